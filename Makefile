@@ -1,0 +1,46 @@
+# Every target sets up .venv by itself. `make` or `make help` lists them.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# Two pytest workers with one torch thread each use two cores better than one worker with two.
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP)  ## free vectors find the simplex ETF, with live loss and a table (seconds)
+	$(BIN)/tricouple demo
+
+test: $(STAMP)  ## run all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(STAMP)  ## ruff check, ruff format --check, mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## rewrite the sources in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## time and memory against the dense algorithm and peers (minutes)
+	$(BIN)/tricouple bench --out results/bench/core.json
+
+clean:  ## remove .venv and everything generated
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info
+
+# The stamp makes installing a one-time step, repeated only when the dependencies change.
+# $(PYTHON) is checked first, because an old pip would fail much later and less clearly.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("tricouple needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.11 ..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench,dev]"
+	@touch $@

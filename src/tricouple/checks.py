@@ -1,0 +1,90 @@
+"""Checks of user input: each error names the argument, the value found and what would be right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def positive_number(name: str, value: float | Tensor) -> None:
+    """Require a finite number above zero (or a tensor holding one)."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or not value.is_floating_point():
+            raise ValueError(
+                f"{name} must be a single floating-point number, got a tensor of shape "
+                f"{tuple(value.shape)} and dtype {value.dtype}"
+            )
+        number = float(value.detach())
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
+    else:
+        number = float(value)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name} must be finite and > 0, got {number}")
+
+
+def non_negative_number(name: str, value: float) -> None:
+    """Require a finite number that is zero or above."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be finite and >= 0, got {value}")
+
+
+def sweeps(n_iters: int, tol: float | None) -> None:
+    """Require a sensible stopping rule: at least one sweep, and a positive tolerance if any."""
+    if isinstance(n_iters, bool) or not isinstance(n_iters, int):
+        raise TypeError(f"n_iters must be an integer, got {type(n_iters).__name__}: {n_iters!r}")
+    if n_iters < 1:
+        raise ValueError(f"n_iters must be at least 1, got {n_iters}")
+    if tol is not None:
+        positive_number("tol", tol)
+
+
+def one_of(name: str, value: object, choices: Iterable[str]) -> None:
+    """Require one of a few option names."""
+    allowed = tuple(choices)
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def matrix(name: str, value: Tensor) -> None:
+    """Require a non-empty real floating-point matrix."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.is_complex() or not value.is_floating_point():
+        raise TypeError(f"{name} must be real floating point, got {value.dtype}; call .float()")
+    if value.ndim != 2 or 0 in value.shape:
+        raise ValueError(
+            f"{name} must be a non-empty matrix (one row a sample), got shape {tuple(value.shape)}"
+        )
+
+
+def identities(name: str, value: Tensor, length: int, device: torch.device) -> None:
+    """Require one integer identity for each sample."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.is_floating_point() or value.is_complex():
+        raise TypeError(f"{name} must be integers, got {value.dtype}; call .long()")
+    if value.shape != (length,):
+        raise ValueError(
+            f"{name} must hold one identity a sample, shape ({length},), got {tuple(value.shape)}"
+        )
+    if value.device != device:
+        raise ValueError(f"{name} is on {value.device}, the embeddings on {device}: move one")
+
+
+def probability(name: str, value: Tensor, length: int) -> None:
+    """Require a vector of non-negative masses that sum to one."""
+    if not isinstance(value, Tensor) or value.shape != (length,):
+        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{name} must be a vector of {length} masses, got {found}")
+    total = float(value.sum())
+    if not bool((value >= 0).all()) or not abs(total - 1) < 1e-4:
+        raise ValueError(
+            f"{name} must be non-negative and sum to 1, got minimum {float(value.min())} "
+            f"and sum {total}"
+        )

@@ -1,0 +1,108 @@
+"""The ``tricouple`` command: one table of subcommands, each imported only when it is used.
+
+Exit codes: 0 success, 1 the command ran but missed its aim, 2 wrong usage or an error the user can
+repair, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from tricouple import __version__
+from tricouple.experiments.options import CommandError, HelpFormatter
+
+DESCRIPTION = """\
+Contrastive learning with optimal transport: anchor, positive and negative in one coupling.
+"""
+
+EXAMPLES = """\
+examples:
+  tricouple demo                   free vectors find the optimum that theory predicts
+  tricouple bench --quick          a first look at speed and memory
+  tricouple bench --help           the options of one command
+"""
+
+
+class CommandModule(Protocol):
+    """What a module has to offer to be a subcommand."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add options, description and examples."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do the work and return the exit code."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A row of the table of subcommands."""
+
+    module: str
+    summary: str
+    extra: str  # the optional dependencies that it needs: pip install 'tricouple[extra]'
+
+
+COMMANDS = {
+    "demo": Command(
+        "tricouple.experiments.demo", "optimise free vectors to the simplex ETF (seconds)", "bench"
+    ),
+    "bench": Command(
+        "tricouple.experiments.efficiency.command",
+        "time and memory against the dense algorithm and other libraries",
+        "bench",
+    ),
+}
+
+
+def build_parser(selected: str | None = None) -> argparse.ArgumentParser:
+    """Build the parser; only the `selected` command is imported and gets its options.
+
+    Importing a command imports torch, and ``tricouple --help`` should answer at once.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tricouple", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=HelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"tricouple {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        subparser = commands.add_parser(name, help=command.summary, formatter_class=HelpFormatter)
+        if name == selected:
+            module = cast(CommandModule, importlib.import_module(command.module))
+            module.configure(subparser)
+            subparser.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # No option before the command takes a value, so the first word is the command.
+    selected = next((word for word in arguments if not word.startswith("-")), None)
+    if not arguments:
+        build_parser().print_help()
+        return 2
+    try:
+        args = build_parser(selected).parse_args(arguments)
+        return int(args.run(args))
+    except CommandError as error:
+        print(f"tricouple {selected}: error: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "tricouple" or selected not in COMMANDS:
+            raise
+        install = f"pip install 'tricouple[{COMMANDS[selected].extra}]'"
+        print(f"tricouple {selected}: error: {missing} is missing: {install}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

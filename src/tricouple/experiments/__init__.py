@@ -1,0 +1,1 @@
+"""Runs that print tables: demonstrations, benchmarks and studies built on the core."""

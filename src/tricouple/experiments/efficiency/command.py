@@ -1,0 +1,150 @@
+"""``tricouple bench``: measure, print, and keep the numbers."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tricouple.experiments.efficiency import table
+from tricouple.experiments.efficiency.contenders import CONTENDERS
+from tricouple.experiments.efficiency.measure import Plan, measure
+from tricouple.experiments.efficiency.problem import Problem
+from tricouple.experiments.efficiency.record import Report, collect_provenance
+from tricouple.experiments.efficiency.summary import claims
+from tricouple.experiments.options import CommandError, at_least, batch_sizes, require_writable
+
+DESCRIPTION = """\
+Time and memory of the losses beside the dense N^3 algorithm, a plain InfoNCE, SupConLoss
+(pytorch-metric-learning), MMSinkhorn (OTT-JAX) and Sinkhorn (POT). A loss is timed forward and
+backward; compilation is never timed. Contenders of one size run in interleaved rounds and the
+best call counts. Memory is measured in a fresh process for each contender and size.
+"""
+
+EXAMPLES = """\
+examples:
+  tricouple bench --quick                           seconds: does it run, who is installed
+  tricouple bench                                   everything, many minutes; keep the machine quiet
+  tricouple bench --sizes 256,1024 --no-memory      two sizes, times only
+  tricouple bench --read bench.json                 print an earlier run again
+  tricouple bench --read bench.json --readme README.md    put an earlier run into a README
+"""
+
+# A load average above which other programs visibly disturb the times.
+BUSY = 0.5
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    plan, problem = Plan(), Problem()
+    parser.description = DESCRIPTION
+    parser.epilog = EXAMPLES
+    add = parser.add_argument
+    add("--quick", action="store_true", help="sizes 32 and 64, few calls, no memory")
+    add(
+        "--sizes", type=batch_sizes, help=f"batch sizes (default: {','.join(map(str, plan.sizes))})"
+    )
+    add(
+        "--largest-cubic",
+        type=at_least(0),
+        default=plan.largest_cubic,
+        metavar="N",
+        help="largest size for the contenders with N^3 memory",
+    )
+    add("--rounds", type=at_least(1), help=f"interleaved rounds (default: {plan.rounds})")
+    add("--no-memory", action="store_true", help="do not measure memory")
+    add("--seed", type=int, default=problem.seed, help="seed of the random batches")
+    add("--out", type=Path, default=Path("bench.json"), help="JSON file with all measurements")
+    add("--read", type=Path, metavar="JSON", help="read an earlier run instead of measuring")
+    add("--readme", type=Path, metavar="FILE", help="put the table between the markers of FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure or read, print, and write."""
+    console = Console()
+    if args.readme is not None:
+        check_markers(args.readme)
+    if args.read is not None:
+        report = read_report(args.read)
+    else:
+        require_writable(args.out)
+        report = measure_with_progress(make_plan(args), Problem(seed=args.seed), args.out, console)
+    for part in table.terminal_tables(report):
+        console.print(part)
+    found = claims(report)
+    if found:
+        console.print(table.claims_table(found))
+    console.print(table.conditions(report))
+    if args.read is None:
+        console.print(f"All measurements: {args.out}")
+    if args.readme is not None:
+        text = args.readme.read_text(encoding="utf-8")
+        section = table.readme_section(report)
+        args.readme.write_text(table.insert_into(text, section), encoding="utf-8")
+        console.print(f"Table written into {args.readme}")
+    return 0
+
+
+def make_plan(args: argparse.Namespace) -> Plan:
+    """Return the plan that the options ask for."""
+    plan = replace(Plan.quick() if args.quick else Plan(), largest_cubic=args.largest_cubic)
+    if args.sizes is not None:
+        plan = replace(plan, sizes=args.sizes)
+    if args.rounds is not None:
+        plan = replace(plan, rounds=args.rounds)
+    return replace(plan, memory=False) if args.no_memory else plan
+
+
+def measure_with_progress(plan: Plan, problem: Problem, out: Path, console: Console) -> Report:
+    """Run the benchmark under a progress bar that names what runs now.
+
+    The file is written after every measurement: an interrupted run keeps what it has.
+    """
+    total = sum(plan.meets(contender, size) for size in plan.sizes for contender in CONTENDERS)
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("N={task.fields[size]} {task.fields[text]}"),
+    )
+    report = Report(problem, (), collect_provenance())
+    if report.provenance["load"] > BUSY:
+        console.print(
+            f"[yellow]Other programs keep this machine busy (load {report.provenance['load']:.1f}): "
+            "times and their ratios will be unreliable."
+        )
+    # Drawn by hand between the measurements: a refreshing thread would compete for the cores.
+    with Progress(*columns, console=console, auto_refresh=False) as progress:
+        task = progress.add_task("", total=total, size=plan.sizes[0], text="")
+
+        def show(size: int, text: str) -> None:
+            progress.update(task, size=size, text=text, refresh=True)
+
+        for measurement in measure(plan, problem, show):
+            report = replace(report, measurements=(*report.measurements, measurement))
+            out.write_text(report.to_json(), encoding="utf-8")
+            progress.update(task, advance=1, text="done", refresh=True)
+    return report
+
+
+def read_report(path: Path) -> Report:
+    """Read an earlier run."""
+    try:
+        return Report.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CommandError(f"cannot read {path}: {error}") from error
+
+
+def check_markers(path: Path) -> None:
+    """Make sure, before minutes of measuring, that the README has a place for the table."""
+    try:
+        table.insert_into(path.read_text(encoding="utf-8"), "")
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CommandError(f"cannot write into {path}: {error}") from error

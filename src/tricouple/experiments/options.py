@@ -1,0 +1,68 @@
+"""What the commands share about their options: typed values and errors a user can act on."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+
+class CommandError(Exception):
+    """A failure the user can repair; shown as one line, without a traceback."""
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of examples and shows the default of every option."""
+
+
+def positive_float(text: str) -> float:
+    """Parse a finite number above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return a parser of integers that are `minimum` or more."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"{value} is too small: use {minimum} or more")
+        return value
+
+    return parse
+
+
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Parse a comma-separated list such as ``256,512``; the result is increasing."""
+    parse = at_least(16)
+    return tuple(sorted({parse(part) for part in text.split(",")}))
+
+
+def require_writable(path: Path) -> None:
+    """Create the folder of `path` and prove that the file can be written.
+
+    Long runs call this first: a mistyped folder should fail in the first second, not after the
+    last measurement.
+
+    Raises:
+        CommandError: If the folder or the file cannot be written.
+    """
+    existed = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from error
+    if not existed:
+        path.unlink()

@@ -1,0 +1,72 @@
+"""The one call that all losses share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from tricouple import checks
+from tricouple.losses.batch import Batch, prepare
+
+
+class ContrastiveLoss(nn.Module, ABC):
+    """A loss of embeddings and their identities; subclasses give ``compute``.
+
+    Args:
+        empty: What to do with a batch that has no pair to learn from: ``"raise"`` an error, or
+            ``"zero"``, a loss of 0 that still has a gradient path.
+    """
+
+    needs_negatives = True
+
+    def __init__(self, *, empty: str = "raise") -> None:
+        super().__init__()
+        checks.one_of("empty", empty, ("raise", "zero"))
+        self.empty = empty
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, Tensor, Tensor] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the loss of a batch.
+
+        Args:
+            embeddings: Anchors, shape (N, d); they need not be normalised.
+            labels: An integer identity for each anchor: its class, its source instance or its pair.
+            indices_tuple: Explicit triplets (anchors, positives, negatives) instead of labels.
+            ref_emb: References, shape (M, d), if they are other samples than the anchors.
+            ref_labels: An identity for each reference.
+
+        Returns:
+            A scalar, float32 or float64.
+        """
+        checks.matrix("embeddings", embeddings)
+        # Half precision cannot hold a coupling: the loss is a float32 island under autocast.
+        with torch.autocast(embeddings.device.type, enabled=False):
+            batch = prepare(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+            missing = self._missing(batch)
+            if missing is None:
+                return self.compute(batch)
+        if self.empty == "zero":
+            return (batch.anchors.sum() + batch.references.sum()) * 0.0
+        raise ValueError(
+            f"the batch of {len(batch.anchors)} samples has no {missing}: use larger or "
+            'class-balanced batches, or empty="zero" to skip such batches'
+        )
+
+    def _missing(self, batch: Batch) -> str | None:
+        if batch.relation.n_positives == 0:
+            return "positive pair"
+        if self.needs_negatives and batch.relation.n_triplets == 0:
+            return "negative pair for an anchor that has a positive"
+        return None
+
+    @abstractmethod
+    def compute(self, batch: Batch) -> Tensor:
+        """The loss of a checked batch that has what it needs."""

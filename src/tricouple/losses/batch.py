@@ -1,0 +1,158 @@
+"""A checked batch: unit embeddings and their relation, whatever way the user gave them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tricouple import checks
+from tricouple.numeric import compute_dtype, wide_dtype
+from tricouple.relations import Identities, ListedTriplets, PairTarget, Relation
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What every loss computes from.
+
+    Attributes:
+        anchors: Unit vectors, shape (N, d), float32 or float64.
+        references: Unit vectors, shape (M, d); the anchors themselves within one set.
+        relation: Who is whose positive and negative.
+        within: Whether anchors and references are the same samples.
+    """
+
+    anchors: Tensor
+    references: Tensor
+    relation: Relation
+    within: bool
+
+    def similarity(self) -> Tensor:
+        """Cosines, shape (N, M)."""
+        return self.anchors @ self.references.T
+
+    def inner(self, target: PairTarget) -> Tensor:
+        """Inner product of a target with the cosines.
+
+        It nearly cancels against the plan's potentials, both of size c: O(N·d) work in float64.
+        """
+        wide = wide_dtype(self.anchors.device)
+        anchors = self.anchors.to(wide)
+        return target.inner(anchors, anchors if self.within else self.references.to(wide))
+
+
+def prepare(
+    embeddings: Tensor,
+    labels: Tensor | None,
+    indices_tuple: tuple[Tensor, Tensor, Tensor] | None,
+    ref_emb: Tensor | None,
+    ref_labels: Tensor | None,
+) -> Batch:
+    """Check the arguments of a loss and normalise its embeddings."""
+    anchors = _unit("embeddings", embeddings)
+    within = ref_emb is None
+    if ref_emb is None:
+        if ref_labels is not None:
+            raise ValueError("ref_labels were given without ref_emb: pass both or neither")
+        references = anchors
+    else:
+        checks.matrix("ref_emb", ref_emb)
+        if ref_emb.device != anchors.device:
+            raise ValueError(f"ref_emb is on {ref_emb.device}, embeddings on {anchors.device}")
+        references = _unit("ref_emb", ref_emb)
+        if references.shape[1] != anchors.shape[1]:
+            raise ValueError(
+                f"ref_emb has {references.shape[1]} dimensions, embeddings {anchors.shape[1]}: "
+                "they must live in one space"
+            )
+        dtype = torch.promote_types(anchors.dtype, references.dtype)
+        anchors, references = anchors.to(dtype), references.to(dtype)
+    shape = (len(anchors), len(references))
+    relation: Relation
+    if indices_tuple is not None:
+        relation = _listed(indices_tuple, shape, within, anchors.device)
+    else:
+        relation = _identities(labels, ref_labels, shape, within, anchors.device)
+    return Batch(anchors, references, relation, within)
+
+
+def _unit(name: str, embeddings: Tensor) -> Tensor:
+    """Unit rows, computed in float32 or better."""
+    checks.matrix(name, embeddings)
+    values = embeddings.to(compute_dtype(embeddings.dtype))
+    norms: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    tiny = torch.finfo(values.dtype).tiny ** 0.5
+    smallest, largest = torch.aminmax(norms.detach())
+    if not (float(smallest) > tiny and float(largest) < 1 / tiny):  # also if they are NaN
+        values = _rescued(name, values)
+        norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    return values / norms
+
+
+def _rescued(name: str, values: Tensor) -> Tensor:
+    """Rows whose squares over- or underflow, brought to size one; an error where that is hopeless.
+
+    Unit vectors do not change when a row is multiplied by a constant, so neither do gradients.
+    """
+    size = values.detach().abs().amax(1, keepdim=True)
+    bad = ~torch.isfinite(values.detach()).all(1)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise ValueError(f"{name} must be finite, found NaN or infinity in row {row}")
+    if bool((size == 0).any()):
+        row = int((size[:, 0] == 0).nonzero()[0])
+        raise ValueError(f"{name} must not hold zero vectors, row {row} has no direction")
+    return values / size
+
+
+def _identities(
+    labels: Tensor | None,
+    ref_labels: Tensor | None,
+    shape: tuple[int, int],
+    within: bool,
+    device: torch.device,
+) -> Identities:
+    if labels is None:
+        raise ValueError("labels are missing: pass labels, or triplets as indices_tuple=(a, p, n)")
+    checks.identities("labels", labels, shape[0], device)
+    if within:
+        return Identities.within_one_set(labels)
+    if ref_labels is None:
+        raise ValueError("ref_labels are missing: ref_emb needs one identity a sample")
+    checks.identities("ref_labels", ref_labels, shape[1], device)
+    return Identities(labels, ref_labels, within=False)
+
+
+def _listed(
+    indices_tuple: tuple[Tensor, Tensor, Tensor],
+    shape: tuple[int, int],
+    within: bool,
+    device: torch.device,
+) -> ListedTriplets:
+    if not isinstance(indices_tuple, tuple | list) or len(indices_tuple) != 3:
+        found = len(indices_tuple) if hasattr(indices_tuple, "__len__") else indices_tuple
+        raise ValueError(
+            f"indices_tuple must be three index tensors (anchors, positives, negatives), "
+            f"got {found}"
+        )
+    a, p, n = indices_tuple
+    for name, indices, size in (("a", a, shape[0]), ("p", p, shape[1]), ("n", n, shape[1])):
+        label = f"indices_tuple ({name})"
+        length = len(a) if isinstance(a, Tensor) and a.ndim else 0
+        checks.identities(label, indices, length, device)
+        if length and not 0 <= int(indices.min()) <= int(indices.max()) < size:
+            raise ValueError(
+                f"{label} must be between 0 and {size - 1}, got {int(indices.min())} … "
+                f"{int(indices.max())}"
+            )
+    repeated = p == n
+    if within:
+        repeated = repeated | (a == p) | (a == n)
+    if bool(repeated.any()):
+        where = int(repeated.nonzero()[0])
+        raise ValueError(
+            "indices_tuple must list triplets of distinct samples, entry "
+            f"{where} is {int(a[where]), int(p[where]), int(n[where])}"
+        )
+    return ListedTriplets.distinct(a.long(), p.long(), n.long(), shape)

@@ -1,0 +1,115 @@
+"""IOT-CL ("Standard OT"): positives alone, in one entropic transport plan."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tricouple import checks
+from tricouple.losses.base import ContrastiveLoss
+from tricouple.losses.batch import Batch
+from tricouple.losses.pair_divergence import pair_divergence
+from tricouple.ot.gradients import GRADIENTS
+
+
+class IOT(ContrastiveLoss):
+    """Inverse optimal transport on positive pairs, optionally with a uniformity penalty.
+
+    ``KL(P̃ ‖ P)`` with P the entropic plan for the cost ``1 − s`` and P̃ uniform on the positive
+    pairs. Its sharpness is c = 1/ε: there is no temperature.
+
+    ``uniformity=λ`` adds ``λ · KL(Q ‖ P)``, Q being P with all its non-positive entries replaced
+    by their mean. The value λ = 0.2 is known from a third party's re-implementation only; the
+    authors of the penalty have published no code.
+
+    Args:
+        epsilon: ε, the entropic regularisation.
+        n_iters: Sinkhorn sweeps, at most.
+        tol: Stop sweeping when the marginal error (L1) is below this.
+        uniformity: λ ≥ 0.
+        gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``, as in ``NegMMIOT``; the
+            envelope assumes a fixed target, so it does not go with a uniformity penalty.
+        marginals: ``"uniform"`` as published, or ``"target"``.
+        empty: ``"raise"`` or ``"zero"`` for batches without a positive pair.
+
+    Example:
+        >>> criterion = IOT(epsilon=0.5, uniformity=0.2)
+        >>> loss = criterion(torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))
+        >>> loss.shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 0.1,
+        n_iters: int = 10,
+        tol: float | None = None,
+        uniformity: float = 0.0,
+        gradient: str = "unrolled",
+        marginals: str = "uniform",
+        *,
+        empty: str = "raise",
+    ) -> None:
+        super().__init__(empty=empty)
+        checks.positive_number("epsilon", epsilon)
+        checks.sweeps(n_iters, tol)
+        checks.non_negative_number("uniformity", uniformity)
+        checks.one_of("gradient", gradient, GRADIENTS)
+        checks.one_of("marginals", marginals, ("uniform", "target"))
+        if uniformity and gradient == "envelope":
+            raise ValueError(
+                f"uniformity={uniformity} needs the plan's own gradient: "
+                'use gradient="unrolled" or "implicit"'
+            )
+        self.epsilon = epsilon
+        self.n_iters = n_iters
+        self.tol = tol
+        self.uniformity = uniformity
+        self.gradient = gradient
+        self.marginals = marginals
+
+    @property
+    def needs_negatives(self) -> bool:  # type: ignore[override]
+        """Only the uniformity penalty looks at negatives."""
+        return self.uniformity > 0
+
+    def compute(self, batch: Batch) -> Tensor:
+        """The divergence, and the penalty if asked for."""
+        similarity = batch.similarity()
+        target = batch.relation.positives()
+        divergence = pair_divergence(
+            batch,
+            similarity,
+            target,
+            1 / self.epsilon,
+            marginals=self.marginals,
+            n_iters=self.n_iters,
+            tol=self.tol,
+            gradient=self.gradient,
+        )
+        loss = divergence.value
+        if self.uniformity:
+            rows, columns = divergence.potentials
+            log_plan = similarity / self.epsilon + rows[:, None] + columns
+            spread = ~target.pairs.mask()
+            if batch.within:
+                spread.fill_diagonal_(False)
+            # A sample without mass has no entries to spread.
+            loss = loss + self.uniformity * _flatness(log_plan, spread & (log_plan > -torch.inf))
+        return loss.to(similarity.dtype)
+
+    def extra_repr(self) -> str:
+        """The settings, for printing."""
+        return (
+            f"epsilon={self.epsilon}, n_iters={self.n_iters}, uniformity={self.uniformity}, "
+            f"gradient={self.gradient!r}, marginals={self.marginals!r}"
+        )
+
+
+def _flatness(log_plan: Tensor, spread: Tensor) -> Tensor:
+    """``KL(Q ‖ P)``: only the entries that Q replaces by their mean contribute."""
+    logs = log_plan[spread]
+    log_mean = torch.logsumexp(logs, 0) - math.log(len(logs))
+    return (torch.exp(log_mean) * (log_mean - logs)).sum()

@@ -1,0 +1,102 @@
+"""Neg-IOT-CL-PushPull: one plan that attracts positives, one that repels negatives."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from tricouple import checks
+from tricouple.losses.base import ContrastiveLoss
+from tricouple.losses.batch import Batch
+from tricouple.losses.pair_divergence import pair_divergence
+from tricouple.numeric import inverse_product
+from tricouple.ot.gradients import GRADIENTS
+from tricouple.shaping import SHAPINGS
+
+
+class PushPull(ContrastiveLoss):
+    """Transport for positives and anti-transport for negatives (paper: Neg-IOT-CL-PushPull).
+
+    ``KL(P̃₊ ‖ P₊) + KL(P̃₋ ‖ P₋)``: P₊ minimises and P₋ maximises the entropic transport cost
+    ``C_ij = ψ(s_ij/τ)``; the targets are uniform on the (anchor, positive) and (anchor, negative)
+    pairs of the admissible triplets. An anchor without a positive is in neither.
+
+    Args:
+        temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient.
+        epsilon_pos: ε₊, regularisation of the attracting plan.
+        epsilon_neg: ε₋, regularisation of the repelling plan.
+        n_iters: Sinkhorn sweeps, at most.
+        tol: Stop sweeping when the marginal error (L1) is below this.
+        shaping: ψ; ``"linear"`` is ψ(t) = −t.
+        gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``, as in ``NegMMIOT``.
+        marginals: ``"uniform"`` as in the paper, or ``"target"``.
+        empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
+
+    Example:
+        >>> criterion = PushPull(temperature=0.1)
+        >>> loss = criterion(torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))
+        >>> loss.shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        temperature: float | Tensor = 0.1,
+        epsilon_pos: float = 0.1,
+        epsilon_neg: float = 0.1,
+        n_iters: int = 10,
+        tol: float | None = None,
+        shaping: str = "linear",
+        gradient: str = "unrolled",
+        marginals: str = "uniform",
+        *,
+        empty: str = "raise",
+    ) -> None:
+        super().__init__(empty=empty)
+        checks.positive_number("temperature", temperature)
+        checks.positive_number("epsilon_pos", epsilon_pos)
+        checks.positive_number("epsilon_neg", epsilon_neg)
+        checks.sweeps(n_iters, tol)
+        checks.one_of("shaping", shaping, SHAPINGS)
+        checks.one_of("gradient", gradient, GRADIENTS)
+        checks.one_of("marginals", marginals, ("uniform", "target"))
+        self.temperature = temperature
+        self.epsilon_pos = epsilon_pos
+        self.epsilon_neg = epsilon_neg
+        self.n_iters = n_iters
+        self.tol = tol
+        self.shaping = shaping
+        self.gradient = gradient
+        self.marginals = marginals
+
+    def compute(self, batch: Batch) -> Tensor:
+        """Both divergences on one similarity matrix."""
+        checks.positive_number("temperature", self.temperature)
+        similarity = batch.similarity()
+        attract = inverse_product(self.temperature, self.epsilon_pos)
+        repel = -inverse_product(self.temperature, self.epsilon_neg)
+        pull, push = (
+            pair_divergence(
+                batch,
+                similarity,
+                target,
+                sharpness,
+                marginals=self.marginals,
+                n_iters=self.n_iters,
+                tol=self.tol,
+                gradient=self.gradient,
+            ).value
+            for target, sharpness in (
+                (batch.relation.attracting(), attract),
+                (batch.relation.repelling(), repel),
+            )
+        )
+        return (pull + push).to(similarity.dtype)
+
+    def extra_repr(self) -> str:
+        """The settings, for printing."""
+        tau = "learnable" if isinstance(self.temperature, nn.Parameter) else self.temperature
+        return (
+            f"temperature={tau}, epsilon_pos={self.epsilon_pos}, epsilon_neg={self.epsilon_neg}, "
+            f"n_iters={self.n_iters}, shaping={self.shaping!r}, gradient={self.gradient!r}, "
+            f"marginals={self.marginals!r}"
+        )

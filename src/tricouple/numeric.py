@@ -1,0 +1,40 @@
+"""Small numerical helpers shared by the couplings and the losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of O(N) vectors whose large parts cancel: float64 wherever the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of N×N work: half-precision inputs are computed in float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def inverse_product(temperature: float | Tensor, epsilon: float) -> float | Tensor:
+    """The sharpness c = 1/(τε); a tensor τ of any one-element shape gives a scalar tensor."""
+    if isinstance(temperature, Tensor):
+        temperature = temperature.reshape(())
+    return 1 / (temperature * epsilon)
+
+
+def divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """``numerator / denominator``, and 0 where the denominator is 0 (a sample without mass)."""
+    return torch.where(denominator > 0, numerator / denominator, numerator.new_zeros(()))
+
+
+def expectation(masses: Tensor, values: Tensor) -> Tensor:
+    """``Σ masses · values`` with the convention ``0 · (±∞) = 0``."""
+    return masses @ values.masked_fill(masses == 0, 0.0)
+
+
+def uniform(sizes: Sequence[int], like: Tensor) -> Tensor:
+    """Uniform marginals of several axes, one after the other in one vector."""
+    return torch.cat([like.new_full((size,), 1 / size) for size in sizes])

@@ -1,0 +1,6 @@
+"""Entropic couplings of two and three marginals, with exact gradients."""
+
+from tricouple.ot.pairwise import PairPlan, sinkhorn
+from tricouple.ot.triplet import TripletPlan, triplet_sinkhorn
+
+__all__ = ["PairPlan", "TripletPlan", "sinkhorn", "triplet_sinkhorn"]

@@ -1,0 +1,1 @@
+"""Kernels: the couplings' linear algebra, fast in scalings and careful in logarithms."""

@@ -1,0 +1,304 @@
+/* Sinkhorn sweeps and their adjoints for one floating-point type.
+ *
+ * Included by _native.c once with `real` = float and once with `real` = double. The formulas and
+ * names are those of triplet_scaled.py and pair_scaled.py, which say why they hold. Kernels are
+ * row-major n×m; the history of a run is a stack of vectors, one row for the start and one for each
+ * sweep.
+ */
+
+FAST_LOOP static void NAME(rows)(const real *kernel, const real *weights, real *out, long n, long m) {
+    long i = 0;
+    for (; i + 4 <= n; i += 4) { /* four sums at once hide the latency of each */
+        const real *r0 = kernel + i * m, *r1 = r0 + m, *r2 = r1 + m, *r3 = r2 + m;
+        real s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+        for (long j = 0; j < m; j++) {
+            s0 += r0[j] * weights[j];
+            s1 += r1[j] * weights[j];
+            s2 += r2[j] * weights[j];
+            s3 += r3[j] * weights[j];
+        }
+        out[i] = s0, out[i + 1] = s1, out[i + 2] = s2, out[i + 3] = s3;
+    }
+    for (; i < n; i++) {
+        real sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (long j = 0; j < m; j++) sum += kernel[i * m + j] * weights[j];
+        out[i] = sum;
+    }
+}
+
+FAST_LOOP static void NAME(columns)(const real *kernel, const real *weights, real *out, long n, long m) {
+    memset(out, 0, m * sizeof(real));
+    long i = 0;
+    for (; i + 4 <= n; i += 4) { /* four rows at once: a quarter of the traffic on `out` */
+        const real *r0 = kernel + i * m, *r1 = r0 + m, *r2 = r1 + m, *r3 = r2 + m;
+        const real w0 = weights[i], w1 = weights[i + 1], w2 = weights[i + 2], w3 = weights[i + 3];
+#pragma omp simd
+        for (long j = 0; j < m; j++)
+            out[j] += (r0[j] * w0 + r1[j] * w1) + (r2[j] * w2 + r3[j] * w3);
+    }
+    for (; i < n; i++)
+        for (long j = 0; j < m; j++) out[j] += kernel[i * m + j] * weights[i];
+}
+
+/* c · (±s − top of row − top of column), the logarithm of a balanced kernel, with its tops. */
+FAST_LOOP static void NAME(balance)(long n, long m, int within, double sharpness, const real *similarity,
+                          real *out, real *top_rows, real *top_columns) {
+    const real sign = sharpness > 0 ? 1 : -1, c = (real)fabs(sharpness), none = -(real)INFINITY;
+    for (long j = 0; j < m; j++) top_columns[j] = none;
+    for (long i = 0; i < n; i++) {
+        const real *s = similarity + i * m;
+        real *o = out + i * m, top = none;
+#pragma omp simd
+        for (long j = 0; j < m; j++) o[j] = sign * s[j];
+        if (within) o[i] = none;
+#pragma omp simd reduction(max : top)
+        for (long j = 0; j < m; j++) top = o[j] > top ? o[j] : top;
+        top_rows[i] = top = top > -REAL_MAX ? top : -REAL_MAX;
+#pragma omp simd
+        for (long j = 0; j < m; j++) {
+            o[j] -= top;
+            top_columns[j] = o[j] > top_columns[j] ? o[j] : top_columns[j];
+        }
+    }
+    for (long j = 0; j < m; j++)
+        top_columns[j] = top_columns[j] > -REAL_MAX ? top_columns[j] : -REAL_MAX;
+    for (long i = 0; i < n; i++)
+#pragma omp simd
+        for (long j = 0; j < m; j++) out[i * m + j] = c * (out[i * m + j] - top_columns[j]);
+}
+
+/* Σ x·y·z, the totals that exclusions are made of. */
+static double NAME(dot3)(const real *x, const real *y, const real *z, long size) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (long i = 0; i < size; i++) sum += (double)(x[i] * y[i]) * z[i];
+    return sum;
+}
+
+static double NAME(dot)(const real *x, const real *y, long size) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (long i = 0; i < size; i++) sum += (double)x[i] * y[i];
+    return sum;
+}
+
+static double NAME(distance)(const real *x, const real *y, const real *mass, long size) {
+    double sum = 0;
+    for (long i = 0; i < size; i++) sum += fabs((double)x[i] * y[i] - mass[i]);
+    return sum;
+}
+
+/* Sums of positives (or negatives): columns of the kernel minus what is excluded. */
+static void NAME(partner_sums)(const real *kernel, const real *a, const real *sums,
+                               const real *other, const real *row, const real *column,
+                               double total, int within, real *work, real *out, long n, long m) {
+    for (long i = 0; i < n; i++) work[i] = a[i] * sums[i];
+    NAME(columns)(kernel, work, out, n, m);
+    for (long j = 0; j < m; j++) {
+        real outside = within ? (real)(total - row[j] * a[j]) : (real)total;
+        out[j] -= other[j] * column[j] * outside;
+    }
+}
+
+static long NAME(triplet_sweeps)(long n, long m, int within, long n_iters, double tol,
+                                 const real *attract, const real *repel, const real *row,
+                                 const real *column, const real *mass_a, const real *mass_b,
+                                 const real *mass_h, real *A, real *B, real *H, real *RP, real *RM,
+                                 real *work) {
+    real *sums = work, *weighted = work + n, *out = work + 2 * n;
+    NAME(rows)(attract, B, RP, n, m);
+    NAME(rows)(repel, H, RM, n, m);
+    long t = 0;
+    for (; t < n_iters; t++) {
+        real *a = A + (t + 1) * n, *b = B + t * m, *h = H + t * m, *rp = RP + t * n,
+             *rm = RM + t * n;
+        double total = NAME(dot3)(column, b, h, m);
+        for (long i = 0; i < n; i++) {
+            real outside = within ? (real)(total - column[i] * b[i] * h[i]) : (real)total;
+            sums[i] = rp[i] * rm[i] - row[i] * outside;
+        }
+        if (tol >= 0 && t > 0 && NAME(distance)(a - n, sums, mass_a, n) <= tol) {
+            NAME(partner_sums)(attract, a - n, rm, h, row, column, NAME(dot)(row, a - n, n),
+                               within, weighted, out, n, m);
+            if (NAME(distance)(b, out, mass_b, m) <= tol) break;
+        }
+        for (long i = 0; i < n; i++) a[i] = mass_a[i] / sums[i];
+        total = NAME(dot)(row, a, n);
+        NAME(partner_sums)(attract, a, rm, h, row, column, total, within, weighted, out, n, m);
+        for (long j = 0; j < m; j++) b[m + j] = mass_b[j] / out[j];
+        NAME(rows)(attract, b + m, rp + n, n, m);
+        NAME(partner_sums)(repel, a, rp + n, b + m, row, column, total, within, weighted, out, n, m);
+        for (long j = 0; j < m; j++) h[m + j] = mass_h[j] / out[j];
+        NAME(rows)(repel, h + m, rm + n, n, m);
+    }
+    return t;
+}
+
+static real NAME(largest)(const real *x, const real *y, long size) {
+    real top = 0;
+#pragma omp simd reduction(max : top)
+    for (long i = 0; i < size; i++) {
+        real value = y ? x[i] * y[i] : x[i];
+        top = value > top ? value : top;
+    }
+    return top;
+}
+
+/* The smallest entry, and NaN if one is. */
+static real NAME(smallest)(const real *x, long size) {
+    real low = (real)INFINITY, sum = 0;
+#pragma omp simd reduction(min : low) reduction(+ : sum)
+    for (long i = 0; i < size; i++) {
+        low = x[i] < low ? x[i] : low;
+        sum += x[i];
+    }
+    return sum == sum ? low : sum;
+}
+
+/* What the sweeps lost: out[0] to cancellation, out[1] to underflow, relative to what they kept;
+ * infinity if a scaling is not a positive number. See _trustworthy in triplet_scaled.py. */
+static void NAME(triplet_losses)(long n, long m, long sweeps, double eps, const real *row,
+                                 const real *column, const real *per_a, const real *per_b,
+                                 const real *per_h, const real *A, const real *B, const real *H,
+                                 const real *RP, const real *RM, double *out) {
+    real cancelled = 0, heavy_b = 0, heavy_h = 0, per_column_b = 0, per_column_h = 0;
+    for (long t = 0; t < sweeps; t++) {
+        const real *a = A + (t + 1) * n, *b = B + t * m, *h = H + t * m;
+        const real *rm = RM + t * n, *rp = RP + (t + 1) * n;
+        real taken = (real)NAME(dot3)(column, b, h, m), lost = (real)NAME(dot)(row, a, n);
+#pragma omp simd reduction(max : cancelled, heavy_b, heavy_h)
+        for (long i = 0; i < n; i++) {
+            real own = row[i] * a[i] * (taken * per_a[i]), x = a[i] * rm[i], y = a[i] * rp[i];
+            cancelled = own > cancelled ? own : cancelled;
+            heavy_b = x > heavy_b ? x : heavy_b;
+            heavy_h = y > heavy_h ? y : heavy_h;
+        }
+#pragma omp simd reduction(max : cancelled, per_column_b, per_column_h)
+        for (long j = 0; j < m; j++) {
+            real own = b[m + j] * column[j] * lost;
+            real x = own * h[j] * per_b[j], y = own * h[m + j] * per_h[j];
+            real p = b[m + j] * per_b[j], q = h[m + j] * per_h[j];
+            cancelled = x > cancelled ? x : cancelled;
+            cancelled = y > cancelled ? y : cancelled;
+            per_column_b = p > per_column_b ? p : per_column_b;
+            per_column_h = q > per_column_h ? q : per_column_h;
+        }
+    }
+    long rows = (sweeps + 1) * n, columns = (sweeps + 1) * m;
+    real top_a = NAME(largest)(A + n, NULL, sweeps * n), top_b = NAME(largest)(B, NULL, columns),
+         top_h = NAME(largest)(H, NULL, columns);
+    real low_p = NAME(smallest)(RP, rows), low_m = NAME(smallest)(RM, rows);
+    double lost = MAXIMUM((double)top_b / low_p, (double)top_h / low_m);
+    lost = MAXIMUM(lost, (double)per_column_b * heavy_b);
+    lost = MAXIMUM(lost, (double)per_column_h * heavy_h);
+    lost = MAXIMUM(lost, (double)top_a * top_b * top_h * eps);
+    if (!(NAME(smallest)(A + n, sweeps * n) >= 0 && NAME(smallest)(B, columns) >= 0 &&
+          NAME(smallest)(H, columns) >= 0 && low_p > 0 && low_m > 0))
+        lost = INFINITY; /* a NaN anywhere ends here too */
+    out[0] = cancelled;
+    out[1] = lost;
+}
+
+/* One partner stage of the adjoint: weights w on positives (or negatives) pushed through the plan
+ * to the anchors (added to grad_a) and to the other partners (added to grad_other). */
+static void NAME(push_partner)(const real *near, const real *far, const real *a,
+                               const real *other_sums, const real *other, const real *w,
+                               const real *row, const real *column, double total_a, int within,
+                               real *direct, real *through, real *grad_a, real *grad_other,
+                               real *work, long n, long m) {
+    real *sums = work, *received = work + n;
+    NAME(rows)(near, w, sums, n, m);
+    double total = NAME(dot3)(column, other, w, m);
+    for (long i = 0; i < n; i++) {
+        real outside = within ? (real)(total - column[i] * other[i] * w[i]) : (real)total;
+        real straight = a[i] * other_sums[i];
+        grad_a[i] += straight * sums[i] - row[i] * a[i] * outside;
+        sums[i] *= a[i];
+        direct[i] += straight;
+        through[i] += sums[i];
+    }
+    NAME(columns)(far, sums, received, n, m);
+    for (long j = 0; j < m; j++) {
+        real outside = within ? (real)(total_a - row[j] * a[j]) : (real)total_a;
+        grad_other[j] += other[j] * (received[j] - w[j] * column[j] * outside);
+    }
+}
+
+/* The adjoint of `sweeps` sweeps. Terms of the gradient that share their right factor b_t or h_t
+ * are summed: left factors LP, LM have the n+1 slots of the history first, then one slot for each
+ * sweep's own right factor, which is written to WB, WH. */
+static void NAME(triplet_adjoint)(long n, long m, int within, long sweeps, const real *attract,
+                                  const real *repel, const real *row, const real *column,
+                                  const real *per_a, const real *per_b, const real *per_h,
+                                  const real *A, const real *B, const real *H, const real *RP,
+                                  const real *RM, real *grad_a, real *grad_b, real *grad_h,
+                                  real *LP, real *WB, real *LM, real *WH, real *work) {
+    for (long t = sweeps; t > 0; t--) {
+        const real *a = A + t * n, *b = B + t * m, *h = H + t * m, *h0 = h - m, *b0 = b - m;
+        const real *rp = RP + t * n, *rp0 = rp - n, *rm0 = RM + (t - 1) * n;
+        real *wb = WB + (t - 1) * m, *wh = WH + (t - 1) * m;
+        real *own_p = LP + (sweeps + t) * n, *own_m = LM + (sweeps + t) * n;
+        double total_a = NAME(dot)(row, a, n);
+        for (long k = 0; k < m; k++) wh[k] = -h[k] * grad_h[k] * per_h[k], grad_h[k] = 0;
+        NAME(push_partner)(repel, attract, a, rp, b, wh, row, column, total_a, within, own_m,
+                           LP + t * n, grad_a, grad_b, work, n, m);
+        for (long j = 0; j < m; j++) wb[j] = -b[j] * grad_b[j] * per_b[j], grad_b[j] = 0;
+        NAME(push_partner)(attract, repel, a, rm0, h0, wb, row, column, total_a, within, own_p,
+                           LM + (t - 1) * n, grad_a, grad_h, work, n, m);
+        real *left_p = work, *left_m = work + n, *out_p = work + 2 * n, *out_m = out_p + m;
+        double total = 0;
+        for (long i = 0; i < n; i++) {
+            real wa = -a[i] * grad_a[i] * per_a[i];
+            grad_a[i] = row[i] * wa; /* kept for the exclusions below */
+            total += grad_a[i];
+            left_p[i] = wa * rm0[i];
+            left_m[i] = wa * rp0[i];
+            LP[(t - 1) * n + i] += left_p[i];
+            LM[(t - 1) * n + i] += left_m[i];
+        }
+        NAME(columns)(attract, left_p, out_p, n, m);
+        NAME(columns)(repel, left_m, out_m, n, m);
+        for (long j = 0; j < m; j++) {
+            real outside = column[j] * (within ? (real)(total - grad_a[j]) : (real)total);
+            grad_b[j] += b0[j] * (out_p[j] - h0[j] * outside);
+            grad_h[j] += h0[j] * (out_m[j] - b0[j] * outside);
+        }
+        memset(grad_a, 0, n * sizeof(real));
+    }
+}
+
+static long NAME(pair_sweeps)(long n, long m, long n_iters, double tol, const real *kernel,
+                              const real *mass_u, const real *mass_v, real *U, real *V, real *R,
+                              real *work) {
+    long t = 0;
+    for (; t < n_iters; t++) {
+        real *u = U + (t + 1) * n, *v = V + t * m, *r = R + t * n;
+        NAME(rows)(kernel, v, r, n, m);
+        if (tol >= 0 && t > 0 && NAME(distance)(u - n, r, mass_u, n) <= tol) break;
+        for (long i = 0; i < n; i++) u[i] = mass_u[i] / r[i];
+        NAME(columns)(kernel, u, work, n, m);
+        for (long j = 0; j < m; j++) v[m + j] = mass_v[j] / work[j];
+    }
+    return t;
+}
+
+static void NAME(pair_adjoint)(long n, long m, long sweeps, const real *kernel, const real *per_u,
+                               const real *per_v, const real *U, const real *V, real *grad_u,
+                               real *grad_v, real *left, real *right, real *work) {
+    for (long t = sweeps; t > 0; t--) {
+        const real *u = U + t * n, *v = V + t * m, *v0 = v - m;
+        real *l1 = left + (2 * t - 1) * n, *r1 = right + (2 * t - 1) * m;
+        real *l0 = l1 - n, *r0 = r1 - m;
+        for (long j = 0; j < m; j++) r1[j] = -v[j] * grad_v[j] * per_v[j];
+        NAME(rows)(kernel, r1, work, n, m);
+        for (long i = 0; i < n; i++) {
+            l1[i] = u[i];
+            l0[i] = -u[i] * (grad_u[i] + u[i] * work[i]) * per_u[i];
+            grad_u[i] = 0;
+        }
+        NAME(columns)(kernel, l0, work, n, m);
+        for (long j = 0; j < m; j++) r0[j] = v0[j], grad_v[j] = v0[j] * work[j];
+    }
+}

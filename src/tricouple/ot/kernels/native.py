@@ -1,0 +1,49 @@
+"""The door to the compiled module: whole runs of sweeps in one call, for small batches on the CPU.
+
+A sweep of 256 samples is twenty PyTorch calls for a few microseconds of arithmetic; the compiled
+module makes it one call for all sweeps. It is optional: built where there is a C compiler, and used
+only where it pays.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    compiled: Any = importlib.import_module("tricouple.ot.kernels._native")
+except ImportError:  # built without a compiler
+    compiled = None
+
+# Above this many entries PyTorch's products on all cores win over one core here.
+LARGEST = 1024 * 1024
+
+
+def suits(matrix: Tensor) -> bool:
+    """Whether the compiled module is there and is the faster choice for an N×M matrix."""
+    return (
+        compiled is not None
+        and matrix.device.type == "cpu"
+        and matrix.numel() <= LARGEST
+        and matrix.is_contiguous()
+    )
+
+
+def addresses(*arrays: Tensor) -> list[int]:
+    """Where contiguous arrays start."""
+    return [array.data_ptr() for array in arrays]
+
+
+def balanced_logs(
+    similarity: Tensor, sharpness: float, within: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The logarithm of a balanced kernel, and the tops of rows and columns, see ``balance``."""
+    n, m = similarity.shape
+    logs = torch.empty_like(similarity)
+    tops = similarity.new_empty(n + m)
+    arrays = addresses(similarity, logs, tops, tops[n:])
+    compiled.balance(logs.element_size(), n, m, int(within), sharpness, *arrays)
+    return logs, tops[:n], tops[n:]

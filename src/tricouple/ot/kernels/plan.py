@@ -1,0 +1,117 @@
+"""What the gradients need from a coupling: a plan at fixed potentials, as linear operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from tricouple.numeric import divide_or_zero
+
+
+class Masses(NamedTuple):
+    """Imposed marginals in the dtype of the kernel, and their inverses (0 for no mass)."""
+
+    values: tuple[Tensor, ...]
+    inverses: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, masses: Tensor, sizes: Sequence[int]) -> Masses:
+        """Take the axes from one vector: small batches feel every operation."""
+        inverses = divide_or_zero(torch.ones_like(masses), masses)
+        return cls(masses.split(list(sizes)), inverses.split(list(sizes)))
+
+
+class Plan(Protocol):
+    """A coupling P = exp(Σ potentials + log-kernel) of two or three marginals."""
+
+    def marginal(self, axis: int) -> Tensor:
+        """The plan's own marginal on an axis."""
+
+    def push(
+        self, axis: int, weights: Tensor, sink: GradientSink | None = None
+    ) -> dict[int, Tensor]:
+        """Carry weights on one axis through the plan to the other axes.
+
+        For each other axis: ``Σ weights · P`` summed over all axes but that one. With a sink, also
+        add ``∂/∂score Σ weights · marginal_axis`` to it.
+        """
+
+
+class GradientSink(Protocol):
+    """Collects terms of the gradient with respect to the N×M scores."""
+
+    def total(self) -> Tensor:
+        """The sum of all terms, shape (N, M)."""
+
+
+class Kernel(Protocol):
+    """A kernel that can be scaled to marginals, and whose plans can be differentiated."""
+
+    def sink(self) -> GradientSink:
+        """A new, empty collector of score gradients."""
+
+
+class History(Protocol):
+    """What a run of sweeps remembers: vectors, never matrices."""
+
+    def adjoint(self, cotangents: Sequence[Tensor]) -> Tensor:
+        """The gradient of the sweeps with respect to the scores, shape (N, M).
+
+        Args:
+            cotangents: Gradients of a scalar with respect to the final log-scalings.
+        """
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a run of Sinkhorn sweeps leaves behind.
+
+    Attributes:
+        kernel: The kernel that was scaled.
+        potentials: Log-scalings, all axes in one vector, wide dtype.
+        plan: The final plan.
+        history: Every update on the way to it.
+        n_sweeps: Sweeps done.
+    """
+
+    kernel: Kernel
+    potentials: Tensor
+    plan: Plan
+    history: History
+    n_sweeps: int
+
+
+class Stage(NamedTuple):
+    """One update of one potential: the axis it solved, and the plan right after it."""
+
+    axis: int
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A history as a list of updates."""
+
+    kernel: Kernel
+    masses: Masses
+    stages: Sequence[Stage]
+
+    def adjoint(self, cotangents: Sequence[Tensor]) -> Tensor:
+        """Walk the updates backwards.
+
+        An update sets ``potential = log(imposed) − log(sum over the other axes)``. Right after it
+        the plan has the imposed marginal, so the derivatives of that log-sum are the plan's
+        conditional probabilities: weights ``cotangent / imposed`` pushed through the plan.
+        """
+        sink = self.kernel.sink()
+        gradients = dict(enumerate(cotangents))
+        for axis, plan in reversed(self.stages):
+            # The update overwrote this potential: nothing flows to its old value.
+            weights = -gradients.pop(axis) * self.masses.inverses[axis]
+            for other, pushed in plan.push(axis, weights, sink).items():
+                gradients[other] = gradients[other] + pushed if other in gradients else pushed
+        return sink.total()

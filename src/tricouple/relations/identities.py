@@ -1,0 +1,230 @@
+"""The relation of samples that share an identity: everything is a sum over groups.
+
+All samples of one identity play the same part, so counts, weights and masses are numbers of the K
+groups, and inner products with the similarities come from the groups' sums, O(N·d).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tricouple.numeric import wide_dtype
+from tricouple.relations.targets import TripletTarget, UniformPairs
+
+
+@dataclass(frozen=True)
+class Identities:
+    """Positives share the anchor's identity, negatives do not.
+
+    Args:
+        anchors: Identity of each anchor, shape (N,).
+        references: Identity of each reference, shape (M,).
+        within: Whether anchors and references are the same samples, so that i = j is no pair.
+
+    Example:
+        >>> relation = Identities.within_one_set(torch.tensor([0, 0, 1]))
+        >>> relation.n_triplets   # (0, 1, 2) and (1, 0, 2)
+        2.0
+    """
+
+    anchors: Tensor
+    references: Tensor
+    within: bool
+
+    @classmethod
+    def within_one_set(cls, identities: Tensor) -> Identities:
+        """Anchors and references are the same samples."""
+        return cls(identities, identities, within=True)
+
+    @functools.cached_property
+    def codes(self) -> tuple[Tensor, Tensor]:
+        """The group, 0 … K−1, of each anchor and of each reference."""
+        if self.within:
+            codes = torch.unique(self.anchors, return_inverse=True)[1]
+            return codes, codes
+        both = torch.cat([self.anchors, self.references])
+        codes = torch.unique(both, return_inverse=True)[1]
+        return codes[: len(self.anchors)], codes[len(self.anchors) :]
+
+    @functools.cached_property
+    def sizes(self) -> tuple[Tensor, Tensor]:
+        """The number of anchors and of references in each group, shape (K,) each."""
+        anchors, references = self.codes
+        wide = wide_dtype(anchors.device)
+        if self.within:
+            size = torch.bincount(anchors).to(wide)
+            return size, size
+        n_groups = int(torch.maximum(anchors.max(), references.max())) + 1
+        return (
+            torch.bincount(anchors, minlength=n_groups).to(wide),
+            torch.bincount(references, minlength=n_groups).to(wide),
+        )
+
+    @functools.cached_property
+    def partners(self) -> tuple[Tensor, Tensor]:
+        """Positives n⁺ and negatives n⁻ of an anchor of each group, shape (K,) each."""
+        references = self.sizes[1]
+        return references - int(self.within), len(self.references) - references
+
+    @functools.cached_property
+    def n_triplets(self) -> float:
+        """|A| = Σ_i n⁺_i n⁻_i."""
+        positives, negatives = self.partners
+        return float(self.sizes[0] @ (positives * negatives))
+
+    @functools.cached_property
+    def n_positives(self) -> float:
+        """Σ_i n⁺_i."""
+        return float(self.sizes[0] @ self.partners[0])
+
+    def triplets(self) -> TripletTarget:
+        """P̃¹²_ij = W⁺_ij n⁻_i/|A| and P̃¹³_ik = W⁻_ik n⁺_i/|A|."""
+        positives, negatives = (count / self.n_triplets for count in self.partners)
+        return TripletTarget(
+            self.n_triplets,
+            positives=GroupedPairs(self, same=negatives),
+            negatives=GroupedPairs(self, different=positives),
+            contrast=GroupedPairs(self, same=negatives, different=-positives),
+        )
+
+    def attracting(self) -> UniformPairs:
+        """Same identity, for anchors that also have a negative."""
+        return self._uniform(self.partners[1] > 0, same=True)
+
+    def repelling(self) -> UniformPairs:
+        """Other identity, for anchors that also have a positive."""
+        return self._uniform(self.partners[0] > 0, same=False)
+
+    def positives(self) -> UniformPairs:
+        """Same identity, every anchor."""
+        return self._uniform(torch.ones_like(self.partners[0], dtype=torch.bool), same=True)
+
+    def _uniform(self, kept: Tensor, *, same: bool) -> UniformPairs:
+        partners = self.partners[0 if same else 1]
+        anchors = self.sizes[0] * kept
+        size = float(anchors @ partners)
+        weights = kept.to(partners.dtype) / size
+        pairs = GroupedPairs(self, same=weights) if same else GroupedPairs(self, different=weights)
+        return UniformPairs(size, pairs)
+
+
+@dataclass(frozen=True)
+class GroupedPairs:
+    """P̃_ij = same_g where j has the identity of i, and different_g elsewhere, g the group of i.
+
+    Attributes:
+        relation: The groups.
+        same: Weight of a pair of one identity, by group, shape (K,); None for zero.
+        different: Weight of a pair of two identities, by the anchor's group; None for zero.
+    """
+
+    relation: Identities
+    same: Tensor | None = None
+    different: Tensor | None = None
+
+    @property
+    def marginals(self) -> tuple[Tensor, Tensor]:
+        """An anchor's weight times its partners, and what a reference receives from anchors."""
+        positives, negatives = self.relation.partners
+        anchor_sizes = self.relation.sizes[0]
+        rows, columns = [], []
+        if self.same is not None:
+            rows.append(self.same * positives)
+            columns.append(self.same * (anchor_sizes - int(self.relation.within)))
+        if self.different is not None:
+            rows.append(self.different * negatives)
+            columns.append(_all_but_own(self.different * anchor_sizes))
+        anchor_codes, reference_codes = self.relation.codes
+        return (
+            functools.reduce(torch.add, rows).index_select(0, anchor_codes),
+            functools.reduce(torch.add, columns).index_select(0, reference_codes),
+        )
+
+    def inner(self, anchors: Tensor, references: Tensor) -> Tensor:
+        """Sums over groups instead of pairs."""
+        if self.relation.within:
+            return _Form.apply(self._within, anchors)  # type: ignore[no-any-return, no-untyped-call]
+        return _Form.apply(self._across, anchors, references)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _across(self, anchors: Tensor, references: Tensor) -> tuple[Tensor, Tensor]:
+        """``Σ_j P̃_ij references_j``, shape (N, d), and ``Σ_i P̃_ij anchors_i``, shape (M, d)."""
+        anchor_codes, reference_codes = self.relation.codes
+        rows, columns = self._group_sums(
+            self._sum(anchors, anchor_codes), self._sum(references, reference_codes)
+        )
+        return rows.index_select(0, anchor_codes), columns.index_select(0, reference_codes)
+
+    def _within(self, samples: Tensor) -> tuple[Tensor]:
+        """``Σ_j (P̃_ij + P̃_ji) samples_j``, without the pairs i = j."""
+        codes = self.relation.codes[0]
+        sums = self._sum(samples, codes)
+        rows, columns = self._group_sums(sums, sums)
+        total = (rows + columns).index_select(0, codes)
+        if self.same is not None:
+            total.addcmul_(samples, self.same.index_select(0, codes)[:, None], value=-2)
+        return (total,)
+
+    def _sum(self, samples: Tensor, codes: Tensor) -> Tensor:
+        """Sum of each group, shape (K, d)."""
+        n_groups = len(self.relation.sizes[0])
+        return samples.new_zeros(n_groups, samples.shape[1]).index_add_(0, codes, samples)
+
+    def _group_sums(self, by_anchor: Tensor, by_reference: Tensor) -> tuple[Tensor, Tensor]:
+        """What each group receives from the other side, shape (K, d) each."""
+        rows, columns = torch.zeros_like(by_reference), torch.zeros_like(by_anchor)
+        if self.same is not None:
+            rows = self.same[:, None] * by_reference
+            columns = self.same[:, None] * by_anchor
+        if self.different is not None:
+            weights = self.different[:, None]
+            sent = weights * by_anchor
+            rows = rows + weights * (by_reference.sum(0) - by_reference)
+            columns = columns + (sent.sum(0) - sent)
+        return rows, columns
+
+    def mask(self) -> Tensor:
+        """Pairs that have weight."""
+        anchor_codes, reference_codes = self.relation.codes
+        equal = anchor_codes[:, None] == reference_codes
+        chosen = torch.zeros_like(equal)
+        if self.same is not None:
+            chosen |= equal & (self.same != 0)[anchor_codes][:, None]
+        if self.different is not None:
+            chosen |= ~equal & (self.different != 0)[anchor_codes][:, None]
+        return chosen.fill_diagonal_(False) if self.relation.within else chosen
+
+
+class _Form(torch.autograd.Function):
+    """A bilinear form of two arguments, or a quadratic one of one: partial sums are gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, partial_sums: Callable[..., tuple[Tensor, ...]], *samples: Tensor
+    ) -> Tensor:
+        sums = partial_sums(*samples)
+        ctx.save_for_backward(*sums)
+        return torch.dot(samples[0].flatten(), sums[0].flatten()) / (3 - len(samples))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        return None, *(gradient * sums for sums in ctx.saved_tensors)
+
+
+def _all_but_own(values: Tensor) -> Tensor:
+    """``Σ_{l≠k} values_l`` for each k: "all minus own" only where that cannot cancel.
+
+    A mass that is zero must come out as zero, not as a rounding error.
+    """
+    largest = values.argmax()
+    others = values.clone()
+    others[largest] = 0.0
+    sums = values.sum() - values
+    sums[largest] = others.sum()
+    return sums

@@ -1,0 +1,191 @@
+"""The batches every loss is tested on: each setting of the paper, small enough for N³ tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import hypothesis
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reference import dense_iot, dense_neg_mmiot, dense_push_pull
+
+# Tiny tensors on few cores: threads would only wait for each other.
+torch.set_num_threads(1)
+
+hypothesis.settings.register_profile(
+    "tests", deadline=None, derandomize=True, max_examples=25, database=None
+)
+hypothesis.settings.load_profile("tests")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One call of a loss, for the library and for the dense oracle alike."""
+
+    embeddings: Tensor
+    labels: Tensor | None = None
+    ref_emb: Tensor | None = None
+    ref_labels: Tensor | None = None
+    triplets: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The tensors that receive a gradient."""
+        return [self.embeddings] + ([] if self.ref_emb is None else [self.ref_emb])
+
+    def to(self, dtype: torch.dtype) -> Batch:
+        """The same numbers as fresh leaves of another dtype."""
+        ref = self.ref_emb
+        return replace(
+            self,
+            embeddings=self.embeddings.detach().to(dtype, copy=True).requires_grad_(),
+            ref_emb=None if ref is None else ref.detach().to(dtype, copy=True).requires_grad_(),
+        )
+
+    def loss(self, criterion: Callable[..., Tensor]) -> Tensor:
+        """The library's loss."""
+        return criterion(
+            self.embeddings,
+            self.labels,
+            indices_tuple=self.triplets,
+            ref_emb=self.ref_emb,
+            ref_labels=self.ref_labels,
+        )
+
+    def dense(self, loss: Callable[..., Tensor], **options) -> Tensor:
+        """The oracle's loss, in float64."""
+        listed = None
+        if self.triplets is not None:
+            listed = list(zip(*(index.tolist() for index in self.triplets), strict=True))
+        ref = None if self.ref_emb is None else self.ref_emb.double()
+        return loss(self.embeddings.double(), self.labels, ref, self.ref_labels, listed, **options)
+
+
+def draw(n: int, seed: int, dim: int = 5) -> Tensor:
+    """Random rows of various lengths: the losses must normalise them."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(n, dim, generator=generator, dtype=torch.float64)
+    return rows * (0.5 + 2 * torch.rand(n, 1, generator=generator, dtype=torch.float64))
+
+
+def classes(*sizes: int, seed: int = 0) -> Tensor:
+    """Shuffled labels with the given class sizes and arbitrary label values."""
+    names = torch.tensor([7, -3, 40, 0, 12, 5])[: len(sizes)]
+    labels = names.repeat_interleave(torch.tensor(sizes))
+    return labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
+
+
+def views(n_instances: int, n_views: int, seed: int) -> Batch:
+    """Noisy views of the same instances, stacked view by view."""
+    source = draw(n_instances, seed)
+    noisy = [source + 0.3 * draw(n_instances, seed + 1 + view) for view in range(n_views)]
+    return Batch(torch.cat(noisy), torch.arange(n_instances).repeat(n_views))
+
+
+def listed(n: int, m: int, count: int, seed: int, within: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Random distinct-entry triplets, some of them twice, that no labelling would produce."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    while len(rows) < count:
+        i = int(torch.randint(n, (), generator=generator))
+        j, k = torch.randint(m, (2,), generator=generator).tolist()
+        if j != k and not (within and i in (j, k)):
+            rows.append((i, j, k))
+    rows += rows[:3]
+    return tuple(torch.tensor(column) for column in zip(*rows, strict=True))
+
+
+SETTINGS: dict[str, Batch] = {
+    "balanced": Batch(draw(9, 0), classes(3, 3, 3)),
+    "unbalanced": Batch(draw(10, 1), classes(5, 3, 2)),
+    "singleton": Batch(draw(9, 2), classes(4, 2, 2, 1)),
+    "two_views": views(5, 2, seed=3),
+    "three_views": views(3, 3, seed=10),
+    "across_unique": Batch(draw(7, 20), torch.arange(7), draw(7, 21), torch.arange(7)),
+    "across_repeated": Batch(
+        draw(5, 22),
+        torch.tensor([3, 1, 4, 9, 5]),
+        draw(9, 23),
+        torch.tensor([1, 3, 1, 4, 5, 3, 3, 9, 9]),
+    ),
+    "across_unmatched": Batch(  # anchor 2 has no caption, the last caption no image
+        draw(5, 24),
+        torch.tensor([3, 1, 8, 3, 5]),
+        draw(6, 25),
+        torch.tensor([1, 3, 1, 5, 3, 0]),
+    ),
+    "triplets_within": Batch(draw(8, 26), triplets=listed(8, 8, 20, 27, within=True)),
+    "triplets_across": Batch(
+        draw(5, 28), ref_emb=draw(7, 29), triplets=listed(5, 7, 16, 30, within=False)
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of the library beside its dense oracle; both understand the same options."""
+
+    module: str
+    oracle: Callable[..., Tensor]
+    sharp: dict[str, float]  # as in the paper, c = 1/(τε) = 100
+    soft: dict[str, float]  # c ≈ 5, where sweeps converge
+
+    def criterion(self, **options) -> nn.Module:
+        """The library's module."""
+        import tricouple
+
+        return getattr(tricouple, self.module)(**options)
+
+    def dense(self, batch: Batch, **options) -> Tensor:
+        """The oracle's value."""
+        return batch.dense(self.oracle, **options)
+
+
+LOSSES: dict[str, Loss] = {
+    "neg_mmiot": Loss(
+        "NegMMIOT",
+        dense_neg_mmiot,
+        sharp={"temperature": 0.1, "epsilon": 0.1},
+        soft={"temperature": 0.5, "epsilon": 0.4},
+    ),
+    "push_pull": Loss(
+        "PushPull",
+        dense_push_pull,
+        sharp={"temperature": 0.1, "epsilon_pos": 0.1, "epsilon_neg": 0.2},
+        soft={"temperature": 0.5, "epsilon_pos": 0.4, "epsilon_neg": 0.8},
+    ),
+    "iot": Loss("IOT", dense_iot, sharp={"epsilon": 0.01}, soft={"epsilon": 0.4}),
+    "iot_uniformity": Loss(
+        "IOT",
+        dense_iot,
+        sharp={"epsilon": 0.1, "uniformity": 0.5},
+        soft={"epsilon": 0.4, "uniformity": 2.0},
+    ),
+}
+
+
+@pytest.fixture(params=list(LOSSES))
+def loss(request: pytest.FixtureRequest) -> Loss:
+    """Every loss that has a coupling."""
+    return LOSSES[request.param]
+
+
+@pytest.fixture(params=["neg_mmiot", "push_pull"])
+def tempered_loss(request: pytest.FixtureRequest) -> Loss:
+    """The losses that have a temperature."""
+    return LOSSES[request.param]
+
+
+@pytest.fixture(params=list(SETTINGS))
+def batch(request: pytest.FixtureRequest) -> Batch:
+    """Every setting of the paper, in float64."""
+    return SETTINGS[request.param].to(torch.float64)
+
+
+@pytest.fixture
+def settings() -> dict[str, Batch]:
+    """The settings by name, for tests that need particular ones."""
+    return {name: batch.to(torch.float64) for name, batch in SETTINGS.items()}

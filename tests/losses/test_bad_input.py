@@ -1,0 +1,217 @@
+"""Bad input is an error that names the argument and the value found; never a silent NaN."""
+
+import math
+
+import pytest
+import torch
+
+import tricouple as tc
+
+LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
+MODULES = pytest.mark.parametrize("module", [tc.NegMMIOT, tc.PushPull, tc.IOT])
+
+
+def rows(n=6, d=3, **changes):
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(0)).to(**changes)
+
+
+def with_entry(value):
+    spoiled = rows()
+    spoiled[3, 1] = value
+    return spoiled
+
+
+def with_zero_row():
+    spoiled = rows()
+    spoiled[4] = 0
+    return spoiled
+
+
+def triplet(*indices):
+    return tuple(torch.tensor(index) for index in indices)
+
+
+@MODULES
+@pytest.mark.parametrize(
+    ("name", "found", "embeddings"),
+    [
+        ("embeddings", "6", rows()[:, 0]),
+        ("embeddings", "2, 3, 1", rows(2, 3)[:, :, None]),
+        ("embeddings", "0", rows()[:0]),
+        ("embeddings", "int64", torch.ones(6, 3, dtype=torch.int64)),
+        ("embeddings", "complex64", rows(dtype=torch.complex64)),
+        ("embeddings", "bool", torch.ones(6, 3, dtype=torch.bool)),
+        ("embeddings", "list", [[1.0, 2.0]] * 6),
+        ("embeddings", "nan", with_entry(math.nan)),
+        ("embeddings", "inf", with_entry(math.inf)),
+        ("embeddings", "inf", with_entry(-math.inf)),
+        ("embeddings", "zero|norm|4", with_zero_row()),
+    ],
+)
+def test_bad_embeddings_are_named(module, name, found, embeddings):
+    with pytest.raises((ValueError, TypeError)) as error:
+        module()(embeddings, LABELS)
+    assert name in str(error.value)
+    assert any(part in str(error.value).lower() for part in found.split("|")), str(error.value)
+
+
+@MODULES
+@pytest.mark.parametrize("spoiled", [with_entry(math.nan), with_entry(math.inf), with_zero_row()])
+def test_bad_references_are_named(module, spoiled):
+    with pytest.raises(ValueError, match="ref_emb"):
+        module()(rows(), LABELS, ref_emb=spoiled, ref_labels=LABELS)
+
+
+@MODULES
+@pytest.mark.parametrize(
+    ("name", "found", "arguments"),
+    [
+        ("labels", "5", {"labels": LABELS[:5]}),
+        ("labels", "6, 1", {"labels": LABELS[:, None]}),
+        ("labels", "float32", {"labels": LABELS.float()}),
+        ("labels", "meta", {"labels": LABELS.to("meta")}),
+        ("labels", "list", {"labels": LABELS.tolist()}),
+        ("labels", "missing", {}),
+        ("ref_labels", "4", {"labels": LABELS, "ref_emb": rows(), "ref_labels": LABELS[:4]}),
+        ("ref_labels", "float", {"labels": LABELS, "ref_emb": rows(), "ref_labels": LABELS * 0.5}),
+        ("ref_labels", "missing", {"labels": LABELS, "ref_emb": rows()}),
+        ("ref_emb", "4", {"labels": LABELS, "ref_emb": rows(6, 4), "ref_labels": LABELS}),
+        ("ref_emb", "6", {"labels": LABELS, "ref_emb": rows()[:, 0], "ref_labels": LABELS}),
+        ("ref_emb", "meta", {"labels": LABELS, "ref_emb": rows(device="meta"),
+                             "ref_labels": LABELS}),
+        ("ref_labels", "ref_emb", {"labels": LABELS, "ref_labels": LABELS}),
+        ("indices_tuple", "2", {"indices_tuple": triplet([0], [1])}),
+        ("indices_tuple", "6", {"indices_tuple": triplet([0], [1], [6])}),
+        ("indices_tuple", "-1", {"indices_tuple": triplet([0], [-1], [2])}),
+        ("indices_tuple", "float", {"indices_tuple": triplet([0.0], [1.0], [2.0])}),
+        ("indices_tuple", "2", {"indices_tuple": triplet([0, 1], [1, 2], [2])}),
+        ("indices_tuple", "1", {"indices_tuple": triplet([0, 1], [1, 1], [2, 3])}),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_named(module, name, found, arguments):
+    with pytest.raises((ValueError, TypeError)) as error:
+        module()(rows(), **arguments)
+    assert name in str(error.value)
+    assert found in str(error.value)
+
+
+NUMBERS = {tc.NegMMIOT: ["temperature", "epsilon"], tc.IOT: ["epsilon"]} | {
+    tc.PushPull: ["temperature", "epsilon_pos", "epsilon_neg"]
+}
+
+
+@pytest.mark.parametrize("value", [0.0, -0.5, math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in NUMBERS.items() for name in names]
+)
+def test_numbers_must_be_positive_and_finite(module, name, value):
+    with pytest.raises(ValueError, match=name) as error:
+        module(**{name: value})
+    assert str(value) in str(error.value)
+    with pytest.raises((ValueError, TypeError), match=name):
+        module(**{name: "small"})
+
+
+@pytest.mark.parametrize("module", [tc.NegMMIOT, tc.PushPull])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_temperature_that_leaves_its_range_in_training_is_named(module, value):
+    temperature = torch.nn.Parameter(torch.tensor(0.1))
+    criterion = module(temperature=temperature)
+    with torch.no_grad():
+        temperature.fill_(value)
+    with pytest.raises(ValueError, match="temperature") as error:
+        criterion(rows(), LABELS)
+    assert str(value) in str(error.value)
+
+
+@pytest.mark.parametrize("module", [tc.NegMMIOT, tc.PushPull])
+def test_temperature_must_be_a_single_number(module):
+    with pytest.raises(ValueError, match="temperature"):
+        module(temperature=torch.tensor([0.1, 0.2]))(rows(), LABELS)
+
+
+@MODULES
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n_iters", 0),
+        ("n_iters", -3),
+        ("n_iters", 2.5),
+        ("n_iters", None),
+        ("tol", -1.0),
+        ("tol", math.nan),
+        ("gradient", "exact"),
+        ("marginals", "free"),
+        ("empty", "ignore"),
+    ],
+)
+def test_unknown_options_are_named(module, name, value):
+    with pytest.raises((ValueError, TypeError), match=name) as error:
+        module(**{name: value})
+    assert str(value) in str(error.value)
+
+
+@pytest.mark.parametrize("module", [tc.NegMMIOT, tc.PushPull])
+def test_unknown_shaping_is_named(module):
+    with pytest.raises(ValueError, match=r"shaping.*cubic"):
+        module(shaping="cubic")
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_bad_uniformity_is_named(value):
+    with pytest.raises(ValueError, match="uniformity") as error:
+        tc.IOT(uniformity=value)
+    assert str(value) in str(error.value)
+
+
+NO_POSITIVE = {"labels": torch.arange(6)}
+NO_NEGATIVE = {"labels": torch.zeros(6, dtype=torch.int64)}
+NO_COMMON = {"labels": LABELS, "ref_emb": rows(), "ref_labels": LABELS + 10}
+NO_TRIPLET = {"indices_tuple": tuple(torch.zeros(3, 0, dtype=torch.int64))}
+EMPTY = [
+    pytest.param(module, word, arguments, id=f"{module.__name__}-{word}-{index}")
+    for module in (tc.NegMMIOT, tc.PushPull, tc.IOT)
+    for index, (word, arguments) in enumerate(
+        [
+            ("positive", NO_POSITIVE),
+            ("negative", NO_NEGATIVE),
+            ("positive", NO_COMMON),
+            ("triplet|positive", NO_TRIPLET),
+        ]
+    )
+    if not (module is tc.IOT and word == "negative")  # IOT compares with positives alone
+]
+
+
+@pytest.mark.parametrize(("module", "word", "arguments"), EMPTY)
+def test_batch_without_a_relation_is_an_error(module, word, arguments):
+    with pytest.raises(ValueError, match=word):
+        module()(rows(), **arguments)
+
+
+@pytest.mark.parametrize(("module", "word", "arguments"), EMPTY)
+def test_batch_without_a_relation_can_be_a_zero_with_a_gradient_path(module, word, arguments):
+    leaf = rows().requires_grad_()
+    loss = module(empty="zero")(leaf, **arguments)
+    assert loss.ndim == 0
+    assert float(loss.detach()) == 0.0
+    assert loss.requires_grad
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    assert torch.equal(gradient, torch.zeros_like(leaf))
+
+
+@MODULES
+def test_zero_for_empty_batches_changes_no_other_batch(module):
+    assert torch.equal(module(empty="zero")(rows(), LABELS), module()(rows(), LABELS))
+
+
+@MODULES
+def test_zero_for_empty_batches_does_not_hide_bad_values(module):
+    with pytest.raises(ValueError, match="embeddings"):
+        module(empty="zero")(with_entry(math.nan), torch.arange(6))
+
+
+@pytest.mark.parametrize("views", [(), (rows(4), rows(5)), (rows(4, 3), rows(4, 2))])
+def test_pair_views_needs_views_of_one_shape(views):
+    with pytest.raises((ValueError, TypeError), match="view"):
+        tc.pair_views(*views)

@@ -1,0 +1,308 @@
+"""The benchmark compares like with like, measures what it says, and survives missing peers."""
+
+import json
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tricouple import cli
+from tricouple.experiments.efficiency import command, contenders, measure, memory, summary, table
+from tricouple.experiments.efficiency.contenders import BY_NAME, CONTENDERS, LOSS
+from tricouple.experiments.efficiency.problem import Problem, make_batch
+from tricouple.experiments.efficiency.record import Measurement, Report
+from tricouple.experiments.efficiency.timing import Timing, time_together
+
+PROBLEM = Problem(dim=16, classes=4)
+
+
+def call(name, size=24, problem=PROBLEM):
+    if not BY_NAME[name].installed:
+        pytest.skip(f"{name} is not installed")
+    return BY_NAME[name].prepare(make_batch(size, problem), problem)()
+
+
+def report_with(*measurements):
+    facts = {"cores": 2, "cpu": "a cpu", "load": 0.0, "date": "2030-01-02T00:00:00"}
+    return Report(Problem(), measurements, facts | {"versions": {"torch": "2"}})
+
+
+def timed(name, size, seconds, task=LOSS, **more):
+    return Measurement(name, task, size, seconds=seconds, median_seconds=seconds, calls=1, **more)
+
+
+# --- the contenders solve the same problem -------------------------------------------------------
+
+
+@pytest.mark.parametrize("peer", ["dense Neg-MMIOT (PyTorch)", "MMSinkhorn unrolled (OTT-JAX)"])
+def test_peer_has_the_value_and_gradient_of_our_loss(peer):
+    value, gradient = map(np.asarray, call("NegMMIOT"))
+    peer_value, peer_gradient = map(np.asarray, call(peer))
+    assert peer_value == pytest.approx(value, rel=1e-4)
+    assert np.abs(peer_gradient - gradient).max() < 1e-3 * np.abs(gradient).max()
+
+
+def test_danskin_gradient_of_ott_is_our_envelope_gradient():
+    _, ours = map(np.asarray, call("NegMMIOT envelope"))
+    _, theirs = map(np.asarray, call("MMSinkhorn Danskin (OTT-JAX)"))
+    assert np.abs(theirs - ours).max() < 1e-3 * np.abs(ours).max()
+
+
+def test_ott_plan_has_our_potentials_up_to_constants():
+    ours = call("triplet_sinkhorn").potentials
+    theirs = call("MMSinkhorn plan only (OTT-JAX)")
+    for mine, other in zip(ours, theirs, strict=True):
+        difference = mine.numpy() - np.asarray(other)
+        assert np.ptp(difference) < 1e-3
+
+
+@pytest.mark.parametrize("peer", ["sinkhorn (POT)", "sinkhorn_log (POT)"])
+def test_pot_has_our_pair_plan(peer):
+    # POT updates columns first and we update rows first; the cost is symmetric.
+    torch.testing.assert_close(call(peer).T, call("sinkhorn"), rtol=1e-3, atol=1e-7)
+
+
+def test_plain_info_nce_equals_sup_con_loss():
+    problem = replace(PROBLEM, seed=3)
+    labels = make_batch(24, problem).labels
+    assert labels.bincount()[labels].min() > 1, "SupConLoss counts anchors without a positive"
+    value, gradient = call("InfoNCE (plain PyTorch)", problem=problem)
+    peer_value, peer_gradient = call("SupConLoss (PML)", problem=problem)
+    torch.testing.assert_close(value, peer_value)
+    torch.testing.assert_close(gradient, peer_gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_every_loss_contender_returns_a_finite_value_and_gradient():
+    for contender in CONTENDERS:
+        if contender.task == LOSS and contender.installed:
+            value, gradient = map(np.asarray, call(contender.name))
+            assert np.isfinite(value)
+            assert np.isfinite(gradient).all()
+            assert np.abs(gradient).max() > 0
+
+
+def test_batches_repeat_and_have_unbalanced_classes():
+    batch, again = make_batch(512, Problem()), make_batch(512, Problem())
+    assert torch.equal(batch.embeddings, again.embeddings)
+    counts = batch.labels.bincount()
+    assert len(counts) == 10
+    assert counts.max() > 3 * counts.min()
+
+
+# --- the instruments -----------------------------------------------------------------------------
+
+
+def test_turns_interleave_and_rotate():
+    calls = []
+    steps = {name: lambda name=name: calls.append(name) for name in "abc"}
+    timings = time_together(steps, rounds=2, seconds_per_round=0.0)
+    assert "".join(calls) == "abc" + "bca"
+    assert all(len(timing.durations) == 2 for timing in timings.values())
+
+
+def test_first_call_of_a_turn_is_not_counted_when_there_is_time_for_more():
+    calls = []
+
+    def step():
+        # A first call ten times slower than the others, as after another library's turn.
+        time.sleep(0.01 if not calls else 0.001)
+        calls.append("call")
+
+    timing = time_together({"step": step}, rounds=1, seconds_per_round=0.05)["step"]
+    assert 1 <= len(timing.durations) == len(calls) - 1
+    assert timing.best < 0.01
+
+
+def test_best_and_median_of_a_timing():
+    timing = Timing((3.0, 1.0, 2.0))
+    assert (timing.best, timing.median) == (1.0, 2.0)
+
+
+def test_extra_memory_is_the_peak_of_the_call_not_what_it_returns():
+    size = 64 * 2**20
+
+    def step():
+        torch.ones(size // 4)  # freed before the call ends
+
+    found = memory.peak_memory_of(step)
+    assert found.extra_bytes == pytest.approx(size, rel=0.05)
+    assert found.peak_bytes > found.extra_bytes
+
+
+def test_memory_is_measured_in_a_process_of_its_own():
+    ballast = torch.ones(2**28)  # 1 GiB in this process must not be seen by the other
+    found = memory.measure_memory("InfoNCE (plain PyTorch)", 1024, Problem())
+    del ballast
+    matrices = found.extra_bytes / (4 * 1024**2)
+    assert 2 < matrices < 20
+    assert found.peak_bytes < 2**30
+
+
+def test_failure_in_the_memory_process_is_reported():
+    with pytest.raises(RuntimeError, match="KeyError: 'nobody'"):
+        memory.measure_memory("nobody", 64, Problem())
+
+
+# --- what is derived -----------------------------------------------------------------------------
+
+
+def test_exponent_of_a_power_law_is_exact():
+    sizes = (1024, 2048, 4096, 8192)
+    assert summary.exponent(sizes, [3e-9 * n**1.7 for n in sizes]) == pytest.approx(1.7)
+
+
+def test_growth_uses_sizes_from_1024_to_8192_only():
+    sizes = (256, 1024, 2048, 4096, 8192)
+    # The overhead at 256 would flatten the slope.
+    report = report_with(*(timed("NegMMIOT", n, 1.0 if n == 256 else n**2 * 1e-9) for n in sizes))
+    assert summary.growth(report, "NegMMIOT", "seconds") == pytest.approx(2.0)
+    assert summary.growth(report, "NegMMIOT", "extra_bytes") is None
+
+
+def test_growth_is_not_claimed_for_a_range_that_was_not_measured():
+    sizes = (1024, 2048, 4096)
+    report = report_with(*(timed("NegMMIOT", n, n**2 * 1e-9) for n in sizes))
+    assert summary.growth(report, "NegMMIOT", "seconds") is None
+    assert summary.claims(report) == []
+
+
+@pytest.mark.parametrize(("peer_seconds", "met"), [(0.31, True), (0.29, False)])
+def test_claim_against_ott_is_judged_by_its_target(peer_seconds, met):
+    peer = "MMSinkhorn unrolled (OTT-JAX)"
+    report = report_with(timed("NegMMIOT", 256, 1e-3), timed(peer, 256, peer_seconds))
+    (claim,) = summary.claims(report)
+    assert claim.met is met
+    assert f"{peer_seconds / 1e-3:.3g}×" in claim.text
+    assert claim.target == "at least 300×"
+
+
+def test_memory_claims_count_matrices_and_the_whole_process():
+    matrix = 4 * 8192**2
+    row = timed("NegMMIOT", 8192, 1.0, extra_bytes=7 * matrix, peak_bytes=2 * 2**30)
+    in_matrices, in_bytes = summary.claims(report_with(row))
+    assert (in_matrices.met, in_bytes.met) == (False, True)
+    assert "7.00 N×N" in in_matrices.text
+    assert "2.00 GiB" in in_bytes.text
+
+
+def test_claims_without_measurements_are_not_made():
+    missing = Measurement("SupConLoss (PML)", LOSS, 256, note="not installed")
+    assert summary.claims(report_with(timed("NegMMIOT", 256, 1e-3), missing)) == []
+
+
+# --- the record ----------------------------------------------------------------------------------
+
+
+def test_report_survives_json():
+    report = report_with(timed("NegMMIOT", 256, 1e-3, extra_bytes=5), timed("IOT", 64, 2e-3))
+    assert Report.from_json(report.to_json()) == report
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"problem": {"colour": 1}}'])
+def test_other_json_is_refused(text):
+    with pytest.raises(ValueError, match="not the JSON of a benchmark report"):
+        Report.from_json(text)
+
+
+def test_readme_section_replaces_only_what_stands_between_the_markers():
+    report = report_with(timed("NegMMIOT", 256, 1.5e-3), timed("SupConLoss (PML)", 256, 3e-3))
+    before = "# title\n<!-- bench -->\nold\n<!-- /bench -->\nrest\n"
+    after = table.insert_into(before, table.readme_section(report))
+    assert after.startswith("# title\n<!-- bench -->\n")
+    assert after.endswith("\n<!-- /bench -->\nrest\n")
+    assert "old" not in after
+    assert "| NegMMIOT | 1.5 |" in after
+    assert "NegMMIOT is 2× as fast as SupConLoss (PML) at N=256 (target: at least 1×)" in after
+    assert table.insert_into(after, table.readme_section(report)) == after
+
+
+# --- the whole command ---------------------------------------------------------------------------
+
+
+def test_quick_run_prints_tables_and_writes_json_with_provenance(tmp_path, capsys):
+    out = tmp_path / "new" / "bench.json"
+    assert cli.main(["bench", "--quick", "--sizes", "16", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    content = json.loads(out.read_text())
+    rows = {row["contender"]: row for row in content["measurements"]}
+    assert set(rows) == set(BY_NAME)
+    for name, row in rows.items():
+        assert name.split()[0] in shown
+        if BY_NAME[name].installed:
+            assert row["note"] == ""
+            assert 0 < row["seconds"] <= row["median_seconds"]
+        else:
+            assert row["note"] == "not installed"
+    facts = content["provenance"]
+    assert facts["versions"]["torch"] == torch.__version__
+    assert {"date", "command", "commit", "cpu", "cores", "load", "torch_threads"} <= set(facts)
+
+
+@pytest.mark.parametrize("load", [0.0, 3.0])
+def test_busy_machine_is_warned_about(load, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        command, "collect_provenance", lambda: report_with().provenance | {"load": load}
+    )
+    monkeypatch.setattr(command, "measure", lambda *_: iter([timed("NegMMIOT", 16, 1e-3)]))
+    assert cli.main(["bench", "--quick", "--out", str(tmp_path / "bench.json")]) == 0
+    assert ("keep this machine busy (load 3.0)" in capsys.readouterr().out) is (load > 1)
+
+
+def test_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch):
+    def interrupted_measure(plan, problem, on_turn):
+        yield timed("NegMMIOT", 16, 1e-3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "measure", interrupted_measure)
+    out = tmp_path / "bench.json"
+    assert cli.main(["bench", "--quick", "--out", str(out)]) == 130
+    assert Report.from_json(out.read_text()).measurements == (timed("NegMMIOT", 16, 1e-3),)
+
+
+def test_missing_peer_is_a_row_and_not_a_crash(monkeypatch):
+    monkeypatch.setattr(contenders, "find_spec", lambda package: None)
+    plan = replace(measure.Plan.quick(), sizes=(16,))
+    rows = {row.contender: row for row in measure.measure(plan, PROBLEM)}
+    assert rows["NegMMIOT"].seconds > 0
+    for name in ("SupConLoss (PML)", "MMSinkhorn unrolled (OTT-JAX)", "sinkhorn (POT)"):
+        assert rows[name].note == "not installed"
+        assert rows[name].seconds is None
+
+
+def test_contender_that_fails_at_one_size_is_noted(monkeypatch):
+    def prepare(batch, problem):
+        raise RuntimeError("out of everything")
+
+    failing = contenders.Contender("fails", LOSS, prepare)
+    monkeypatch.setattr(measure, "CONTENDERS", (BY_NAME["NegMMIOT"], failing))
+    plan = replace(measure.Plan.quick(), sizes=(16,))
+    ours, other = measure.measure(plan, PROBLEM)
+    assert ours.seconds > 0
+    assert other.note == "failed: out of everything"
+
+
+def test_too_large_a_tensor_is_skipped_before_it_is_built(monkeypatch):
+    monkeypatch.setattr(measure, "available_bytes", lambda: 2**30)
+    dense = BY_NAME["dense Neg-MMIOT (PyTorch)"]
+    assert measure.obstacle_to(dense, 1024, Problem()).startswith("skipped: may need 280 GiB")
+    assert measure.obstacle_to(dense, 64, Problem()) == ""
+
+
+def test_cubic_contenders_meet_small_sizes_only_and_small_matrices_are_not_weighed():
+    plan = measure.Plan()
+    ours, dense = BY_NAME["NegMMIOT"], BY_NAME["dense Neg-MMIOT (PyTorch)"]
+    assert plan.meets(ours, 8192)
+    assert plan.meets(dense, 256)
+    assert not plan.meets(dense, 512)
+    assert plan.weighs(ours, 1024)
+    assert plan.weighs(dense, 256)
+    assert not plan.weighs(ours, 256)
+
+
+def test_bound_on_dense_memory_is_a_bound():
+    problem = Problem()
+    found = memory.measure_memory("dense Neg-MMIOT (PyTorch)", 96, problem)
+    bound = BY_NAME["dense Neg-MMIOT (PyTorch)"].bytes_at_most(96, problem)
+    assert bound / 4 < found.extra_bytes < bound

@@ -1,0 +1,132 @@
+"""The command line: quick to answer, clear when it refuses."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tricouple
+from tricouple import cli
+
+
+def run_python(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+
+
+def test_help_answers_without_importing_torch():
+    code = (
+        "import sys\n"
+        "from tricouple.cli import main\n"
+        "try:\n"
+        "    main(['--help'])\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+        "assert 'rich' not in sys.modules, 'rich was imported'\n"
+    )
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "examples:" in done.stdout
+
+
+def test_help_lists_every_command_of_the_table(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    for name, command in cli.COMMANDS.items():
+        assert re.search(rf"^\s+{name}\s", shown, re.MULTILINE)
+        assert command.summary.split()[0] in shown
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_help_of_a_command_teaches_with_examples(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([name, "--help"])
+    assert stopped.value.code == 0
+    assert f"examples:\n  tricouple {name}" in capsys.readouterr().out
+
+
+def test_version_is_the_one_of_the_package(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.strip() == f"tricouple {tricouple.__version__}"
+
+
+def test_citation_names_the_version_of_the_package():
+    citation = Path(__file__).parents[1] / "CITATION.cff"
+    assert f"\nversion: {tricouple.__version__}\n" in citation.read_text(encoding="utf-8")
+
+
+def test_no_command_shows_the_help_and_counts_as_wrong_usage(capsys):
+    assert cli.main([]) == 2
+    assert "usage: tricouple" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["fly"], "invalid choice: 'fly'"),
+        (["demo", "--steps", "0"], "0 is too small: use 1 or more"),
+        (["demo", "--temperature", "nan"], "'nan' is not a positive number"),
+        (["demo", "--epsilon", "-1"], "'-1' is not a positive number"),
+        (["demo", "--classes", "ten"], "'ten' is not an integer"),
+        (["bench", "--sizes", "64,3"], "3 is too small: use 16 or more"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_why(words, complaint, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(words)
+    assert stopped.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["demo", "--classes", "10", "--dim", "3"], "a simplex of 10 classes needs dim of 9"),
+        (["bench", "--read", "missing.json"], "cannot read missing.json: No such file"),
+        (["bench", "--out", "file.txt/bench.json"], "cannot write file.txt/bench.json"),
+        (["bench", "--read", "file.txt"], "cannot read file.txt: not the JSON of a benchmark"),
+        (["bench", "--readme", "file.txt"], "the markers <!-- bench --> and <!-- /bench -->"),
+    ],
+)
+def test_user_errors_are_one_line_without_traceback(
+    words, complaint, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("file.txt").write_text("just text")
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"tricouple {words[0]}: error: ")
+    assert complaint in error
+    assert error.count("\n") == 1
+
+
+def test_missing_optional_package_is_named_with_the_way_to_install_it(capsys, monkeypatch):
+    for module in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, "tricouple.experiments.demo", raising=False)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert cli.main(["demo"]) == 2
+    assert "rich is missing: pip install 'tricouple[bench]'" in capsys.readouterr().err
+
+
+def test_interrupt_exits_with_130(capsys, monkeypatch):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    from tricouple.experiments import demo
+
+    monkeypatch.setattr(demo, "run", interrupted)
+    assert cli.main(["demo"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_installed_script_runs_the_same_main():
+    done = run_python("-m", "tricouple.cli", "--version")
+    assert done.returncode == 0
+    assert done.stdout.strip() == f"tricouple {tricouple.__version__}"
