@@ -189,3 +189,15 @@ def batch(request: pytest.FixtureRequest) -> Batch:
 def settings() -> dict[str, Batch]:
     """The settings by name, for tests that need particular ones."""
     return {name: batch.to(torch.float64) for name, batch in SETTINGS.items()}
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def sweeps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to run the sweeps of small batches: the compiled module and PyTorch alone."""
+    from tricouple.ot.kernels import native
+
+    if request.param == "plain":
+        monkeypatch.setattr(native, "compiled", None)
+    elif native.compiled is None:
+        pytest.skip("built without a C compiler")
+    return request.param

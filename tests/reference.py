@@ -1,7 +1,7 @@
 """The paper's losses as the paper writes them: dense, float64, log-domain, autograd.
 
-Nothing here is fast or clever, so that it can be believed by reading. Every loss is one call of
-`coupling_loss` on a dense cost and a dense target; options have the names of the library's modules.
+Nothing is fast or clever here, so that it can be believed by reading. A loss is `coupling_loss` of
+a dense cost and a dense target; options are named as in the library's modules.
 """
 
 from __future__ import annotations
@@ -14,19 +14,13 @@ import torch
 from torch import Tensor
 
 Triplets = Sequence[tuple[int, int, int]]
-
 CONVERGED = 300  # sweeps; at soft sharpness every batch of conftest stands still well before
 
 
-def linear(t: Tensor) -> Tensor:
-    return -t
-
-
-def log_sigmoid(t: Tensor) -> Tensor:
-    return torch.nn.functional.softplus(-t, threshold=1000.0)
-
-
-SHAPINGS: dict[str, Callable[[Tensor], Tensor]] = {"linear": linear, "log_sigmoid": log_sigmoid}
+SHAPINGS: dict[str, Callable[[Tensor], Tensor]] = {  # ψ
+    "linear": lambda t: -t,
+    "log_sigmoid": lambda t: torch.nn.functional.softplus(-t, threshold=1000.0),
+}
 
 
 # --- relations -----------------------------------------------------------------------------------

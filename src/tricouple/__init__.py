@@ -1,9 +1,33 @@
 """Exact multi-marginal optimal-transport losses for contrastive learning."""
 
-from tricouple import geometry, ot
-from tricouple.losses import IOT, NegMMIOT, PushPull
-from tricouple.views import pair_views
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tricouple import geometry, ot
+    from tricouple.losses import IOT, NegMMIOT, PushPull
+    from tricouple.views import pair_views
 
 __version__ = "0.1.0"
 
 __all__ = ["IOT", "NegMMIOT", "PushPull", "geometry", "ot", "pair_views"]
+
+# Imported on first use: `tricouple --help` runs this file and should not have to wait for torch.
+_HOMES = {
+    "IOT": "tricouple.losses",
+    "NegMMIOT": "tricouple.losses",
+    "PushPull": "tricouple.losses",
+    "pair_views": "tricouple.views",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in __all__:
+        return import_module(f"tricouple.{name}")
+    raise AttributeError(f"module 'tricouple' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -20,6 +20,7 @@ def compare(loss, batch, dtype, **options):
     return relative_error(value, wanted[0]), relative_error(gradient, wanted[1])
 
 
+@pytest.mark.usefixtures("sweeps")
 @pytest.mark.parametrize("marginals", MARGINALS)
 @pytest.mark.parametrize("sharpness", ["sharp", "soft"])
 @pytest.mark.parametrize("n_iters", [1, 10])
@@ -30,6 +31,7 @@ def test_loss_equals_dense_loss_in_float64(loss, batch, marginals, sharpness, n_
     assert gradient_error <= 1e-12
 
 
+@pytest.mark.usefixtures("sweeps")
 @pytest.mark.parametrize("marginals", MARGINALS)
 @pytest.mark.parametrize("sharpness", ["sharp", "soft"])
 def test_loss_equals_dense_loss_in_float32(loss, batch, marginals, sharpness):

@@ -30,6 +30,7 @@ def masses(n, seed):
     return torch.rand(n, generator=generator, dtype=torch.float64).add(0.1).softmax(0)
 
 
+@pytest.mark.usefixtures("sweeps")
 @pytest.mark.parametrize("anti", [False, True])
 @pytest.mark.parametrize("forbidden", [0, 7])
 @pytest.mark.parametrize("n_iters", [1, 2, 25])
@@ -56,6 +57,7 @@ def test_given_marginals_are_imposed(anti):
     assert relative_error(columns, imposed["column_marginal"]) <= 1e-12
 
 
+@pytest.mark.usefixtures("sweeps")
 def test_samples_of_zero_mass_get_no_plan():
     rows = torch.tensor([0.5, 0.0, 0.25, 0.25], dtype=torch.float64)
     columns = torch.tensor([0.0, 0.4, 0.6], dtype=torch.float64)
@@ -94,6 +96,7 @@ def test_marginals_and_their_error_are_those_of_the_plan():
     assert plan.marginal_error == pytest.approx(error, rel=1e-10)
 
 
+@pytest.mark.usefixtures("sweeps")
 def test_tolerance_stops_at_the_marginal_error():
     cost = random_cost()
     plan = tc.ot.sinkhorn(cost, 0.1, n_iters=1000, tol=1e-6)
@@ -125,6 +128,7 @@ def test_plan_is_immutable():
         plan.potentials = ()
 
 
+@pytest.mark.usefixtures("sweeps")
 @pytest.mark.parametrize("anti", [False, True])
 @pytest.mark.parametrize(
     ("mode", "sweeps", "dense_sweeps", "tolerance"),

@@ -40,6 +40,7 @@ def three_masses(shape):
 WITHIN = pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
 
 
+@pytest.mark.usefixtures("sweeps")
 @WITHIN
 @pytest.mark.parametrize("sharpness", [0.1, 5.0, 100.0, 1000.0])
 @pytest.mark.parametrize("n_iters", [1, 2, 15])
@@ -101,6 +102,7 @@ def test_potentials_rebuild_the_plan(within):
     assert relative_error(rebuilt, wanted) <= 1e-12
 
 
+@pytest.mark.usefixtures("sweeps")
 @WITHIN
 def test_samples_of_zero_mass_get_no_plan(within):
     s = similarities(within)
@@ -118,6 +120,7 @@ def test_samples_of_zero_mass_get_no_plan(within):
         assert relative_error(actual, wanted) <= 1e-10
 
 
+@pytest.mark.usefixtures("sweeps")
 @WITHIN
 def test_tolerance_stops_at_the_marginal_error(within):
     s = similarities(within)
@@ -142,6 +145,7 @@ def test_plan_is_immutable():
         plan.potentials = ()
 
 
+@pytest.mark.usefixtures("sweeps")
 @WITHIN
 @pytest.mark.parametrize(
     ("mode", "sweeps", "dense_sweeps", "tolerance"),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tricouple import checks
+from tricouple.eager import never_compiled
 from tricouple.losses.batch import Batch, prepare
 
 
@@ -46,6 +47,17 @@ class ContrastiveLoss(nn.Module, ABC):
         Returns:
             A scalar, float32 or float64.
         """
+        return self._run(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+
+    @never_compiled
+    def _run(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, Tensor, Tensor] | None,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+    ) -> Tensor:
         checks.matrix("embeddings", embeddings)
         # Half precision cannot hold a coupling: the loss is a float32 island under autocast.
         with torch.autocast(embeddings.device.type, enabled=False):
@@ -54,7 +66,8 @@ class ContrastiveLoss(nn.Module, ABC):
             if missing is None:
                 return self.compute(batch)
         if self.empty == "zero":
-            return (batch.anchors.sum() + batch.references.sum()) * 0.0
+            zero = (batch.anchors.sum() + batch.references.sum()) * 0.0
+            return zero.to(batch.dtype)
         raise ValueError(
             f"the batch of {len(batch.anchors)} samples has no {missing}: use larger or "
             'class-balanced batches, or empty="zero" to skip such batches'

@@ -11,18 +11,23 @@ from tricouple import checks
 from tricouple.numeric import compute_dtype, wide_dtype
 from tricouple.relations import Identities, ListedTriplets, PairTarget, Relation
 
+# Up to this many pairs a batch is computed in float64: 64 samples within one set.
+_TINY = 64 * 64
+
 
 @dataclass(frozen=True)
 class Batch:
     """What every loss computes from.
 
     Attributes:
+        dtype: The dtype of the loss: that of the embeddings, float32 at least.
         anchors: Unit vectors, shape (N, d), float32 or float64.
         references: Unit vectors, shape (M, d); the anchors themselves within one set.
         relation: Who is whose positive and negative.
         within: Whether anchors and references are the same samples.
     """
 
+    dtype: torch.dtype
     anchors: Tensor
     references: Tensor
     relation: Relation
@@ -50,37 +55,40 @@ def prepare(
     ref_labels: Tensor | None,
 ) -> Batch:
     """Check the arguments of a loss and normalise its embeddings."""
-    anchors = _unit("embeddings", embeddings)
     within = ref_emb is None
+    dtype = compute_dtype(embeddings.dtype)
+    if ref_emb is not None:
+        checks.matrix("ref_emb", ref_emb)
+        if ref_emb.device != embeddings.device:
+            raise ValueError(f"ref_emb is on {ref_emb.device}, embeddings on {embeddings.device}")
+        dtype = torch.promote_types(dtype, compute_dtype(ref_emb.dtype))
+    others = embeddings if ref_emb is None else ref_emb
+    # In a tiny batch nothing averages rounding errors out, and float64 costs nothing.
+    tiny = len(embeddings) * len(others) <= _TINY
+    work = wide_dtype(embeddings.device) if tiny else dtype
+    anchors = _unit("embeddings", embeddings.to(work))
     if ref_emb is None:
         if ref_labels is not None:
             raise ValueError("ref_labels were given without ref_emb: pass both or neither")
         references = anchors
     else:
-        checks.matrix("ref_emb", ref_emb)
-        if ref_emb.device != anchors.device:
-            raise ValueError(f"ref_emb is on {ref_emb.device}, embeddings on {anchors.device}")
-        references = _unit("ref_emb", ref_emb)
+        references = _unit("ref_emb", ref_emb.to(work))
         if references.shape[1] != anchors.shape[1]:
             raise ValueError(
                 f"ref_emb has {references.shape[1]} dimensions, embeddings {anchors.shape[1]}: "
                 "they must live in one space"
             )
-        dtype = torch.promote_types(anchors.dtype, references.dtype)
-        anchors, references = anchors.to(dtype), references.to(dtype)
     shape = (len(anchors), len(references))
     relation: Relation
     if indices_tuple is not None:
         relation = _listed(indices_tuple, shape, within, anchors.device)
     else:
         relation = _identities(labels, ref_labels, shape, within, anchors.device)
-    return Batch(anchors, references, relation, within)
+    return Batch(dtype, anchors, references, relation, within)
 
 
-def _unit(name: str, embeddings: Tensor) -> Tensor:
-    """Unit rows, computed in float32 or better."""
-    checks.matrix(name, embeddings)
-    values = embeddings.to(compute_dtype(embeddings.dtype))
+def _unit(name: str, values: Tensor) -> Tensor:
+    """Unit rows."""
     norms: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True)
     tiny = torch.finfo(values.dtype).tiny ** 0.5
     smallest, largest = torch.aminmax(norms.detach())

@@ -98,7 +98,7 @@ class IOT(ContrastiveLoss):
                 spread.fill_diagonal_(False)
             # A sample without mass has no entries to spread.
             loss = loss + self.uniformity * _flatness(log_plan, spread & (log_plan > -torch.inf))
-        return loss.to(similarity.dtype)
+        return loss.to(batch.dtype)
 
     def extra_repr(self) -> str:
         """The settings, for printing."""
@@ -111,5 +111,7 @@ class IOT(ContrastiveLoss):
 def _flatness(log_plan: Tensor, spread: Tensor) -> Tensor:
     """``KL(Q ‖ P)``: only the entries that Q replaces by their mean contribute."""
     logs = log_plan[spread]
+    if not len(logs):
+        return logs.sum()  # 0, with a gradient path
     log_mean = torch.logsumexp(logs, 0) - math.log(len(logs))
     return (torch.exp(log_mean) * (log_mean - logs)).sum()

@@ -83,7 +83,7 @@ class NegMMIOT(ContrastiveLoss):
         potentials, _ = solve_potentials(batch.similarity(), sharpness, imposed, settings)
         margin = sharpness * batch.inner(target.contrast)
         loss = -math.log(target.size) - margin - expectation(masses, potentials)
-        return loss.to(batch.anchors.dtype)
+        return loss.to(batch.dtype)
 
     def extra_repr(self) -> str:
         """The settings, for printing."""

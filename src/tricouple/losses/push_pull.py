@@ -90,7 +90,7 @@ class PushPull(ContrastiveLoss):
                 (batch.relation.repelling(), repel),
             )
         )
-        return (pull + push).to(similarity.dtype)
+        return (pull + push).to(batch.dtype)
 
     def extra_repr(self) -> str:
         """The settings, for printing."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tricouple.eager import never_compiled
 from tricouple.ot.gradients import GRADIENTS
 from tricouple.ot.kernels.pair_log import LogPair
 from tricouple.ot.kernels.pair_scaled import ScaledPair
@@ -68,9 +69,7 @@ class _Potentials(torch.autograd.Function):
         settings: Settings,
     ) -> tuple[Tensor, int]:
         factor = float(sharpness)
-        # Sweeps are many small operations, and inference mode makes each of them cheaper.
-        with torch.inference_mode():
-            solution = _solve(similarity, factor, marginals, settings)
+        solution = _solve(similarity, factor, marginals, settings)
         ctx.save_for_backward(similarity)
         # Outputs must not be kept here: they refer to this context, and the cycle would hold the
         # kernels' N×N matrices until the garbage collector comes by.
@@ -80,27 +79,37 @@ class _Potentials(torch.autograd.Function):
         return solution.potentials.clone(), solution.n_sweeps
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
         (similarity,) = ctx.saved_tensors
-        rule = GRADIENTS[ctx.settings.gradient]
-        with torch.inference_mode():
-            # The second cotangent belongs to the number of sweeps.
-            parts = cotangents[0].to(similarity.dtype).split(ctx.settings.sizes)
-            scores = rule(ctx.solution, parts)
+        # The second cotangent belongs to the number of sweeps.
+        scores = _differentiate(ctx.solution, cotangents[0], ctx.settings)
         sharpness = None
         if ctx.needs_input_grad[1]:
             allowed = torch.where(torch.isfinite(similarity), similarity, 0.0)
             sharpness = torch.sum(scores * allowed).to(ctx.factor_dtype)
-        return scores * ctx.factor, sharpness, None, None
+        return (scores * ctx.factor).to(similarity.dtype), sharpness, None, None
 
 
+# Sweeps are many small operations, and inference mode makes each of them cheaper.
+
+
+@never_compiled
+@torch.inference_mode()
 def _solve(similarity: Tensor, sharpness: float, marginals: Tensor, settings: Settings) -> Solution:
     """The answer of the first solver that can be trusted."""
-    masses = Masses.of(marginals.to(similarity.dtype), settings.sizes)
     for solver in settings.solvers:
         kernel = solver(similarity, sharpness, within=settings.within)
+        masses = Masses.of(marginals.to(kernel.dtype), settings.sizes)
         solution = kernel.solve(masses, settings.n_iters, settings.tol)
         if solution is not None:
             return solution
     raise AssertionError("the last solver always answers")
+
+
+@never_compiled
+@torch.inference_mode()
+def _differentiate(solution: Solution, cotangent: Tensor, settings: Settings) -> Tensor:
+    """The gradient with respect to the scores, shape (N, M)."""
+    parts = cotangent.to(solution.kernel.dtype).split(settings.sizes)
+    return GRADIENTS[settings.gradient](solution, parts)

@@ -46,9 +46,8 @@ class TripletPlan:
     @property
     def _plan(self) -> LogTripletPlan:
         sharpness = 1 / (self.temperature * self.epsilon)
-        dtype = self.similarity.dtype
         kernel = LogTriplet(self.similarity.detach(), sharpness, within=self.within)
-        phi, f, g = ((p.detach() / self.epsilon).to(dtype) for p in self.potentials)
+        phi, f, g = (p.detach() / self.epsilon for p in self.potentials)
         return LogTripletPlan(kernel, phi, f, g)
 
     def marginals(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,16 +67,16 @@ class TripletPlan:
         if first > second:
             return self.pair_marginal(second, first).T
         if (first, second) == (0, 1):
-            return self._plan.positives()[0]
+            return self._plan.positives()[0].to(self.similarity.dtype)
         if (first, second) == (0, 2):
-            return self._plan.negatives()[0]
+            return self._plan.negatives()[0].to(self.similarity.dtype)
         plan = self._plan
         # Σ_i exp(φ_i + x_ij + y_ik), each row shifted by the largest entries of x and y.
         x, y = plan.kernel.attract + plan.f, plan.kernel.repel + plan.g
         top_x, top_y = x.amax(1, keepdim=True), y.amax(1, keepdim=True)
         weights = torch.exp(plan.phi[:, None] + top_x + top_y)
         pairs = (torch.exp(x - top_x) * weights).T @ torch.exp(y - top_y)
-        return pairs.fill_diagonal_(0.0)
+        return pairs.fill_diagonal_(0.0).to(self.similarity.dtype)
 
     def dense(self) -> Tensor:
         """The whole N×M×M tensor: for small batches and for looking at."""

@@ -111,9 +111,10 @@ def measure_with_progress(plan: Plan, problem: Problem, out: Path, console: Cons
         TextColumn("N={task.fields[size]} {task.fields[text]}"),
     )
     report = Report(problem, (), collect_provenance())
-    if report.provenance["load"] > BUSY:
+    load = report.provenance["load"]
+    if load > BUSY:
         console.print(
-            f"[yellow]Other programs keep this machine busy (load {report.provenance['load']:.1f}): "
+            f"[yellow]Other programs keep this machine busy (load {load:.1f}): "
             "times and their ratios will be unreliable."
         )
     # Drawn by hand between the measurements: a refreshing thread would compete for the cores.

@@ -29,7 +29,9 @@ def _solve(plan: Plan, right: Sequence[Tensor]) -> list[Tensor]:
     """Conjugate gradients with a diagonal preconditioner for J w = right.
 
     J is positive semi-definite. Its null space (a constant moved from one axis to another) is kept
-    out of every residual, so that rounding cannot grow along it.
+    out of every residual, so that rounding cannot grow along it. A sharp plan that is not converged
+    may have fallen into parts that no mass connects: then there is no solution, residuals cannot
+    vanish, and the iterate with the smallest is the answer.
     """
     sizes = [len(part) for part in right]
     diagonal = torch.cat([plan.marginal(axis) for axis in range(len(right))])
@@ -50,10 +52,10 @@ def _solve(plan: Plan, right: Sequence[Tensor]) -> list[Tensor]:
         return flat - torch.cat([e * share for e, share in zip(excess, shares, strict=True)])
 
     residual = consistent(torch.cat(list(right)))
-    solution = torch.zeros_like(residual)
+    solution = best = torch.zeros_like(residual)
     scaled = divide_or_zero(residual, diagonal)
     direction = scaled
-    energy = residual @ scaled
+    energy = smallest = residual @ scaled
     rounding = torch.finfo(residual.dtype).eps
     goal = energy * rounding**2
     for _ in range(2 * len(residual) + 100):
@@ -61,12 +63,14 @@ def _solve(plan: Plan, right: Sequence[Tensor]) -> list[Tensor]:
             break
         image = apply(direction)
         curvature = direction @ image
-        if curvature <= 10 * rounding * (direction @ (diagonal * direction)):
-            break  # only rounding is left
+        if curvature <= 100 * rounding * (direction @ (diagonal * direction)):
+            break  # the direction is in the null space but for rounding
         step = energy / curvature
         solution = solution + step * direction
         residual = consistent(residual - step * image)
         scaled = divide_or_zero(residual, diagonal)
         previous, energy = energy, residual @ scaled
+        if energy < smallest:
+            smallest, best = energy, solution
         direction = scaled + (energy / previous) * direction
-    return list(solution.split(sizes))
+    return list(best.split(sizes))

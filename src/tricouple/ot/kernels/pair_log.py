@@ -60,9 +60,15 @@ class LogPair:
     """Entropic transport for ``score = sharpness · similarity`` by log-sum-exp."""
 
     def __init__(self, similarity: Tensor, sharpness: float, *, within: bool) -> None:
-        self.score = similarity * sharpness
+        # Potentials of size c take digits from what they are added to: float32 has none to spare.
+        self.score = similarity.to(wide_dtype(similarity.device)) * sharpness
         if within:
             self.score.fill_diagonal_(-torch.inf)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the coupling is computed in."""
+        return self.score.dtype
 
     def sink(self) -> DenseSink:
         """A collector for this kernel."""
@@ -84,8 +90,9 @@ class LogPair:
             g = subtract(log_columns, torch.logsumexp(self.score + f[:, None], 0))
             stages.append(Stage(1, LogPairPlan(self.score, f, g)))
             done += 1
-        potentials = torch.cat([f, g]).to(wide_dtype(f.device))
-        return Solution(self, potentials, stages[-1].plan, Stages(self, masses, stages), done)
+        return Solution(
+            self, torch.cat([f, g]), stages[-1].plan, Stages(self, masses, stages), done
+        )
 
 
 def subtract(log_mass: Tensor, log_sum: Tensor) -> Tensor:

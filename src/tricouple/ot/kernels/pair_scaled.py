@@ -75,6 +75,11 @@ class ScaledPair:
     def __init__(self, similarity: Tensor, sharpness: float, *, within: bool) -> None:
         self.kernel = balance(similarity, sharpness, within=within)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the coupling is computed in."""
+        return self.kernel.matrix.dtype
+
     def sink(self) -> ScaledPairSink:
         """A collector for this kernel."""
         return ScaledPairSink(self.kernel)

@@ -51,6 +51,10 @@ class GradientSink(Protocol):
 class Kernel(Protocol):
     """A kernel that can be scaled to marginals, and whose plans can be differentiated."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the coupling is computed in."""
+
     def sink(self) -> GradientSink:
         """A new, empty collector of score gradients."""
 

@@ -73,11 +73,17 @@ class LogTriplet:
     """
 
     def __init__(self, similarity: Tensor, sharpness: float, *, within: bool) -> None:
-        self.attract = similarity * sharpness
+        # Potentials of size c take digits from what they are added to: float32 has none to spare.
+        self.attract = similarity.to(wide_dtype(similarity.device)) * sharpness
         self.repel = -self.attract
         if within:
             self.attract.fill_diagonal_(-torch.inf)
             self.repel.fill_diagonal_(-torch.inf)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the coupling is computed in."""
+        return self.attract.dtype
 
     def sink(self) -> DenseSink:
         """A collector for this kernel."""
@@ -106,8 +112,9 @@ class LogTriplet:
             g = subtract(log_h, torch.logsumexp(pairs + phi[:, None], 0))
             stages.append(Stage(2, LogTripletPlan(self, phi, f, g)))
             done += 1
-        potentials = torch.cat([phi, f, g]).to(wide_dtype(phi.device))
-        return Solution(self, potentials, stages[-1].plan, Stages(self, masses, stages), done)
+        return Solution(
+            self, torch.cat([phi, f, g]), stages[-1].plan, Stages(self, masses, stages), done
+        )
 
 
 @dataclass(frozen=True)

@@ -92,13 +92,18 @@ class ScaledTriplet:
         """Negatives with scaling h."""
         return Partners(h, self.repel.rows(h), self.exclusion_column * h)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the coupling is computed in."""
+        return self.attract.matrix.dtype
+
     def sink(self) -> ScaledTripletSink:
         """A collector for this kernel."""
         return ScaledTripletSink(self)
 
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep; None when the result cannot be trusted and logarithms are needed."""
-        dtype = self.attract.matrix.dtype
+        dtype = self.dtype
         # Log-scalings start at zero.
         start = (
             torch.exp(-self.attract.column_shift).to(dtype),
