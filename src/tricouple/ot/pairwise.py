@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.numeric import compute_dtype, wide_dtype
 from tricouple.ot.gradients import GRADIENTS
+from tricouple.ot.kernels.balanced import row_blocks
 from tricouple.ot.potentials import PAIR, Settings, solve_potentials
 
 # When no tolerance is asked for, a plan counts as converged below this marginal error.
@@ -42,10 +44,15 @@ class PairPlan:
     def dense(self) -> Tensor:
         """The plan as a matrix, shape (N, M)."""
         f, g = self.potentials
-        signed = torch.where(torch.isfinite(self.cost), self.cost, torch.inf)
-        if self.anti:
-            signed = torch.where(torch.isfinite(signed), -signed, torch.inf)
-        return torch.exp((f[:, None] + g - signed) / self.epsilon).to(self.cost.dtype)
+        rows = []
+        # Potentials and costs nearly cancel: in float64, a block at a time.
+        for block in row_blocks(*self.cost.shape):
+            cost = self.cost[block]
+            if self.anti:
+                cost = torch.where(cost == torch.inf, cost, -cost)
+            logs = (f[block, None] + g - cost) / self.epsilon
+            rows.append(torch.exp(logs).to(cost.dtype))
+        return torch.cat(rows)
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """The plan's own row and column sums."""
@@ -104,16 +111,18 @@ def sinkhorn(
     checks.positive_number("epsilon", epsilon)
     checks.sweeps(n_iters, tol)
     checks.one_of("gradient", gradient, GRADIENTS)
-    if bool((torch.isnan(cost) | (cost == -torch.inf)).any()):
-        raise ValueError("cost must hold finite numbers or +inf (forbidden), found NaN or -inf")
     cost = cost.to(compute_dtype(cost.dtype))
+    lowest, highest = (float(end) for end in torch.aminmax(cost.detach()))
+    if not lowest > -math.inf:  # also if it is NaN
+        raise ValueError("cost must hold finite numbers or +inf (forbidden), found NaN or -inf")
     rows = _masses("row_marginal", row_marginal, cost.shape[0], cost)
     columns = _masses("column_marginal", column_marginal, cost.shape[1], cost)
     imposed = torch.cat([rows, columns])
-    forbidden = cost == torch.inf
-    score = torch.where(forbidden, -torch.inf, cost if anti else -cost)
+    # Scores are −C/ε; for anti-transport +C/ε, where forbidden entries must not become rewards.
+    rewards = torch.where(cost == torch.inf, -torch.inf, cost) if highest == math.inf else cost
+    scores, factor = (rewards, 1 / epsilon) if anti else (cost, -1 / epsilon)
     settings = Settings(PAIR, tuple(cost.shape), False, n_iters, tol, gradient)
-    potentials, sweeps = solve_potentials(score, 1 / float(epsilon), imposed, settings)
+    potentials, sweeps = solve_potentials(scores, factor, imposed, settings)
     if not bool(torch.isfinite(potentials[imposed > 0]).all()):
         raise ValueError(
             "cost forbids too much: no plan has these marginals (a row or column with mass has no "
