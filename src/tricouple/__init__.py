@@ -5,18 +5,44 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tricouple import geometry, ot
-    from tricouple.losses import IOT, NegMMIOT, PushPull
+    from tricouple.losses import (
+        DBOT,
+        IOT,
+        FusedGromov,
+        InfoNCE,
+        InvaSpread,
+        NegMMIOT,
+        PushPull,
+        VICReg,
+    )
     from tricouple.views import pair_views
 
 __version__ = "0.1.0"
 
-__all__ = ["IOT", "NegMMIOT", "PushPull", "geometry", "ot", "pair_views"]
+__all__ = [
+    "DBOT",
+    "IOT",
+    "FusedGromov",
+    "InfoNCE",
+    "InvaSpread",
+    "NegMMIOT",
+    "PushPull",
+    "VICReg",
+    "geometry",
+    "ot",
+    "pair_views",
+]
 
 # Imported on first use: `tricouple --help` runs this file and should not have to wait for torch.
 _HOMES = {
+    "DBOT": "tricouple.losses",
     "IOT": "tricouple.losses",
+    "FusedGromov": "tricouple.losses",
+    "InfoNCE": "tricouple.losses",
+    "InvaSpread": "tricouple.losses",
     "NegMMIOT": "tricouple.losses",
     "PushPull": "tricouple.losses",
+    "VICReg": "tricouple.losses",
     "pair_views": "tricouple.views",
 }
 

@@ -34,12 +34,17 @@ def non_negative_number(name: str, value: float) -> None:
         raise ValueError(f"{name} must be finite and >= 0, got {value}")
 
 
+def count(name: str, value: int) -> None:
+    """Require a whole number, one or above."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
 def sweeps(n_iters: int, tol: float | None) -> None:
     """Require a sensible stopping rule: at least one sweep, and a positive tolerance if any."""
-    if isinstance(n_iters, bool) or not isinstance(n_iters, int):
-        raise TypeError(f"n_iters must be an integer, got {type(n_iters).__name__}: {n_iters!r}")
-    if n_iters < 1:
-        raise ValueError(f"n_iters must be at least 1, got {n_iters}")
+    count("n_iters", n_iters)
     if tol is not None:
         positive_number("tol", tol)
 
@@ -87,4 +92,14 @@ def probability(name: str, value: Tensor, length: int) -> None:
         raise ValueError(
             f"{name} must be non-negative and sum to 1, got minimum {float(value.min())} "
             f"and sum {total}"
+        )
+
+
+def quadrature_tolerance(tolerance: float, dtype: torch.dtype) -> None:
+    """Require a tolerance that sums in this dtype can reach."""
+    reachable = 4 * torch.finfo(dtype).eps
+    if tolerance < reachable or tolerance > 0.1:
+        raise ValueError(
+            f"kernel_tol must be between {reachable:.1e} (what {dtype} can resolve) and 0.1, "
+            f"got {tolerance}"
         )

@@ -23,6 +23,7 @@ Contrastive learning with optimal transport: anchor, positive and negative in on
 EXAMPLES = """\
 examples:
   tricouple demo                   free vectors find the optimum that theory predicts
+  tricouple verify                 the paper's theory as a table of verdicts
   tricouple bench --quick          a first look at speed and memory
   tricouple bench --help           the options of one command
 """
@@ -50,6 +51,11 @@ class Command:
 COMMANDS = {
     "demo": Command(
         "tricouple.experiments.demo", "optimise free vectors to the simplex ETF (seconds)", "bench"
+    ),
+    "verify": Command(
+        "tricouple.experiments.theory.command",
+        "test the statements of the paper's theory numerically (a minute)",
+        "bench",
     ),
     "bench": Command(
         "tricouple.experiments.efficiency.command",

@@ -178,7 +178,7 @@ def etf_loss(
 
     Example:
         >>> round(etf_loss(10, 10, temperature=1.0, epsilon=0.5), 6)
-        1.197105
+        0.738606
     """
     if n_classes < 2 or per_class < 2:
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,3 +39,27 @@ def expectation(masses: Tensor, values: Tensor) -> Tensor:
 def uniform(sizes: Sequence[int], like: Tensor) -> Tensor:
     """Uniform marginals of several axes, one after the other in one vector."""
     return torch.cat([like.new_full((size,), 1 / size) for size in sizes])
+
+
+# Up to this many samples it is cheaper to add a gradient to its transpose than to multiply twice.
+_SMALL = 1024
+
+
+def cosines(anchors: Tensor, references: Tensor) -> Tensor:
+    """Inner products of all pairs, (N, M); of a set with itself if both are the same tensor."""
+    if anchors is references and len(anchors) <= _SMALL:
+        return _Gram.apply(anchors)  # type: ignore[no-any-return, no-untyped-call]
+    return anchors @ references.T
+
+
+class _Gram(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors)
+        return vectors @ vectors.T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        vectors: Tensor = ctx.saved_tensors[0]
+        (gradient,) = gradients
+        return (gradient + gradient.T) @ vectors

@@ -1,6 +1,96 @@
-"""ψ: how a triplet's margin becomes its cost."""
+"""ψ: how a triplet's margin becomes its cost.
+
+Any strictly decreasing function of the margin t = (s_ij − s_ik)/τ will do. ``linear`` and
+``log_sigmoid`` have fast triplet kernels, O(N²) and O(Q·N²); pairwise plans take any.
+"""
 
 from __future__ import annotations
 
-SHAPINGS = ("linear",)
-"""Names of the cost-shaping functions: ``linear`` is ψ(t) = −t."""
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Shaping = Callable[[Tensor], Tensor]
+
+# What keeps the flat parts of hinges decreasing.
+_SLOPE = 0.01
+
+
+def linear(t: Tensor) -> Tensor:
+    """ψ(t) = −t."""
+    return -t
+
+
+def log_sigmoid(t: Tensor) -> Tensor:
+    """ψ(t) = log(1 + e^{−t})."""
+    return torch.nn.functional.softplus(-t, threshold=100.0)
+
+
+def exponential(t: Tensor) -> Tensor:
+    """ψ(t) = e^{−t}."""
+    return torch.exp(-t)
+
+
+def hinge(t: Tensor) -> Tensor:
+    """ψ(t) = max(0, 1 − t) − t/100: the slope keeps it decreasing beyond the margin."""
+    return torch.relu(1 - t) - _SLOPE * t
+
+
+def squared_hinge(t: Tensor) -> Tensor:
+    """ψ(t) = max(0, 1 − t)² − t/100: the slope keeps it decreasing beyond the margin."""
+    return torch.relu(1 - t).square() - _SLOPE * t
+
+
+TRIPLET_SHAPINGS = ("linear", "log_sigmoid")
+"""The shapings that the triplet coupling has kernels for."""
+
+SHAPINGS: dict[str, Shaping] = {
+    "linear": linear,
+    "log_sigmoid": log_sigmoid,
+    "exponential": exponential,
+    "hinge": hinge,
+    "squared_hinge": squared_hinge,
+}
+"""The cost-shaping functions that have a name."""
+
+
+def resolve(shaping: str | Shaping) -> Shaping:
+    """The function of a name, or the callable itself."""
+    if isinstance(shaping, str):
+        if shaping not in SHAPINGS:
+            names = ", ".join(map(repr, SHAPINGS))
+            raise ValueError(f"shaping must be one of {names} or a callable, got {shaping!r}")
+        return SHAPINGS[shaping]
+    if not callable(shaping):
+        raise TypeError(f"shaping must be a name or a callable, got {type(shaping).__name__}")
+    return shaping
+
+
+def check_decreasing(shaping: Shaping, lowest: float, highest: float, like: Tensor) -> None:
+    """Require finite, strictly decreasing values of the right shape on the range in use."""
+    grid = torch.linspace(lowest, highest, 257, dtype=torch.float64, device="cpu")
+    grid = grid.to(like.device, torch.float32 if like.device.type == "mps" else torch.float64)
+    with torch.no_grad():
+        values = shaping(grid)
+    name = getattr(shaping, "__name__", repr(shaping))
+    if not isinstance(values, Tensor) or values.shape != grid.shape:
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(
+            f"shaping {name} must return one value for each margin, shape {tuple(grid.shape)}, "
+            f"got {found}"
+        )
+    if not bool(torch.isfinite(values).all()):
+        where = float(grid[~torch.isfinite(values)][0])
+        raise ValueError(
+            f"shaping {name} must be finite on the margins in use, [{lowest:.3g}, {highest:.3g}], "
+            f"found {float(values[~torch.isfinite(values)][0])} at {where:.3g}"
+        )
+    rises = values.diff() >= 0
+    if bool(rises.any()):
+        where = float(grid[:-1][rises][0])
+        raise ValueError(
+            f"shaping {name} must be strictly decreasing on the margins in use, "
+            f"[{lowest:.3g}, {highest:.3g}], but does not fall at {where:.3g}: "
+            "a larger margin must cost less"
+        )

@@ -1,7 +1,21 @@
 """Losses, one file each, with one call signature."""
 
+from tricouple.losses.dbot import DBOT
+from tricouple.losses.fused_gromov import FusedGromov
+from tricouple.losses.info_nce import InfoNCE
+from tricouple.losses.inva_spread import InvaSpread
 from tricouple.losses.iot import IOT
 from tricouple.losses.neg_mmiot import NegMMIOT
 from tricouple.losses.push_pull import PushPull
+from tricouple.losses.vicreg import VICReg
 
-__all__ = ["IOT", "NegMMIOT", "PushPull"]
+__all__ = [
+    "DBOT",
+    "IOT",
+    "FusedGromov",
+    "InfoNCE",
+    "InvaSpread",
+    "NegMMIOT",
+    "PushPull",
+    "VICReg",
+]

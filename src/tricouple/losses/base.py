@@ -21,6 +21,7 @@ class ContrastiveLoss(nn.Module, ABC):
     """
 
     needs_negatives = True
+    unit_length = True  # whether the loss sees unit vectors, or embeddings as they are
 
     def __init__(self, *, empty: str = "raise") -> None:
         super().__init__()
@@ -61,7 +62,15 @@ class ContrastiveLoss(nn.Module, ABC):
         checks.matrix("embeddings", embeddings)
         # Half precision cannot hold a coupling: the loss is a float32 island under autocast.
         with torch.autocast(embeddings.device.type, enabled=False):
-            batch = prepare(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+            batch = prepare(
+                embeddings,
+                labels,
+                indices_tuple,
+                ref_emb,
+                ref_labels,
+                unit_length=self.unit_length,
+            )
+            self._check_setting(batch)
             missing = self._missing(batch)
             if missing is None:
                 return self.compute(batch)
@@ -72,6 +81,9 @@ class ContrastiveLoss(nn.Module, ABC):
             f"the batch of {len(batch.anchors)} samples has no {missing}: use larger or "
             'class-balanced batches, or empty="zero" to skip such batches'
         )
+
+    def _check_setting(self, batch: Batch) -> None:
+        """Raise a ValueError where the loss has no meaning; most have one everywhere."""
 
     def _missing(self, batch: Batch) -> str | None:
         if batch.relation.n_positives == 0:

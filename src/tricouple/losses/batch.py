@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.numeric import compute_dtype, wide_dtype
+from tricouple.numeric import compute_dtype, cosines, wide_dtype
 from tricouple.relations import Identities, ListedTriplets, PairTarget, Relation
 
 # Up to this many pairs a batch is computed in float64: 64 samples within one set.
@@ -21,8 +21,9 @@ class Batch:
 
     Attributes:
         dtype: The dtype of the loss: that of the embeddings, float32 at least.
-        anchors: Unit vectors, shape (N, d), float32 or float64.
-        references: Unit vectors, shape (M, d); the anchors themselves within one set.
+        anchors: Unit vectors (raw ones, if the loss wants them so), shape (N, d), float32 or
+            float64.
+        references: Likewise, shape (M, d); the anchors themselves within one set.
         relation: Who is whose positive and negative.
         within: Whether anchors and references are the same samples.
     """
@@ -35,7 +36,7 @@ class Batch:
 
     def similarity(self) -> Tensor:
         """Cosines, shape (N, M)."""
-        return self.anchors @ self.references.T
+        return cosines(self.anchors, self.anchors if self.within else self.references)
 
     def inner(self, target: PairTarget) -> Tensor:
         """Inner product of a target with the cosines.
@@ -53,8 +54,11 @@ def prepare(
     indices_tuple: tuple[Tensor, Tensor, Tensor] | None,
     ref_emb: Tensor | None,
     ref_labels: Tensor | None,
+    *,
+    unit_length: bool = True,
 ) -> Batch:
-    """Check the arguments of a loss and normalise its embeddings."""
+    """Check the arguments of a loss and, unless told not to, normalise its embeddings."""
+    vectors = _unit if unit_length else _finite
     within = ref_emb is None
     dtype = compute_dtype(embeddings.dtype)
     if ref_emb is not None:
@@ -66,13 +70,13 @@ def prepare(
     # In a tiny batch nothing averages rounding errors out, and float64 costs nothing.
     tiny = len(embeddings) * len(others) <= _TINY
     work = wide_dtype(embeddings.device) if tiny else dtype
-    anchors = _unit("embeddings", embeddings.to(work))
+    anchors = vectors("embeddings", embeddings.to(work))
     if ref_emb is None:
         if ref_labels is not None:
             raise ValueError("ref_labels were given without ref_emb: pass both or neither")
         references = anchors
     else:
-        references = _unit("ref_emb", ref_emb.to(work))
+        references = vectors("ref_emb", ref_emb.to(work))
         if references.shape[1] != anchors.shape[1]:
             raise ValueError(
                 f"ref_emb has {references.shape[1]} dimensions, embeddings {anchors.shape[1]}: "
@@ -103,15 +107,20 @@ def _rescued(name: str, values: Tensor) -> Tensor:
 
     Unit vectors do not change when a row is multiplied by a constant, so neither do gradients.
     """
-    size = values.detach().abs().amax(1, keepdim=True)
-    bad = ~torch.isfinite(values.detach()).all(1)
-    if bool(bad.any()):
-        row = int(bad.nonzero()[0])
-        raise ValueError(f"{name} must be finite, found NaN or infinity in row {row}")
+    size = _finite(name, values).detach().abs().amax(1, keepdim=True)
     if bool((size == 0).any()):
         row = int((size[:, 0] == 0).nonzero()[0])
         raise ValueError(f"{name} must not hold zero vectors, row {row} has no direction")
     return values / size
+
+
+def _finite(name: str, values: Tensor) -> Tensor:
+    """The rows as they are, if they hold numbers."""
+    bad = ~torch.isfinite(values.detach()).all(1)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise ValueError(f"{name} must be finite, found NaN or infinity in row {row}")
+    return values
 
 
 def _identities(

@@ -29,7 +29,7 @@ class PairDivergence:
 
 def pair_divergence(
     batch: Batch,
-    similarity: Tensor,
+    scores: Tensor,
     target: UniformPairs,
     sharpness: float | Tensor,
     *,
@@ -37,27 +37,33 @@ def pair_divergence(
     n_iters: int,
     tol: float | None,
     gradient: str,
+    shaped: bool = False,
 ) -> PairDivergence:
-    """Solve the plan with kernel ``exp(sharpness · s)`` and compare the target with it.
+    """Solve the plan with kernel ``exp(sharpness · scores)`` and compare the target with it.
 
-    ``KL(P̃‖P) = −log|pairs| − sharpness·⟨P̃, s⟩ − Σ ⟨target marginal, log-scaling⟩``.
+    ``KL(P̃‖P) = −log|pairs| − sharpness·⟨P̃, scores⟩ − Σ ⟨target marginal, log-scaling⟩``.
 
     Args:
         batch: The batch.
-        similarity: Its cosines, shape (N, M), shared between the plans of one loss.
+        scores: Its cosines, or costs shaped from them, shape (N, M).
         target: P̃.
         sharpness: Positive for transport, negative for anti-transport.
         marginals: ``"uniform"`` or ``"target"``.
         n_iters: Sweeps, at most.
         tol: Marginal error to stop at.
         gradient: The gradient rule.
+        shaped: Whether the scores are other than the batch's cosines.
     """
     rows, columns = target.pairs.marginals
     masses = torch.cat([rows, columns])
     sizes = (len(rows), len(columns))
     imposed = uniform(sizes, masses) if marginals == "uniform" else masses
     settings = Settings(PAIR, sizes, batch.within, n_iters, tol, gradient)
-    potentials, _ = solve_potentials(similarity, sharpness, imposed, settings)
-    inner = sharpness * batch.inner(target.pairs)
-    value = -math.log(target.size) - inner - expectation(masses, potentials)
+    potentials, _ = solve_potentials(scores, sharpness, imposed, settings)
+    # The mean of cosines over a target is O(N·d) work.
+    if shaped:
+        mean = scores[target.pairs.mask()].to(masses.dtype).mean()
+    else:
+        mean = batch.inner(target.pairs)
+    value = -math.log(target.size) - sharpness * mean - expectation(masses, potentials)
     return PairDivergence(value, potentials.split(sizes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from tricouple import checks
@@ -10,7 +11,7 @@ from tricouple.losses.batch import Batch
 from tricouple.losses.pair_divergence import pair_divergence
 from tricouple.numeric import inverse_product
 from tricouple.ot.gradients import GRADIENTS
-from tricouple.shaping import SHAPINGS
+from tricouple.shaping import Shaping, check_decreasing, resolve
 
 
 class PushPull(ContrastiveLoss):
@@ -26,7 +27,8 @@ class PushPull(ContrastiveLoss):
         epsilon_neg: ε₋, regularisation of the repelling plan.
         n_iters: Sinkhorn sweeps, at most.
         tol: Stop sweeping when the marginal error (L1) is below this.
-        shaping: ψ; ``"linear"`` is ψ(t) = −t.
+        shaping: ψ: ``"linear"`` is ψ(t) = −t; also ``"log_sigmoid"``, ``"exponential"``,
+            ``"hinge"``, ``"squared_hinge"`` or any strictly decreasing callable.
         gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``, as in ``NegMMIOT``.
         marginals: ``"uniform"`` as in the paper, or ``"target"``.
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
@@ -45,7 +47,7 @@ class PushPull(ContrastiveLoss):
         epsilon_neg: float = 0.1,
         n_iters: int = 10,
         tol: float | None = None,
-        shaping: str = "linear",
+        shaping: str | Shaping = "linear",
         gradient: str = "unrolled",
         marginals: str = "uniform",
         *,
@@ -56,7 +58,7 @@ class PushPull(ContrastiveLoss):
         checks.positive_number("epsilon_pos", epsilon_pos)
         checks.positive_number("epsilon_neg", epsilon_neg)
         checks.sweeps(n_iters, tol)
-        checks.one_of("shaping", shaping, SHAPINGS)
+        resolve(shaping)
         checks.one_of("gradient", gradient, GRADIENTS)
         checks.one_of("marginals", marginals, ("uniform", "target"))
         self.temperature = temperature
@@ -71,19 +73,32 @@ class PushPull(ContrastiveLoss):
     def compute(self, batch: Batch) -> Tensor:
         """Both divergences on one similarity matrix."""
         checks.positive_number("temperature", self.temperature)
-        similarity = batch.similarity()
-        attract = inverse_product(self.temperature, self.epsilon_pos)
-        repel = -inverse_product(self.temperature, self.epsilon_neg)
+        scores = batch.similarity()
+        shaped = self.shaping != "linear"
+        attract: float | Tensor
+        repel: float | Tensor
+        if shaped:
+            # Costs instead of similarities: transport now seeks the small ones.
+            margins = scores * inverse_product(self.temperature, 1.0)
+            psi = resolve(self.shaping)
+            lowest, highest = (float(end) for end in torch.aminmax(margins.detach()))
+            check_decreasing(psi, lowest, max(highest, lowest + 1e-3), margins)
+            scores = psi(margins)
+            attract, repel = -1 / self.epsilon_pos, 1 / self.epsilon_neg
+        else:
+            attract = inverse_product(self.temperature, self.epsilon_pos)
+            repel = -inverse_product(self.temperature, self.epsilon_neg)
         pull, push = (
             pair_divergence(
                 batch,
-                similarity,
+                scores,
                 target,
                 sharpness,
                 marginals=self.marginals,
                 n_iters=self.n_iters,
                 tol=self.tol,
                 gradient=self.gradient,
+                shaped=shaped,
             ).value
             for target, sharpness in (
                 (batch.relation.attracting(), attract),

@@ -7,6 +7,7 @@ where fast cannot be trusted; differentiate by one of the three rules.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -15,29 +16,55 @@ from torch.autograd.function import once_differentiable
 
 from tricouple.eager import never_compiled
 from tricouple.ot.gradients import GRADIENTS
+from tricouple.ot.kernels import native
+from tricouple.ot.kernels.native_triplet import NativeTriplet
 from tricouple.ot.kernels.pair_log import LogPair
 from tricouple.ot.kernels.pair_scaled import ScaledPair
 from tricouple.ot.kernels.plan import Kernel, Masses, Solution
-from tricouple.ot.kernels.triplet_log import LogTriplet
-from tricouple.ot.kernels.triplet_scaled import ScaledTriplet
+from tricouple.ot.kernels.triplet_log import careful_linear
+from tricouple.ot.kernels.triplet_log_sigmoid import careful_log_sigmoid, scaled_log_sigmoid
+from tricouple.ot.kernels.triplet_scaled import scaled_linear
 
 
-class _Solver(Kernel, Protocol):
-    def __init__(self, similarity: Tensor, sharpness: float, *, within: bool) -> None: ...
+class Solver(Kernel, Protocol):
+    """A kernel that finds its own scalings."""
 
-    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None: ...
+    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
+        """Sweep; None when the result cannot be trusted."""
+
+
+class SolverFactory(Protocol):
+    """Makes a solver of similarities, the factor that turns them into scores, and the setting."""
+
+    def __call__(self, similarity: Tensor, factor: float, /, *, within: bool) -> Solver:
+        """Build the kernel."""
+
+
+def fast_linear(similarity: Tensor, sharpness: float, /, *, within: bool) -> Solver:
+    """The fast triplet coupling for linear ψ: compiled for small batches, PyTorch for large."""
+    make = NativeTriplet if native.suits(similarity) else scaled_linear
+    return make(similarity, sharpness, within=within)
 
 
 # Fast first; the last one never gives up.
-PAIR: tuple[type[_Solver], ...] = (ScaledPair, LogPair)
-TRIPLET: tuple[type[_Solver], ...] = (ScaledTriplet, LogTriplet)
+PAIR: tuple[SolverFactory, ...] = (ScaledPair, LogPair)
+LINEAR_TRIPLET: tuple[SolverFactory, ...] = (fast_linear, careful_linear)
+
+
+def log_sigmoid_triplet(epsilon: float, tolerance: float) -> tuple[SolverFactory, ...]:
+    """Solvers for log-sigmoid shaping, by quadrature to a tolerance on the kernel."""
+    power = 1 / epsilon
+    return (
+        partial(scaled_log_sigmoid, power=power, tolerance=tolerance),
+        partial(careful_log_sigmoid, power=power, tolerance=tolerance),
+    )
 
 
 @dataclass(frozen=True)
 class Settings:
     """How to solve and how to differentiate; ``sizes`` are the lengths of the axes."""
 
-    solvers: tuple[type[_Solver], ...]
+    solvers: tuple[SolverFactory, ...]
     sizes: tuple[int, ...]
     within: bool
     n_iters: int
@@ -100,7 +127,7 @@ def _solve(similarity: Tensor, sharpness: float, marginals: Tensor, settings: Se
     """The answer of the first solver that can be trusted."""
     for solver in settings.solvers:
         kernel = solver(similarity, sharpness, within=settings.within)
-        masses = Masses.of(marginals.to(kernel.dtype), settings.sizes)
+        masses = Masses(marginals, settings.sizes, kernel.dtype)
         solution = kernel.solve(masses, settings.n_iters, settings.tol)
         if solution is not None:
             return solution

@@ -11,10 +11,9 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.numeric import compute_dtype, inverse_product, uniform, wide_dtype
 from tricouple.ot.gradients import GRADIENTS
-from tricouple.ot.kernels.triplet_log import LogTriplet, LogTripletPlan
+from tricouple.ot.kernels.triplet_log import LogTripletPlan, careful_linear
 from tricouple.ot.pairwise import DEFAULT_TOLERANCE, largest_error
-from tricouple.ot.potentials import TRIPLET, Settings, solve_potentials
-from tricouple.shaping import SHAPINGS
+from tricouple.ot.potentials import LINEAR_TRIPLET, Settings, solve_potentials
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,7 @@ class TripletPlan:
     @property
     def _plan(self) -> LogTripletPlan:
         sharpness = 1 / (self.temperature * self.epsilon)
-        kernel = LogTriplet(self.similarity.detach(), sharpness, within=self.within)
+        kernel = careful_linear(self.similarity.detach(), sharpness, within=self.within)
         phi, f, g = (p.detach() / self.epsilon for p in self.potentials)
         return LogTripletPlan(kernel, phi, f, g)
 
@@ -67,12 +66,12 @@ class TripletPlan:
         if first > second:
             return self.pair_marginal(second, first).T
         if (first, second) == (0, 1):
-            return self._plan.positives()[0].to(self.similarity.dtype)
+            return self._plan.positives().to(self.similarity.dtype)
         if (first, second) == (0, 2):
-            return self._plan.negatives()[0].to(self.similarity.dtype)
+            return self._plan.negatives().to(self.similarity.dtype)
         plan = self._plan
         # Σ_i exp(φ_i + x_ij + y_ik), each row shifted by the largest entries of x and y.
-        x, y = plan.kernel.attract + plan.f, plan.kernel.repel + plan.g
+        x, y = plan.kernel.attract(0.0) + plan.f, plan.kernel.repel(0.0) + plan.g
         top_x, top_y = x.amax(1, keepdim=True), y.amax(1, keepdim=True)
         weights = torch.exp(plan.phi[:, None] + top_x + top_y)
         pairs = (torch.exp(x - top_x) * weights).T @ torch.exp(y - top_y)
@@ -155,7 +154,7 @@ def triplet_sinkhorn(
         ):
             checks.probability(f"marginals ({name})", masses, size)
         imposed = torch.cat([masses.detach().to(wide) for masses in marginals])
-    settings = Settings(TRIPLET, sizes, within, n_iters, tol, gradient)
+    settings = Settings(LINEAR_TRIPLET, sizes, within, n_iters, tol, gradient)
     logs, sweeps = solve_potentials(
         similarity, inverse_product(temperature, epsilon), imposed, settings
     )
@@ -186,7 +185,7 @@ def _check(
     checks.matrix("similarity", similarity)
     checks.positive_number("temperature", temperature)
     checks.positive_number("epsilon", epsilon)
-    checks.one_of("shaping", shaping, SHAPINGS)
+    checks.one_of("shaping", shaping, ("linear",))
     checks.sweeps(n_iters, tol)
     checks.one_of("gradient", gradient, GRADIENTS)
     if not bool(torch.isfinite(similarity).all()):

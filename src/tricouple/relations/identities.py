@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tricouple.numeric import wide_dtype
+from tricouple.numeric import divide_or_zero, wide_dtype
 from tricouple.relations.targets import TripletTarget, UniformPairs
 
 
@@ -104,6 +104,12 @@ class Identities:
     def positives(self) -> UniformPairs:
         """Same identity, every anchor."""
         return self._uniform(torch.ones_like(self.partners[0], dtype=torch.bool), same=True)
+
+    def per_anchor(self) -> GroupedPairs:
+        """Same identity, a pair weighing 1/n⁺_i of what its anchor weighs."""
+        positives = self.partners[0]
+        anchors = self.sizes[0] @ (positives > 0).to(positives.dtype)
+        return GroupedPairs(self, same=divide_or_zero(1 / anchors, positives))
 
     def _uniform(self, kept: Tensor, *, same: bool) -> UniformPairs:
         partners = self.partners[0 if same else 1]

@@ -77,6 +77,13 @@ class ListedTriplets:
         """The same as ``attracting``: a listed positive always has a negative."""
         return self.attracting()
 
+    def per_anchor(self) -> ListedPairs:
+        """Distinct (anchor, positive) pairs, each weighing 1/n⁺_i of what its anchor weighs."""
+        pairs = self._pairs(self.positive_indices)
+        counts = torch.bincount(pairs.rows, minlength=self.shape[0]).to(pairs.weights.dtype)
+        weights = 1 / (torch.count_nonzero(counts) * counts[pairs.rows])
+        return ListedPairs(pairs.rows, pairs.columns, weights, self.shape)
+
     def _pairs(self, partners: Tensor) -> ListedPairs:
         keys, counts = torch.unique(self.anchors * self.shape[1] + partners, return_counts=True)
         weights = counts.to(wide_dtype(keys.device)) / max(1.0, self.n_triplets)

@@ -75,3 +75,6 @@ class Relation(Protocol):
 
     def positives(self) -> UniformPairs:
         """Uniform on all positive pairs, whether or not their anchor has a negative."""
+
+    def per_anchor(self) -> PairTarget:
+        """Equal mass on every anchor that has a positive, evenly over the positives it has."""

@@ -13,9 +13,10 @@ from tricouple.experiments.efficiency import table
 from tricouple.experiments.efficiency.contenders import CONTENDERS
 from tricouple.experiments.efficiency.measure import Plan, measure
 from tricouple.experiments.efficiency.problem import Problem
-from tricouple.experiments.efficiency.record import Report, collect_provenance
+from tricouple.experiments.efficiency.record import Report
 from tricouple.experiments.efficiency.summary import claims
 from tricouple.experiments.options import CommandError, at_least, batch_sizes, require_writable
+from tricouple.experiments.provenance import collect_provenance
 
 DESCRIPTION = """\
 Time and memory of the losses beside the dense N^3 algorithm, a plain InfoNCE, SupConLoss

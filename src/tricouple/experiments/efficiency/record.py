@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import shlex
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from tricouple import __version__
 from tricouple.experiments.efficiency.problem import Problem
-
-PACKAGES = ("torch", "numpy", "pytorch-metric-learning", "jax", "ott-jax", "POT")
 
 
 @dataclass(frozen=True)
@@ -93,58 +80,3 @@ class Report:
             )
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"not the JSON of a benchmark report: {error!r}") from error
-
-
-def collect_provenance() -> dict[str, Any]:
-    """Return what is needed to judge or repeat a measurement on this machine.
-
-    Called before the run: ``load`` then tells how busy others kept the machine.
-    """
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["tricouple", *sys.argv[1:]]),
-        "commit": git_commit(),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0],
-        "versions": {"tricouple": __version__} | {name: installed(name) for name in PACKAGES},
-    }
-
-
-def installed(package: str) -> str | None:
-    """Return the version of an installed package, None if it is missing."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def cpu_model() -> str:
-    """Return the processor's name where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
-
-
-def git_commit() -> str | None:
-    """Return the commit of the sources, marked if they were changed since, None outside git."""
-    here = Path(__file__)
-    try:
-        # An installed copy may lie inside the checkout of another project: not ours to name.
-        git(here.parent, "ls-files", "--error-unmatch", here.name)
-        return git(here.parent, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def git(folder: Path, *words: str) -> str:
-    """Return what a git command says in a folder."""
-    command = ["git", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.strip()

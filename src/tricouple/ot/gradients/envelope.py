@@ -18,5 +18,5 @@ def envelope(solution: Solution, cotangents: Sequence[Tensor]) -> Tensor:
     sink = solution.kernel.sink()
     total = cotangents[0].sum()
     weights = torch.ones_like(cotangents[0]) * -total
-    solution.plan.push(0, weights, sink)
+    solution.plan().push(0, weights, sink)
     return sink.total()

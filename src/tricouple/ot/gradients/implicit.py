@@ -18,7 +18,7 @@ def implicit(solution: Solution, cotangents: Sequence[Tensor]) -> Tensor:
     marginals on its diagonal and the pair marginals off it. With ``J w = cotangents`` the gradient
     is minus that of ``Σ w · marginals`` at fixed potentials.
     """
-    plan = solution.plan
+    plan = solution.plan()
     sink = solution.kernel.sink()
     for axis, weights in enumerate(_solve(plan, cotangents)):
         plan.push(axis, -weights, sink)

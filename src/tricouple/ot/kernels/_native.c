@@ -66,39 +66,27 @@ static PyObject *balance(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     Py_RETURN_NONE;
 }
 
-static PyObject *triplet_sweeps(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+static PyObject *triplet_solve(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 6, 13, p)) return NULL;
+    if (!addresses(args, nargs, 10, 13, p)) return NULL;
     long bytes = PyLong_AsLong(args[0]), n = PyLong_AsLong(args[1]), m = PyLong_AsLong(args[2]);
     int within = (int)PyLong_AsLong(args[3]);
     long n_iters = PyLong_AsLong(args[4]), done;
-    double tol = PyFloat_AsDouble(args[5]);
+    double tol = PyFloat_AsDouble(args[5]), sharpness = PyFloat_AsDouble(args[6]);
+    double eps = PyFloat_AsDouble(args[7]), cancellation = PyFloat_AsDouble(args[8]);
+    double limit = PyFloat_AsDouble(args[9]);
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS
     if (bytes == 4)
-        done = triplet_sweeps_float(n, m, within, n_iters, tol, p[0], p[1], p[2], p[3], p[4], p[5],
-                                    p[6], p[7], p[8], p[9], p[10], p[11], p[12]);
+        done = triplet_solve_float(n, m, within, n_iters, tol, sharpness, eps, cancellation, limit,
+                                   p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9],
+                                   p[10], p[11], p[12]);
     else
-        done = triplet_sweeps_double(n, m, within, n_iters, tol, p[0], p[1], p[2], p[3], p[4], p[5],
-                                     p[6], p[7], p[8], p[9], p[10], p[11], p[12]);
+        done = triplet_solve_double(n, m, within, n_iters, tol, sharpness, eps, cancellation, limit,
+                                    p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9],
+                                    p[10], p[11], p[12]);
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(done);
-}
-
-static PyObject *triplet_losses(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 5, 10, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]), n = PyLong_AsLong(args[1]), m = PyLong_AsLong(args[2]);
-    long sweeps = PyLong_AsLong(args[3]);
-    double eps = PyFloat_AsDouble(args[4]), lost[2];
-    if (PyErr_Occurred()) return NULL;
-    if (bytes == 4)
-        triplet_losses_float(n, m, sweeps, eps, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
-                             p[8], p[9], lost);
-    else
-        triplet_losses_double(n, m, sweeps, eps, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
-                              p[8], p[9], lost);
-    return Py_BuildValue("(dd)", lost[0], lost[1]);
 }
 
 static PyObject *triplet_adjoint(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
@@ -155,8 +143,7 @@ static PyObject *pair_adjoint(PyObject *self, PyObject *const *args, Py_ssize_t 
 
 static PyMethodDef methods[] = {
     {"balance", (PyCFunction)(void (*)(void))balance, METH_FASTCALL, NULL},
-    {"triplet_sweeps", (PyCFunction)(void (*)(void))triplet_sweeps, METH_FASTCALL, NULL},
-    {"triplet_losses", (PyCFunction)(void (*)(void))triplet_losses, METH_FASTCALL, NULL},
+    {"triplet_solve", (PyCFunction)(void (*)(void))triplet_solve, METH_FASTCALL, NULL},
     {"triplet_adjoint", (PyCFunction)(void (*)(void))triplet_adjoint, METH_FASTCALL, NULL},
     {"pair_sweeps", (PyCFunction)(void (*)(void))pair_sweeps, METH_FASTCALL, NULL},
     {"pair_adjoint", (PyCFunction)(void (*)(void))pair_adjoint, METH_FASTCALL, NULL},

@@ -190,7 +190,12 @@ static void NAME(triplet_losses)(long n, long m, long sweeps, double eps, const 
     real top_a = NAME(largest)(A + n, NULL, sweeps * n), top_b = NAME(largest)(B, NULL, columns),
          top_h = NAME(largest)(H, NULL, columns);
     real low_p = NAME(smallest)(RP, rows), low_m = NAME(smallest)(RM, rows);
-    double lost = MAXIMUM((double)top_b / low_p, (double)top_h / low_m);
+    double low = INFINITY;
+    for (long i = 0; i < rows; i++) {
+        double sum = (double)RP[i] * RM[i];
+        if (!(sum >= low)) low = sum;
+    }
+    double lost = (double)top_b * top_h / low;
     lost = MAXIMUM(lost, (double)per_column_b * heavy_b);
     lost = MAXIMUM(lost, (double)per_column_h * heavy_h);
     lost = MAXIMUM(lost, (double)top_a * top_b * top_h * eps);
@@ -199,6 +204,52 @@ static void NAME(triplet_losses)(long n, long m, long sweeps, double eps, const 
         lost = INFINITY; /* a NaN anywhere ends here too */
     out[0] = cancelled;
     out[1] = lost;
+}
+
+/* A whole solution: masses, exclusions and start from the tops of the balanced kernels (see
+ * `balance`; attract first, then repel), sweeps, and potentials. Returns the number of sweeps, or −1
+ * where they lost too much. `masses` receives the marginals and their inverses (0 for no mass). */
+static long NAME(triplet_solve)(long n, long m, int within, long n_iters, double tol,
+                                double sharpness, double eps, double cancellation, double limit,
+                                const real *kernels, const real *tops, const double *marginals,
+                                real *masses, real *row, real *column, real *A, real *B, real *H,
+                                real *RP, real *RM, double *potentials, real *work) {
+    const long size = n + 2 * m;
+    const real *attract = kernels, *repel = kernels + n * m;
+    const real *rows_p = tops, *columns_p = tops + n, *rows_m = tops + n + m,
+               *columns_m = tops + 2 * n + m;
+    real *inverse = masses + size;
+    for (long i = 0; i < size; i++) {
+        masses[i] = (real)marginals[i];
+        inverse[i] = masses[i] > 0 ? 1 / masses[i] : 0;
+    }
+    double *shift_a = potentials, *shift_b = potentials + n, *shift_h = potentials + n + m;
+    double top = -INFINITY;
+    for (long j = 0; j < m; j++) {
+        shift_b[j] = -sharpness * columns_p[j];
+        shift_h[j] = -sharpness * columns_m[j];
+        B[j] = (real)exp(-shift_b[j]);
+        H[j] = (real)exp(-shift_h[j]);
+        top = MAXIMUM(top, shift_b[j] + shift_h[j]);
+    }
+    for (long i = 0; i < n; i++) {
+        shift_a[i] = -sharpness * ((double)rows_p[i] + rows_m[i]);
+        row[i] = (real)exp(shift_a[i] + top);
+        A[i] = masses[i];
+    }
+    for (long j = 0; j < m; j++) column[j] = (real)exp(shift_b[j] + shift_h[j] - top);
+    long done = NAME(triplet_sweeps)(n, m, within, n_iters, tol, attract, repel, row, column, masses,
+                                     masses + n, masses + n + m, A, B, H, RP, RM, work);
+    double lost[2];
+    NAME(triplet_losses)(n, m, done, eps, row, column, inverse, inverse + n, inverse + n + m, A, B, H,
+                         RP, RM, lost);
+    if (!(lost[0] <= cancellation && lost[1] <= limit)) return -1;
+    for (long i = 0; i < n; i++) shift_a[i] += log((double)A[done * n + i]);
+    for (long j = 0; j < m; j++) {
+        shift_b[j] += log((double)B[done * m + j]);
+        shift_h[j] += log((double)H[done * m + j]);
+    }
+    return done;
 }
 
 /* One partner stage of the adjoint: weights w on positives (or negatives) pushed through the plan

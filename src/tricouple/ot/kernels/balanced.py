@@ -55,7 +55,10 @@ def balance(similarity: Tensor, sharpness: float, *, within: bool) -> BalancedKe
         within: Exclude the diagonal.
     """
     if native.suits(similarity):
-        logs, top_rows, top_columns = native.balanced_logs(similarity, sharpness, within)
+        n, m = similarity.shape
+        logs, tops = torch.empty_like(similarity), similarity.new_empty(n + m)
+        native.balance_into(similarity, sharpness, within, logs, tops)
+        top_rows, top_columns = tops.split([n, m])
     else:
         logs, top_rows, top_columns = _balanced_logs(similarity, sharpness, within)
     shifts = torch.cat([top_rows, top_columns]).to(wide_dtype(logs.device)) * -abs(sharpness)
@@ -83,23 +86,27 @@ def _balanced_logs(
     return logs, top_rows, top_columns
 
 
-def kernel_gradient(terms: Sequence[tuple[BalancedKernel, Tensor, Tensor]]) -> Tensor:
+KernelTerm = tuple[Tensor, Tensor, Tensor]
+"""A kernel's matrix (N, M) with the factors of a low-rank one, (N, T) and (T, M)."""
+
+
+def kernel_gradient(terms: Sequence[KernelTerm]) -> Tensor:
     """``Σ (left @ right) ∘ matrix`` over kernels, in blocks of rows that stay in cache.
 
     Args:
-        terms: Kernels with their factors, ``left`` of shape (N, T) and ``right`` of shape (T, M).
+        terms: Kernels with their factors ``left`` and ``right``.
 
     Returns:
         Shape (N, M).
     """
-    out = torch.empty_like(terms[0][0].matrix)
+    out = torch.empty_like(terms[0][0])
     blocks = row_blocks(*out.shape)
     # One buffer for all blocks: fresh memory for each would cost more than the arithmetic.
     buffer = torch.empty_like(out[blocks[0]])
     for block in blocks:
-        for number, (kernel, left, right) in enumerate(terms):
+        for number, (matrix, left, right) in enumerate(terms):
             target = out[block] if number == 0 else buffer[: block.stop - block.start]
-            torch.mm(left[block], right, out=target).mul_(kernel.matrix[block])
+            torch.mm(left[block], right, out=target).mul_(matrix[block])
             if number > 0:
                 out[block] += target
     return out

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import torch
 from torch import Tensor
 
 try:
@@ -37,13 +36,15 @@ def addresses(*arrays: Tensor) -> list[int]:
     return [array.data_ptr() for array in arrays]
 
 
-def balanced_logs(
-    similarity: Tensor, sharpness: float, within: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The logarithm of a balanced kernel, and the tops of rows and columns, see ``balance``."""
+def balance_into(
+    similarity: Tensor, sharpness: float, within: bool, logs: Tensor, tops: Tensor
+) -> None:
+    """Write the logarithm of a balanced kernel and the tops of its rows and columns."""
     n, m = similarity.shape
-    logs = torch.empty_like(similarity)
-    tops = similarity.new_empty(n + m)
     arrays = addresses(similarity, logs, tops, tops[n:])
     compiled.balance(logs.element_size(), n, m, int(within), sharpness, *arrays)
-    return logs, tops[:n], tops[n:]
+
+
+def optional(tol: float | None) -> float:
+    """The C side takes a negative tolerance for "none"."""
+    return -1.0 if tol is None else float(tol)

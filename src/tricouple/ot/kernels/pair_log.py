@@ -91,7 +91,7 @@ class LogPair:
             stages.append(Stage(1, LogPairPlan(self.score, f, g)))
             done += 1
         return Solution(
-            self, torch.cat([f, g]), stages[-1].plan, Stages(self, masses, stages), done
+            self, torch.cat([f, g]), lambda: stages[-1].plan, Stages(self, masses, stages), done
         )
 
 

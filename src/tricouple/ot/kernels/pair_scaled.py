@@ -11,11 +11,12 @@ from tricouple.numeric import wide_dtype
 from tricouple.ot.kernels import native
 from tricouple.ot.kernels.balanced import (
     BalancedKernel,
+    KernelTerm,
     balance,
     kernel_gradient,
     underflow_margin,
 )
-from tricouple.ot.kernels.native_history import NativePairHistory
+from tricouple.ot.kernels.native_pair import NativePairHistory
 from tricouple.ot.kernels.plan import GradientSink, History, Masses, Solution, Stage, Stages
 
 
@@ -32,9 +33,9 @@ class ScaledPairSink:
         self._left.append(left)
         self._right.append(right)
 
-    def term(self) -> tuple[BalancedKernel, Tensor, Tensor]:
+    def term(self) -> KernelTerm:
         """The kernel and all factors, (N, T) and (T, M)."""
-        return self._kernel, torch.stack(self._left, 1), torch.stack(self._right)
+        return self._kernel.matrix, torch.stack(self._left, 1), torch.stack(self._right)
 
     def total(self) -> Tensor:
         """One matrix product for all terms."""
@@ -98,7 +99,8 @@ class ScaledPair:
             return None
         logs = torch.cat([u[-1], v[-1]]).to(wide_dtype(start.device)).log_()
         potentials = logs + torch.cat([kernel.row_shift, kernel.column_shift])
-        return Solution(self, potentials, ScaledPairPlan(kernel, u[-1], v[-1]), history, len(u))
+        plan = ScaledPairPlan(kernel, u[-1], v[-1])
+        return Solution(self, potentials, lambda: plan, history, len(u))
 
     def _sweep(
         self, v: Tensor, masses: Masses, n_iters: int, tol: float | None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,17 +13,36 @@ from torch import Tensor
 from tricouple.numeric import divide_or_zero
 
 
-class Masses(NamedTuple):
-    """Imposed marginals in the dtype of the kernel, and their inverses (0 for no mass)."""
+@dataclass(frozen=True)
+class Masses:
+    """Imposed marginals.
 
-    values: tuple[Tensor, ...]
-    inverses: tuple[Tensor, ...]
+    Attributes:
+        marginals: All axes in one vector, wide dtype.
+        sizes: Lengths of the axes.
+        dtype: The dtype of the kernel.
+    """
 
-    @classmethod
-    def of(cls, masses: Tensor, sizes: Sequence[int]) -> Masses:
-        """Take the axes from one vector: small batches feel every operation."""
-        inverses = divide_or_zero(torch.ones_like(masses), masses)
-        return cls(masses.split(list(sizes)), inverses.split(list(sizes)))
+    marginals: Tensor
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    @cached_property
+    def _flat(self) -> Tensor:
+        return self.marginals.to(self.dtype)
+
+    @cached_property
+    def values(self) -> tuple[Tensor, ...]:
+        """The masses of each axis."""
+        values: tuple[Tensor, ...] = self._flat.split(self.sizes)
+        return values
+
+    @cached_property
+    def inverses(self) -> tuple[Tensor, ...]:
+        """Their inverses, 0 for no mass."""
+        inverse = divide_or_zero(torch.ones_like(self._flat), self._flat)
+        inverses: tuple[Tensor, ...] = inverse.split(self.sizes)
+        return inverses
 
 
 class Plan(Protocol):
@@ -77,14 +97,14 @@ class Solution:
     Attributes:
         kernel: The kernel that was scaled.
         potentials: Log-scalings, all axes in one vector, wide dtype.
-        plan: The final plan.
+        plan: Makes the final plan.
         history: Every update on the way to it.
         n_sweeps: Sweeps done.
     """
 
     kernel: Kernel
     potentials: Tensor
-    plan: Plan
+    plan: Callable[[], Plan]
     history: History
     n_sweeps: int
 

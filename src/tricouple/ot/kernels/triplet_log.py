@@ -1,16 +1,12 @@
-"""The triplet plan for linear ψ in the log domain: slower, and right for any sharpness.
+"""Triplet plans in the log domain: slower, and right for any sharpness.
 
-Everything is written with "all but one" sums, log Σ_{k≠j} exp(x_ik), so that nothing cancels:
-the pair marginals of the plan are
-
-    log P¹²_ij = φ_i + f_j + score_ij + log Σ_{k≠j} exp(g_k − score_ik)
-    log P¹³_ik = φ_i + g_k − score_ik + log Σ_{j≠k} exp(f_j + score_ij)
-
-with φ, f, g the log-scalings of anchors, positives and negatives.
+Everything is written with "all but one" sums, log Σ_{k≠j} exp(x_ik), so that nothing cancels.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +15,7 @@ from torch import Tensor
 from tricouple.numeric import wide_dtype
 from tricouple.ot.kernels.pair_log import DenseSink, subtract
 from tricouple.ot.kernels.plan import GradientSink, Masses, Solution, Stage, Stages
+from tricouple.ot.kernels.quadrature import LinearTerms, Terms
 
 
 @dataclass(frozen=True)
@@ -64,30 +61,57 @@ def _finite(logs: Tensor) -> Tensor:
 
 
 class LogTriplet:
-    """Entropic three-marginal transport for ``C_ijk = −(s_ij − s_ik)/τ`` by log-sum-exp.
+    """Entropic three-marginal transport for ``K_ijk = Σ_q exp(attract_q(x_ij) + repel_q(x_ik))``.
 
     Args:
-        similarity: Shape (N, M).
-        sharpness: c = 1/(τε).
+        scores: x, shape (N, M).
+        terms: The separable terms of the kernel.
         within: Anchors are the references: i, j, k distinct. Otherwise only j ≠ k.
     """
 
-    def __init__(self, similarity: Tensor, sharpness: float, *, within: bool) -> None:
+    def __init__(self, scores: Tensor, terms: Terms, *, within: bool) -> None:
         # Potentials of size c take digits from what they are added to: float32 has none to spare.
-        self.attract = similarity.to(wide_dtype(similarity.device)) * sharpness
-        self.repel = -self.attract
-        if within:
-            self.attract.fill_diagonal_(-torch.inf)
-            self.repel.fill_diagonal_(-torch.inf)
+        self.scores = scores.to(wide_dtype(scores.device))
+        self.terms = terms
+        self.within = within
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that the coupling is computed in."""
-        return self.attract.dtype
+        return self.scores.dtype
 
     def sink(self) -> DenseSink:
         """A collector for this kernel."""
-        return DenseSink(self.attract)
+        return DenseSink(self.scores)
+
+    def attract(self, node: float) -> Tensor:
+        """Logarithms of one term's factor of the positives, (N, M)."""
+        return self._excluded(self.terms.attract(self.scores, node))
+
+    def repel(self, node: float) -> Tensor:
+        """Logarithms of one term's factor of the negatives, (N, M)."""
+        return self._excluded(self.terms.repel(self.scores, node))
+
+    def _excluded(self, logs: Tensor) -> Tensor:
+        if not self.within:
+            return logs
+        return logs.masked_fill(
+            torch.eye(len(logs), dtype=torch.bool, device=logs.device), -torch.inf
+        )
+
+    def positive_pairs(self, g: Tensor) -> Tensor:
+        """``log Σ_{k≠j} K_ijk exp(g_k)``, shape (N, M)."""
+        return _log_sum(
+            self.attract(node) + AllButOne.of(self.repel(node) + g).log_sums
+            for node in self.terms.nodes
+        )
+
+    def negative_pairs(self, f: Tensor) -> Tensor:
+        """``log Σ_{j≠k} K_ijk exp(f_j)``, shape (N, M)."""
+        return _log_sum(
+            self.repel(node) + AllButOne.of(self.attract(node) + f).log_sums
+            for node in self.terms.nodes
+        )
 
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution:
         """Sweep: anchors, positives, negatives."""
@@ -97,7 +121,7 @@ class LogTriplet:
         stages: list[Stage] = []
         done = 0
         for sweep in range(n_iters):
-            pairs = self.attract + AllButOne.of(self.repel + g).log_sums
+            pairs = self.positive_pairs(g)
             row_sums = torch.logsumexp(pairs + f, 1)
             if tol is not None and sweep > 0:
                 plan = (pairs + phi[:, None] + f).exp()
@@ -108,12 +132,13 @@ class LogTriplet:
             stages.append(Stage(0, LogTripletPlan(self, phi, f, g)))
             f = subtract(log_b, torch.logsumexp(pairs + phi[:, None], 0))
             stages.append(Stage(1, LogTripletPlan(self, phi, f, g)))
-            pairs = self.repel + AllButOne.of(self.attract + f).log_sums
+            pairs = self.negative_pairs(f)
             g = subtract(log_h, torch.logsumexp(pairs + phi[:, None], 0))
             stages.append(Stage(2, LogTripletPlan(self, phi, f, g)))
             done += 1
+        potentials = torch.cat([phi, f, g])
         return Solution(
-            self, torch.cat([phi, f, g]), stages[-1].plan, Stages(self, masses, stages), done
+            self, potentials, lambda: stages[-1].plan, Stages(self, masses, stages), done
         )
 
 
@@ -126,41 +151,55 @@ class LogTripletPlan:
     f: Tensor
     g: Tensor
 
-    def positives(self) -> tuple[Tensor, AllButOne]:
-        """P¹² and the sums over negatives that it is made of."""
-        partners = AllButOne.of(self.kernel.repel + self.g)
-        logs = self.kernel.attract + self.f + self.phi[:, None] + partners.log_sums
-        return logs.exp_(), partners
+    def positives(self) -> Tensor:
+        """P¹², shape (N, M)."""
+        return (self.kernel.positive_pairs(self.g) + self.f + self.phi[:, None]).exp_()
 
-    def negatives(self) -> tuple[Tensor, AllButOne]:
-        """P¹³ and the sums over positives that it is made of."""
-        partners = AllButOne.of(self.kernel.attract + self.f)
-        logs = self.kernel.repel + self.g + self.phi[:, None] + partners.log_sums
-        return logs.exp_(), partners
+    def negatives(self) -> Tensor:
+        """P¹³, shape (N, M)."""
+        return (self.kernel.negative_pairs(self.f) + self.g + self.phi[:, None]).exp_()
 
     def marginal(self, axis: int) -> Tensor:
         """Sums of P¹² or P¹³."""
-        if axis == 2:
-            return self.negatives()[0].sum(0)
-        return self.positives()[0].sum(1 - axis)
+        return self.negatives().sum(0) if axis == 2 else self.positives().sum(1 - axis)
 
     def push(
         self, axis: int, weights: Tensor, sink: GradientSink | None = None
     ) -> dict[int, Tensor]:
-        """Products with the pair marginals; those with P²³ go through the anchors."""
-        positives, negatives_of_pair = self.positives()
-        negatives, positives_of_pair = self.negatives()
-        if axis == 0:
-            pushed = {1: positives.T @ weights, 2: negatives.T @ weights}
-            raised, lowered = positives * weights[:, None], negatives * weights[:, None]
-        elif axis == 1:
-            raised = positives * weights
-            lowered = negatives * positives_of_pair.mean(weights)
-            pushed = {0: raised.sum(1), 2: lowered.sum(0)}
-        else:
-            raised = positives * negatives_of_pair.mean(weights)
-            lowered = negatives * weights
-            pushed = {0: lowered.sum(1), 1: raised.sum(0)}
-        if isinstance(sink, DenseSink):
-            sink.add(raised - lowered)
+        """Products with the pair marginals, a term at a time; those with P²³ go through anchors."""
+        pushed = {other: torch.zeros_like(self._potential(other)) for other in range(3)}
+        kernel, phi = self.kernel, self.phi[:, None]
+        for node in kernel.terms.nodes:
+            near, far = kernel.attract(node) + self.f, kernel.repel(node) + self.g
+            negatives_of_pair, positives_of_pair = AllButOne.of(far), AllButOne.of(near)
+            raised = torch.exp(near + phi + negatives_of_pair.log_sums)
+            lowered = torch.exp(far + phi + positives_of_pair.log_sums)
+            if axis == 0:
+                raised, lowered = raised * weights[:, None], lowered * weights[:, None]
+            elif axis == 1:
+                raised, lowered = raised * weights, lowered * positives_of_pair.mean(weights)
+            else:
+                raised, lowered = raised * negatives_of_pair.mean(weights), lowered * weights
+            pushed[0] += (raised if axis == 1 else lowered).sum(1)
+            pushed[1] += raised.sum(0)
+            pushed[2] += lowered.sum(0)
+            if isinstance(sink, DenseSink):
+                sink.add(raised * kernel.terms.attract_slope(kernel.scores, node))
+                sink.add(lowered * kernel.terms.repel_slope(kernel.scores, node))
+        del pushed[axis]
         return pushed
+
+    def _potential(self, axis: int) -> Tensor:
+        return (self.phi, self.f, self.g)[axis]
+
+
+def _log_sum(terms: Iterable[Tensor]) -> Tensor:
+    """``log Σ exp`` of matrices that come one at a time."""
+    return functools.reduce(torch.logaddexp, terms)
+
+
+def careful_linear(similarity: Tensor, sharpness: float, *, within: bool) -> LogTriplet:
+    """The coupling for ``C_ijk = −(s_ij − s_ik)/τ``, sharpness c = 1/(τε)."""
+    return LogTriplet(
+        similarity.to(wide_dtype(similarity.device)) * sharpness, LinearTerms(), within=within
+    )

@@ -1,0 +1,83 @@
+"""InvaSpread: a softmax classifier of instances, with an explicit penalty on every negative."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tricouple import checks
+from tricouple.losses.base import ContrastiveLoss
+from tricouple.losses.batch import Batch
+from tricouple.losses.read_out import VARIANTS
+from tricouple.numeric import inverse_product
+
+
+class InvaSpread(ContrastiveLoss):
+    """Invariant and spreading instance features (Ye et al., CVPR 2019).
+
+    With ``p_ij = softmax(s_i/τ)_j`` over all others, each anchor pays
+    ``−mean_{j positive} log p_ij − Σ_{k negative} log(1 − p_ik)``, averaged over the anchors that
+    have a positive. For two views this is the published loss. No supervised form is published; ours
+    averages over the positives, which are all samples of the anchor's identity. With explicit
+    triplets positives and negatives are the listed ones.
+
+    Args:
+        temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient.
+        variant: ``"formula"``, or ``"published"``: the public code takes no gradient through the
+            second factor of ``s_ij = ⟨z_i, z_j⟩``. The value is the same, the gradient is not.
+        empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
+            a negative.
+
+    Example:
+        >>> criterion = InvaSpread(temperature=0.1)
+        >>> loss = criterion(torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))
+        >>> loss.shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        temperature: float | Tensor = 0.1,
+        variant: str = "formula",
+        *,
+        empty: str = "raise",
+    ) -> None:
+        super().__init__(empty=empty)
+        checks.positive_number("temperature", temperature)
+        checks.one_of("variant", variant, VARIANTS)
+        self.temperature = temperature
+        self.variant = variant
+
+    def compute(self, batch: Batch) -> Tensor:
+        """Attract the positives of each anchor, spread its negatives."""
+        checks.positive_number("temperature", self.temperature)
+        references = batch.references
+        if self.variant == "published":
+            references = references.detach()
+        scores = batch.anchors @ references.T * inverse_product(self.temperature, 1.0)
+        if batch.within:
+            scores = scores.fill_diagonal_(-torch.inf)
+        log_p = torch.log_softmax(scores, 1)
+        positives = batch.relation.positives().pairs.mask()
+        negatives = batch.relation.repelling().pairs.mask()
+        counts = positives.sum(1)
+        pull = log_p.masked_fill(~positives, 0.0).sum(1) / counts.clamp(min=1)
+        push = _log_complement(log_p).masked_fill(~negatives, 0.0).sum(1)
+        return (-(pull + push).sum() / torch.count_nonzero(counts)).to(batch.dtype)
+
+    def extra_repr(self) -> str:
+        """The settings, for printing."""
+        tau = "learnable" if isinstance(self.temperature, nn.Parameter) else self.temperature
+        return f"temperature={tau}, variant={self.variant!r}"
+
+
+def _log_complement(log_p: Tensor) -> Tensor:
+    """``log(1 − p)`` for each entry of log-probabilities whose rows sum to one, shape (N, M).
+
+    Only the largest entry of a row can exceed ½; 1 − p loses all digits as that one approaches 1,
+    so it is replaced by what it means, the sum of the others.
+    """
+    top = log_p.argmax(1, keepdim=True)
+    others = log_p.scatter(1, top, -torch.inf)
+    rest = torch.logsumexp(others, 1, keepdim=True)
+    return torch.log1p(-torch.exp(others)).scatter(1, top, rest)

@@ -1,0 +1,140 @@
+"""VICReg: variance, invariance and covariance of two views, without negatives."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tricouple import checks
+from tricouple.losses.base import ContrastiveLoss
+from tricouple.losses.batch import Batch
+from tricouple.relations import Identities
+
+
+class VICReg(ContrastiveLoss):
+    """Two views alike, each dimension alive, dimensions uncorrelated (Bardes et al., ICLR 2022).
+
+    ``invariance · mean (z − z′)²`` plus, of both views, ``variance · mean relu(1 − std)`` halved
+    and ``covariance · Σ_{k≠l} cov_kl²/d``. It works on the embeddings as they are: their length
+    matters, so unlike the other losses it does not normalise them.
+
+    The two views come from the identities. Within one set the samples of an identity are paired in
+    batch order, first with second, third with fourth, and an odd one is left out: with
+    ``pair_views(view0, view1)`` that is the published loss, with class labels two samples of one
+    class are the two views (the paper's synthetic study). Across two sets the k-th anchor of an
+    identity is paired with its k-th reference. Explicit triplets have no views: they are refused.
+
+    Args:
+        invariance: Weight of the distance between the views.
+        variance: Weight of the hinge on each dimension's standard deviation.
+        covariance: Weight of the squared covariances.
+        eps: Added to the variance under its square root.
+        empty: ``"raise"`` or ``"zero"`` for batches with fewer than two pairs.
+
+    Example:
+        >>> criterion = VICReg()
+        >>> loss = criterion(torch.randn(8, 4), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3]))
+        >>> loss.shape
+        torch.Size([])
+    """
+
+    needs_negatives = False
+    unit_length = False
+
+    def __init__(
+        self,
+        invariance: float = 25.0,
+        variance: float = 25.0,
+        covariance: float = 1.0,
+        eps: float = 1e-4,
+        *,
+        empty: str = "raise",
+    ) -> None:
+        super().__init__(empty=empty)
+        checks.non_negative_number("invariance", invariance)
+        checks.non_negative_number("variance", variance)
+        checks.non_negative_number("covariance", covariance)
+        checks.positive_number("eps", eps)
+        self.invariance = invariance
+        self.variance = variance
+        self.covariance = covariance
+        self.eps = eps
+
+    def _check_setting(self, batch: Batch) -> None:
+        if not isinstance(batch.relation, Identities):
+            raise ValueError(
+                "indices_tuple has no meaning for VICReg, which compares two views: pass labels, "
+                "or pair_views(view0, view1)"
+            )
+
+    def _missing(self, batch: Batch) -> str | None:
+        n_pairs = len(view_pairs(_identities(batch))[0])
+        if n_pairs == 1:
+            return "second positive pair, and a variance needs two samples of a view"
+        return None if n_pairs else "positive pair"
+
+    def compute(self, batch: Batch) -> Tensor:
+        """The three terms, weighted."""
+        first, second = view_pairs(_identities(batch))
+        views = batch.anchors[first], batch.references[second]
+        loss = self.invariance * torch.nn.functional.mse_loss(*views)
+        for view in views:
+            loss = loss + self.variance / 2 * _variance_hinge(view, self.eps)
+            loss = loss + self.covariance * _squared_covariances(view)
+        return loss.to(batch.dtype)
+
+    def extra_repr(self) -> str:
+        """The settings, for printing."""
+        return (
+            f"invariance={self.invariance}, variance={self.variance}, "
+            f"covariance={self.covariance}, eps={self.eps}"
+        )
+
+
+def view_pairs(relation: Identities) -> tuple[Tensor, Tensor]:
+    """Indices of the first and of the second view of each pair, shape (pairs,) each."""
+    anchors, references = relation.codes
+    n_groups = len(relation.sizes[0])
+    if relation.within:
+        number = _number_in_group(anchors)
+        views = [(number % 2 == side).nonzero()[:, 0] for side in (0, 1)]
+        places = [(anchors + n_groups * (number // 2))[view] for view in views]
+    else:
+        views = [torch.arange(len(codes), device=codes.device) for codes in (anchors, references)]
+        places = [codes + n_groups * _number_in_group(codes) for codes in (anchors, references)]
+    # A place, group and number in one, occurs once in a view: a pair is a place that both have.
+    first, second = (
+        view[order][torch.isin(own[order], other)]
+        for view, own, other, order in (
+            (views[0], places[0], places[1], places[0].argsort()),
+            (views[1], places[1], places[0], places[1].argsort()),
+        )
+    )
+    return first, second
+
+
+def _number_in_group(codes: Tensor) -> Tensor:
+    """How many samples of the same group come earlier in the batch, shape (N,)."""
+    order = codes.argsort(stable=True)
+    counts = torch.bincount(codes)
+    starts = counts.cumsum(0) - counts
+    numbers = torch.empty_like(codes)
+    numbers[order] = torch.arange(len(codes), device=codes.device) - starts[codes[order]]
+    return numbers
+
+
+def _identities(batch: Batch) -> Identities:
+    assert isinstance(batch.relation, Identities)
+    return batch.relation
+
+
+def _variance_hinge(view: Tensor, eps: float) -> Tensor:
+    """``mean_k relu(1 − √(var_k + eps))``."""
+    return torch.relu(1 - torch.sqrt(view.var(0) + eps)).mean()
+
+
+def _squared_covariances(view: Tensor) -> Tensor:
+    """``Σ_{k≠l} cov_kl² / d``."""
+    centred = view - view.mean(0)
+    covariance = centred.T @ centred / (len(view) - 1)
+    return (covariance.square().sum() - covariance.diagonal().square().sum()) / view.shape[1]

@@ -1,0 +1,57 @@
+"""Let ``import torchvision`` succeed beside a torch build that its compiled operators do not fit.
+
+A torchvision wheel built for CUDA cannot load its compiled operators beside a CPU-only torch. It
+tolerates that, except that it registers shape rules for ``torchvision::nms`` at import time, which
+needs the operator to be declared: "operator torchvision::nms does not exist". Declaring the schemas
+is enough for everything that does not call these operators (transforms, datasets, models);
+``torchvision.ops.nms`` still refuses, with torchvision's own "Couldn't load custom C++ ops".
+
+Parts that import torchvision, or a package that does (timm, lightly, open_clip), call
+``declare_missing`` first. The core never needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from pathlib import Path
+
+import torch
+
+_SCHEMAS = {
+    "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+
+# Declarations last as long as the library object that made them.
+_libraries: list[torch.library.Library] = []
+
+
+def declare_missing() -> list[str]:
+    """Declare the operators that torchvision's import needs and cannot load itself.
+
+    Returns:
+        The names declared: none where the real operators load, or on a second call.
+
+    Example:
+        >>> from tricouple.torchvision_ops import declare_missing
+        >>> names = declare_missing()
+        >>> import torchvision
+    """
+    _load_real_operators()
+    missing = [name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name)]
+    if missing:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in missing:
+            library.define(_SCHEMAS[name])
+        _libraries.append(library)
+    return missing
+
+
+def _load_real_operators() -> None:
+    """What torchvision does first when it is imported; failing is no error there either."""
+    package = importlib.util.find_spec("torchvision")
+    for folder in (package and package.submodule_search_locations) or ():
+        for binary in Path(folder).glob("_C*"):
+            with contextlib.suppress(ImportError, OSError):
+                torch.ops.load_library(binary)

@@ -1,0 +1,1 @@
+"""Training methods: what owns networks, beyond a loss of embeddings."""

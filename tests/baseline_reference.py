@@ -1,0 +1,126 @@
+"""The baselines as one would explain them: plain loops over samples, float64, autograd.
+
+Every function takes what `conftest.Batch.dense` gives; options are named as in the library.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reference import cosine, positive_pairs
+
+
+def rows_of(labels, ref_emb, ref_labels, triplets, n):
+    """For each anchor: itself if it is a reference, its positives, its negatives."""
+    m = n if ref_emb is None else len(ref_emb)
+    for i in range(n):
+        itself = {i} if ref_emb is None else set()
+        if triplets is None:
+            references = labels if ref_labels is None else ref_labels
+            positives = {j for j in range(m) if references[j] == labels[i]} - itself
+            negatives = set(range(m)) - positives - itself
+        else:
+            positives = {j for a, j, _ in triplets if a == i}
+            negatives = {k for a, _, k in triplets if a == i}
+        yield i, sorted(set(range(m)) - itself), sorted(positives), sorted(negatives)
+
+
+def loop_info_nce(
+    embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *, temperature=0.1
+) -> Tensor:
+    scores = cosine(embeddings, ref_emb) / temperature
+    terms = []
+    for i, others, positives, _ in rows_of(labels, ref_emb, ref_labels, triplets, len(scores)):
+        if positives:
+            log_p = [scores[i, j] - torch.logsumexp(scores[i, others], 0) for j in positives]
+            terms.append(-torch.stack(log_p).mean())
+    return torch.stack(terms).mean()
+
+
+def loop_inva_spread(
+    embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *,
+    temperature=0.1, variant="formula",
+) -> Tensor:  # fmt: skip
+    unit = embeddings / embeddings.norm(dim=1, keepdim=True)
+    second = unit if ref_emb is None else ref_emb / ref_emb.norm(dim=1, keepdim=True)
+    e = (unit @ (second.detach() if variant == "published" else second).T / temperature).exp()
+    terms = []
+    for i, others, positives, negatives in rows_of(labels, ref_emb, ref_labels, triplets, len(e)):
+        if positives:
+            p = e[i] / e[i, others].sum()
+            terms.append(-p[positives].log().mean() - (1 - p[negatives]).log().sum())
+    return torch.stack(terms).mean()
+
+
+def plan_loss(plan: Tensor, pairs: list[tuple[int, int]], variant: str) -> Tensor:
+    """−mean log P, or the cross-entropy with the plan as logits."""
+    terms = []
+    for i, j in sorted(set(pairs)):
+        terms.append(-(plan[i, j].log() if variant == "formula" else plan[i].log_softmax(0)[j]))
+    return torch.stack(terms).mean()
+
+
+def pairs_of(labels, ref_labels, triplets):
+    return positive_pairs(labels, ref_labels) if triplets is None else [t[:2] for t in triplets]
+
+
+def loop_dbot(
+    embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *,
+    regularisation=1.0, n_iters=5, lower=0.5, upper=4.5, variant="formula",
+) -> Tensor:  # fmt: skip
+    plan = (-(1 - cosine(embeddings, ref_emb)) / regularisation).exp()
+    n, m = plan.shape
+    if ref_emb is None:
+        plan = plan * (1 - torch.eye(n, dtype=plan.dtype))
+    for _ in range(n_iters):
+        plan = plan / plan.sum(1, keepdim=True)
+        plan = plan * (lower * n / m / plan.sum(0)).clamp(min=1.0)
+        plan = plan * (upper * n / m / plan.sum(0)).clamp(max=1.0)
+    return plan_loss(plan, pairs_of(labels, ref_labels, triplets), variant)
+
+
+def loop_fused_gromov(
+    embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *,
+    epsilon=0.01, alpha=1e-4, n_outer=5, n_iters=5, variant="formula",
+) -> Tensor:  # fmt: skip
+    cost = 1 - cosine(embeddings, ref_emb)
+    plan = (-cost / epsilon).softmax(1)
+    n, m = cost.shape
+    for _ in range(n_outer):
+        cost = cost - alpha * cosine(embeddings) @ plan @ cosine(ref_emb)
+        plan = (-cost / epsilon).exp() if variant == "formula" else (-(1 - cost)).exp()
+        for _ in range(n_iters):
+            plan = plan / plan.sum(1, keepdim=True)
+            plan = plan / plan.sum(0, keepdim=True) * n / m
+    return plan_loss(plan, pairs_of(labels, ref_labels, triplets), variant)
+
+
+def loop_vicreg(
+    embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *,
+    invariance=25.0, variance=25.0, covariance=1.0, eps=1e-4,
+) -> Tensor:  # fmt: skip
+    assert triplets is None
+    first, second = [], []
+    for name in labels.unique().tolist():
+        if ref_emb is None:
+            group = list(embeddings[labels == name])
+            pairs = zip(group[0::2], group[1::2], strict=False)
+        else:
+            pairs = zip(embeddings[labels == name], ref_emb[ref_labels == name], strict=False)
+        for one, other in pairs:
+            first.append(one)
+            second.append(other)
+    n, d = len(first), len(first[0])
+    loss = (
+        invariance * sum(((a - b) ** 2).sum() for a, b in zip(first, second, strict=True)) / n / d
+    )
+    for view in (torch.stack(first), torch.stack(second)):
+        moved = view - view.mean(0)
+        for k in range(d):
+            spread = ((moved[:, k] ** 2).sum() / (n - 1) + eps) ** 0.5
+            loss = loss + variance / 2 * torch.relu(1 - spread) / d
+            for other in set(range(d)) - {k}:
+                shared = (moved[:, k] * moved[:, other]).sum() / (n - 1)
+                loss = loss + covariance * shared**2 / d
+    return loss

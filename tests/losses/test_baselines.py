@@ -1,0 +1,438 @@
+"""The baselines are their formulas, in every setting where they have a meaning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tricouple as tc
+from baseline_reference import (
+    loop_dbot,
+    loop_fused_gromov,
+    loop_info_nce,
+    loop_inva_spread,
+    loop_vicreg,
+)
+from conftest import SETTINGS, Batch
+from reference import relative_error
+from tricouple.losses.vicreg import view_pairs
+from tricouple.relations import Identities, ListedTriplets
+
+ACROSS = [name for name in SETTINGS if "across" in name]
+LABELLED = [name for name in SETTINGS if "triplets" not in name]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A baseline beside its loops, with the settings that it has a meaning in."""
+
+    module: type[nn.Module]
+    oracle: Callable[..., Tensor]
+    options: dict[str, object] = field(default_factory=dict)
+    settings: list[str] = field(default_factory=lambda: list(SETTINGS))
+
+    def criterion(self, **options) -> nn.Module:
+        return self.module(**self.options | options)
+
+
+PUBLISHED = {"variant": "published"}
+BASELINES = {
+    "info_nce": Baseline(tc.InfoNCE, loop_info_nce),
+    "info_nce_soft": Baseline(tc.InfoNCE, loop_info_nce, {"temperature": 0.7}),
+    "inva_spread": Baseline(tc.InvaSpread, loop_inva_spread),
+    "inva_spread_published": Baseline(
+        tc.InvaSpread, loop_inva_spread, {"temperature": 0.5} | PUBLISHED
+    ),
+    "dbot": Baseline(tc.DBOT, loop_dbot),
+    "dbot_tight": Baseline(
+        tc.DBOT, loop_dbot, {"regularisation": 0.2, "lower": 0.9, "upper": 1.05, "n_iters": 3}
+    ),
+    "dbot_published": Baseline(tc.DBOT, loop_dbot, PUBLISHED, ACROSS),
+    "fused_gromov": Baseline(tc.FusedGromov, loop_fused_gromov, {}, ACROSS),
+    "fused_gromov_strong": Baseline(
+        tc.FusedGromov, loop_fused_gromov, {"epsilon": 0.3, "alpha": 0.05, "n_outer": 3}, ACROSS
+    ),
+    "fused_gromov_published": Baseline(tc.FusedGromov, loop_fused_gromov, PUBLISHED, ACROSS),
+    "vicreg": Baseline(tc.VICReg, loop_vicreg, {}, LABELLED),
+}
+
+
+EVERY_CASE = pytest.mark.parametrize(
+    ("name", "setting"),
+    [(name, setting) for name, entry in BASELINES.items() for setting in entry.settings],
+)
+
+
+def gradients(value: Tensor, leaves: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """As `with_gradients`, with zeros where a gradient is stopped."""
+    parts = torch.autograd.grad(value, leaves, materialize_grads=True)
+    return value.detach(), torch.cat([part.flatten() for part in parts])
+
+
+def compare(entry: Baseline, batch: Batch) -> tuple[float, float]:
+    """Relative errors of value and gradient against the loops on the same numbers."""
+    value, gradient = gradients(batch.loss(entry.criterion()), batch.leaves)
+    exact = batch.to(torch.float64)
+    wanted = gradients(exact.dense(entry.oracle, **entry.options), exact.leaves)
+    assert value.dtype == gradient.dtype == batch.embeddings.dtype
+    return relative_error(value, wanted[0]), relative_error(gradient, wanted[1])
+
+
+@EVERY_CASE
+def test_baseline_equals_its_loops_in_float64(name, setting):
+    value_error, gradient_error = compare(BASELINES[name], SETTINGS[setting].to(torch.float64))
+    assert value_error <= 1e-12
+    assert gradient_error <= 1e-12
+
+
+@EVERY_CASE
+def test_baseline_equals_its_loops_in_float32(name, setting):
+    value_error, gradient_error = compare(BASELINES[name], SETTINGS[setting].to(torch.float32))
+    assert value_error <= 1e-5
+    assert gradient_error <= 1e-5
+
+
+@pytest.mark.parametrize("name", list(BASELINES))
+def test_larger_float32_batches_equal_the_loops(name):
+    # Above 64 × 64 pairs the library computes in float32 itself.
+    entry = BASELINES[name]
+    generator = torch.Generator().manual_seed(0)
+    rows, others = torch.randn(2, 70, 6, generator=generator)
+    labels = torch.randint(12, (70,), generator=generator)
+    batch = Batch(rows, labels)
+    if entry.settings == ACROSS:
+        batch = replace(batch, ref_emb=others, ref_labels=labels.flip(0))
+    value_error, gradient_error = compare(entry, batch.to(torch.float32))
+    assert value_error <= 1e-5
+    assert gradient_error <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "soft"),
+    [
+        ("info_nce", "singleton", {"temperature": 0.5}),
+        ("info_nce", "triplets_across", {"temperature": 0.5}),
+        ("inva_spread", "singleton", {"temperature": 0.5}),
+        ("inva_spread", "across_repeated", {"temperature": 0.5}),
+        ("dbot_tight", "singleton", {}),
+        ("dbot_tight", "across_repeated", {}),
+        ("dbot_published", "across_repeated", {}),
+        ("fused_gromov_strong", "across_repeated", {"n_outer": 2}),
+        ("fused_gromov_published", "across_unique", {"alpha": 0.05, "n_outer": 2}),
+        ("vicreg", "singleton", {}),
+        ("vicreg", "across_repeated", {}),
+    ],
+)
+def test_baseline_passes_gradcheck(name, setting, soft):
+    batch = SETTINGS[setting].to(torch.float64)
+    criterion = BASELINES[name].criterion(**soft)
+
+    def value(embeddings, ref_emb=None):
+        return replace(batch, embeddings=embeddings, ref_emb=ref_emb).loss(criterion)
+
+    assert torch.autograd.gradcheck(value, batch.leaves)
+
+
+@pytest.mark.parametrize("module", [tc.InfoNCE, tc.InvaSpread])
+@pytest.mark.parametrize("setting", ["singleton", "across_unmatched", "triplets_within"])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_learnable_temperature_receives_its_gradient(module, setting, shape):
+    batch = SETTINGS[setting].to(torch.float64)
+    oracle = {tc.InfoNCE: loop_info_nce, tc.InvaSpread: loop_inva_spread}[module]
+    temperature = nn.Parameter(torch.full(shape, 0.3, dtype=torch.float64))
+    exact = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    criterion = module(temperature=temperature)
+    assert list(criterion.parameters()) == [temperature]
+    (slope,) = torch.autograd.grad(batch.loss(criterion), temperature)
+    (wanted,) = torch.autograd.grad(batch.dense(oracle, temperature=exact), exact)
+    assert relative_error(slope.reshape(()), wanted) <= 1e-12
+    with torch.no_grad():
+        temperature.fill_(-1.0)
+    with pytest.raises(ValueError, match=r"temperature.*-1\.0"):
+        batch.loss(criterion)
+
+
+# --- claims about one loss -----------------------------------------------------------------------
+
+
+def test_info_nce_keeps_one_matrix_for_its_gradient():
+    n = 256
+    rows = torch.randn(n, 8, requires_grad=True)
+    kept: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        tc.InfoNCE()(rows, torch.arange(n) % 16)
+    assert sum(size >= n * n for size in kept) == 1
+
+
+def test_info_nce_of_one_direction_ignores_anchors_without_a_positive(settings):
+    batch = settings["across_unmatched"]
+    matched = torch.isin(batch.labels, batch.ref_labels)
+    assert not matched.all()
+    kept = replace(batch, embeddings=batch.embeddings[matched], labels=batch.labels[matched])
+    assert relative_error(batch.loss(tc.InfoNCE()), kept.loss(tc.InfoNCE())) <= 1e-14
+
+
+def test_weights_of_positives_are_even_by_anchor():
+    relations = [
+        Identities.within_one_set(torch.tensor([0, 0, 0, 1, 1, 2])),
+        Identities(torch.tensor([0, 1, 5]), torch.tensor([0, 0, 1, 9]), within=False),
+        ListedTriplets.distinct(
+            *torch.tensor([[0, 0, 2, 2], [1, 2, 1, 1], [3, 3, 0, 3]]), shape=(3, 4)
+        ),
+    ]
+    for relation in relations:
+        target = relation.per_anchor()
+        mask = target.mask()
+        counts = mask.sum(1)
+        assert torch.equal(mask, relation.positives().pairs.mask())
+        wanted = (counts > 0).double() / (counts > 0).sum()
+        assert relative_error(target.marginals[0], wanted) <= 1e-15
+        dense = mask * (wanted / counts.clamp(min=1))[:, None]
+        assert relative_error(target.marginals[1], dense.sum(0)) <= 1e-15
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.01, 0.001])
+def test_inva_spread_is_finite_where_one_minus_p_rounds_to_zero(temperature):
+    # Every anchor is sure of a *negative*: 1 − p is below 1e-80 and log(1 − p) far from −∞.
+    angles = torch.tensor([0.0, 1.5, 0.001, 1.499])
+    rows = torch.stack([angles.cos(), angles.sin()], 1).requires_grad_()
+    value, gradient = gradients(
+        tc.InvaSpread(temperature)(rows, torch.tensor([0, 0, 1, 1])), [rows]
+    )
+    assert value.isfinite()
+    assert value > 0.5 / temperature
+    assert gradient.isfinite().all()
+    assert gradient.norm() > 0
+
+
+def test_published_inva_spread_has_the_value_of_the_formula(batch):
+    formula, published = (tc.InvaSpread(variant=name) for name in ("formula", "published"))
+    value, gradient = gradients(batch.loss(formula), batch.leaves)
+    same, stopped = gradients(batch.loss(published), batch.leaves)
+    assert torch.equal(same, value)
+    assert relative_error(stopped, gradient) > 0.1
+
+
+@pytest.mark.parametrize("setting", ["balanced", "two_views", "across_unique"])
+def test_dbot_within_its_bounds_is_info_nce(settings, setting):
+    batch = settings[setting]
+    loose = batch.loss(tc.DBOT(regularisation=0.5, lower=0.0, upper=1000.0))
+    assert relative_error(loose, batch.loss(tc.InfoNCE(temperature=0.5))) <= 1e-13
+
+
+def test_dbot_holds_its_columns_inside_the_bounds(settings):
+    batch = settings["across_repeated"]
+    scores = nn.functional.normalize(batch.embeddings) @ nn.functional.normalize(batch.ref_emb).T
+    mean = len(scores) / len(batch.ref_emb)
+    free = (5 * scores).softmax(1).sum(0) / mean
+    held = tc.DBOT(lower=0.8, upper=1.1, n_iters=20)._scaled(5 * scores).exp()
+    assert free.min() < 0.8
+    assert free.max() > 1.1
+    assert held.sum(0).min() >= 0.8 * mean - 1e-12
+    assert held.sum(0).max() <= 1.1 * mean + 1e-12
+    assert (held.sum(1) - 1).abs().max() < 0.05
+
+
+def test_fused_gromov_without_geometry_is_iot(settings):
+    batch = settings["across_unique"]
+    plain = tc.FusedGromov(epsilon=0.2, alpha=0.0, n_outer=1, n_iters=7)
+    assert relative_error(batch.loss(plain), batch.loss(tc.IOT(0.2, n_iters=7))) <= 1e-13
+
+
+def test_published_fused_gromov_prefers_pairs_that_are_unlike():
+    ids = torch.arange(4)
+    corners = torch.eye(4, dtype=torch.float64)
+    formula, published = (
+        [tc.FusedGromov(variant=name)(corners, ids, None, sign * corners, ids) for sign in (1, -1)]
+        for name in ("formula", "published")
+    )
+    assert formula[0] < formula[1]
+    assert published[0] > published[1]
+
+
+@pytest.mark.parametrize("module", [tc.DBOT, tc.FusedGromov])
+def test_published_read_out_can_hardly_move(module):
+    n = 256
+    ids = torch.arange(n)
+    rows = torch.randn(n, 16, generator=torch.Generator().manual_seed(0))
+    loss = module(variant="published")(rows, ids, None, rows, ids)
+    assert math.log(n - 1 + math.e) - 1 <= float(loss) <= math.log(n - 1 + math.e)
+
+
+def test_vicreg_depends_on_the_length_of_the_embeddings(settings):
+    batch = settings["two_views"]
+    longer = replace(batch, embeddings=2 * batch.embeddings)
+    assert relative_error(longer.loss(tc.VICReg()), batch.loss(tc.VICReg())) > 0.1
+    zeros = torch.zeros(4, 3, requires_grad=True)
+    value, gradient = gradients(tc.VICReg()(zeros, torch.tensor([0, 0, 1, 1])), [zeros])
+    assert value == pytest.approx(25 * (1 - 1e-2))
+    assert gradient.isfinite().all()
+
+
+def test_vicreg_pairs_samples_in_batch_order():
+    labels = torch.tensor([7, 3, 7, 3, 7, 3, 3, 9])
+    first, second = view_pairs(Identities.within_one_set(labels))
+    assert set(zip(first.tolist(), second.tolist(), strict=True)) == {(0, 2), (1, 3), (5, 6)}
+    across = Identities(torch.tensor([5, 5, 1, 8]), torch.tensor([1, 5, 2, 5, 5]), within=False)
+    first, second = view_pairs(across)
+    assert set(zip(first.tolist(), second.tolist(), strict=True)) == {(0, 1), (1, 3), (2, 0)}
+
+
+# --- settings without a meaning, bad input -------------------------------------------------------
+
+
+ROWS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
+TRIPLET = (torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
+
+
+@pytest.mark.parametrize(
+    ("criterion", "arguments", "words"),
+    [
+        (tc.FusedGromov(), {"labels": LABELS}, "within one set.*ref_emb.*IOT"),
+        (tc.FusedGromov(empty="zero"), {"indices_tuple": TRIPLET}, "within one set.*ref_emb.*IOT"),
+        (tc.DBOT(variant="published"), {"labels": LABELS}, "published.*within one set.*formula"),
+        (tc.VICReg(), {"indices_tuple": TRIPLET}, "indices_tuple.*pair_views"),
+    ],
+)
+def test_setting_without_a_meaning_says_so_and_what_to_use(criterion, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        criterion(ROWS, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "words"),
+    [
+        (tc.InfoNCE, {"temperature": 0.0}, r"temperature.*> 0.*0\.0"),
+        (tc.InfoNCE, {"temperature": torch.tensor([0.1, 0.2])}, "temperature.*single"),
+        (tc.InfoNCE, {"empty": "skip"}, "empty.*skip"),
+        (tc.InvaSpread, {"temperature": math.nan}, "temperature.*nan"),
+        (tc.InvaSpread, {"variant": "paper"}, "variant.*published.*paper"),
+        (tc.DBOT, {"regularisation": -1.0}, r"regularisation.*-1\.0"),
+        (tc.DBOT, {"n_iters": 0}, "n_iters.*0"),
+        (tc.DBOT, {"lower": 1.2}, r"lower=1\.2.*feasible.*lower <= 1"),
+        (tc.DBOT, {"upper": 0.9}, r"upper=0\.9.*feasible"),
+        (tc.DBOT, {"lower": -0.1}, r"lower.*-0\.1"),
+        (tc.DBOT, {"upper": math.inf}, "upper.*inf"),
+        (tc.DBOT, {"variant": "paper"}, "variant.*paper"),
+        (tc.FusedGromov, {"epsilon": 0.0}, r"epsilon.*0\.0"),
+        (tc.FusedGromov, {"alpha": -1e-4}, r"alpha.*-0\.0001"),
+        (tc.FusedGromov, {"n_outer": 0}, "n_outer.*0"),
+        (tc.FusedGromov, {"n_iters": 2.5}, r"n_iters.*2\.5"),
+        (tc.FusedGromov, {"variant": "paper"}, "variant.*paper"),
+        (tc.VICReg, {"invariance": -1.0}, r"invariance.*-1\.0"),
+        (tc.VICReg, {"variance": math.inf}, "variance.*inf"),
+        (tc.VICReg, {"covariance": math.nan}, "covariance.*nan"),
+        (tc.VICReg, {"eps": 0.0}, r"eps.*0\.0"),
+    ],
+)
+def test_bad_options_are_named(module, options, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        module(**options)
+
+
+def call(module, embeddings, labels, **options):
+    """A loss within one set, or of one half against the other where it needs two sets."""
+    if module is not tc.FusedGromov:
+        return module(**options)(embeddings, labels)
+    (left, right), (ids, ref_ids) = embeddings.chunk(2), labels.chunk(2)
+    return module(**options)(left, ids, ref_emb=right, ref_labels=ref_ids)
+
+
+MODULES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.VICReg]
+EVERY_MODULE = pytest.mark.parametrize("module", MODULES)
+
+
+@EVERY_MODULE
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_embeddings_must_be_finite(module, value):
+    spoiled = ROWS.clone()
+    spoiled[1, 2] = value
+    with pytest.raises(ValueError, match=r"embeddings.*finite.*row 1"):
+        call(module, spoiled, LABELS)
+    with pytest.raises(ValueError, match=r"ref_emb.*finite.*row 1"):
+        module()(ROWS, LABELS, ref_emb=spoiled, ref_labels=LABELS)
+
+
+@EVERY_MODULE
+def test_batch_without_a_pair_is_an_error_or_a_zero(module):
+    alone = torch.arange(6)
+    leaf = ROWS.clone().requires_grad_()
+    with pytest.raises(ValueError, match=r"positive pair.*empty"):
+        call(module, leaf, alone)
+    value, gradient = gradients(call(module, leaf, alone, empty="zero"), [leaf])
+    assert float(value) == 0.0
+    assert torch.equal(gradient, torch.zeros(18))
+
+
+def test_batch_of_one_class_has_no_negatives():
+    for module in (tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov):
+        with pytest.raises(ValueError, match="negative pair"):
+            call(module, ROWS, torch.zeros(6, dtype=torch.int64))
+
+
+def test_vicreg_needs_two_pairs():
+    with pytest.raises(ValueError, match="second positive pair"):
+        tc.VICReg()(ROWS, torch.tensor([0, 0, 1, 2, 3, 4]))
+    assert tc.VICReg()(ROWS, torch.zeros(6, dtype=torch.int64)).isfinite()  # one class will do
+
+
+@pytest.mark.parametrize("name", list(BASELINES))
+def test_module_prints_its_options(name):
+    entry = BASELINES[name]
+    text = repr(entry.criterion())
+    assert entry.module.__name__ in text
+    assert all(f"{option}={value!r}" in text for option, value in entry.options.items())
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+TRAINED = {
+    "neg_mmiot": (tc.NegMMIOT, {}),
+    "push_pull": (tc.PushPull, {}),
+    "iot": (tc.IOT, {}),
+    "iot_uniformity": (tc.IOT, {"epsilon": 0.5, "uniformity": 0.2}),
+    "info_nce": (tc.InfoNCE, {}),
+    "inva_spread": (tc.InvaSpread, {}),
+    "inva_spread_published": (tc.InvaSpread, PUBLISHED),
+    "dbot": (tc.DBOT, {}),
+    "fused_gromov": (tc.FusedGromov, {}),
+    "fused_gromov_published": (tc.FusedGromov, PUBLISHED),
+    "vicreg": (tc.VICReg, {}),
+}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", list(TRAINED))
+def test_loss_trains_a_small_network_on_five_classes(name, precision):
+    module, options = TRAINED[name]
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(40) % 5
+    centres = torch.randn(5, 8, generator=generator)
+    inputs = centres[labels] + 0.5 * torch.randn(40, 8, generator=generator)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 6))
+    optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
+    values = []
+    for _ in range(25):
+        optimiser.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+            loss = call(module, network(inputs), labels, **options)
+        loss.backward()
+        assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+        optimiser.step()
+        values.append(float(loss.detach()))
+    assert loss.dtype == torch.float32
+    assert all(map(math.isfinite, values))
+    assert values[-1] < values[0] - 1e-3
