@@ -45,7 +45,9 @@ def test_spectrum_is_that_of_the_class_mean_covariance():
     scatter = sum((unit[labels == k] - means[k]).square().sum() for k in range(5))
     assert result.nc1 == pytest.approx(float(scatter), rel=1e-12)
     directions = centred / centred.norm(dim=1, keepdim=True)
-    cosines = torch.tensor([float(directions[i] @ directions[j]) for i in range(5) for j in range(i)])
+    cosines = torch.tensor(
+        [float(directions[i] @ directions[j]) for i in range(5) for j in range(i)]
+    )
     assert result.nc2_std == pytest.approx(float(cosines.std(correction=0)), rel=1e-6)
     assert result.nc2_deviation == pytest.approx(float((cosines + 0.25).abs().mean()), rel=1e-6)
 
@@ -115,7 +117,10 @@ def test_uniformity_is_the_log_of_mean_gaussian_potentials():
     [
         (lambda: geometry.neural_collapse(torch.ones(3, 2), torch.zeros(3).long()), "2 classes"),
         (lambda: geometry.neural_collapse(torch.ones(3, 2), torch.zeros(2).long()), "labels"),
-        (lambda: geometry.neural_collapse(torch.full((2, 2), torch.nan), torch.arange(2)), "finite"),
+        (
+            lambda: geometry.neural_collapse(torch.full((2, 2), torch.nan), torch.arange(2)),
+            "finite",
+        ),
         (lambda: geometry.two_distance(torch.eye(2), torch.arange(2)), "two samples"),
         (lambda: geometry.etf_loss(1, 5), "n_classes"),
         (lambda: geometry.etf_loss(3, 3, temperature=-1.0), "temperature"),

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tricouple.memory import empty_matrix
+
 
 def wide_dtype(device: torch.device) -> torch.dtype:
     """The dtype of O(N) vectors whose large parts cancel: float64 wherever the device has it."""
@@ -38,6 +40,8 @@ def expectation(masses: Tensor, values: Tensor) -> Tensor:
 
 def uniform(sizes: Sequence[int], like: Tensor) -> Tensor:
     """Uniform marginals of several axes, one after the other in one vector."""
+    if len(set(sizes)) == 1:
+        return like.new_full((sum(sizes),), 1 / sizes[0])
     return torch.cat([like.new_full((size,), 1 / size) for size in sizes])
 
 
@@ -46,20 +50,24 @@ _SMALL = 1024
 
 
 def cosines(anchors: Tensor, references: Tensor) -> Tensor:
-    """Inner products of all pairs, (N, M); of a set with itself if both are the same tensor."""
-    if anchors is references and len(anchors) <= _SMALL:
-        return _Gram.apply(anchors)  # type: ignore[no-any-return, no-untyped-call]
-    return anchors @ references.T
+    """Inner products of all pairs, shape (N, M)."""
+    product: Tensor = _Products.apply(anchors, references)  # type: ignore[no-untyped-call]
+    return product
 
 
-class _Gram(torch.autograd.Function):
+class _Products(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor) -> Tensor:
-        ctx.save_for_backward(vectors)
-        return vectors @ vectors.T
+    def forward(ctx: Any, anchors: Tensor, references: Tensor) -> Tensor:
+        ctx.save_for_backward(anchors, references)
+        ctx.same = anchors is references
+        out = empty_matrix(anchors, len(anchors), len(references))
+        return torch.mm(anchors, references.T, out=out)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        vectors: Tensor = ctx.saved_tensors[0]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        return (gradient + gradient.T) @ vectors
+        anchors, references = ctx.saved_tensors
+        if ctx.same and len(anchors) <= _SMALL:
+            # Both arguments are one tensor, which receives the sum of what is returned.
+            return (gradient + gradient.T) @ anchors, None
+        return gradient @ references, gradient.T @ anchors

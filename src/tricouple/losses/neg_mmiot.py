@@ -36,8 +36,9 @@ class NegMMIOT(ContrastiveLoss):
         n_iters: Sinkhorn sweeps, at most.
         tol: Stop sweeping when the marginal error (L1) is below this.
         shaping: ψ; ``"linear"`` is ψ(t) = −t, ``"log_sigmoid"`` is ψ(t) = log(1 + e^{−t}).
-        gradient: ``"unrolled"`` (exact for the sweeps done), ``"implicit"`` (exact at convergence)
-            or ``"envelope"`` (cheapest; exact at convergence in balanced batches).
+        gradient: ``"unrolled"`` (exact for the sweeps done), ``"implicit"`` (exact at convergence:
+            give it enough ``n_iters`` and a ``tol``) or ``"envelope"`` (cheapest; exact at
+            convergence in balanced batches).
         marginals: ``"uniform"`` as in the paper, or ``"target"``: those of P̃, so that samples
             without a positive drop out.
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.

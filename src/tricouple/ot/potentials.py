@@ -115,7 +115,9 @@ class _Potentials(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             allowed = torch.where(torch.isfinite(similarity), similarity, 0.0)
             sharpness = torch.sum(scores * allowed).to(ctx.factor_dtype)
-        return (scores * ctx.factor).to(similarity.dtype), sharpness, None, None
+        # The gradient of the fast path is a matrix of its own, free to be scaled in place.
+        scaled = scores * ctx.factor if scores.is_inference() else scores.mul_(ctx.factor)
+        return scaled.to(similarity.dtype), sharpness, None, None
 
 
 # Sweeps are many small operations, and inference mode makes each of them cheaper.

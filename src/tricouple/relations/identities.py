@@ -183,16 +183,17 @@ class GroupedPairs:
 
     def _group_sums(self, by_anchor: Tensor, by_reference: Tensor) -> tuple[Tensor, Tensor]:
         """What each group receives from the other side, shape (K, d) each."""
-        rows, columns = torch.zeros_like(by_reference), torch.zeros_like(by_anchor)
+        rows, columns = [], []
         if self.same is not None:
-            rows = self.same[:, None] * by_reference
-            columns = self.same[:, None] * by_anchor
+            weights = self.same[:, None]
+            rows.append(weights * by_reference)
+            columns.append(weights * by_anchor)
         if self.different is not None:
             weights = self.different[:, None]
             sent = weights * by_anchor
-            rows = rows + weights * (by_reference.sum(0) - by_reference)
-            columns = columns + (sent.sum(0) - sent)
-        return rows, columns
+            rows.append(weights * (by_reference.sum(0) - by_reference))
+            columns.append(sent.sum(0) - sent)
+        return functools.reduce(torch.add, rows), functools.reduce(torch.add, columns)
 
     def mask(self) -> Tensor:
         """Pairs that have weight."""
@@ -224,13 +225,11 @@ class _Form(torch.autograd.Function):
 
 
 def _all_but_own(values: Tensor) -> Tensor:
-    """``Σ_{l≠k} values_l`` for each k: "all minus own" only where that cannot cancel.
+    """``Σ_{l≠k} values_l`` for each k.
 
-    A mass that is zero must come out as zero, not as a rounding error.
+    A mass that is zero must come out as zero, not as a rounding error; true masses are at least
+    1/N³ of the total.
     """
-    largest = values.argmax()
-    others = values.clone()
-    others[largest] = 0.0
-    sums = values.sum() - values
-    sums[largest] = others.sum()
-    return sums
+    total = values.sum()
+    sums = total - values
+    return sums * (sums > 8 * torch.finfo(values.dtype).eps * total)

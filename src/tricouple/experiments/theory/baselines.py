@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch.nn.functional import normalize
 
 from tricouple.experiments.theory.configurations import (
@@ -58,9 +60,7 @@ def baselines(setting: Setting) -> Finding:
                 "loss": name,
                 "excess over chord": excess,
                 "increase by averaging": increase,
-                "largest step in Δ": max(
-                    late - early for early, late in zip(values, values[1:], strict=False)
-                ),
+                "largest step in Δ": max(late - early for early, late in pairwise(values)),
                 "gradient at the ETF": at_frame / tangential_gradient(criterion, random, labels),
                 "starts at the ETF": f"{sum(end.reached for end in ends)} of {len(ends)}",
                 "Gram deviation": max(end.deviation for end in ends),

@@ -135,7 +135,7 @@ def sharpness(setting: Setting) -> Finding:
             (end,) = descend_from_random(criterion, labels, 8, generator, 1, SHARPNESS_STEPS)
             deviations.setdefault(name, []).append(end.deviation)
     rows: tuple[Row, ...] = tuple(
-        {"c": value} | {name: line[index] for name, line in deviations.items()}
+        {"c": value, **{name: line[index] for name, line in deviations.items()}}
         for index, value in enumerate(SHARPNESSES)
     )
     figure = Figure(

@@ -39,7 +39,8 @@ def vectors(gram: Tensor) -> Tensor:
     if values[0] < -1e-9:
         raise ValueError(f"gram must be positive semi-definite, has eigenvalue {values[0]:.3g}")
     # The root of a rounding error is a hundred million times larger: cut it off.
-    return basis * torch.where(values > 1e-12 * values[-1], values, 0.0).sqrt()
+    lengths = torch.where(values > 1e-12 * values[-1], values, 0.0).sqrt()
+    return torch.mul(basis, lengths)
 
 
 def gram(embeddings: Tensor) -> Tensor:

@@ -186,7 +186,7 @@ def symmetrisation(setting: Setting) -> Finding:
             )
             before.setdefault(name, []).extend(values)
             after.setdefault(name, []).extend(averaged)
-    every = [*sum(before.values(), []), *sum(after.values(), [])]
+    every = [value for values in (*before.values(), *after.values()) for value in values]
     ends = (min(every), max(every))
     figure = Figure(
         "g before and after averaging over the symmetries",

@@ -43,7 +43,7 @@ def hessian(cost: Tensor, epsilon: float, target: Tensor, imposed: Sequence[Tens
     weights = touches @ (inverse @ torch.cat(marginals(target)))  # W
     kept = touches @ inverse @ (touches.T * plan)
     rates = kept - torch.eye(len(plan), dtype=torch.float64)  # ε ℓ for each D
-    return rates.T @ ((plan * weights)[:, None] * rates) / epsilon**2
+    return torch.mm(rates.T, (plan * weights)[:, None] * rates) / epsilon**2
 
 
 def lowest_direction(matrix: Tensor, cost: Tensor) -> tuple[float, Tensor]:

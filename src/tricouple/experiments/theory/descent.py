@@ -1,4 +1,4 @@
-"""Free unit vectors under any loss: where does descent end? (The unconstrained-features model.)"""
+"""Where free unit vectors end under a loss (the unconstrained-features model)."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def descend(criterion: Criterion, start: Tensor, labels: Tensor, iterations: int
     def evaluate() -> Tensor:
         optimiser.zero_grad()
         loss = criterion(free, labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         losses.append(float(loss.detach()))
         return loss
 
-    optimiser.step(evaluate)  # type: ignore[no-untyped-call]
+    optimiser.step(evaluate)
     final = torch.nn.functional.normalize(free.detach(), dim=1)
     with torch.no_grad():
         value = float(criterion(final, labels))

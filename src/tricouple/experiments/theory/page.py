@@ -29,7 +29,8 @@ figure { margin: 1rem 0; } figcaption { font-weight: 600; }
 svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: var(--ink); }
 .grid { stroke: var(--faint); stroke-width: .6; } .axis { stroke: var(--ink); }
 .line { fill: none; stroke-width: 1.8; }
-.holds { color: var(--holds); } .fails { color: var(--fails); } .measured { color: var(--measured); }
+.holds { color: var(--holds); } .fails { color: var(--fails); }
+.measured { color: var(--measured); }
 .holds, .fails { font-weight: 600; }
 """ + "\n".join(
     f".line.c{n} {{ stroke: var(--c{n}); }} .points.c{n} {{ fill: var(--c{n}); }}" for n in range(8)

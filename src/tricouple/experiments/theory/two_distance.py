@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ def loss_at(criterion: Criterion, labels: Tensor, alpha: float, beta: float) -> 
 
 
 def dense_at(shaping: Shaping, labels: Tensor, alpha: float, beta: float) -> float:
-    """g by the dense solver at a two-distance configuration."""
+    """KL(P̃ ‖ P) by the dense solver at a two-distance configuration."""
     cost = triplet_cost(two_distance_gram(labels, alpha, beta), shaping, TEMPERATURE)
     return float(divergence(cost, EPSILON, triplet_target(labels)))
 
@@ -167,7 +168,7 @@ def _row(name: str, n_classes: int, per_class: int, sharpness: float, error: flo
 
 
 def _step_row(name: str, n_classes: int, per_class: int, values: list[float]) -> Row:
-    steps = [late - early for early, late in zip(values, values[1:], strict=False)]
+    steps = [late - early for early, late in pairwise(values)]
     return {
         "ψ, loss": name,
         "K": n_classes,

@@ -42,7 +42,7 @@ def unbalanced_convexity(setting: Setting) -> Finding:
         for sizes in DENSE_SIZES:
             generator = setting.generator("unbalanced-convexity")  # the same costs for both kinds
             row, line = probe(class_labels(sizes), kind, generator)
-            rows.append({"class sizes": ", ".join(map(str, sizes)), "marginals": kind} | row)
+            rows.append({"class sizes": ", ".join(map(str, sizes)), "marginals": kind, **row})
             if sizes == DENSE_SIZES[0]:
                 series.append(Series(f"{kind} marginals", STEPS, tuple(line)))
     figure = Figure(
@@ -107,7 +107,7 @@ def unbalanced_frames(setting: Setting) -> Finding:
                 generator = setting.generator("unbalanced-frames")  # the same starts for all
                 ends = descend_from_random(criterion, labels, DIM, generator, STARTS)
                 shown = "–" if name == "InfoNCE" else kind
-                rows.append({"class sizes": ", ".join(map(str, sizes))} | _row(name, shown, ends))
+                rows.append({"class sizes": ", ".join(map(str, sizes)), **_row(name, shown, ends)})
     numbers = tuple(float(number) for number in range(1, len(SIZES) + 1))
     kinds = dict.fromkeys((str(row["loss"]), str(row["marginals"])) for row in rows)
     figure = Figure(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tricouple.memory import empty_matrix
 from tricouple.numeric import wide_dtype
 from tricouple.ot.kernels import native
 
@@ -56,7 +57,7 @@ def balance(similarity: Tensor, sharpness: float, *, within: bool) -> BalancedKe
     """
     if native.suits(similarity):
         n, m = similarity.shape
-        logs, tops = torch.empty_like(similarity), similarity.new_empty(n + m)
+        logs, tops = empty_matrix(similarity, n, m), similarity.new_empty(n + m)
         native.balance_into(similarity, sharpness, within, logs, tops)
         top_rows, top_columns = tops.split([n, m])
     else:
@@ -74,7 +75,8 @@ def _balanced_logs(
     Tops are taken before the factor c is applied: differences of nearby similarities are exact in
     floating point, so the entries that matter keep their digits.
     """
-    logs = similarity * (1.0 if sharpness > 0 else -1.0)
+    logs = empty_matrix(similarity, *similarity.shape)
+    torch.mul(similarity, 1.0 if sharpness > 0 else -1.0, out=logs)
     lowest = torch.finfo(logs.dtype).min  # stands for −∞ where a whole row or column is excluded
     if within:
         logs.fill_diagonal_(-torch.inf)
@@ -99,7 +101,7 @@ def kernel_gradient(terms: Sequence[KernelTerm]) -> Tensor:
     Returns:
         Shape (N, M).
     """
-    out = torch.empty_like(terms[0][0])
+    out = empty_matrix(terms[0][0], *terms[0][0].shape)
     blocks = row_blocks(*out.shape)
     # One buffer for all blocks: fresh memory for each would cost more than the arithmetic.
     buffer = torch.empty_like(out[blocks[0]])

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from tricouple.memory import empty_matrix
 from tricouple.numeric import wide_dtype
 from tricouple.ot.kernels.balanced import BalancedKernel, kernel_gradient, underflow_margin
 from tricouple.ot.kernels.native import addresses, balance_into, compiled, optional
@@ -27,7 +28,7 @@ class NativeTriplet:
     def __init__(self, similarity: Tensor, sharpness: float, *, within: bool) -> None:
         n, m = similarity.shape
         self.sharpness, self.within = sharpness, within
-        self.kernels = similarity.new_empty(2, n, m)  # attract, repel
+        self.kernels = empty_matrix(similarity, 2, n, m)  # attract, repel
         self.tops = similarity.new_empty(2, n + m)
         for number, factor in enumerate((sharpness, -sharpness)):
             balance_into(similarity, factor, within, self.kernels[number], self.tops[number])

@@ -1,0 +1,394 @@
+"""The paper's theory as checks that run, and that fail when a loss is wrong."""
+
+import dataclasses
+import itertools
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+import reference
+from tricouple import cli
+from tricouple.experiments.theory import (
+    baselines,
+    beyond,
+    command,
+    configurations,
+    coupling,
+    curvature,
+    markdown,
+    unbalanced,
+)
+from tricouple.experiments.theory.page import page
+from tricouple.experiments.theory.results import Figure, Outcome, Report, Series
+from tricouple.experiments.theory.setting import Losses, Setting
+from tricouple.experiments.theory.statements import BY_ID, STATEMENTS, select, verify
+from tricouple.experiments.theory.svg import chart
+from tricouple.losses import IOT, NegMMIOT, PushPull
+
+ROOT = Path(__file__).parents[2]
+STORED = ROOT / "results/theory/theory.json"
+PROVED = [statement.id for statement in STATEMENTS if statement.tolerance is not None]
+FACTS = {"cores": 2, "cpu": "a processor", "date": "2024-01-02", "versions": {"torch": "2"}}
+
+
+def outcomes_of(*names: str, seed: int = 0, **losses) -> dict[str, Outcome]:
+    return {outcome.id: outcome for outcome in verify(Losses(**losses), seed=seed, only=names)}
+
+
+# --- what holds ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_statement_that_the_paper_proves_holds(seed):
+    outcomes = outcomes_of(*PROVED, seed=seed)
+    assert {name: outcome.verdict for name, outcome in outcomes.items()} == dict.fromkeys(
+        PROVED, "holds"
+    )
+
+
+def test_the_list_covers_the_theory():
+    assert len(STATEMENTS) >= 8
+    references = " ".join(statement.reference for statement in STATEMENTS)
+    for name in ("Lemma 3.1", "Lemma 3.2", "Lemma 3.3", "Theorem 3.4", "Proposition 3.5"):
+        assert name in references
+
+
+def test_a_statement_measures_the_same_alone_and_in_company():
+    together = outcomes_of("envelope", "symmetrisation")
+    assert outcomes_of("symmetrisation")["symmetrisation"] == together["symmetrisation"]
+
+
+def test_unknown_statements_are_refused():
+    with pytest.raises(ValueError, match="no statement is called gravity: choose from convexity"):
+        select(["gravity"])
+
+
+# --- wrong losses are found out ------------------------------------------------------------------
+
+
+class FlippedSign(NegMMIOT):
+    def compute(self, batch):
+        return -super().compute(batch)
+
+
+class LopsidedPushPull(PushPull):
+    def compute(self, batch):
+        return super().compute(batch) + 0.01 * normalize(batch.anchors, dim=1)[0].sum()
+
+
+class GradientWithoutPlan(NegMMIOT):
+    """Right value; the gradient forgets that the plan moves with the vectors."""
+
+    def compute(self, batch):
+        target = batch.relation.triplets()
+        margin = batch.inner(target.contrast) / (self.temperature * self.epsilon)
+        return super().compute(batch).detach() - (margin - margin.detach())
+
+
+def negatives_ignored(temperature, epsilon, **rest):
+    return IOT(epsilon=temperature * epsilon, **rest)
+
+
+def wrong_sharpness(temperature, **rest):
+    return NegMMIOT(temperature=1.01 * temperature, **rest)
+
+
+@pytest.mark.parametrize(
+    ("losses", "failing"),
+    [
+        ({"neg_mmiot": FlippedSign}, {"convexity", "symmetrisation", "closed-form"}),
+        ({"neg_mmiot": FlippedSign}, {"monotonicity", "homogeneity", "etf"}),
+        ({"neg_mmiot": negatives_ignored}, {"closed-form"}),
+        ({"neg_mmiot": wrong_sharpness}, {"closed-form"}),
+        ({"neg_mmiot": GradientWithoutPlan}, {"envelope"}),
+        ({"push_pull": LopsidedPushPull}, {"stationarity"}),
+    ],
+    ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else None,
+)
+def test_a_wrong_loss_fails(losses, failing):
+    outcomes = outcomes_of(*failing, **losses)
+    assert {name for name, outcome in outcomes.items() if outcome.verdict == "fails"} == failing
+
+
+def test_a_residual_that_is_not_a_number_fails():
+    outcome = outcomes_of("symmetrisation")["symmetrisation"]
+    assert dataclasses.replace(outcome, residual=math.nan).verdict == "fails"
+
+
+def test_the_command_exits_with_1_and_names_what_fails(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "verify", partial(verify, Losses(neg_mmiot=FlippedSign)))
+    words = ["verify", "--only", "closed-form", "--out", str(tmp_path)]
+    assert cli.main(words) == 1
+    assert "0 of 1 statements" in capsys.readouterr().out
+    content = json.loads((tmp_path / "theory.json").read_text(encoding="utf-8"))
+    assert [row["verdict"] for row in content["statements"]] == ["fails"]
+
+
+# --- the tools of the experiments ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("marginals", ["uniform", "target"])
+@pytest.mark.parametrize("shaping", ["linear", "log_sigmoid"])
+def test_dense_divergence_equals_the_oracle(shaping, marginals):
+    labels = configurations.class_labels((4, 3, 2))
+    generator = torch.Generator().manual_seed(0)
+    embeddings = configurations.random_unit(9, 4, generator)
+    psi = coupling.SHAPINGS[shaping.replace("_", "-")]
+    cost = coupling.triplet_cost(configurations.gram(embeddings), psi)
+    target = coupling.triplet_target(labels)
+    imposed = coupling.marginals(target) if marginals == "target" else None
+    expected = reference.dense_neg_mmiot(
+        embeddings, labels, temperature=1.0, epsilon=0.5, n_iters=300, shaping=shaping,
+        marginals=marginals,
+    )  # fmt: skip
+    assert float(coupling.divergence(cost, 0.5, target, imposed)) == pytest.approx(
+        float(expected), abs=1e-12
+    )
+
+
+def test_sweeps_that_do_not_converge_are_an_error():
+    cost = torch.randn((5, 5, 5), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with pytest.raises(ValueError, match="no convergence in"):
+        coupling.solve(cost, 1e-3, coupling.uniform_marginals(cost))
+
+
+def test_average_by_pattern_is_the_average_over_the_group():
+    labels = configurations.balanced_labels(3, 2)
+    tensor = torch.randn((6, 6, 6), generator=torch.Generator().manual_seed(0)).double()
+    same = labels[:, None] == labels
+    group = [
+        list(order)
+        for order in itertools.permutations(range(6))
+        if torch.equal(same[list(order)][:, list(order)], same)
+    ]
+    assert len(group) == 6 * 2**3
+    expected = sum(tensor[order][:, order][:, :, order] for order in group) / len(group)
+    averaged = configurations.average_over_symmetries(tensor, labels)
+    distinct = coupling.distinct(6, 3)
+    assert torch.allclose(averaged[distinct], expected[distinct])
+
+
+def test_average_within_classes_is_the_average_over_that_group():
+    labels = configurations.class_labels((3, 2))
+    tensor = torch.randn((5, 5, 5), generator=torch.Generator().manual_seed(0)).double()
+    orders = [
+        [*first, *second]
+        for first in itertools.permutations(range(3))
+        for second in itertools.permutations((3, 4))
+    ]
+    expected = sum(tensor[order][:, order][:, :, order] for order in orders) / len(orders)
+    averaged = configurations.average_within_classes(tensor, labels)
+    distinct = coupling.distinct(5, 3)
+    assert torch.allclose(averaged[distinct], expected[distinct])
+
+
+@pytest.mark.parametrize("marginals", ["uniform", "target"])
+def test_curvature_equals_autograd(marginals):
+    labels = configurations.class_labels((3, 2))
+    target = coupling.triplet_target(labels)
+    imposed = (
+        coupling.marginals(target) if marginals == "target" else coupling.uniform_marginals(target)
+    )
+    allowed = coupling.distinct(5, 3)
+    cost = torch.randn((5, 5, 5), generator=torch.Generator().manual_seed(3)).double()
+
+    def value(entries):
+        return coupling.divergence(cost.masked_scatter(allowed, entries), 0.5, target, imposed)
+
+    expected = torch.autograd.functional.hessian(value, cost[allowed])
+    actual = curvature.hessian(cost, 0.5, target, imposed)
+    assert torch.allclose(actual, expected, atol=1e-10)
+
+
+def test_impossible_gram_matrices_are_refused():
+    labels = configurations.balanced_labels(3, 2)
+    with pytest.raises(ValueError, match="gram must be positive semi-definite"):
+        configurations.vectors(configurations.two_distance_gram(labels, 1.0, -0.9))
+
+
+# --- observations, at a small size ---------------------------------------------------------------
+
+
+def test_in_too_few_dimensions_the_optimum_is_not_two_distance(monkeypatch):
+    monkeypatch.setattr(beyond, "LOW_CLASSES", 5)
+    monkeypatch.setattr(beyond, "LOW_DIMS", (3, 4))
+    low, enough = beyond.low_dimension(Setting()).rows
+    assert low["loss above closed form"] > 1e-3
+    assert low["loss below total collapse"] > 0.1
+    assert low["spread of β"] > 0.1
+    assert enough["spread of β"] < 1e-5
+
+
+def test_every_loss_reaches_the_etf_with_balanced_classes(monkeypatch):
+    monkeypatch.setattr(baselines, "STARTS", 1)
+    rows = baselines.baselines(Setting()).rows
+    assert [row["loss"] for row in rows] == ["Neg-MMIOT", "PushPull", "IOT-CL", "InfoNCE"]
+    assert all(row["Gram deviation"] < 1e-5 for row in rows)
+
+
+def test_unbalanced_classes_break_convexity_unless_the_marginals_are_the_target_s(monkeypatch):
+    monkeypatch.setattr(unbalanced, "DENSE_SIZES", ((4, 2),))
+    uniform, target = unbalanced.unbalanced_convexity(Setting()).rows
+    assert uniform["smallest curvature"] < -0.01
+    assert uniform["excess over chord there"] > 1e-3
+    assert target["smallest curvature"] > -1e-12
+
+
+def test_unbalanced_classes_break_the_envelope_unless_the_marginals_are_the_target_s():
+    for row in outcomes_of("unbalanced-envelope")["unbalanced-envelope"].rows:
+        assert row["library, implicit"] < 1e-10
+        assert row["library, unrolled"] < 1e-10
+        assert (row["library, envelope"] > 0.05) is (row["marginals"] == "uniform")
+
+
+# --- the record ----------------------------------------------------------------------------------
+
+
+def small_report(**changes) -> Report:
+    series = (Series("s", (1.0, 2.0), (0.0, 1e-3)), Series("p", (1.5,), (0.1,), True))
+    figure = Figure("A < B", "x", "y", series, "Two points.", log_y=True)
+    rows = ({"K": 3, "gap": 0.123456},)
+    kind = "proved by the paper"
+    outcome = Outcome("etf", "words", "Theorem", kind, "gap", 0.5, 1.0, rows, figure)
+    return Report(7, (dataclasses.replace(outcome, **changes),), FACTS)
+
+
+@pytest.mark.parametrize("residual", [0.5, math.inf])
+def test_report_survives_json(residual):
+    report = small_report(residual=residual)
+    assert Report.from_json(report.to_json()) == report
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"seed": 0, "statements": [1]}'])
+def test_other_json_is_refused(text):
+    with pytest.raises(ValueError, match="not the JSON of a verification"):
+        Report.from_json(text)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_charts_are_well_formed_and_described(log):
+    figure = dataclasses.replace(small_report().outcomes[0].figure, log_x=log, log_y=log)
+    root = ElementTree.fromstring(chart(figure))
+    assert root.attrib["role"] == "img"
+    assert "Two points." in root.attrib["aria-label"]
+    assert len(root.findall("polyline")) == 2  # the line and its sample in the legend
+
+
+def test_charts_draw_constants_and_skip_what_is_not_finite():
+    series = Series("s", (1.0, 2.0, 3.0), (1.0, math.nan, 1.0))
+    drawn = chart(dataclasses.replace(small_report().outcomes[0].figure, series=(series,)))
+    assert "nan" not in drawn
+    ElementTree.fromstring(drawn)
+
+
+def test_page_needs_nothing_from_elsewhere():
+    text = page(small_report())
+    assert "A &lt; B" in text
+    assert "prefers-color-scheme: dark" in text
+    for outside in ("http", "<script", "<link", "src="):
+        assert outside not in text
+
+
+def test_tables_go_into_the_blocks_of_a_page():
+    before = "x\n<!-- verify:etf -->\nold\n<!-- /verify -->\ny\n"
+    after = markdown.fill(before, small_report())
+    assert after == (
+        "x\n<!-- verify:etf -->\n| K | gap |\n| --- | --- |\n| 3 | 0.123 |\n<!-- /verify -->\ny\n"
+    )
+    assert markdown.fill(after, small_report()) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("no block", "it has no block"),
+        ("<!-- verify:gravity -->\n<!-- /verify -->", "does not have the statement 'gravity'"),
+    ],
+)
+def test_pages_without_a_fitting_block_are_refused(text, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        markdown.fill(text, small_report())
+
+
+# --- the whole command ---------------------------------------------------------------------------
+
+
+def test_command_prints_verdicts_and_writes_numbers_table_and_figures(tmp_path, capsys):
+    out = tmp_path / "new"
+    words = ["verify", "--only", "envelope,symmetrisation", "--seed", "3", "--out", str(out)]
+    threads = torch.get_num_threads()
+    assert cli.main(words) == 0
+    assert torch.get_num_threads() == threads
+    assert "2 of 2 statements" in capsys.readouterr().out
+    report = Report.from_json((out / "theory.json").read_text(encoding="utf-8"))
+    assert report.seed == 3
+    assert [outcome.id for outcome in report.outcomes] == ["symmetrisation", "envelope"]
+    assert {"date", "command", "commit", "cpu", "versions"} <= set(report.provenance)
+    assert (out / "README.md").read_text(encoding="utf-8") == markdown.readme(report)
+    assert "<svg" in (out / "index.html").read_text(encoding="utf-8")
+
+
+def test_earlier_run_is_read_and_put_into_a_page(tmp_path, capsys):
+    (tmp_path / "theory.json").write_text(small_report().to_json(), encoding="utf-8")
+    docs = tmp_path / "theory.md"
+    docs.write_text("<!-- verify:conditions -->\n<!-- /verify -->", encoding="utf-8")
+    words = ["verify", "--read", str(tmp_path / "theory.json"), "--docs", str(docs)]
+    assert cli.main(words) == 0
+    assert "Seed 7, float64, 2 cores" in docs.read_text(encoding="utf-8")
+    assert "etf" in capsys.readouterr().out
+
+
+def test_list_names_every_statement(capsys):
+    assert cli.main(["verify", "--list"]) == 0
+    shown = capsys.readouterr().out
+    for name in BY_ID:
+        assert name[:12] in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--only", "gravity"], "no statement is called gravity"),
+        (["--read", "missing.json"], "cannot read missing.json: No such file"),
+        (["--read", "file.txt"], "cannot read file.txt: not the JSON of a verification"),
+        (["--out", "file.txt"], "cannot write file.txt"),
+        (["--read", "theory.json", "--docs", "file.txt"], "cannot write into file.txt: it has no"),
+    ],
+)
+def test_user_errors_are_one_line(words, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("file.txt").write_text("just text")
+    Path("theory.json").write_text(small_report().to_json(), encoding="utf-8")
+    assert cli.main(["verify", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tricouple verify: error: ")
+    assert complaint in error
+
+
+# --- the stored results --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stored() -> Report:
+    return Report.from_json(STORED.read_text(encoding="utf-8"))
+
+
+def test_stored_results_cover_every_statement_and_none_fails(stored):
+    assert [outcome.id for outcome in stored.outcomes] == list(BY_ID)
+    assert not stored.failed
+    for outcome in stored.outcomes:
+        statement = BY_ID[outcome.id]
+        assert (outcome.words, outcome.tolerance) == (statement.words, statement.tolerance)
+
+
+def test_stored_table_and_documentation_show_the_stored_numbers(stored):
+    readme = STORED.with_name("README.md").read_text(encoding="utf-8")
+    assert readme == markdown.readme(stored)
+    docs = (ROOT / "docs/theory.md").read_text(encoding="utf-8")
+    assert docs == markdown.fill(docs, stored)
