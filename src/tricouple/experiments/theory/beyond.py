@@ -66,8 +66,8 @@ def low_dimension(setting: Setting) -> Finding:
         "number of the eigenvalue",
         "eigenvalue",
         tuple(series),
-        "In every dimension below nine the class means share their variance over all d "
-        "dimensions; from nine on the spectrum is flat over nine eigenvalues.",
+        "The eigenvalues of the class means in descending order, one curve for each dimension: "
+        "d of them are above zero, at most nine.",
     )
     below = [row for row in rows if int(row["d"]) < LOW_CLASSES - 1]
     residual = min(float(row["loss above closed form"]) for row in below)
@@ -143,8 +143,8 @@ def sharpness(setting: Setting) -> Finding:
         "sharpness c",
         "Gram deviation",
         tuple(Series(name, SHARPNESSES, tuple(line)) for name, line in deviations.items()),
-        "For a soft loss every method ends at the simplex ETF; for a sharp one the loss vanishes "
-        "before the vectors get there.",
+        "The distance from the simplex ETF at the end of descent against the sharpness, one curve "
+        "for each loss, on logarithmic axes.",
         log_x=True,
         log_y=True,
     )

@@ -94,8 +94,8 @@ def verify_with_progress(statements: tuple[Statement, ...], seed: int, console: 
         TextColumn("{task.description}"),
     )
     names = [statement.id for statement in statements]
-    report = Report(seed, (), collect_provenance())
     with one_thread(), Progress(*columns, console=console) as progress:
+        report = Report(seed, (), collect_provenance())
         task = progress.add_task(names[0], total=len(names))
         for number, outcome in enumerate(verify(seed=seed, only=names), 1):
             report = replace(report, outcomes=(*report.outcomes, outcome))

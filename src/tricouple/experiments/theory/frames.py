@@ -76,8 +76,8 @@ def etf(setting: Setting) -> Finding:
         "evaluation",
         "loss − closed form",
         tuple(series),
-        "The gap of the loss to the closed form falls to the level of rounding errors, "
-        "for every number of classes and dimension.",
+        "How far the loss is above the closed form, evaluation by evaluation, on a logarithmic "
+        "axis that ends at rounding errors; one curve for each number of classes and dimension.",
         log_y=True,
     )
     return Finding(residual, tuple(rows), figure)
@@ -110,7 +110,8 @@ def homogeneity(setting: Setting) -> Finding:
             Series("β measured", classes, tuple(float(row["β"]) for row in rows), True),
             Series("−1/(K−1)", classes, tuple(float(row["−1/(K−1)"]) for row in rows)),
         ),
-        "α is one for every K; β lies on the curve −1/(K−1).",
+        "The measured α and β against the number of classes, with the curve −1/(K−1) that β "
+        "should lie on; α should be one.",
     )
     residual = max(max(float(row["spread of α"]), float(row["spread of β"])) for row in rows)
     return Finding(residual, tuple(rows), figure)

@@ -101,8 +101,8 @@ def stationarity(setting: Setting) -> Finding:
             Series(name, numbers, tuple(float(row[name]) for row in rows), points=True)
             for name in ("at random vectors", "at the ETF")
         ),
-        "Two bands of points: gradients at random vectors are of ordinary size, those at the ETF "
-        "are rounding errors.",
+        "Two bands of points on a logarithmic axis: gradients at random vectors, and those at the "
+        "ETF, which should be rounding errors.",
         log_y=True,
     )
     return Finding(max(float(row["ratio"]) for row in rows), tuple(rows), figure)

@@ -115,8 +115,8 @@ def closed_form_equality(setting: Setting) -> Finding:
         "Δ = α − β",
         "loss",
         tuple(series),
-        "For each number of classes, points of the measured loss on the curve of the closed form, "
-        "falling from left to right.",
+        "For each number of classes, points of the measured loss and the curve of the closed form "
+        "that they should lie on.",
     )
     return Finding(max(float(row["largest error"]) for row in rows), tuple(rows), figure)
 
@@ -152,7 +152,7 @@ def monotonicity(setting: Setting) -> Finding:
         "Δ = α − β",
         "loss",
         tuple(series),
-        "One falling curve for each ψ.",
+        "The loss against Δ, one curve for each ψ; each should fall from left to right.",
     )
     return Finding(max(float(row["largest step"]) for row in rows), tuple(rows), figure)
 

@@ -50,8 +50,8 @@ def unbalanced_convexity(setting: Setting) -> Finding:
         "step from a random cost",
         "chord − g",
         tuple(series),
-        "Chord minus g on a segment through a random cost: with uniform marginals it is negative, "
-        "so g is not convex; with the marginals of the target it is not.",
+        "Chord minus g on a segment through a random cost, for uniform marginals and for those of "
+        "the target: below zero g is not convex.",
     )
     residual = max(-float(row["smallest curvature"]) for row in rows)
     return Finding(residual, tuple(rows), figure)

@@ -93,7 +93,7 @@ KernelTerm = tuple[Tensor, Tensor, Tensor]
 
 
 def kernel_gradient(terms: Sequence[KernelTerm]) -> Tensor:
-    """``Σ (left @ right) ∘ matrix`` over kernels, in blocks of rows that stay in cache.
+    """``Σ (left @ right) ∘ matrix`` over kernels, in blocks of rows.
 
     Args:
         terms: Kernels with their factors ``left`` and ``right``.
@@ -114,8 +114,8 @@ def kernel_gradient(terms: Sequence[KernelTerm]) -> Tensor:
     return out
 
 
-def row_blocks(n_rows: int, n_columns: int, entries: int = 1 << 18) -> list[slice]:
-    """Slices of rows that hold about ``entries`` numbers each, so that a block stays in cache."""
+def row_blocks(n_rows: int, n_columns: int, entries: int = 1 << 22) -> list[slice]:
+    """Slices of rows that hold about ``entries`` numbers each."""
     step = max(1, entries // max(1, n_columns))
     return [slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step)]
 
