@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tricouple.eager import never_compiled
+from tricouple.numeric import FlushedDenormals
 from tricouple.ot.gradients import GRADIENTS
 from tricouple.ot.kernels import native
 from tricouple.ot.kernels.native_triplet import NativeTriplet
@@ -127,12 +128,13 @@ class _Potentials(torch.autograd.Function):
 @torch.inference_mode()
 def _solve(similarity: Tensor, sharpness: float, marginals: Tensor, settings: Settings) -> Solution:
     """The answer of the first solver that can be trusted."""
-    for solver in settings.solvers:
-        kernel = solver(similarity, sharpness, within=settings.within)
-        masses = Masses(marginals, settings.sizes, kernel.dtype)
-        solution = kernel.solve(masses, settings.n_iters, settings.tol)
-        if solution is not None:
-            return solution
+    with FlushedDenormals():
+        for solver in settings.solvers:
+            kernel = solver(similarity, sharpness, within=settings.within)
+            masses = Masses(marginals, settings.sizes, kernel.dtype)
+            solution = kernel.solve(masses, settings.n_iters, settings.tol)
+            if solution is not None:
+                return solution
     raise AssertionError("the last solver always answers")
 
 
@@ -141,4 +143,5 @@ def _solve(similarity: Tensor, sharpness: float, marginals: Tensor, settings: Se
 def _differentiate(solution: Solution, cotangent: Tensor, settings: Settings) -> Tensor:
     """The gradient with respect to the scores, shape (N, M)."""
     parts = cotangent.to(solution.kernel.dtype).split(settings.sizes)
-    return GRADIENTS[settings.gradient](solution, parts)
+    with FlushedDenormals():
+        return GRADIENTS[settings.gradient](solution, parts)

@@ -82,7 +82,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def cell(value: str | int | float) -> str:
     """Return a number with three significant digits."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    # Adding zero turns −0 into 0.
+    return f"{value + 0.0:.3g}" if isinstance(value, float) else str(value)
 
 
 def tolerance_text(outcome: Outcome) -> str:

@@ -65,7 +65,7 @@ STATEMENTS = (
         "convexity",
         "g(C) = KL(P̃ ‖ P^C) is convex in the cost C",
         "Lemma 3.1",
-        "largest excess over a chord",
+        "largest excess over a chord, or negative curvature",
         convexity.convexity,
         1e-10,
     ),
@@ -157,7 +157,7 @@ STATEMENTS = (
         "unbalanced-convexity",
         "convexity and averaging with unbalanced classes, uniform and target marginals",
         "not in the paper",
-        "largest excess over a chord",
+        "most negative curvature, relative to the largest",
         unbalanced.unbalanced_convexity,
     ),
     Statement(
