@@ -9,12 +9,12 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench figures clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP)  ## free vectors find the simplex ETF, with live loss and a table (seconds)
+demo: $(STAMP)  ## six methods on a synthetic mixture: live figures, a table, a page (minutes)
 	$(BIN)/tricouple demo
 
 test: $(STAMP)  ## run all tests
@@ -31,6 +31,9 @@ format: $(STAMP)  ## rewrite the sources in the house format
 
 bench: $(STAMP)  ## time and memory against the dense algorithm and peers (minutes)
 	$(BIN)/tricouple bench --out results/bench/core.json
+
+figures: $(STAMP)  ## redraw the README's pictures from results/synthetic
+	$(BIN)/tricouple report results/synthetic --figures docs/assets
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

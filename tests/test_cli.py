@@ -71,8 +71,9 @@ def test_no_command_shows_the_help_and_counts_as_wrong_usage(capsys):
     [
         (["fly"], "invalid choice: 'fly'"),
         (["demo", "--steps", "0"], "0 is too small: use 1 or more"),
-        (["demo", "--temperature", "nan"], "'nan' is not a positive number"),
-        (["demo", "--epsilon", "-1"], "'-1' is not a positive number"),
+        (["synthetic", "--temperature", "nan"], "'nan' is not a positive number"),
+        (["synthetic", "--epsilon", "-1"], "'-1' is not a positive number"),
+        (["synthetic", "--classes", "10,1"], "1 is too small: use 2 or more"),
         (["demo", "--classes", "ten"], "'ten' is not an integer"),
         (["bench", "--sizes", "64,3"], "3 is too small: use 16 or more"),
     ],
@@ -87,7 +88,8 @@ def test_wrong_usage_exits_with_2_and_says_why(words, complaint, capsys):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["demo", "--classes", "10", "--dim", "3"], "a simplex of 10 classes needs dim of 9"),
+        (["demo", "--classes", "102"], "the means of 102 classes need 101 or more"),
+        (["demo", "--out", "file.txt/demo"], "cannot write file.txt/demo"),
         (["bench", "--read", "missing.json"], "cannot read missing.json: No such file"),
         (["bench", "--out", "file.txt/bench.json"], "cannot write file.txt/bench.json"),
         (["bench", "--read", "file.txt"], "cannot read file.txt: not the JSON of a benchmark"),
@@ -109,9 +111,9 @@ def test_user_errors_are_one_line_without_traceback(
 def test_missing_optional_package_is_named_with_the_way_to_install_it(capsys, monkeypatch):
     for module in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delitem(sys.modules, "tricouple.experiments.demo", raising=False)
+    monkeypatch.delitem(sys.modules, "tricouple.experiments.theory.command", raising=False)
     monkeypatch.setitem(sys.modules, "rich", None)
-    assert cli.main(["demo"]) == 2
+    assert cli.main(["verify"]) == 2
     assert "rich is missing: pip install 'tricouple[bench]'" in capsys.readouterr().err
 
 

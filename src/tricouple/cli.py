@@ -22,7 +22,7 @@ Contrastive learning with optimal transport: anchor, positive and negative in on
 
 EXAMPLES = """\
 examples:
-  tricouple demo                   free vectors find the optimum that theory predicts
+  tricouple demo                   what six methods learn on a synthetic mixture
   tricouple verify                 the paper's theory as a table of verdicts
   tricouple bench --quick          a first look at speed and memory
   tricouple bench --help           the options of one command
@@ -50,17 +50,37 @@ class Command:
 
 COMMANDS = {
     "demo": Command(
-        "tricouple.experiments.demo", "optimise free vectors to the simplex ETF (seconds)", "bench"
+        "tricouple.experiments.demo",
+        "six methods on a synthetic mixture, with a table and a page (minutes)",
+        "train",
+    ),
+    "synthetic": Command(
+        "tricouple.experiments.synthetic.command",
+        "the whole synthetic study: several K and seeds, maps of the settings (an hour)",
+        "train",
     ),
     "verify": Command(
         "tricouple.experiments.theory.command",
         "test the statements of the paper's theory numerically (a minute)",
         "bench",
     ),
+    "train": Command(
+        "tricouple.experiments.vision.command",
+        "train and evaluate an image encoder, once, in a sweep or in a study",
+        "train",
+    ),
+    "evaluate": Command(
+        "tricouple.experiments.vision.evaluate_command",
+        "linear probe, k-NN and geometry of trained encoders",
+        "train",
+    ),
     "bench": Command(
         "tricouple.experiments.efficiency.command",
         "time and memory against the dense algorithm and other libraries",
         "bench",
+    ),
+    "report": Command(
+        "tricouple.report.command", "one self-contained HTML page of a study's results", "train"
     ),
 }
 

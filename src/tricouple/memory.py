@@ -1,4 +1,4 @@
-"""Room for N×N matrices.
+"""Room for N×N matrices, and how to do without.
 
 The system hands out fresh memory in pages of 4 KiB, and touching each for the first time costs more
 than the arithmetic that fills it. Where Linux offers huge pages on request, large matrices ask.
@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# Entries of a tile on which several operations are done while it is in the cache.
+CACHED = 1 << 20
+
+DEFAULT_BUDGET = 2**31  # bytes
+
+MEMORY_MODES = ("auto", "matrices", "streamed")
 
 _LARGE = 1 << 22  # bytes; below this the request costs more than it saves
 _PAGE = 4096
@@ -44,3 +53,73 @@ def empty_matrix(like: Tensor, *shape: int) -> Tensor:
         aligned = -(-start // _PAGE) * _PAGE
         _madvise()(aligned, size - (aligned - start), _MADV_HUGEPAGE)  # advice: it may be ignored
     return matrix
+
+
+# Matrices that were given back, for the next batch: their memory is known to the system.
+_returned: list[Tensor] = []
+
+
+class Loan:
+    """Uninitialised matrices for as long as this object lives; then others may have them.
+
+    Training asks for the same matrices in every step, and fresh memory costs more than the
+    arithmetic that fills it. Only matrices of the kind last asked for are kept, and only on the
+    CPU: other devices have allocators that do this.
+    """
+
+    def __init__(self, number: int, like: Tensor, *shape: int) -> None:
+        self.matrices: list[Tensor] = []
+        while _returned and len(self.matrices) < number:
+            matrix = _returned.pop()
+            if (matrix.shape, matrix.dtype, matrix.device) == (shape, like.dtype, like.device):
+                self.matrices.append(matrix)
+        missing = number - len(self.matrices)
+        self.matrices += [empty_matrix(like, *shape) for _ in range(missing)]
+        if like.device.type == "cpu":
+            weakref.finalize(self, _returned.extend, self.matrices).atexit = False
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """How a coupling of one batch uses memory.
+
+    Attributes:
+        streamed: Recompute tiles of the kernels in each pass, instead of storing N×M matrices.
+        tile_entries: Numbers in a tile.
+        budget: Bytes that matrices may take.
+    """
+
+    streamed: bool
+    tile_entries: int
+    budget: float
+
+
+def plan_memory(
+    mode: str, budget: float, shape: tuple[int, int], like: Tensor, *, matrices: int
+) -> MemoryPlan:
+    """Choose between stored and streamed kernels.
+
+    Args:
+        mode: ``"matrices"``, ``"streamed"``, or ``"auto"``: matrices if the budget allows them.
+        budget: Bytes for the N×M matrices, or for the tiles.
+        shape: (N, M).
+        like: A tensor with the dtype and device of the entries.
+        matrices: How many N×M matrices would be stored.
+
+    Raises:
+        ValueError: If not even a tile of one row fits in the budget.
+    """
+    n, m = shape
+    size = like.element_size()
+    streamed = mode == "streamed" or (mode == "auto" and matrices * n * m * size > budget)
+    # Similarities, both kernels, and two more in the backward pass.
+    tiles = 5
+    if streamed and tiles * m * size > budget:
+        raise ValueError(
+            f"memory_budget={budget:.0f} bytes is too small: a tile of one row of {m} references "
+            f"takes {tiles * m * size}"
+        )
+    # Processors with caches like small tiles, others large ones.
+    wanted = CACHED if like.device.type == "cpu" else CACHED << 5
+    fitting = int(min(wanted, budget // (tiles * size)))
+    return MemoryPlan(streamed, max(m, fitting), budget)

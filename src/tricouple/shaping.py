@@ -1,7 +1,8 @@
 """ψ: how a triplet's margin becomes its cost.
 
-Any strictly decreasing function of the margin t = (s_ij − s_ik)/τ will do. ``linear`` and
-``log_sigmoid`` have fast triplet kernels, O(N²) and O(Q·N²); pairwise plans take any.
+Any strictly decreasing function of the margin t = (s_ij − s_ik)/τ will do. By their names
+``linear`` and ``log_sigmoid`` have fast triplet kernels, O(N²) and O(Q·N²); any other ψ, and every
+ψ that is given as a function, has the exact one, O(N³).
 """
 
 from __future__ import annotations
@@ -42,9 +43,6 @@ def squared_hinge(t: Tensor) -> Tensor:
     return torch.relu(1 - t).square() - _SLOPE * t
 
 
-TRIPLET_SHAPINGS = ("linear", "log_sigmoid")
-"""The shapings that the triplet coupling has kernels for."""
-
 SHAPINGS: dict[str, Shaping] = {
     "linear": linear,
     "log_sigmoid": log_sigmoid,
@@ -67,13 +65,36 @@ def resolve(shaping: str | Shaping) -> Shaping:
     return shaping
 
 
+def check_margins(shaping: Shaping, scores: Tensor) -> None:
+    """Require a ψ that triplets with these scores s/τ, of any shape, can be coupled by.
+
+    It must decrease on all differences of scores, and autograd must know its derivative, with
+    respect to the margins alone: couplings are not recorded for anything else to learn from.
+    """
+    lowest, highest = (float(end) for end in torch.aminmax(scores.detach()))
+    reach = max(highest - lowest, 1e-3)
+    check_decreasing(shaping, -reach, reach, scores)
+    with torch.inference_mode(False), torch.enable_grad():
+        margins = torch.zeros(1, dtype=scores.dtype, device=scores.device)
+        if shaping(margins).requires_grad:
+            raise ValueError(
+                f"shaping {_name(shaping)} has parameters of its own that ask for a gradient, but "
+                "would receive none here: freeze them with requires_grad_(False)"
+            )
+        if not shaping(margins.requires_grad_()).requires_grad:
+            raise ValueError(
+                f"shaping {_name(shaping)} must be differentiable by autograd: write it with torch "
+                "functions of the margins"
+            )
+
+
 def check_decreasing(shaping: Shaping, lowest: float, highest: float, like: Tensor) -> None:
     """Require finite, strictly decreasing values of the right shape on the range in use."""
     grid = torch.linspace(lowest, highest, 257, dtype=torch.float64, device="cpu")
     grid = grid.to(like.device, torch.float32 if like.device.type == "mps" else torch.float64)
     with torch.no_grad():
         values = shaping(grid)
-    name = getattr(shaping, "__name__", repr(shaping))
+    name = _name(shaping)
     if not isinstance(values, Tensor) or values.shape != grid.shape:
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(
@@ -94,3 +115,7 @@ def check_decreasing(shaping: Shaping, lowest: float, highest: float, like: Tens
             f"[{lowest:.3g}, {highest:.3g}], but does not fall at {where:.3g}: "
             "a larger margin must cost less"
         )
+
+
+def _name(shaping: Shaping) -> str:
+    return getattr(shaping, "__name__", repr(shaping))

@@ -160,7 +160,7 @@ def test_learnable_temperature_receives_its_gradient(module, setting, shape):
 # --- claims about one loss -----------------------------------------------------------------------
 
 
-def test_info_nce_keeps_one_matrix_for_its_gradient():
+def test_info_nce_keeps_no_matrix_for_its_gradient():
     n = 256
     rows = torch.randn(n, 8, requires_grad=True)
     kept: list[int] = []
@@ -171,7 +171,8 @@ def test_info_nce_keeps_one_matrix_for_its_gradient():
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         tc.InfoNCE()(rows, torch.arange(n) % 16)
-    assert sum(size >= n * n for size in kept) == 1
+    assert kept
+    assert max(kept) < n * n
 
 
 def test_info_nce_of_one_direction_ignores_anchors_without_a_positive(settings):

@@ -38,14 +38,21 @@ class Batch:
         """Cosines, shape (N, M)."""
         return cosines(self.anchors, self.anchors if self.within else self.references)
 
+    def wide_similarity(self) -> Tensor:
+        """Cosines in float64, for what nearly cancels against the plan's potentials."""
+        return cosines(*self._wide())
+
     def inner(self, target: PairTarget) -> Tensor:
         """Inner product of a target with the cosines.
 
         It nearly cancels against the plan's potentials, both of size c: O(N·d) work in float64.
         """
+        return target.inner(*self._wide())
+
+    def _wide(self) -> tuple[Tensor, Tensor]:
         wide = wide_dtype(self.anchors.device)
         anchors = self.anchors.to(wide)
-        return target.inner(anchors, anchors if self.within else self.references.to(wide))
+        return anchors, anchors if self.within else self.references.to(wide)
 
 
 def prepare(

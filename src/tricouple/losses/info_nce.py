@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +12,11 @@ from torch.autograd.function import once_differentiable
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
+from tricouple.memory import CACHED
 from tricouple.numeric import inverse_product
+from tricouple.ot.kernels.plan import ScoreGradient
+from tricouple.ot.kernels.similarities import row_blocks
+from tricouple.ot.pull import pull
 
 
 class InfoNCE(ContrastiveLoss):
@@ -48,7 +53,9 @@ class InfoNCE(ContrastiveLoss):
         target = batch.relation.per_anchor()
         sharpness = inverse_product(self.temperature, 1.0)
         weights = target.marginals[0]
-        partition = _log_partition(batch.similarity(), sharpness, weights, batch.within)
+        partition = _log_partition(
+            batch.anchors, batch.references, sharpness, weights, batch.within
+        )
         return (partition - sharpness * batch.inner(target)).to(batch.dtype)
 
     def extra_repr(self) -> str:
@@ -58,40 +65,62 @@ class InfoNCE(ContrastiveLoss):
 
 
 def _log_partition(
-    similarity: Tensor, sharpness: float | Tensor, weights: Tensor, within: bool
+    anchors: Tensor, references: Tensor, sharpness: float | Tensor, weights: Tensor, within: bool
 ) -> Tensor:
     """``Σ_i w_i log Σ_j exp(sharpness · s_ij)``, without j = i within one set; wide dtype."""
-    return _LogPartition.apply(similarity, sharpness, weights, within)  # type: ignore[no-any-return, no-untyped-call]
+    return _LogPartition.apply(anchors, references, sharpness, weights, within)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _LogPartition(torch.autograd.Function):
-    """One N×M matrix is kept for the gradient, where autograd would keep three."""
+    """Tiles of similarities, in the forward and again in the backward pass: no N×M matrix.
+
+    Computing a tile twice costs less than writing it to memory and reading it back.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, similarity: Tensor, sharpness: float | Tensor, weights: Tensor, within: bool
+        ctx: Any,
+        anchors: Tensor,
+        references: Tensor,
+        sharpness: float | Tensor,
+        weights: Tensor,
+        within: bool,
     ) -> Tensor:
-        factor = float(sharpness)
-        scores = similarity * factor
-        if within:
-            scores.fill_diagonal_(-torch.inf)
-        peaks = scores.amax(1, keepdim=True)
-        scores.sub_(peaks).exp_()
-        totals = scores.sum(1, keepdim=True)
-        logs = (peaks + totals.log())[:, 0].to(weights.dtype)
-        scores.mul_(weights.to(scores.dtype)[:, None] / totals)  # now w_i softmax_ij
-        ctx.slope = None
-        if isinstance(sharpness, Tensor) and ctx.needs_input_grad[1]:
-            by_anchor = torch.einsum("ij,ij->i", scores, similarity)
-            ctx.slope = by_anchor.to(weights.dtype).sum().to(sharpness.dtype)
-        ctx.factor = factor
-        ctx.save_for_backward(scores)
+        ctx.factor, ctx.within = float(sharpness), within
+        ctx.factor_dtype = sharpness.dtype if isinstance(sharpness, Tensor) else None
+        logs = torch.empty_like(weights)
+        for rows, scores in _scores(anchors, references, ctx.factor, within):
+            logs[rows] = torch.logsumexp(scores, 1)
+        ctx.save_for_backward(anchors, references, weights, logs)
         return weights @ logs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        (softmax,) = ctx.saved_tensors
-        slope = None if ctx.slope is None else (gradient * ctx.slope).to(ctx.slope.dtype)
-        return softmax * (gradient * ctx.factor).to(softmax.dtype), slope, None, None
+        anchors, references, weights, logs = ctx.saved_tensors
+
+        def score_gradient() -> ScoreGradient:
+            # g w_i softmax_ij = exp(score_ij − log-partition_i) · g w_i
+            scale = (gradient * weights).to(anchors.dtype)
+            shift = logs.to(anchors.dtype)
+            for rows, scores in _scores(anchors, references, ctx.factor, ctx.within):
+                yield rows, scores.sub_(shift[rows, None]).exp_().mul_(scale[rows, None])
+
+        to_embeddings, slope = pull(score_gradient(), ctx.factor, anchors, references)
+        to_factor = slope.to(ctx.factor_dtype) if ctx.needs_input_grad[2] else None
+        return *to_embeddings, to_factor, None, None
+
+
+def _scores(
+    anchors: Tensor, references: Tensor, factor: float, within: bool
+) -> Iterator[tuple[slice, Tensor]]:
+    """``factor · s`` in tiles that the next tile overwrites, −∞ on the diagonal within one set."""
+    blocks = row_blocks(len(anchors), len(references), CACHED)
+    buffer = anchors.new_empty(blocks[0].stop, len(references))
+    scaled = anchors * factor
+    for rows in blocks:
+        tile = torch.mm(scaled[rows], references.T, out=buffer[: rows.stop - rows.start])
+        if within:
+            tile.diagonal(rows.start).fill_(-torch.inf)
+        yield rows, tile

@@ -11,7 +11,8 @@ from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.pair_divergence import pair_divergence
-from tricouple.ot.gradients import GRADIENTS
+from tricouple.losses.sweeps import Sweeps
+from tricouple.memory import DEFAULT_BUDGET
 
 
 class IOT(ContrastiveLoss):
@@ -33,6 +34,9 @@ class IOT(ContrastiveLoss):
             envelope assumes a fixed target, so it does not go with a uniformity penalty.
         marginals: ``"uniform"`` as published, or ``"target"``.
         empty: ``"raise"`` or ``"zero"`` for batches without a positive pair.
+        memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``; the uniformity
+            penalty always needs matrices.
+        memory_budget: Bytes.
 
     Example:
         >>> criterion = IOT(epsilon=0.5, uniformity=0.2)
@@ -51,24 +55,24 @@ class IOT(ContrastiveLoss):
         marginals: str = "uniform",
         *,
         empty: str = "raise",
+        memory: str = "auto",
+        memory_budget: float = DEFAULT_BUDGET,
     ) -> None:
         super().__init__(empty=empty)
         checks.positive_number("epsilon", epsilon)
-        checks.sweeps(n_iters, tol)
         checks.non_negative_number("uniformity", uniformity)
-        checks.one_of("gradient", gradient, GRADIENTS)
-        checks.one_of("marginals", marginals, ("uniform", "target"))
         if uniformity and gradient == "envelope":
             raise ValueError(
                 f"uniformity={uniformity} needs the plan's own gradient: "
                 'use gradient="unrolled" or "implicit"'
             )
+        if uniformity and memory == "streamed":
+            raise ValueError(
+                f"uniformity={uniformity} needs every entry of the plan: use memory='matrices'"
+            )
         self.epsilon = epsilon
-        self.n_iters = n_iters
-        self.tol = tol
         self.uniformity = uniformity
-        self.gradient = gradient
-        self.marginals = marginals
+        self.sweeps = Sweeps(n_iters, tol, gradient, marginals, memory, memory_budget)
 
     @property
     def needs_negatives(self) -> bool:  # type: ignore[override]
@@ -77,22 +81,12 @@ class IOT(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """The divergence, and the penalty if asked for."""
-        similarity = batch.similarity()
         target = batch.relation.positives()
-        divergence = pair_divergence(
-            batch,
-            similarity,
-            target,
-            1 / self.epsilon,
-            marginals=self.marginals,
-            n_iters=self.n_iters,
-            tol=self.tol,
-            gradient=self.gradient,
-        )
+        divergence = pair_divergence(batch, target, 1 / self.epsilon, self.sweeps)
         loss = divergence.value
         if self.uniformity:
             rows, columns = divergence.potentials
-            log_plan = similarity / self.epsilon + rows[:, None] + columns
+            log_plan = batch.similarity() / self.epsilon + rows[:, None] + columns
             spread = ~target.pairs.mask()
             if batch.within:
                 spread.fill_diagonal_(False)
@@ -102,10 +96,7 @@ class IOT(ContrastiveLoss):
 
     def extra_repr(self) -> str:
         """The settings, for printing."""
-        return (
-            f"epsilon={self.epsilon}, n_iters={self.n_iters}, uniformity={self.uniformity}, "
-            f"gradient={self.gradient!r}, marginals={self.marginals!r}"
-        )
+        return f"epsilon={self.epsilon}, uniformity={self.uniformity}, {self.sweeps}"
 
 
 def _flatness(log_plan: Tensor, spread: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tricouple.losses.batch import Batch
+from tricouple.losses.shaped_cost import listed_margins
 from tricouple.relations import ListedTriplets
 from tricouple.shaping import log_sigmoid
 
@@ -31,9 +32,7 @@ def mean_log_sigmoid_cost(batch: Batch, scores: Tensor) -> Tensor:
     """
     relation = batch.relation
     if isinstance(relation, ListedTriplets):
-        positives = scores[relation.anchors, relation.positive_indices]
-        negatives = scores[relation.anchors, relation.negative_indices]
-        return log_sigmoid(positives - negatives).mean()
+        return log_sigmoid(listed_margins(relation, scores)).mean()
     positives = relation.attracting().pairs.mask()
     negatives = relation.repelling().pairs.mask()
     total: Tensor = _PairwiseSum.apply(scores, positives, negatives)  # type: ignore[no-untyped-call]

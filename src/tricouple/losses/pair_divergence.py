@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from tricouple.losses.batch import Batch
+from tricouple.losses.sweeps import Sweeps
 from tricouple.numeric import expectation, uniform
-from tricouple.ot.potentials import PAIR, Settings, solve_potentials
+from tricouple.ot.potentials import embedded_potentials, solve_potentials
+from tricouple.ot.solvers import IN_MATRICES, pair
 from tricouple.relations import UniformPairs
 
 
@@ -29,41 +31,36 @@ class PairDivergence:
 
 def pair_divergence(
     batch: Batch,
-    scores: Tensor,
     target: UniformPairs,
     sharpness: float | Tensor,
+    sweeps: Sweeps,
     *,
-    marginals: str,
-    n_iters: int,
-    tol: float | None,
-    gradient: str,
-    shaped: bool = False,
+    costs: Tensor | None = None,
 ) -> PairDivergence:
-    """Solve the plan with kernel ``exp(sharpness · scores)`` and compare the target with it.
+    """Solve the plan with kernel ``exp(sharpness · s)`` and compare the target with it.
 
-    ``KL(P̃‖P) = −log|pairs| − sharpness·⟨P̃, scores⟩ − Σ ⟨target marginal, log-scaling⟩``.
+    ``KL(P̃‖P) = −log|pairs| − sharpness·⟨P̃, s⟩ − Σ ⟨target marginal, log-scaling⟩``.
 
     Args:
-        batch: The batch.
-        scores: Its cosines, or costs shaped from them, shape (N, M).
+        batch: The batch, with cosines s.
         target: P̃.
         sharpness: Positive for transport, negative for anti-transport.
-        marginals: ``"uniform"`` or ``"target"``.
-        n_iters: Sweeps, at most.
-        tol: Marginal error to stop at.
-        gradient: The gradient rule.
-        shaped: Whether the scores are other than the batch's cosines.
+        sweeps: How to solve.
+        costs: Take these, shape (N, M), for s.
     """
     rows, columns = target.pairs.marginals
     masses = torch.cat([rows, columns])
     sizes = (len(rows), len(columns))
-    imposed = uniform(sizes, masses) if marginals == "uniform" else masses
-    settings = Settings(PAIR, sizes, batch.within, n_iters, tol, gradient)
-    potentials, _ = solve_potentials(scores, sharpness, imposed, settings)
-    # The mean of cosines over a target is O(N·d) work.
-    if shaped:
-        mean = scores[target.pairs.mask()].to(masses.dtype).mean()
+    imposed = uniform(sizes, masses) if sweeps.marginals == "uniform" else masses
+    solvers = pair(IN_MATRICES if costs is not None else sweeps.memory_of(batch, matrices=1))
+    settings = sweeps.settings(solvers, sizes, batch)
+    if costs is None:
+        potentials = embedded_potentials(
+            batch.anchors, batch.references, sharpness, imposed, settings
+        )
+        mean = batch.inner(target.pairs)  # O(N·d) work
     else:
-        mean = batch.inner(target.pairs)
+        potentials, _ = solve_potentials(costs, sharpness, imposed, settings)
+        mean = costs[target.pairs.mask()].to(masses.dtype).mean()
     value = -math.log(target.size) - sharpness * mean - expectation(masses, potentials)
     return PairDivergence(value, potentials.split(sizes))

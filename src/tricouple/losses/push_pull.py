@@ -9,8 +9,9 @@ from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.pair_divergence import pair_divergence
+from tricouple.losses.sweeps import Sweeps
+from tricouple.memory import DEFAULT_BUDGET
 from tricouple.numeric import inverse_product
-from tricouple.ot.gradients import GRADIENTS
 from tricouple.shaping import Shaping, check_decreasing, resolve
 
 
@@ -32,6 +33,8 @@ class PushPull(ContrastiveLoss):
         gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``, as in ``NegMMIOT``.
         marginals: ``"uniform"`` as in the paper, or ``"target"``.
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
+        memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``.
+        memory_budget: Bytes.
 
     Example:
         >>> criterion = PushPull(temperature=0.1)
@@ -52,66 +55,57 @@ class PushPull(ContrastiveLoss):
         marginals: str = "uniform",
         *,
         empty: str = "raise",
+        memory: str = "auto",
+        memory_budget: float = DEFAULT_BUDGET,
     ) -> None:
         super().__init__(empty=empty)
         checks.positive_number("temperature", temperature)
         checks.positive_number("epsilon_pos", epsilon_pos)
         checks.positive_number("epsilon_neg", epsilon_neg)
-        checks.sweeps(n_iters, tol)
         resolve(shaping)
-        checks.one_of("gradient", gradient, GRADIENTS)
-        checks.one_of("marginals", marginals, ("uniform", "target"))
         self.temperature = temperature
         self.epsilon_pos = epsilon_pos
         self.epsilon_neg = epsilon_neg
-        self.n_iters = n_iters
-        self.tol = tol
         self.shaping = shaping
-        self.gradient = gradient
-        self.marginals = marginals
+        self.sweeps = Sweeps(n_iters, tol, gradient, marginals, memory, memory_budget)
 
     def compute(self, batch: Batch) -> Tensor:
-        """Both divergences on one similarity matrix."""
+        """Both divergences, of cosines or of costs shaped from them."""
         checks.positive_number("temperature", self.temperature)
-        scores = batch.similarity()
-        shaped = self.shaping != "linear"
         attract: float | Tensor
         repel: float | Tensor
-        if shaped:
-            # Costs instead of similarities: transport now seeks the small ones.
-            margins = scores * inverse_product(self.temperature, 1.0)
-            psi = resolve(self.shaping)
-            lowest, highest = (float(end) for end in torch.aminmax(margins.detach()))
-            check_decreasing(psi, lowest, max(highest, lowest + 1e-3), margins)
-            scores = psi(margins)
-            attract, repel = -1 / self.epsilon_pos, 1 / self.epsilon_neg
-        else:
+        costs = None
+        if self.shaping == "linear":
             attract = inverse_product(self.temperature, self.epsilon_pos)
             repel = -inverse_product(self.temperature, self.epsilon_neg)
+        else:
+            # Costs instead of similarities: transport now seeks the small ones.
+            costs = self._costs(batch)
+            attract, repel = -1 / self.epsilon_pos, 1 / self.epsilon_neg
+        targets = batch.relation.attracting(), batch.relation.repelling()
         pull, push = (
-            pair_divergence(
-                batch,
-                scores,
-                target,
-                sharpness,
-                marginals=self.marginals,
-                n_iters=self.n_iters,
-                tol=self.tol,
-                gradient=self.gradient,
-                shaped=shaped,
-            ).value
-            for target, sharpness in (
-                (batch.relation.attracting(), attract),
-                (batch.relation.repelling(), repel),
-            )
+            pair_divergence(batch, target, sharpness, self.sweeps, costs=costs).value
+            for target, sharpness in zip(targets, (attract, repel), strict=True)
         )
         return (pull + push).to(batch.dtype)
+
+    def _costs(self, batch: Batch) -> Tensor:
+        """ψ(s/τ), shape (N, M)."""
+        if self.sweeps.memory == "streamed":
+            raise ValueError(
+                f"memory='streamed' needs shaping='linear', got {self.shaping!r}: costs of another "
+                "shape are an N×N matrix; use memory='matrices'"
+            )
+        margins = batch.similarity() * inverse_product(self.temperature, 1.0)
+        psi = resolve(self.shaping)
+        lowest, highest = (float(end) for end in torch.aminmax(margins.detach()))
+        check_decreasing(psi, lowest, max(highest, lowest + 1e-3), margins)
+        return psi(margins)
 
     def extra_repr(self) -> str:
         """The settings, for printing."""
         tau = "learnable" if isinstance(self.temperature, nn.Parameter) else self.temperature
         return (
             f"temperature={tau}, epsilon_pos={self.epsilon_pos}, epsilon_neg={self.epsilon_neg}, "
-            f"n_iters={self.n_iters}, shaping={self.shaping!r}, gradient={self.gradient!r}, "
-            f"marginals={self.marginals!r}"
+            f"shaping={self.shaping!r}, {self.sweeps}"
         )

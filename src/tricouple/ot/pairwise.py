@@ -12,8 +12,9 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.numeric import compute_dtype, wide_dtype
 from tricouple.ot.gradients import GRADIENTS
-from tricouple.ot.kernels.balanced import row_blocks
-from tricouple.ot.potentials import PAIR, Settings, solve_potentials
+from tricouple.ot.kernels.similarities import row_blocks
+from tricouple.ot.potentials import Settings, solve_potentials
+from tricouple.ot.solvers import IN_MATRICES, pair
 
 # When no tolerance is asked for, a plan counts as converged below this marginal error.
 DEFAULT_TOLERANCE = 1e-3
@@ -121,7 +122,7 @@ def sinkhorn(
     # Scores are −C/ε; for anti-transport +C/ε, where forbidden entries must not become rewards.
     rewards = torch.where(cost == torch.inf, -torch.inf, cost) if highest == math.inf else cost
     scores, factor = (rewards, 1 / epsilon) if anti else (cost, -1 / epsilon)
-    settings = Settings(PAIR, tuple(cost.shape), False, n_iters, tol, gradient)
+    settings = Settings(pair(IN_MATRICES), tuple(cost.shape), False, n_iters, tol, gradient)
     potentials, sweeps = solve_potentials(scores, factor, imposed, settings)
     if not bool(torch.isfinite(potentials[imposed > 0]).all()):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Potentials of a coupling as a differentiable function of its similarities.
+"""Potentials of a coupling as a differentiable function of its similarities or embeddings.
 
 The bridge between the kernels, which know no autograd, and PyTorch: solve fast, and carefully
 where fast cannot be trusted; differentiate by one of the three rules.
@@ -7,58 +7,20 @@ where fast cannot be trusted; differentiate by one of the three rules.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tricouple.eager import never_compiled
-from tricouple.numeric import FlushedDenormals
+from tricouple.memory import empty_matrix
+from tricouple.numeric import FlushedDenormals, wide_dtype
 from tricouple.ot.gradients import GRADIENTS
-from tricouple.ot.kernels import native
-from tricouple.ot.kernels.native_triplet import NativeTriplet
-from tricouple.ot.kernels.pair_log import LogPair
-from tricouple.ot.kernels.pair_scaled import ScaledPair
-from tricouple.ot.kernels.plan import Kernel, Masses, Solution
-from tricouple.ot.kernels.triplet_log import careful_linear
-from tricouple.ot.kernels.triplet_log_sigmoid import careful_log_sigmoid, scaled_log_sigmoid
-from tricouple.ot.kernels.triplet_scaled import scaled_linear
-
-
-class Solver(Kernel, Protocol):
-    """A kernel that finds its own scalings."""
-
-    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
-        """Sweep; None when the result cannot be trusted."""
-
-
-class SolverFactory(Protocol):
-    """Makes a solver of similarities, the factor that turns them into scores, and the setting."""
-
-    def __call__(self, similarity: Tensor, factor: float, /, *, within: bool) -> Solver:
-        """Build the kernel."""
-
-
-def fast_linear(similarity: Tensor, sharpness: float, /, *, within: bool) -> Solver:
-    """The fast triplet coupling for linear ψ: compiled for small batches, PyTorch for large."""
-    make = NativeTriplet if native.suits(similarity) else scaled_linear
-    return make(similarity, sharpness, within=within)
-
-
-# Fast first; the last one never gives up.
-PAIR: tuple[SolverFactory, ...] = (ScaledPair, LogPair)
-LINEAR_TRIPLET: tuple[SolverFactory, ...] = (fast_linear, careful_linear)
-
-
-def log_sigmoid_triplet(epsilon: float, tolerance: float) -> tuple[SolverFactory, ...]:
-    """Solvers for log-sigmoid shaping, by quadrature to a tolerance on the kernel."""
-    power = 1 / epsilon
-    return (
-        partial(scaled_log_sigmoid, power=power, tolerance=tolerance),
-        partial(careful_log_sigmoid, power=power, tolerance=tolerance),
-    )
+from tricouple.ot.kernels.plan import Masses, Releasable, ScoreGradient, Solution
+from tricouple.ot.kernels.similarities import Matrix, Products, Similarities
+from tricouple.ot.pull import pull
+from tricouple.ot.solvers import SolverFactory
 
 
 @dataclass(frozen=True)
@@ -84,10 +46,29 @@ def solve_potentials(
         marginals: Imposed masses, all axes in one vector.
         settings: The solver's settings.
     """
-    return _Potentials.apply(similarity, sharpness, marginals, settings)  # type: ignore[no-any-return, no-untyped-call]
+    return _OfSimilarities.apply(similarity, sharpness, marginals, settings)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Potentials(torch.autograd.Function):
+def embedded_potentials(
+    anchors: Tensor,
+    references: Tensor,
+    sharpness: float | Tensor,
+    marginals: Tensor,
+    settings: Settings,
+) -> Tensor:
+    """The same for similarities ``anchors @ references.T``, of which only tiles ever exist.
+
+    Args:
+        anchors: Shape (N, d), float32 or float64.
+        references: Shape (M, d); the same tensor within one set.
+        sharpness: The factor that turns similarities into scores; a tensor gets its gradient.
+        marginals: Imposed masses, all axes in one vector.
+        settings: The solver's settings.
+    """
+    return _OfEmbeddings.apply(anchors, references, sharpness, marginals, settings)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _OfSimilarities(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -96,14 +77,8 @@ class _Potentials(torch.autograd.Function):
         marginals: Tensor,
         settings: Settings,
     ) -> tuple[Tensor, int]:
-        factor = float(sharpness)
-        solution = _solve(similarity, factor, marginals, settings)
         ctx.save_for_backward(similarity)
-        # Outputs must not be kept here: they refer to this context, and the cycle would hold the
-        # kernels' N×N matrices until the garbage collector comes by.
-        ctx.solution = replace(solution, potentials=torch.empty(0))
-        ctx.settings, ctx.factor = settings, factor
-        ctx.factor_dtype = sharpness.dtype if isinstance(sharpness, Tensor) else None
+        solution = _remember(ctx, Matrix(similarity), sharpness, marginals, settings)
         return solution.potentials.clone(), solution.n_sweeps
 
     @staticmethod
@@ -111,14 +86,53 @@ class _Potentials(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
         (similarity,) = ctx.saved_tensors
         # The second cotangent belongs to the number of sweeps.
-        scores = _differentiate(ctx.solution, cotangents[0], ctx.settings)
-        sharpness = None
-        if ctx.needs_input_grad[1]:
-            allowed = torch.where(torch.isfinite(similarity), similarity, 0.0)
-            sharpness = torch.sum(scores * allowed).to(ctx.factor_dtype)
-        # The gradient of the fast path is a matrix of its own, free to be scaled in place.
-        scaled = scores * ctx.factor if scores.is_inference() else scores.mul_(ctx.factor)
-        return scaled.to(similarity.dtype), sharpness, None, None
+        gradient, slope = _score_matrix(ctx, cotangents[0], similarity)
+        to_factor = slope.to(ctx.factor_dtype, copy=True) if ctx.needs_input_grad[1] else None
+        return gradient, to_factor, None, None
+
+
+class _OfEmbeddings(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchors: Tensor,
+        references: Tensor,
+        sharpness: float | Tensor,
+        marginals: Tensor,
+        settings: Settings,
+    ) -> Tensor:
+        ctx.save_for_backward(anchors, references)
+        source = Products(anchors, references)
+        return _remember(ctx, source, sharpness, marginals, settings).potentials.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
+        gradients, slope = _embedding_gradients(ctx, cotangents[0], *ctx.saved_tensors)
+        return (
+            *gradients,
+            slope.to(ctx.factor_dtype, copy=True) if ctx.needs_input_grad[2] else None,
+            None,
+            None,
+        )
+
+
+def _remember(
+    ctx: Any,
+    similarities: Similarities,
+    sharpness: float | Tensor,
+    marginals: Tensor,
+    settings: Settings,
+) -> Solution:
+    """Solve, and keep what the gradient needs."""
+    factor = float(sharpness)
+    solution = _solve(similarities, factor, marginals, settings)
+    # Outputs must not be kept here: they refer to this context, and the cycle would hold the
+    # kernels' N×N matrices until the garbage collector comes by.
+    ctx.solution = replace(solution, potentials=torch.empty(0))
+    ctx.settings, ctx.factor = settings, factor
+    ctx.factor_dtype = sharpness.dtype if isinstance(sharpness, Tensor) else None
+    return solution
 
 
 # Sweeps are many small operations, and inference mode makes each of them cheaper.
@@ -126,11 +140,13 @@ class _Potentials(torch.autograd.Function):
 
 @never_compiled
 @torch.inference_mode()
-def _solve(similarity: Tensor, sharpness: float, marginals: Tensor, settings: Settings) -> Solution:
+def _solve(
+    similarities: Similarities, sharpness: float, marginals: Tensor, settings: Settings
+) -> Solution:
     """The answer of the first solver that can be trusted."""
     with FlushedDenormals():
         for solver in settings.solvers:
-            kernel = solver(similarity, sharpness, within=settings.within)
+            kernel = solver(similarities, sharpness, within=settings.within)
             masses = Masses(marginals, settings.sizes, kernel.dtype)
             solution = kernel.solve(masses, settings.n_iters, settings.tol)
             if solution is not None:
@@ -138,10 +154,40 @@ def _solve(similarity: Tensor, sharpness: float, marginals: Tensor, settings: Se
     raise AssertionError("the last solver always answers")
 
 
+def _score_gradient(ctx: Any, cotangent: Tensor) -> ScoreGradient:
+    parts = cotangent.to(ctx.solution.kernel.dtype).split(ctx.settings.sizes)
+    return GRADIENTS[ctx.settings.gradient](ctx.solution, parts)
+
+
+def _release(solution: Solution) -> None:
+    """A loss is often kept until the next one is there: its matrices need not be."""
+    if isinstance(solution.kernel, Releasable):
+        solution.kernel.release()
+
+
 @never_compiled
 @torch.inference_mode()
-def _differentiate(solution: Solution, cotangent: Tensor, settings: Settings) -> Tensor:
-    """The gradient with respect to the scores, shape (N, M)."""
-    parts = cotangent.to(solution.kernel.dtype).split(settings.sizes)
+def _score_matrix(ctx: Any, cotangent: Tensor, similarity: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients with respect to the similarities and to the factor."""
+    out = empty_matrix(similarity, *similarity.shape)
+    slope = torch.zeros((), dtype=wide_dtype(out.device), device=out.device)
     with FlushedDenormals():
-        return GRADIENTS[settings.gradient](solution, parts)
+        for rows, tile in _score_gradient(ctx, cotangent):
+            if ctx.needs_input_grad[1]:
+                allowed = torch.where(torch.isfinite(similarity[rows]), similarity[rows], 0.0)
+                slope += torch.sum(tile * allowed)
+            torch.mul(tile, ctx.factor, out=out[rows])
+    _release(ctx.solution)
+    return out, slope
+
+
+@never_compiled
+@torch.inference_mode()
+def _embedding_gradients(
+    ctx: Any, cotangent: Tensor, anchors: Tensor, references: Tensor
+) -> tuple[tuple[Tensor, Tensor | None], Tensor]:
+    """Gradients with respect to both embeddings and to the factor."""
+    with FlushedDenormals():
+        result = pull(_score_gradient(ctx, cotangent), ctx.factor, anchors, references)
+    _release(ctx.solution)
+    return result

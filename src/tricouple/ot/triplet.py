@@ -1,19 +1,32 @@
-"""Entropic optimal transport of (anchor, positive, negative) triplets in O(N²)."""
+"""Entropic optimal transport of (anchor, positive, negative) triplets, without their N³ tensor."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from tricouple import checks
+from tricouple.memory import DEFAULT_BUDGET
 from tricouple.numeric import compute_dtype, inverse_product, uniform, wide_dtype
 from tricouple.ot.gradients import GRADIENTS
-from tricouple.ot.kernels.triplet_log import LogTripletPlan, careful_linear
+from tricouple.ot.kernels.log_domain import LogDomainTriplet, LogTripletPlan
+from tricouple.ot.kernels.similarities import Matrix
+from tricouple.ot.kernels.triplet_anchors import careful_shaped
+from tricouple.ot.kernels.triplet_log import careful_linear
+from tricouple.ot.kernels.triplet_log_sigmoid import careful_log_sigmoid
 from tricouple.ot.pairwise import DEFAULT_TOLERANCE, largest_error
-from tricouple.ot.potentials import LINEAR_TRIPLET, Settings, solve_potentials
+from tricouple.ot.potentials import Settings, solve_potentials
+from tricouple.ot.solvers import (
+    IN_MATRICES,
+    SolverFactory,
+    linear_triplet,
+    log_sigmoid_triplet,
+)
+from tricouple.shaping import Shaping, check_margins, resolve
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,38 +39,43 @@ class TripletPlan:
         similarity: s, shape (N, M).
         temperature: τ.
         epsilon: ε.
+        shaping: ψ, by its name or as a function.
         potentials: (φ, f, g) of anchors, positives and negatives, in units of the cost.
         imposed: The marginals that were asked for.
         within: Whether anchors and references are the same samples (i, j, k distinct).
         n_iters: Sweeps done.
         tol: Tolerance asked for, if any.
+        kernel: Makes the kernel again, in logarithms, which are right for any sharpness.
     """
 
     similarity: Tensor
     temperature: float
     epsilon: float
+    shaping: str | Shaping
     potentials: tuple[Tensor, Tensor, Tensor]
     imposed: tuple[Tensor, Tensor, Tensor]
     within: bool
     n_iters: int
     tol: float | None
+    kernel: Callable[[], LogDomainTriplet] = field(repr=False)
 
-    @property
     def _plan(self) -> LogTripletPlan:
-        sharpness = 1 / (self.temperature * self.epsilon)
-        kernel = careful_linear(self.similarity.detach(), sharpness, within=self.within)
         phi, f, g = (p.detach() / self.epsilon for p in self.potentials)
-        return LogTripletPlan(kernel, phi, f, g)
+        return LogTripletPlan(self.kernel(), phi, f, g)
 
     def marginals(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Masses of the samples as anchor, positive and negative, O(N²)."""
-        positives, negatives = self.pair_marginal(0, 1), self.pair_marginal(0, 2)
-        return positives.sum(1), positives.sum(0), negatives.sum(0)
+        """Masses of the samples as anchor, positive and negative."""
+        plan = self._plan()
+        positives, negatives = plan.positives(), plan.negatives()
+        masses = positives.sum(1), positives.sum(0), negatives.sum(0)
+        first, second, third = (mass.to(self.similarity.dtype) for mass in masses)
+        return first, second, third
 
     def pair_marginal(self, first: int, second: int) -> Tensor:
         """The plan summed over its third axis: P¹² is ``pair_marginal(0, 1)``.
 
-        O(N²), but O(N³) time for the pair (positive, negative).
+        O(N³) time for the pair (positive, negative), and for ψ without a fast kernel; never N³
+        memory beyond the budget.
         """
         if {first, second} not in ({0, 1}, {0, 2}, {1, 2}):
             raise ValueError(
@@ -65,30 +83,23 @@ class TripletPlan:
             )
         if first > second:
             return self.pair_marginal(second, first).T
-        if (first, second) == (0, 1):
-            return self._plan.positives().to(self.similarity.dtype)
-        if (first, second) == (0, 2):
-            return self._plan.negatives().to(self.similarity.dtype)
-        plan = self._plan
-        # Σ_i exp(φ_i + x_ij + y_ik), each row shifted by the largest entries of x and y.
-        x, y = plan.kernel.attract(0.0) + plan.f, plan.kernel.repel(0.0) + plan.g
-        top_x, top_y = x.amax(1, keepdim=True), y.amax(1, keepdim=True)
-        weights = torch.exp(plan.phi[:, None] + top_x + top_y)
-        pairs = (torch.exp(x - top_x) * weights).T @ torch.exp(y - top_y)
-        return pairs.fill_diagonal_(0.0).to(self.similarity.dtype)
+        plan = self._plan()
+        pairs = {(0, 1): plan.positives, (0, 2): plan.negatives, (1, 2): plan.partners}
+        return pairs[first, second]().to(self.similarity.dtype)
 
     def dense(self) -> Tensor:
         """The whole N×M×M tensor: for small batches and for looking at."""
-        dtype = self.similarity.dtype
         phi, f, g = (p / self.epsilon for p in self.potentials)
-        scores = self.similarity.to(phi.dtype) / (self.temperature * self.epsilon)
-        logs = phi[:, None, None] + (f + scores)[:, :, None] + (g - scores)[:, None, :]  # (N, M, M)
+        scores = self.similarity.to(phi.dtype) / self.temperature
+        costs = resolve(self.shaping)(scores[:, :, None] - scores[:, None, :])  # (N, M, M)
+        logs = phi[:, None, None] + f[:, None] + g - costs / self.epsilon
         columns = torch.arange(scores.shape[1], device=scores.device)
         excluded = columns[:, None] == columns
         if self.within:
             excluded = excluded | (columns[:, None, None] == columns[:, None])
             excluded = excluded | (columns[:, None, None] == columns)
-        return torch.where(excluded, 0.0, logs.masked_fill(excluded, -torch.inf).exp()).to(dtype)
+        masses = torch.where(excluded, 0.0, logs.masked_fill(excluded, -torch.inf).exp())
+        return masses.to(self.similarity.dtype)
 
     @cached_property
     def marginal_error(self) -> float:
@@ -106,12 +117,14 @@ def triplet_sinkhorn(
     temperature: float | Tensor,
     epsilon: float,
     *,
-    shaping: str = "linear",
+    shaping: str | Shaping = "linear",
     n_iters: int = 10,
     tol: float | None = None,
     within: bool = True,
     marginals: tuple[Tensor, Tensor, Tensor] | None = None,
     gradient: str = "unrolled",
+    kernel_tol: float = 1e-6,
+    memory_budget: float = DEFAULT_BUDGET,
 ) -> TripletPlan:
     """Solve the paper's three-marginal problem without its N³ tensor.
 
@@ -123,12 +136,17 @@ def triplet_sinkhorn(
         similarity: s, shape (N, N) within one set or (N, M) across two.
         temperature: τ > 0; a tensor receives its gradient.
         epsilon: ε > 0.
-        shaping: ψ; ``"linear"`` is ψ(t) = −t.
+        shaping: ψ; ``"linear"``, ψ(t) = −t, takes O(N²) time, ``"log_sigmoid"``,
+            ψ(t) = log(1 + e^{−t}), a multiple of that; other names and every callable, as in
+            ``NegMMIOT``, take O(N³) time.
         n_iters: Sweeps (anchors, positives, negatives), at most.
         tol: Stop when the marginal error (L1) is below this.
         within: Anchors are the references, so i, j, k are distinct; otherwise only j ≠ k.
         marginals: Masses of anchors, positives and negatives; uniform if None.
         gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``.
+        kernel_tol: Relative error of the log-sigmoid kernel, from which its quadrature is chosen.
+        memory_budget: Bytes for the costs of other ψ: kept if all fit, else computed for a few
+            anchors at a time.
 
     Example:
         >>> z = torch.nn.functional.normalize(torch.randn(6, 3), dim=1)
@@ -136,8 +154,12 @@ def triplet_sinkhorn(
         >>> plan.pair_marginal(0, 1).shape, plan.converged
         (torch.Size([6, 6]), True)
     """
-    _check(similarity, temperature, epsilon, shaping, n_iters, tol, within, gradient)
+    _check(similarity, temperature, epsilon, n_iters, tol, within, gradient)
     similarity = similarity.to(compute_dtype(similarity.dtype))
+    factor = inverse_product(temperature, epsilon if shaping == "linear" else 1.0)
+    source = Matrix(similarity.detach())
+    number = float(factor.detach() if isinstance(factor, Tensor) else factor)
+    solvers, careful = _solvers(shaping, epsilon, source, number, kernel_tol, memory_budget)
     n, m = similarity.shape
     wide = wide_dtype(similarity.device)
     sizes = (n, m, m)
@@ -154,29 +176,51 @@ def triplet_sinkhorn(
         ):
             checks.probability(f"marginals ({name})", masses, size)
         imposed = torch.cat([masses.detach().to(wide) for masses in marginals])
-    settings = Settings(LINEAR_TRIPLET, sizes, within, n_iters, tol, gradient)
-    logs, sweeps = solve_potentials(
-        similarity, inverse_product(temperature, epsilon), imposed, settings
-    )
+    settings = Settings(solvers, sizes, within, n_iters, tol, gradient)
+    logs, sweeps = solve_potentials(similarity, factor, imposed, settings)
     phi, f, g = (logs * epsilon).split(sizes)
     mass_a, mass_b, mass_h = imposed.split(sizes)
     return TripletPlan(
         similarity,
         float(temperature.detach() if isinstance(temperature, Tensor) else temperature),
         float(epsilon),
+        shaping,
         (phi, f, g),
         (mass_a, mass_b, mass_h),
         within,
         sweeps,
         tol,
+        partial(careful, source, number, within=within),
     )
+
+
+def _solvers(
+    shaping: str | Shaping,
+    epsilon: float,
+    source: Matrix,
+    factor: float,
+    kernel_tol: float,
+    memory_budget: float,
+) -> tuple[tuple[SolverFactory, ...], Callable[..., LogDomainTriplet]]:
+    """All solvers for ψ, and the one in logarithms; an error if ψ does not suit the scores."""
+    psi = resolve(shaping)
+    if shaping == "linear":
+        return linear_triplet(IN_MATRICES), careful_linear
+    if shaping == "log_sigmoid":
+        checks.positive_number("kernel_tol", kernel_tol)
+        checks.quadrature_tolerance(kernel_tol, source.like.dtype)
+        solvers = log_sigmoid_triplet(epsilon, kernel_tol, IN_MATRICES)
+        return solvers, partial(careful_log_sigmoid, power=1 / epsilon, tolerance=kernel_tol)
+    checks.positive_number("memory_budget", memory_budget)
+    check_margins(psi, source.values.to(wide_dtype(source.like.device)) * factor)
+    careful = partial(careful_shaped, psi=psi, epsilon=epsilon, memory_budget=memory_budget)
+    return (careful,), careful
 
 
 def _check(
     similarity: Tensor,
     temperature: float | Tensor,
     epsilon: float,
-    shaping: str,
     n_iters: int,
     tol: float | None,
     within: bool,
@@ -185,7 +229,6 @@ def _check(
     checks.matrix("similarity", similarity)
     checks.positive_number("temperature", temperature)
     checks.positive_number("epsilon", epsilon)
-    checks.one_of("shaping", shaping, ("linear",))
     checks.sweeps(n_iters, tol)
     checks.one_of("gradient", gradient, GRADIENTS)
     if not bool(torch.isfinite(similarity).all()):

@@ -1,1 +1,6 @@
-"""Training methods: what owns networks, beyond a loss of embeddings."""
+"""Training methods, and what runs them: batches, checkpoints, curves (Lightning)."""
+
+from tricouple.torchvision_ops import declare_missing
+
+# Lightning imports torchvision through torchmetrics.
+declare_missing()

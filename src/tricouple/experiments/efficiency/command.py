@@ -30,6 +30,7 @@ examples:
   tricouple bench --quick                           seconds: does it run, who is installed
   tricouple bench                                   everything, many minutes; keep the machine quiet
   tricouple bench --sizes 256,1024 --no-memory      two sizes, times only
+  tricouple bench --training-step --out step.json   a ResNet-18 step with each loss (a minute)
   tricouple bench --read bench.json                 print an earlier run again
   tricouple bench --read bench.json --readme README.md    put an earlier run into a README
 """
@@ -57,6 +58,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--rounds", type=at_least(1), help=f"interleaved rounds (default: {plan.rounds})")
     add("--no-memory", action="store_true", help="do not measure memory")
+    add(
+        "--training-step",
+        action="store_true",
+        help="instead: whole training steps of a ResNet-18, loss beside loss",
+    )
     add("--seed", type=int, default=problem.seed, help="seed of the random batches")
     add("--out", type=Path, default=Path("bench.json"), help="JSON file with all measurements")
     add("--read", type=Path, metavar="JSON", help="read an earlier run instead of measuring")
@@ -66,6 +72,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure or read, print, and write."""
     console = Console()
+    if args.training_step:
+        return run_training_step(args, console)
     if args.readme is not None:
         check_markers(args.readme)
     if args.read is not None:
@@ -87,6 +95,24 @@ def run(args: argparse.Namespace) -> int:
         args.readme.write_text(table.insert_into(text, section), encoding="utf-8")
         console.print(f"Table written into {args.readme}")
     return 0
+
+
+def run_training_step(args: argparse.Namespace, console: Console) -> int:
+    """Time whole training steps; 1 if the target is missed."""
+    # Imported here: it needs timm, which the losses' own benchmark does not.
+    from tricouple.experiments.efficiency import training_step
+
+    require_writable(args.out)
+    plan = training_step.StepPlan.quick() if args.quick else training_step.StepPlan()
+    plan = replace(plan, seed=args.seed, rounds=args.rounds or plan.rounds)
+    provenance = collect_provenance()
+    with console.status("") as status:
+        times = training_step.measure_steps(plan, lambda loss: status.update(f"step with {loss}"))
+    training_step.write_steps(args.out, plan, times, provenance)
+    console.print(training_step.step_table(times, plan))
+    claim = training_step.step_claim(times, plan)
+    console.print(table.claims_table([claim]))
+    return 0 if claim.met else 1
 
 
 def make_plan(args: argparse.Namespace) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from tricouple.experiments.theory.markdown import cell, conditions, tolerance_text, verdict_count
-from tricouple.experiments.theory.results import Outcome, Report, Row
+from tricouple.experiments.theory.results import Figure, Outcome, Report, Row
 from tricouple.experiments.theory.svg import chart
 
 STYLE = """
@@ -35,6 +35,13 @@ svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: var(--ink);
 """ + "\n".join(
     f".line.c{n} {{ stroke: var(--c{n}); }} .points.c{n} {{ fill: var(--c{n}); }}" for n in range(8)
 )
+
+
+def standalone_chart(figure: Figure) -> str:
+    """Return a chart as an SVG file of its own, with the colours of the page."""
+    head, _, rest = chart(figure).partition(">")
+    head = head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"')
+    return f"{head}><style>{STYLE}svg {{ background: var(--paper); }}</style>{rest}\n"
 
 
 def page(report: Report) -> str:

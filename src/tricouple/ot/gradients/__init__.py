@@ -14,9 +14,9 @@ from torch import Tensor
 from tricouple.ot.gradients.envelope import envelope
 from tricouple.ot.gradients.implicit import implicit
 from tricouple.ot.gradients.unrolled import unrolled
-from tricouple.ot.kernels.plan import Solution
+from tricouple.ot.kernels.plan import ScoreGradient, Solution
 
-GradientRule = Callable[[Solution, Sequence[Tensor]], Tensor]
+GradientRule = Callable[[Solution, Sequence[Tensor]], ScoreGradient]
 
 GRADIENTS: dict[str, GradientRule] = {
     "unrolled": unrolled,
@@ -24,4 +24,4 @@ GRADIENTS: dict[str, GradientRule] = {
     "envelope": envelope,
 }
 """Each takes a solution and the gradients of a scalar with respect to its log-scalings, and gives
-the gradient with respect to the scores, shape (N, M)."""
+the gradient with respect to the scores."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tricouple.ot.kernels.plan import Solution
+from tricouple.ot.kernels.plan import ScoreGradient, Solution
 
 
-def envelope(solution: Solution, cotangents: Sequence[Tensor]) -> Tensor:
+def envelope(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
     """Take the cotangents to be the plan's own marginals times their total (paper's appendix).
 
     Then the implicit system has the solution (total, 0, …) and nothing needs to be solved.

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import divide_or_zero
-from tricouple.ot.kernels.plan import Plan, Solution
+from tricouple.ot.kernels.plan import Plan, ScoreGradient, Solution
 
 
-def implicit(solution: Solution, cotangents: Sequence[Tensor]) -> Tensor:
+def implicit(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
     """Differentiate "the plan has the imposed marginals".
 
     The marginals' Jacobian with respect to the log-scalings is the symmetric matrix J with the

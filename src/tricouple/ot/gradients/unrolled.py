@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tricouple.ot.kernels.plan import Solution
+from tricouple.ot.kernels.plan import ScoreGradient, Solution
 
 
-def unrolled(solution: Solution, cotangents: Sequence[Tensor]) -> Tensor:
+def unrolled(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
     """The adjoint of the sweeps, from the vectors that their history stored."""
     return solution.history.adjoint(cotangents)

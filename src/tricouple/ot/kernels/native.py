@@ -8,7 +8,7 @@ only where it pays.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -21,14 +21,22 @@ except ImportError:  # built without a compiler
 LARGEST = 1024 * 1024
 
 
-def suits(matrix: Tensor) -> bool:
+class Sized(Protocol):
+    """A matrix, or what stands for one."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, M)."""
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor on its device."""
+
+
+def suits(matrix: Sized) -> bool:
     """Whether the compiled module is there and is the faster choice for an N×M matrix."""
-    return (
-        compiled is not None
-        and matrix.device.type == "cpu"
-        and matrix.numel() <= LARGEST
-        and matrix.is_contiguous()
-    )
+    n, m = matrix.shape
+    return compiled is not None and matrix.like.device.type == "cpu" and n * m <= LARGEST
 
 
 def addresses(*arrays: Tensor) -> list[int]:

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import wide_dtype
-from tricouple.ot.kernels.plan import GradientSink, Masses, Solution, Stage, Stages
+from tricouple.ot.kernels.plan import (
+    GradientSink,
+    Masses,
+    ScoreGradient,
+    Solution,
+    Stage,
+    Stages,
+)
+from tricouple.ot.kernels.similarities import Similarities
 
 
 class DenseSink:
@@ -21,9 +29,9 @@ class DenseSink:
         """Add one N×M term."""
         self._sum += term
 
-    def total(self) -> Tensor:
+    def total(self) -> ScoreGradient:
         """The sum so far."""
-        return self._sum
+        return [(slice(0, len(self._sum)), self._sum)]
 
 
 @dataclass(frozen=True)
@@ -59,9 +67,10 @@ class LogPairPlan:
 class LogPair:
     """Entropic transport for ``score = sharpness · similarity`` by log-sum-exp."""
 
-    def __init__(self, similarity: Tensor, sharpness: float, *, within: bool) -> None:
+    def __init__(self, similarities: Similarities, sharpness: float, *, within: bool) -> None:
         # Potentials of size c take digits from what they are added to: float32 has none to spare.
-        self.score = similarity.to(wide_dtype(similarity.device)) * sharpness
+        wide = similarities.widened(wide_dtype(similarities.like.device))
+        self.score = wide.matrix() * sharpness
         if within:
             self.score.fill_diagonal_(-torch.inf)
 

@@ -1,59 +1,55 @@
-"""The pairwise plan in the scaling domain: two matrix-vector products a sweep."""
+"""The pairwise plan in the scaling domain: one pass over the kernel a sweep."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tricouple.memory import CACHED
 from tricouple.numeric import wide_dtype
 from tricouple.ot.kernels import native
-from tricouple.ot.kernels.balanced import (
-    BalancedKernel,
-    KernelTerm,
-    balance,
-    kernel_gradient,
-    underflow_margin,
-)
+from tricouple.ot.kernels.linear_kernels import LinearKernels
 from tricouple.ot.kernels.native_pair import NativePairHistory
-from tricouple.ot.kernels.plan import GradientSink, History, Masses, Solution, Stage, Stages
+from tricouple.ot.kernels.pair_history import ScaledPairHistory
+from tricouple.ot.kernels.plan import GradientSink, Masses, ScoreGradient, Solution
+from tricouple.ot.kernels.similarities import Similarities
+from tricouple.ot.kernels.tiles import Factors, column_sums, row_sums, through, underflow_margin
 
 
 class ScaledPairSink:
-    """Sums of rank-one terms times the kernel: ``Σ_t x_t y_tᵀ ∘ matrix``."""
+    """Sums of rank-one terms times a kernel: ``Σ_t x_t y_tᵀ ∘ kernel``."""
 
-    def __init__(self, kernel: BalancedKernel) -> None:
-        self._kernel = kernel
+    def __init__(self, kernels: LinearKernels) -> None:
+        self._kernels = kernels
         self._left: list[Tensor] = []
         self._right: list[Tensor] = []
 
     def add(self, left: Tensor, right: Tensor) -> None:
-        """Add ``left rightᵀ ∘ matrix``."""
+        """Add ``left rightᵀ ∘ kernel``."""
         self._left.append(left)
         self._right.append(right)
 
-    def term(self) -> KernelTerm:
-        """The kernel and all factors, (N, T) and (T, M)."""
-        return self._kernel.matrix, torch.stack(self._left, 1), torch.stack(self._right)
-
-    def total(self) -> Tensor:
+    def total(self) -> ScoreGradient:
         """One matrix product for all terms."""
-        return kernel_gradient([self.term()])
+        left, right = torch.stack(self._left), torch.stack(self._right)
+        return self._kernels.score_gradient([Factors(left[:, None], right)])
 
 
 class ScaledPairPlan(NamedTuple):
-    """``P_ij = u_i v_j matrix_ij``."""
+    """``P_ij = u_i v_j kernel_ij``."""
 
-    kernel: BalancedKernel
+    kernels: LinearKernels
     u: Tensor
     v: Tensor
 
     def marginal(self, axis: int) -> Tensor:
         """Row or column sums."""
         if axis == 0:
-            return self.u * self.kernel.rows(self.v)
-        return self.v * self.kernel.columns(self.u)
+            return self.u * row_sums(self.kernels, 0, self.v)[0]
+        return self.v * column_sums(self.kernels, 0, self.u[None])
 
     def push(
         self, axis: int, weights: Tensor, sink: GradientSink | None = None
@@ -61,73 +57,97 @@ class ScaledPairPlan(NamedTuple):
         """``Pᵀ weights`` for axis 0, ``P weights`` for axis 1."""
         if axis == 0:
             left, right = self.u * weights, self.v
-            pushed = {1: self.v * self.kernel.columns(left)}
+            pushed = {1: self.v * column_sums(self.kernels, 0, left[None])}
         else:
             left, right = self.u, self.v * weights
-            pushed = {0: self.u * self.kernel.rows(right)}
+            pushed = {0: self.u * row_sums(self.kernels, 0, right)[0]}
         if isinstance(sink, ScaledPairSink):
             sink.add(left, right)
         return pushed
 
 
 class ScaledPair:
-    """Entropic transport for ``score = sharpness · similarity`` by matrix scaling."""
+    """Entropic transport for ``score = sharpness · similarity`` by matrix scaling.
 
-    def __init__(self, similarity: Tensor, sharpness: float, *, within: bool) -> None:
-        self.kernel = balance(similarity, sharpness, within=within)
+    Args:
+        similarities: Shape (N, M).
+        sharpness: The factor; negative for anti-transport.
+        within: Exclude the diagonal.
+        stored: Keep the kernel in memory.
+        tile_entries: Size of a tile.
+    """
+
+    def __init__(
+        self,
+        similarities: Similarities,
+        sharpness: float,
+        *,
+        within: bool,
+        stored: bool = True,
+        tile_entries: int = CACHED,
+    ) -> None:
+        self.kernels = LinearKernels(
+            similarities, [sharpness], within=within, stored=stored, tile_entries=tile_entries
+        )
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that the coupling is computed in."""
-        return self.kernel.matrix.dtype
+        return self.kernels.like.dtype
+
+    def release(self) -> None:
+        """Give up the kernels' matrices until they are needed again."""
+        self.kernels.release()
 
     def sink(self) -> ScaledPairSink:
         """A collector for this kernel."""
-        return ScaledPairSink(self.kernel)
+        return ScaledPairSink(self.kernels)
 
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep; None when the result cannot be trusted and logarithms are needed."""
-        kernel, dtype = self.kernel, self.kernel.matrix.dtype
-        start = torch.exp(-kernel.column_shift).to(dtype)  # log-scalings start at zero
-        history: History
-        if native.suits(kernel.matrix):
-            history = NativePairHistory.sweep(kernel, start, masses, n_iters, tol)
-            u, v, r = history.u[1:], history.v, history.r[: len(history.u) - 1]
+        start = torch.exp(-self.kernels.column_shifts[0]).to(self.dtype)  # log-scalings at zero
+        history: ScaledPairHistory
+        if self.kernels.stored and native.suits(self.kernels):
+            history = NativePairHistory.sweep(self.kernels, start, masses, n_iters, tol)
         else:
-            history, u, v, r = self._sweep(start, masses, n_iters, tol)
-        if not _trustworthy(u, v, r, masses.values[1]):
+            history = self._sweep(start, masses, n_iters, tol)
+        u, v = history.u, history.v
+        if not _trustworthy(u, v, history.r, masses.values[1]):
             return None
         logs = torch.cat([u[-1], v[-1]]).to(wide_dtype(start.device)).log_()
-        potentials = logs + torch.cat([kernel.row_shift, kernel.column_shift])
-        plan = ScaledPairPlan(kernel, u[-1], v[-1])
+        potentials = logs + torch.cat([self.kernels.row_shifts[0], self.kernels.column_shifts[0]])
+        plan = ScaledPairPlan(self.kernels, u[-1], v[-1])
         return Solution(self, potentials, lambda: plan, history, len(u))
 
     def _sweep(
         self, v: Tensor, masses: Masses, n_iters: int, tol: float | None
-    ) -> tuple[Stages, Tensor, Tensor, Tensor]:
-        """The stages, and the stacked u, v and row sums of all sweeps (v with its start)."""
+    ) -> ScaledPairHistory:
         rows, columns = masses.values
-        stages: list[Stage] = []
-        u = rows  # replaced before it is used
         all_u: list[Tensor] = []
         all_v, all_r = [v], []
         for sweep in range(n_iters):
-            r = self.kernel.rows(v)
-            if tol is not None and sweep > 0 and float((u * r - rows).abs().sum()) <= tol:
+            u, r = torch.empty_like(rows), torch.empty_like(rows)
+            sums = through(self.kernels, 0, 0, v, partial(_scale, rows, u, r))
+            # The sweep went on in the same pass; if there was no need, it is forgotten.
+            if tol is not None and sweep > 0 and _error(all_u[-1], r, rows) <= tol:
                 break
-            u = rows / r
-            stages.append(Stage(0, ScaledPairPlan(self.kernel, u, v)))
-            v = columns / self.kernel.columns(u)
-            stages.append(Stage(1, ScaledPairPlan(self.kernel, u, v)))
+            v = columns / sums
             all_u.append(u)
             all_v.append(v)
             all_r.append(r)
-        return (
-            Stages(self, masses, stages),
-            torch.stack(all_u),
-            torch.stack(all_v),
-            torch.stack(all_r),
-        )
+        scalings = (torch.stack(kind) for kind in (all_u, all_v, all_r))
+        return ScaledPairHistory(self.kernels, masses, *scalings)
+
+
+def _scale(masses: Tensor, u: Tensor, r: Tensor, rows: slice, sums: Tensor) -> Tensor:
+    """Scalings that give some rows their masses, which is noted, as are the sums."""
+    r[rows] = sums[0]
+    return torch.div(masses[rows], sums[0], out=u[rows])[None]
+
+
+def _error(u: Tensor, r: Tensor, rows: Tensor) -> float:
+    """The L1 error of the row marginal."""
+    return float((u * r - rows).abs().sum())
 
 
 def _trustworthy(u: Tensor, v: Tensor, r: Tensor, columns: Tensor) -> bool:
@@ -138,8 +158,8 @@ def _trustworthy(u: Tensor, v: Tensor, r: Tensor, columns: Tensor) -> bool:
     """
     floor = underflow_margin(u.dtype) * max(u.shape[1], v.shape[1])
     used = v[:-1].amax(1, keepdim=True)
-    row_sums = (r >= floor * used).all()
+    enough = (r >= floor * used).all()
     # columns / v are the column sums; written as a product, samples without mass pass.
-    column_sums = (v[1:] * (floor * u.amax(1, keepdim=True)) <= columns).all()
+    enough_columns = (v[1:] * (floor * u.amax(1, keepdim=True)) <= columns).all()
     finite = torch.isfinite(u).all() & torch.isfinite(v).all()
-    return bool(row_sums & column_sums & finite)
+    return bool(enough & enough_columns & finite)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from tricouple.numeric import divide_or_zero
+
+ScoreGradient = Iterable[tuple[slice, Tensor]]
+"""The gradient with respect to the N×M scores, some rows at a time, from the first to the last. A
+tile may be overwritten by the next."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,8 @@ class Plan(Protocol):
 class GradientSink(Protocol):
     """Collects terms of the gradient with respect to the N×M scores."""
 
-    def total(self) -> Tensor:
-        """The sum of all terms, shape (N, M)."""
+    def total(self) -> ScoreGradient:
+        """The sum of all terms."""
 
 
 class Kernel(Protocol):
@@ -79,11 +83,19 @@ class Kernel(Protocol):
         """A new, empty collector of score gradients."""
 
 
+@runtime_checkable
+class Releasable(Protocol):
+    """A kernel whose matrices can be built again."""
+
+    def release(self) -> None:
+        """Give up the matrices until they are needed again."""
+
+
 class History(Protocol):
     """What a run of sweeps remembers: vectors, never matrices."""
 
-    def adjoint(self, cotangents: Sequence[Tensor]) -> Tensor:
-        """The gradient of the sweeps with respect to the scores, shape (N, M).
+    def adjoint(self, cotangents: Sequence[Tensor]) -> ScoreGradient:
+        """The gradient of the sweeps with respect to the scores.
 
         Args:
             cotangents: Gradients of a scalar with respect to the final log-scalings.
@@ -124,7 +136,7 @@ class Stages:
     masses: Masses
     stages: Sequence[Stage]
 
-    def adjoint(self, cotangents: Sequence[Tensor]) -> Tensor:
+    def adjoint(self, cotangents: Sequence[Tensor]) -> ScoreGradient:
         """Walk the updates backwards.
 
         An update sets ``potential = log(imposed) − log(sum over the other axes)``. Right after it

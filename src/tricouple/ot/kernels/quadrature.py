@@ -12,6 +12,7 @@ the step; the ends are where the tails of a log-Gamma law are below the toleranc
 
 from __future__ import annotations
 
+import cmath
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -116,18 +117,28 @@ def _rule(power: float, tolerance: float) -> tuple[float, float, float]:
     right = _quantile(power, tolerance / 8, upper=True)
     step = 4.0
     # Slopes have somewhat larger errors than values: the step leaves room for them.
-    while _trapezoid_error(power, step, left - 8, right + 2) > tolerance / 32:
+    while trapezoid_error(power, step) > tolerance / 32:
         step *= 0.95
     return step, left, right
 
 
-def _trapezoid_error(power: float, step: float, left: float, right: float) -> float:
-    """Largest relative error over where the nodes may fall."""
-    phases = torch.arange(8, dtype=torch.float64)[:, None] * (step / 8)
-    count = math.ceil((right - left) / step) + 1
-    v = left + step * torch.arange(count, dtype=torch.float64) + phases
-    density = torch.exp(power * v - torch.exp(v) - math.lgamma(power))
-    return float((step * density.sum(1) - 1).abs().max())
+def trapezoid_error(power: float, step: float) -> float:
+    """The rule's relative error where its nodes fall worst, ``2 Σ_k |Γ(m + 2πik/h)| / Γ(m)``.
+
+    Example:
+        >>> 1e-8 < trapezoid_error(2.0, 0.5) < 1e-6
+        True
+    """
+    sizes = (_log_gamma(complex(power, 2 * math.pi * k / step)) for k in range(1, 33))
+    return 2 * sum(math.exp(size - math.lgamma(power)) for size in sizes)
+
+
+def _log_gamma(z: complex) -> float:
+    """``log |Γ(z)|`` for Re z > 0: Stirling's series, far enough to the right to be exact."""
+    shift = sum(cmath.log(z + n) for n in range(12))
+    z += 12
+    series = 1 / (12 * z) - 1 / (360 * z**3) + 1 / (1260 * z**5) - 1 / (1680 * z**7)
+    return ((z - 0.5) * cmath.log(z) - z + math.log(2 * math.pi) / 2 + series - shift).real
 
 
 def _quantile(power: float, mass: float, *, upper: bool) -> float:

@@ -13,9 +13,15 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import wide_dtype
-from tricouple.ot.kernels.pair_log import DenseSink, subtract
-from tricouple.ot.kernels.plan import GradientSink, Masses, Solution, Stage, Stages
+from tricouple.ot.kernels.log_domain import LogDomainTriplet, LogTripletPlan
+from tricouple.ot.kernels.pair_log import DenseSink
+from tricouple.ot.kernels.plan import GradientSink
 from tricouple.ot.kernels.quadrature import LinearTerms, Terms
+from tricouple.ot.kernels.similarities import Similarities
+
+# Entries of a plan are at most 1; where j = k, which is left out, their logarithm may exceed this,
+# and factors scaled to it would underflow elsewhere.
+_STEEP = 100.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def _finite(logs: Tensor) -> Tensor:
     return torch.where(logs == -torch.inf, 0.0, logs)
 
 
-class LogTriplet:
+class LogTriplet(LogDomainTriplet):
     """Entropic three-marginal transport for ``K_ijk = Σ_q exp(attract_q(x_ij) + repel_q(x_ik))``.
 
     Args:
@@ -71,14 +77,8 @@ class LogTriplet:
 
     def __init__(self, scores: Tensor, terms: Terms, *, within: bool) -> None:
         # Potentials of size c take digits from what they are added to: float32 has none to spare.
-        self.scores = scores.to(wide_dtype(scores.device))
+        super().__init__(scores.to(wide_dtype(scores.device)), within=within)
         self.terms = terms
-        self.within = within
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that the coupling is computed in."""
-        return self.scores.dtype
 
     def sink(self) -> DenseSink:
         """A collector for this kernel."""
@@ -113,64 +113,29 @@ class LogTriplet:
             for node in self.terms.nodes
         )
 
-    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution:
-        """Sweep: anchors, positives, negatives."""
-        mass_a, mass_b, _ = masses.values
-        log_a, log_b, log_h = (mass.log() for mass in masses.values)
-        phi, f, g = (torch.zeros_like(log) for log in (log_a, log_b, log_h))
-        stages: list[Stage] = []
-        done = 0
-        for sweep in range(n_iters):
-            pairs = self.positive_pairs(g)
-            row_sums = torch.logsumexp(pairs + f, 1)
-            if tol is not None and sweep > 0:
-                plan = (pairs + phi[:, None] + f).exp()
-                errors = (plan.sum(1) - mass_a, plan.sum(0) - mass_b)
-                if max(float(error.abs().sum()) for error in errors) <= tol:
-                    break
-            phi = subtract(log_a, row_sums)
-            stages.append(Stage(0, LogTripletPlan(self, phi, f, g)))
-            f = subtract(log_b, torch.logsumexp(pairs + phi[:, None], 0))
-            stages.append(Stage(1, LogTripletPlan(self, phi, f, g)))
-            pairs = self.negative_pairs(f)
-            g = subtract(log_h, torch.logsumexp(pairs + phi[:, None], 0))
-            stages.append(Stage(2, LogTripletPlan(self, phi, f, g)))
-            done += 1
-        potentials = torch.cat([phi, f, g])
-        return Solution(
-            self, potentials, lambda: stages[-1].plan, Stages(self, masses, stages), done
-        )
-
-
-@dataclass(frozen=True)
-class LogTripletPlan:
-    """The plan at log-scalings φ (anchors), f (positives) and g (negatives)."""
-
-    kernel: LogTriplet
-    phi: Tensor
-    f: Tensor
-    g: Tensor
-
-    def positives(self) -> Tensor:
-        """P¹², shape (N, M)."""
-        return (self.kernel.positive_pairs(self.g) + self.f + self.phi[:, None]).exp_()
-
-    def negatives(self) -> Tensor:
-        """P¹³, shape (N, M)."""
-        return (self.kernel.negative_pairs(self.f) + self.g + self.phi[:, None]).exp_()
-
-    def marginal(self, axis: int) -> Tensor:
-        """Sums of P¹² or P¹³."""
-        return self.negatives().sum(0) if axis == 2 else self.positives().sum(1 - axis)
+    def partners(self, plan: LogTripletPlan) -> Tensor:
+        """P²³, shape (M, M): a matrix product for each term."""
+        m = self.scores.shape[1]
+        total = self.scores.new_zeros(m, m)
+        for node in self.terms.nodes:
+            near, far = self.attract(node) + plan.f, self.repel(node) + plan.g
+            tops = [_finite(logs.amax(1, keepdim=True)) for logs in (near, far)]
+            heights = plan.phi[:, None] + tops[0] + tops[1]
+            steep = heights[:, 0] > _STEEP
+            weights = torch.exp(heights.masked_fill(steep[:, None], -torch.inf))
+            total += (torch.exp(near - tops[0]) * weights).T @ torch.exp(far - tops[1])
+            for anchor in steep.nonzero()[:, 0].tolist():
+                total += torch.exp((near[anchor] + plan.phi[anchor])[:, None] + far[anchor])
+        return total.fill_diagonal_(0.0)
 
     def push(
-        self, axis: int, weights: Tensor, sink: GradientSink | None = None
+        self, plan: LogTripletPlan, axis: int, weights: Tensor, sink: GradientSink | None
     ) -> dict[int, Tensor]:
         """Products with the pair marginals, a term at a time; those with P²³ go through anchors."""
-        pushed = {other: torch.zeros_like(self._potential(other)) for other in range(3)}
-        kernel, phi = self.kernel, self.phi[:, None]
-        for node in kernel.terms.nodes:
-            near, far = kernel.attract(node) + self.f, kernel.repel(node) + self.g
+        pushed = {o: torch.zeros_like(p) for o, p in enumerate((plan.phi, plan.f, plan.g))}
+        phi = plan.phi[:, None]
+        for node in self.terms.nodes:
+            near, far = self.attract(node) + plan.f, self.repel(node) + plan.g
             negatives_of_pair, positives_of_pair = AllButOne.of(far), AllButOne.of(near)
             raised = torch.exp(near + phi + negatives_of_pair.log_sums)
             lowered = torch.exp(far + phi + positives_of_pair.log_sums)
@@ -184,13 +149,10 @@ class LogTripletPlan:
             pushed[1] += raised.sum(0)
             pushed[2] += lowered.sum(0)
             if isinstance(sink, DenseSink):
-                sink.add(raised * kernel.terms.attract_slope(kernel.scores, node))
-                sink.add(lowered * kernel.terms.repel_slope(kernel.scores, node))
+                sink.add(raised * self.terms.attract_slope(self.scores, node))
+                sink.add(lowered * self.terms.repel_slope(self.scores, node))
         del pushed[axis]
         return pushed
-
-    def _potential(self, axis: int) -> Tensor:
-        return (self.phi, self.f, self.g)[axis]
 
 
 def _log_sum(terms: Iterable[Tensor]) -> Tensor:
@@ -198,8 +160,7 @@ def _log_sum(terms: Iterable[Tensor]) -> Tensor:
     return functools.reduce(torch.logaddexp, terms)
 
 
-def careful_linear(similarity: Tensor, sharpness: float, *, within: bool) -> LogTriplet:
+def careful_linear(similarities: Similarities, sharpness: float, *, within: bool) -> LogTriplet:
     """The coupling for ``C_ijk = −(s_ij − s_ik)/τ``, sharpness c = 1/(τε)."""
-    return LogTriplet(
-        similarity.to(wide_dtype(similarity.device)) * sharpness, LinearTerms(), within=within
-    )
+    wide = similarities.widened(wide_dtype(similarities.like.device))
+    return LogTriplet(wide.matrix() * sharpness, LinearTerms(), within=within)

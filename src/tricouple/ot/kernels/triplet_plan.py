@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
-from tricouple.ot.kernels.balanced import KernelTerm
-from tricouple.ot.kernels.pair_scaled import ScaledPairSink
-from tricouple.ot.kernels.plan import GradientSink
+from tricouple.ot.kernels.plan import GradientSink, ScoreGradient
+from tricouple.ot.kernels.tiles import Factors, Kernels, column_sums, through
 
 if TYPE_CHECKING:
     from tricouple.ot.kernels.triplet_scaled import ScaledTriplet
+
+# The two kernels of a triplet coupling.
+ATTRACT, REPEL = 0, 1
 
 
 class Anchors(NamedTuple):
@@ -28,90 +31,74 @@ class Anchors(NamedTuple):
     outside: Tensor
 
 
-class Partners(NamedTuple):
-    """Scalings of the positives or of the negatives.
+class ScaledTripletPlan(NamedTuple):
+    """``P_ijk = a_i b_j h_k attract_ij repel_ik`` for j ≠ k, summed over terms.
 
     Attributes:
-        scaling: b or h, shape (M,).
-        sums: r⁺ or r⁻, shape (N,).
-        excluded: ``exclusion_column · scaling``.
+        kernel: The coupling.
+        anchors: a, with what it excludes.
+        b: Scalings of the positives, shape (M,).
+        h: Scalings of the negatives, shape (M,).
+        r_plus: ``attract · b``, shape (Q, N).
+        r_minus: ``repel · h``, shape (Q, N).
     """
-
-    scaling: Tensor
-    sums: Tensor
-    excluded: Tensor
-
-
-class ScaledTripletPlan(NamedTuple):
-    """``P_ijk = a_i b_j h_k attract_ij repel_ik`` for j ≠ k."""
 
     kernel: ScaledTriplet
     anchors: Anchors
-    positives: Partners
-    negatives: Partners
-
-    def anchor_sums(self) -> Tensor:
-        """``Σ_jk b_j h_k K_ijk = r⁺_i r⁻_i − excluded``."""
-        excluded = self.kernel.outside(self.positives.excluded * self.negatives.scaling)
-        sums = self.kernel.gather(self.positives.sums * self.negatives.sums)
-        return sums.addcmul_(self.kernel.exclusion_row, excluded, value=-1)
-
-    def positive_sums(self) -> Tensor:
-        """``Σ_ik a_i h_k K_ijk = Σ_i attract_ij a_i r⁻_i − excluded``."""
-        sums = self.kernel.attract.columns(
-            self.kernel.spread(self.anchors.scaling) * self.negatives.sums
-        )
-        return sums.addcmul_(self.negatives.scaling, self.anchors.outside, value=-1)
-
-    def negative_sums(self) -> Tensor:
-        """``Σ_ij a_i b_j K_ijk = Σ_i repel_ik a_i r⁺_i − excluded``."""
-        sums = self.kernel.repel.columns(
-            self.kernel.spread(self.anchors.scaling) * self.positives.sums
-        )
-        return sums.addcmul_(self.positives.scaling, self.anchors.outside, value=-1)
+    b: Tensor
+    h: Tensor
+    r_plus: Tensor
+    r_minus: Tensor
 
     def marginal(self, axis: int) -> Tensor:
         """Scaling times sums, of anchors, positives or negatives."""
+        kernel, (a, excluded, outside) = self.kernel, self.anchors
         if axis == 0:
-            return self.anchors.scaling * self.anchor_sums()
+            pairs = kernel.around(kernel.exclusion_column * self.b * self.h)
+            return a * (self.r_plus * self.r_minus).sum(0) - excluded * pairs
         if axis == 1:
-            return self.positives.scaling * self.positive_sums()
-        return self.negatives.scaling * self.negative_sums()
+            own, other, sums, which = self.b, self.h, self.r_minus, ATTRACT
+        else:
+            own, other, sums, which = self.h, self.b, self.r_plus, REPEL
+        received = column_sums(kernel.kernels, which, a * sums)
+        return own * received.addcmul_(other, outside, value=-1)
 
     def push(
         self, axis: int, weights: Tensor, sink: GradientSink | None = None
     ) -> dict[int, Tensor]:
         """Products with the pair marginals P¹², P¹³, P²³: two matrix-vector products."""
-        kernel = self.kernel
-        a, b, h = self.anchors.scaling, self.positives.scaling, self.negatives.scaling
+        kernel, kernels, a = self.kernel, self.kernel.kernels, self.anchors.scaling
         if axis == 0:
             weighted = a * weights
-            rows = kernel.spread(weighted)
-            left = rows * self.negatives.sums, rows * self.positives.sums
-            right = b, h
-            excluded = kernel.outside(kernel.exclusion_row * weighted) * kernel.exclusion_column
+            left = weighted * self.r_minus, weighted * self.r_plus
+            right = self.b, self.h
+            excluded = kernel.anchors(weighted).outside
+            received = [column_sums(kernels, which, left[which]) for which in (ATTRACT, REPEL)]
             pushed = {
-                1: kernel.attract.columns(left[0]).addcmul_(h, excluded, value=-1).mul_(b),
-                2: kernel.repel.columns(left[1]).addcmul_(b, excluded, value=-1).mul_(h),
+                1: received[ATTRACT].addcmul_(self.h, excluded, value=-1).mul_(self.b),
+                2: received[REPEL].addcmul_(self.b, excluded, value=-1).mul_(self.h),
             }
         else:
-            own, other = (b, self.negatives) if axis == 1 else (h, self.positives)
-            near, far = kernel.attract, kernel.repel
-            if axis == 2:
-                near, far = far, near
+            own, other = (self.b, self.h) if axis == 1 else (self.h, self.b)
+            near, far = (ATTRACT, REPEL) if axis == 1 else (REPEL, ATTRACT)
             weighted = own * weights
-            sums = near.rows(weighted)
-            rows = kernel.spread(a)
-            through = rows * sums
-            direct = rows * other.sums
-            excluded = kernel.outside(other.excluded * weighted)
-            received = far.columns(through).addcmul_(weighted, self.anchors.outside, value=-1)
+            sums = torch.empty_like(self.r_plus)
+
+            def carry(rows: slice, found: Tensor) -> Tensor:
+                sums[:, rows] = found
+                return a[rows] * found
+
+            received_far = through(kernels, near, far, weighted, carry)
+            received_far.addcmul_(weighted, self.anchors.outside, value=-1)
+            direct = a * (self.r_minus if axis == 1 else self.r_plus)
+            excluded = kernel.around(kernel.exclusion_column * other * weighted)
             pushed = {
-                0: kernel.gather(direct * sums).addcmul_(self.anchors.excluded, excluded, value=-1),
-                3 - axis: received.mul_(other.scaling),
+                0: (direct * sums).sum(0).addcmul_(self.anchors.excluded, excluded, value=-1),
+                3 - axis: received_far.mul_(other),
             }
-            left = (direct, through) if axis == 1 else (through, direct)
-            right = (weighted, h) if axis == 1 else (b, weighted)
+            through_anchors = a * sums
+            left = (direct, through_anchors) if axis == 1 else (through_anchors, direct)
+            right = (weighted, self.h) if axis == 1 else (self.b, weighted)
         if isinstance(sink, ScaledTripletSink):
             sink.add(left, right)
         return pushed
@@ -123,20 +110,22 @@ class ScaledTripletSink:
     The excluded parts cancel: at j = k the kernel is constant, whatever the similarities are.
     """
 
-    def __init__(self, kernel: ScaledTriplet) -> None:
-        self._kernel = kernel
-        self._attract = ScaledPairSink(kernel.attract)
-        self._repel = ScaledPairSink(kernel.repel)
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._left: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._right: tuple[list[Tensor], list[Tensor]] = ([], [])
 
     def add(self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> None:
         """Add one rank-one term for each kernel."""
-        self._attract.add(left[0], right[0])
-        self._repel.add(left[1], right[1])
+        for which in (ATTRACT, REPEL):
+            self._left[which].append(left[which])
+            self._right[which].append(right[which])
 
-    def terms(self) -> tuple[KernelTerm, KernelTerm]:
-        """Both kernels with all factors."""
-        return self._attract.term(), self._repel.term()
-
-    def total(self) -> Tensor:
+    def total(self) -> ScoreGradient:
         """The gradient with respect to the scores."""
-        return self._kernel.score_gradient(*self.terms())
+        return self._kernels.score_gradient(
+            [
+                Factors(torch.stack(left), torch.stack(right))
+                for left, right in zip(self._left, self._right, strict=True)
+            ]
+        )

@@ -1,158 +1,159 @@
-"""Triplet plans in the scaling domain: four matrix-vector products a sweep.
+"""Triplet plans in the scaling domain: four matrix-vector products a sweep, in two passes.
 
 With ψ(t) = −t the kernel is a product, ``K_ijk = E⁺_ij E⁻_ik``, ``E± = exp(±c·s)``, and the only
 thing that couples j and k is "j ≠ k", where ``E⁺_ij E⁻_ij = 1``. So every sum over the N³ tensor
 is a product of two row sums minus an *excluded* part that is itself a product of vectors. Other ψ
-are sums of such products: their kernels have a row for each term and anchor.
+are sums of such products: their kernels have Q rows for each anchor, one a term.
 
-Symbols are relative to the balanced kernels ``attract`` (of E⁺) and ``repel`` (of E⁻): ``a, b, h``
-are the scalings of anchors, positives and negatives, ``r⁺ = attract · b``, ``r⁻ = repel · h``, and
+Symbols are relative to the balanced kernels ATTRACT (of E⁺) and REPEL (of E⁻): ``a, b, h`` are the
+scalings of anchors, positives and negatives, ``r⁺ = attract · b``, ``r⁻ = repel · h``, and
 ``attract_ij · repel_ij = exclusion_row_i · exclusion_column_j``.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from tricouple.memory import CACHED
 from tricouple.numeric import wide_dtype
-from tricouple.ot.kernels.balanced import BalancedKernel, KernelTerm, balance, kernel_gradient
-from tricouple.ot.kernels.plan import Masses, Solution, Stage, Stages
+from tricouple.ot.kernels.linear_kernels import LinearKernels
+from tricouple.ot.kernels.plan import Masses, Solution
+from tricouple.ot.kernels.similarities import Similarities
+from tricouple.ot.kernels.tiles import Kernels, row_sums, through
+from tricouple.ot.kernels.triplet_history import ScaledTripletHistory, Scalings
 from tricouple.ot.kernels.triplet_plan import (
+    ATTRACT,
+    REPEL,
     Anchors,
-    Partners,
     ScaledTripletPlan,
     ScaledTripletSink,
 )
-from tricouple.ot.kernels.trust import trustworthy
+from tricouple.ot.kernels.trust import CANCELLATION, trustworthy
 
 
 class ScaledTriplet:
     """Entropic three-marginal transport by scaling.
 
     Args:
-        attract: Factors of the positives.
-        repel: Factors of the negatives.
+        kernels: Factors of the positives and of the negatives.
         anchor_shift: ``log a = log(scaling) + anchor_shift``, wide dtype, shape (N,).
         within: Anchors are the references: i, j, k distinct. Otherwise only j ≠ k.
         log_excluded: Logarithm of the kernel at j = k.
+        cancellation: How many times what is left may have been subtracted from a sum.
     """
 
     def __init__(
         self,
-        attract: BalancedKernel,
-        repel: BalancedKernel,
+        kernels: Kernels,
         anchor_shift: Tensor,
         *,
         within: bool,
         log_excluded: float = 0.0,
+        cancellation: float = CANCELLATION,
     ) -> None:
-        self.attract, self.repel = attract, repel
+        self.kernels = kernels
         self.anchor_shift = anchor_shift
         self.within = within
-        self.n_terms = len(attract.matrix) // len(anchor_shift)
-        log_column = attract.column_shift + repel.column_shift
+        self.cancellation = cancellation
+        log_column = kernels.column_shifts[ATTRACT] + kernels.column_shifts[REPEL]
         top = log_column.max()  # splits the product so that neither factor can overflow
         self.exclusion_row = torch.exp(anchor_shift + (top + log_excluded)).to(self.dtype)
         self.exclusion_column = torch.exp(log_column - top).to(self.dtype)
 
-    def spread(self, values: Tensor) -> Tensor:
-        """Values of the anchors on the rows of the kernels, one row for each separable term."""
-        if self.n_terms == 1:
-            return values
-        return values.unsqueeze(-2).expand(*values.shape[:-1], self.n_terms, -1).flatten(-2)
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the coupling is computed in."""
+        return self.kernels.like.dtype
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """Sums over the terms of each anchor."""
-        if self.n_terms == 1:
-            return rows
-        return rows.view(*rows.shape[:-1], self.n_terms, -1).sum(-2)
-
-    def score_gradient(self, attract: KernelTerm, repel: KernelTerm) -> Tensor:
-        """Attraction raises a score, repulsion lowers it."""
-        matrix, left, right = repel
-        return kernel_gradient([attract, (matrix, -left, right)])
-
-    def outside(self, values: Tensor) -> Tensor:
-        """The sum of all values, but within one set without the sample's own."""
-        return values.sum() - values if self.within else values.sum()
+    def around(self, values: Tensor) -> Tensor:
+        """For every anchor the sum of the references' values, but within one set not its own."""
+        total = values.sum()
+        return total - values if self.within else total.expand(self.kernels.shape[0])
 
     def anchors(self, a: Tensor) -> Anchors:
         """Anchors with scaling a."""
         excluded = self.exclusion_row * a
-        return Anchors(a, excluded, self.exclusion_column * self.outside(excluded))
+        outside = excluded.sum() - excluded if self.within else excluded.sum()
+        return Anchors(a, excluded, self.exclusion_column * outside)
 
-    def positives(self, b: Tensor) -> Partners:
-        """Positives with scaling b."""
-        return Partners(b, self.attract.rows(b), self.exclusion_column * b)
-
-    def negatives(self, h: Tensor) -> Partners:
-        """Negatives with scaling h."""
-        return Partners(h, self.repel.rows(h), self.exclusion_column * h)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that the coupling is computed in."""
-        return self.attract.matrix.dtype
+    def release(self) -> None:
+        """Give up the kernels' matrices until they are needed again."""
+        self.kernels.release()
 
     def sink(self) -> ScaledTripletSink:
         """A collector for this kernel."""
-        return ScaledTripletSink(self)
+        return ScaledTripletSink(self.kernels)
 
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep; None when the result cannot be trusted and logarithms are needed."""
-        dtype = self.dtype
+        shifts = self.kernels.column_shifts
         # Log-scalings start at zero.
-        start = (
-            torch.exp(-self.attract.column_shift).to(dtype),
-            torch.exp(-self.repel.column_shift).to(dtype),
-        )
-        history, vectors = self._sweep(start, masses, n_iters, tol)
-        if not trustworthy(self, vectors, masses):
+        start = [torch.exp(-shift).to(self.dtype) for shift in shifts]
+        scalings = self._sweep(start[ATTRACT], start[REPEL], masses, n_iters, tol)
+        if not trustworthy(self, scalings, masses):
             return None
-        a, b, h, r_plus, r_minus = (part[-1] for part in vectors)
-        column = self.exclusion_column
-        plan = ScaledTripletPlan(
-            self, self.anchors(a), Partners(b, r_plus, column * b), Partners(h, r_minus, column * h)
-        )
+        a, b, h = scalings.a[-1], scalings.b[-1], scalings.h[-1]
         logs = torch.cat([a, b, h]).to(wide_dtype(a.device)).log_()
-        shifts = (self.anchor_shift, self.attract.column_shift, self.repel.column_shift)
-        potentials = logs + torch.cat(shifts)
-        return Solution(self, potentials, lambda: plan, history, len(vectors[0]) - 1)
+        potentials = logs + torch.cat([self.anchor_shift, *shifts])
+        history = ScaledTripletHistory(self, masses, scalings)
+        return Solution(self, potentials, history.plan, history, len(scalings.a))
 
     def _sweep(
-        self,
-        start: tuple[Tensor, Tensor],
-        masses: Masses,
-        n_iters: int,
-        tol: float | None,
-    ) -> tuple[Stages, tuple[Tensor, ...]]:
-        """The stages, and the stacked a, b, h, r⁺, r⁻ of the start and of all sweeps."""
+        self, b: Tensor, h: Tensor, masses: Masses, n_iters: int, tol: float | None
+    ) -> Scalings:
+        """Two passes over the kernels a sweep: h → r⁻ → a → b, and b → r⁺ → h."""
         mass_a, mass_b, mass_h = masses.values
-        positives, negatives = self.positives(start[0]), self.negatives(start[1])
-        plan = ScaledTripletPlan(self, self.anchors(mass_a), positives, negatives)
-        stages: list[Stage] = []
-        ends = [plan]
+        all_a: list[Tensor] = []
+        all_minus: list[Tensor] = []
+        all_b, all_h = [b], [h]
+        all_plus = [row_sums(self.kernels, ATTRACT, b)]
         for sweep in range(n_iters):
-            sums = plan.anchor_sums()
-            if tol is not None and sweep > 0 and _settled(plan, sums, mass_a, mass_b, tol):
-                break
-            anchors = self.anchors(mass_a / sums)
-            plan = ScaledTripletPlan(self, anchors, positives, negatives)
-            stages.append(Stage(0, plan))
-            positives = self.positives(mass_b / plan.positive_sums())
-            plan = ScaledTripletPlan(self, anchors, positives, negatives)
-            stages.append(Stage(1, plan))
-            negatives = self.negatives(mass_h / plan.negative_sums())
-            plan = ScaledTripletPlan(self, anchors, positives, negatives)
-            stages.append(Stage(2, plan))
-            ends.append(plan)
-        rows = [(end.anchors.scaling, end.positives.sums, end.negatives.sums) for end in ends]
-        columns = [(end.positives.scaling, end.negatives.scaling) for end in ends]
-        a, r_plus, r_minus, b, h = (
-            torch.stack(kind) for kind in (*zip(*rows, strict=True), *zip(*columns, strict=True))
-        )
-        return Stages(self, masses, stages), (a, b, h, r_plus, r_minus)
+            r_plus, r_minus = all_plus[-1], torch.empty_like(all_plus[-1])
+            a, sums = torch.empty_like(mass_a), torch.empty_like(mass_a)
+            excluded = self.exclusion_row * self.around(self.exclusion_column * b * h)
+            scale = partial(_scale, mass_a, r_plus, excluded, r_minus, sums, a)
+            received = through(self.kernels, REPEL, ATTRACT, h, scale)
+            # The sweep went on in the same pass; if there was no need, it is forgotten.
+            if tol is not None and sweep > 0:
+                plan = ScaledTripletPlan(self, self.anchors(all_a[-1]), b, h, r_plus, r_minus)
+                if _settled(plan, sums, mass_a, mass_b, tol):
+                    break
+            anchors = self.anchors(a)
+            b = mass_b / received.addcmul_(h, anchors.outside, value=-1)
+            r_plus = torch.empty_like(r_plus)
+            received = through(self.kernels, ATTRACT, REPEL, b, partial(_carry, a, r_plus))
+            h = mass_h / received.addcmul_(b, anchors.outside, value=-1)
+            for values, value in (
+                (all_a, a), (all_b, b), (all_h, h), (all_plus, r_plus), (all_minus, r_minus)
+            ):  # fmt: skip
+                values.append(value)
+        return Scalings(*map(torch.stack, (all_a, all_b, all_h, all_plus, all_minus)))
+
+
+def _scale(
+    masses: Tensor,
+    r_plus: Tensor,
+    excluded: Tensor,
+    r_minus: Tensor,
+    sums: Tensor,
+    a: Tensor,
+    rows: slice,
+    row_sums: Tensor,
+) -> Tensor:
+    """``a = mass / (Σ_q r⁺ r⁻ − excluded)`` of some anchors; weights ``a r⁻`` for the positives."""
+    r_minus[:, rows] = row_sums
+    torch.sub((r_plus[:, rows] * row_sums).sum(0), excluded[rows], out=sums[rows])
+    torch.div(masses[rows], sums[rows], out=a[rows])
+    return a[rows] * row_sums
+
+
+def _carry(a: Tensor, r_plus: Tensor, rows: slice, row_sums: Tensor) -> Tensor:
+    """Weights ``a r⁺`` of some anchors for the negatives; the sums are noted."""
+    r_plus[:, rows] = row_sums
+    return a[rows] * row_sums
 
 
 def _settled(
@@ -164,8 +165,29 @@ def _settled(
     return float((plan.marginal(1) - mass_b).abs().sum()) <= tol
 
 
-def scaled_linear(similarity: Tensor, sharpness: float, *, within: bool) -> ScaledTriplet:
+def scaled_linear(
+    similarities: Similarities,
+    sharpness: float,
+    *,
+    within: bool,
+    stored: bool = True,
+    tile_entries: int = CACHED,
+    cancellation: float = CANCELLATION,
+) -> ScaledTriplet:
     """The coupling for ``C_ijk = −(s_ij − s_ik)/τ``, sharpness c = 1/(τε)."""
-    attract = balance(similarity, sharpness, within=within)
-    repel = balance(similarity, -sharpness, within=within)
-    return ScaledTriplet(attract, repel, attract.row_shift + repel.row_shift, within=within)
+    kernels = LinearKernels(
+        similarities,
+        [sharpness, -sharpness],
+        within=within,
+        stored=stored,
+        tile_entries=tile_entries,
+    )
+    return of_linear(kernels, within=within, cancellation=cancellation)
+
+
+def of_linear(
+    kernels: LinearKernels, *, within: bool, cancellation: float = CANCELLATION
+) -> ScaledTriplet:
+    """The coupling of kernels with factors c and −c."""
+    shift = kernels.row_shifts[ATTRACT] + kernels.row_shifts[REPEL]
+    return ScaledTriplet(kernels, shift, within=within, cancellation=cancellation)

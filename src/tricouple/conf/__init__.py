@@ -1,0 +1,1 @@
+"""Configuration: Hydra groups of values (YAML) with their types (``schema``)."""

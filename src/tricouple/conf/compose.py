@@ -1,0 +1,145 @@
+"""From the words of a command line to a checked, typed configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from tricouple.conf import schema
+
+T = TypeVar("T")
+
+VERSION_BASE = "1.3"
+
+
+class ConfigurationError(ValueError):
+    """Words that make no configuration; the message is one line."""
+
+
+def configure(words: Sequence[str], kind: type[T], name: str = "train") -> T:
+    """Compose a configuration.
+
+    Args:
+        words: Overrides as Hydra understands them: ``loss=iot``, ``training.epochs=3``.
+        kind: The dataclass that the configuration is an instance of.
+        name: The YAML file to start from.
+
+    Raises:
+        ConfigurationError: If a word is misspelt or has a value of the wrong type.
+
+    Example:
+        >>> configure(["data=mnist", "seed=3"], schema.Train).data.name
+        'mnist'
+    """
+    with hydra_ready():
+        with one_line_errors(words, name):
+            composed = compose(name, overrides=list(words))
+            OmegaConf.resolve(composed)
+        return to_object(composed, kind)
+
+
+def override(config: T, words: Sequence[str]) -> T:
+    """A finished configuration with some values replaced: ``evaluation.probe_epochs=500``.
+
+    Raises:
+        ConfigurationError: If a word is misspelt or has a value of the wrong type.
+    """
+    with one_line_errors():
+        merged = OmegaConf.merge(config, OmegaConf.from_dotlist(list(words)))
+        return cast(T, OmegaConf.to_object(merged))
+
+
+def to_object(config: DictConfig | dict[str, Any], kind: type[T]) -> T:
+    """Turn a resolved configuration into its dataclass, checking names and types."""
+    with one_line_errors():
+        merged = OmegaConf.merge(OmegaConf.structured(kind), config)
+        return cast(T, OmegaConf.to_object(merged))
+
+
+def read_yaml(path: Path | Traversable, kind: type[T]) -> T:
+    """Read a configuration that is complete in itself.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ConfigurationError: If it is not a configuration of this kind.
+    """
+    try:
+        content = OmegaConf.create(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        raise ConfigurationError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(content, DictConfig):
+        raise ConfigurationError(f"cannot read {path}: it holds no settings")
+    try:
+        return to_object(content, kind)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"cannot read {path}: {error}") from error
+
+
+def to_yaml(config: object) -> str:
+    """A dataclass as YAML, for ``read_yaml``."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+@contextmanager
+def hydra_ready() -> Iterator[GlobalHydra]:
+    """Hydra with our groups; its global state is as before afterwards."""
+    schema.register()
+    with initialize_config_module("tricouple.conf", version_base=VERSION_BASE):
+        yield GlobalHydra.instance()
+
+
+@contextmanager
+def one_line_errors(words: Sequence[str] = (), name: str = "train") -> Iterator[None]:
+    """Say what Hydra and OmegaConf complain about in one line, with the choices there are."""
+    try:
+        yield
+    except MissingConfigException as error:
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        choices = ", ".join(error.options or ())
+        raise ConfigurationError(f"{group}={choice}: choose one of {choices}") from error
+    except ConfigCompositionException as error:
+        unknown = re.match(r"Could not override '([^']+)'", str(error))
+        if unknown is None:
+            raise ConfigurationError(_one_line(error)) from error
+        raise ConfigurationError(_unknown_key(unknown[1], words, name)) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigurationError(_one_line(error)) from error
+
+
+def _unknown_key(key: str, words: Sequence[str], name: str) -> str:
+    """Tell which keys there are where one was looked for in vain."""
+    # The choices of groups decide which keys there are, as loss=iot has other ones than loss=dbot.
+    groups = [word for word in words if re.match(r"[a-z]+=", word) and not word.startswith(key)]
+    parent = key.rpartition(".")[0]
+    with suppress(HydraException, OmegaConfBaseException):
+        config = compose(name, overrides=groups)
+        node = OmegaConf.select(config, parent) if parent else config
+        if isinstance(node, DictConfig):
+            where = parent or "the configuration"
+            text = f"{key}: no such setting; {where} has {', '.join(map(str, node))}"
+            # Lightning has many more flags than the ones with a value of ours.
+            return text + f"; add other flags of Lightning as +{key}" * (parent == "trainer")
+    return f"{key}: no such setting"
+
+
+def _one_line(error: Exception) -> str:
+    """The message and its cause, without the hints that OmegaConf adds for programmers."""
+    texts = [str(error)]
+    if error.__cause__ is not None and str(error.__cause__) not in texts[0]:
+        texts.append(str(error.__cause__))
+    lines = [line.strip() for text in texts for line in text.splitlines()]
+    noise = ("full_key:", "object_type=", "reference_type=", "See https:")
+    return "; ".join(line for line in lines if line and not line.startswith(noise))

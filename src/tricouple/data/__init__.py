@@ -1,0 +1,1 @@
+"""Data: synthetic mixtures, images, captions, and how batches and views are drawn from them."""

@@ -1,0 +1,116 @@
+"""The synthetic mixture of the paper: Gaussian classes like parallel pancakes.
+
+Class means span a (K−1)-dimensional subspace and sum to zero. All classes share one covariance: the
+identity inside that subspace and κ times the identity in its complement. What tells the classes
+apart is thus hidden in few directions, and a large κ makes the others loud.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tricouple import checks
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """K Gaussians in d dimensions that share one covariance.
+
+    Attributes:
+        means: Shape (K, d); they sum to zero.
+        subspace: Orthonormal columns that span the means, shape (d, K−1).
+        kappa: Variance in each direction outside the subspace.
+    """
+
+    means: Tensor
+    subspace: Tensor
+    kappa: float
+
+    def sample(self, sizes: list[int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw samples, class after class.
+
+        Args:
+            sizes: How many samples of each class, K numbers; see ``class_sizes``.
+            generator: Source of randomness.
+
+        Returns:
+            Inputs (n, d) and labels (n,).
+        """
+        if len(sizes) != len(self.means):
+            raise ValueError(
+                f"sizes has {len(sizes)} entries for a mixture of {len(self.means)} classes"
+            )
+        labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        noise = torch.randn(len(labels), self.means.shape[1], generator=generator)
+        inside = noise @ self.subspace @ self.subspace.T
+        noise = inside + self.kappa**0.5 * (noise - inside)
+        return self.means[labels] + noise, labels
+
+
+def draw_mixture(
+    n_classes: int,
+    dim: int = 100,
+    kappa: float = 5.0,
+    *,
+    generator: torch.Generator,
+    separation: float = 1.0,
+) -> Mixture:
+    """Draw the means and the subspace of a mixture.
+
+    The paper does not say how far apart the means are. Here their coordinates inside the subspace
+    are standard normal times `separation` before they are centred, so that at 1 classes overlap.
+
+    Args:
+        n_classes: K, at least 2.
+        dim: d, at least K − 1.
+        kappa: κ, variance outside the subspace; that inside is 1.
+        generator: Source of randomness.
+        separation: Scale of the means.
+
+    Example:
+        >>> mixture = draw_mixture(3, dim=8, generator=torch.Generator().manual_seed(0))
+        >>> inputs, labels = mixture.sample([2, 2, 2], torch.Generator().manual_seed(1))
+        >>> inputs.shape, labels.tolist()
+        (torch.Size([6, 8]), [0, 0, 1, 1, 2, 2])
+    """
+    checks.count("n_classes", n_classes)
+    if n_classes < 2:
+        raise ValueError(f"n_classes is {n_classes}: a mixture needs 2 classes or more")
+    checks.count("dim", dim)
+    if dim < n_classes - 1:
+        raise ValueError(
+            f"dim is {dim}: the means of {n_classes} classes need {n_classes - 1} or more"
+        )
+    checks.positive_number("kappa", kappa)
+    checks.positive_number("separation", separation)
+    # The Q of a Gaussian matrix spans a uniformly random subspace.
+    subspace = torch.linalg.qr(torch.randn(dim, n_classes - 1, generator=generator)).Q
+    coordinates = separation * torch.randn(n_classes, n_classes - 1, generator=generator)
+    means = (coordinates - coordinates.mean(0)) @ subspace.T
+    return Mixture(means, subspace, kappa)
+
+
+def class_sizes(n_classes: int, per_class: int = 50, imbalance: float = 1.0) -> list[int]:
+    """How many samples each class has: equally many, or fewer and fewer.
+
+    Args:
+        n_classes: K.
+        per_class: Samples of the largest class.
+        imbalance: The largest class over the smallest; sizes fall geometrically in between.
+
+    Example:
+        >>> class_sizes(3, 50, imbalance=25)
+        [50, 10, 2]
+    """
+    checks.count("n_classes", n_classes)
+    checks.count("per_class", per_class)
+    if not 1 <= imbalance <= per_class:
+        raise ValueError(
+            f"imbalance is {imbalance}: the largest class, of {per_class}, can be between 1 and "
+            f"{per_class} times the smallest"
+        )
+    steps = max(1, n_classes - 1)
+    return [round(per_class * imbalance ** (-rank / steps)) for rank in range(n_classes)]

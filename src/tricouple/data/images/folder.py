@@ -1,0 +1,117 @@
+"""Any folder of images.
+
+============================  =======================================================
+``<class>/**/*.png``          labelled; a fifth of each class becomes the test set
+``train/… `` and ``test/…``   each part as above or below (``val/`` if there is no ``test/``)
+``*.png``                     unlabelled, for self-supervised training
+============================  =======================================================
+
+An unlabelled training set is evaluated on the labelled images of ``test/``, or of another folder
+``eval_root``: half of them fit the probes, the other half measures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tricouple.data.images.errors import DataError
+from tricouple.data.images.files import SUFFIXES, ImageFiles, common_format, find_images
+from tricouple.data.images.sets import ImageSet
+from tricouple.data.images.source import Found, Request
+from tricouple.data.images.split import split
+from tricouple.data.normalisation import IMAGENET_MEAN, IMAGENET_STD
+
+TEST_FRACTION = 0.2
+LARGEST_DEFAULT = 224  # photographs are decoded to this side unless another is asked for
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """The images below one folder, and the class folder of each, None if unlabelled."""
+
+    root: Path
+    paths: tuple[Path, ...]
+    names: tuple[str, ...] | None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(sorted(set(self.names or ())))
+
+
+def read(request: Request) -> Found:
+    """The images of ``request.root``, and of ``request.eval_root`` if there is one."""
+    train_root, test_root = _parts(request.root)
+    train = _tree(train_root)
+    labelled_root = request.eval_root or test_root
+    test = None if labelled_root is None else _labelled(labelled_root)
+    classes = train.classes or (test.classes if test else ())
+    trees = [tree for tree in (train, test) if tree is not None]
+    found = common_format([path for tree in trees for path in tree.paths])
+    channels = 1 if found.grey else 3
+    size = request.image_size or min(found.short_side, LARGEST_DEFAULT)
+    notes = [f"images are decoded to {size}×{size}"] if not request.image_size else []
+    training = _images(train, classes, channels, size)
+    testing = _images(test, classes, channels, size) if test else None
+    if test is None and train.names is not None:
+        if len(classes) < len(train.paths):
+            training, testing = split(training, TEST_FRACTION)
+            notes.append(f"{len(testing)} images, a fifth of each class, are held out as test set")
+        else:
+            notes.append("no class has two images: there is no test set")
+    mean, std = _statistics(channels)
+    return Found(training, testing, classes, mean, std, tuple(notes))
+
+
+def _parts(root: Path) -> tuple[Path, Path | None]:
+    """The folders of training and test images."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder: name a folder of images with root")
+    if not (root / "train").is_dir():
+        return root, None
+    tests = (root / name for name in ("test", "val"))
+    return root / "train", next((folder for folder in tests if folder.is_dir()), None)
+
+
+def _labelled(folder: Path) -> _Tree:
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: evaluation needs one with a folder a class")
+    tree = _tree(folder)
+    if tree.names is None:
+        raise DataError(f"{folder} has no two class folders: evaluation needs labelled images")
+    return tree
+
+
+def _tree(folder: Path) -> _Tree:
+    paths = find_images(folder)
+    if not paths:
+        raise DataError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
+    loose = [path for path in paths if path.parent == folder]
+    names = tuple(path.relative_to(folder).parts[0] for path in paths if path.parent != folder)
+    if loose and names:
+        raise DataError(
+            f"{folder} holds both class folders ({names[0]}) and images outside of them "
+            f"({loose[0].name}): move the latter"
+        )
+    # A single folder tells nothing apart.
+    return _Tree(folder, paths, names if len(set(names)) > 1 else None)
+
+
+def _images(tree: _Tree, classes: tuple[str, ...], channels: int, size: int) -> ImageSet:
+    images = ImageFiles(tree.paths, channels, size).in_memory()
+    if tree.names is None:
+        return ImageSet(images)
+    codes = {name: code for code, name in enumerate(classes)}
+    unknown = sorted(set(tree.names) - set(classes))
+    if unknown:
+        raise DataError(f"{tree.root / unknown[0]} is a class without training images")
+    return ImageSet(images, torch.tensor([codes[name] for name in tree.names]))
+
+
+def _statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """ImageNet's; for grey images the mean over its channels."""
+    if channels == 3:
+        return IMAGENET_MEAN, IMAGENET_STD
+    return (sum(IMAGENET_MEAN) / 3,), (sum(IMAGENET_STD) / 3,)

@@ -1,0 +1,83 @@
+"""From 8-bit images to what a network sees: size, scale, mean and standard deviation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Resizes images, scales them to [0, 1] and standardises each channel.
+
+    Batches travel as 8-bit tensors of the stored size, a quarter of the bytes or less, and are
+    enlarged and converted where they are used.
+
+    Attributes:
+        mean: Of each channel, on the scale [0, 1].
+        std: Of each channel.
+        size: Side of the square images that the network sees.
+
+    Example:
+        >>> normalisation = Normalisation((0.5,), (0.5,), size=4)
+        >>> normalisation(torch.full((1, 1, 2, 2), 255, dtype=torch.uint8)).unique()
+        tensor([1.])
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: int
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Prepare images that are not augmented.
+
+        Args:
+            images: Shape (n, c, h, w), 8-bit, or floating point in [0, 1].
+
+        Returns:
+            Shape (n, c, size, size), float32.
+        """
+        return self.standardise(resize(to_unit_range(images), self.size))
+
+    def standardise(self, images: Tensor) -> Tensor:
+        """``(images − mean) / std`` for floating-point images in [0, 1]."""
+        if images.shape[1] != len(self.mean):
+            raise ValueError(
+                f"images have {images.shape[1]} channels, the normalisation {len(self.mean)}"
+            )
+        mean = images.new_tensor(self.mean)[:, None, None]
+        return (images - mean) / images.new_tensor(self.std)[:, None, None]
+
+
+def to_unit_range(images: Tensor) -> Tensor:
+    """Images in [0, 1] as float32: 8-bit ones are divided by 255, others taken as they are.
+
+    Example:
+        >>> to_unit_range(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
+        tensor([[[[0., 1.]]]])
+    """
+    if images.ndim != 4:
+        raise ValueError(f"images must have shape (n, c, h, w), got {tuple(images.shape)}")
+    if images.dtype == torch.uint8:
+        return images.float() / 255
+    if not images.is_floating_point():
+        raise TypeError(f"images must be uint8 or floating point, got {images.dtype}")
+    return images.float()
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Floating-point images as squares of another size: bilinear, antialiased when they shrink.
+
+    Example:
+        >>> resize(torch.ones(1, 3, 2, 2), 4).shape
+        torch.Size([1, 3, 4, 4])
+    """
+    if images.shape[-2:] == (size, size):
+        return images
+    return interpolate(images, (size, size), mode="bilinear", antialias=True)

@@ -1,0 +1,1 @@
+"""How good representations are: linear probe, k-NN, confusion and geometry of frozen features."""

@@ -1,0 +1,140 @@
+"""A linear classifier on frozen features (the paper: AdamW, 1e-3, 500 epochs, batches of 256)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tricouple import checks
+from tricouple.evaluation.inputs import check_labelled, check_same_width
+from tricouple.numeric import compute_dtype
+
+_SMALL_STEP = 4_000_000  # multiplications of a batch with the weights
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeResult:
+    """What a linear probe reads from features.
+
+    Attributes:
+        accuracy: Share of test samples classified correctly.
+        train_accuracy: The same of the training samples.
+        predictions: Class of each test sample, shape (m,).
+    """
+
+    accuracy: float
+    train_accuracy: float
+    predictions: Tensor
+
+
+def linear_probe(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    n_classes: int,
+    *,
+    epochs: int = 500,
+    lr: float = 1e-3,
+    batch_size: int = 256,
+    weight_decay: float = 0.0,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> ProbeResult:
+    """Fit a linear layer by cross-entropy and measure its accuracy.
+
+    Features are taken as they are: the paper does not speak of standardising them.
+
+    Args:
+        train_features: Shape (n, d).
+        train_labels: Class of each, from 0 to ``n_classes`` − 1, shape (n,).
+        test_features: Shape (m, d).
+        test_labels: Class of each, shape (m,).
+        n_classes: How many classes there are.
+        epochs: Passes over the training features.
+        lr: Learning rate of AdamW.
+        batch_size: Samples a step.
+        weight_decay: Of AdamW.
+        seed: Of the initial weights and of the order of samples.
+        progress: Called with the number of epochs done and the number of all after each.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+        >>> y = torch.tensor([0, 0, 1, 1])
+        >>> linear_probe(x, y, x, y, 2, epochs=20, lr=0.1).accuracy
+        1.0
+    """
+    check_labelled("train", train_features, train_labels)
+    check_labelled("test", test_features, test_labels)
+    check_same_width(train_features, test_features)
+    for name, value in {"n_classes": n_classes, "epochs": epochs, "batch_size": batch_size}.items():
+        checks.count(name, value)
+    checks.positive_number("lr", lr)
+    checks.non_negative_number("weight_decay", weight_decay)
+    for part, labels in {"train": train_labels, "test": test_labels}.items():
+        if int(labels.min()) < 0 or int(labels.max()) >= n_classes:
+            raise ValueError(
+                f"{part}_labels must be between 0 and n_classes − 1 = {n_classes - 1}, found "
+                f"{int(labels.min())} to {int(labels.max())}"
+            )
+    train, test = (x.detach().to(compute_dtype(x.dtype)) for x in (train_features, test_features))
+    layer = _initial_layer(train, n_classes, seed)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr, weight_decay=weight_decay, fused=True)
+    order = torch.Generator().manual_seed(seed)
+    targets = nn.functional.one_hot(train_labels, n_classes).to(train.dtype)
+    with _threads_worth_having(min(batch_size, len(train)) * layer.weight.numel()):
+        for epoch in range(epochs):
+            # Shuffled once an epoch, so that every batch is a slice.
+            shuffled = torch.randperm(len(train), generator=order).to(train.device)
+            batches = zip(
+                train[shuffled].split(batch_size), targets[shuffled].split(batch_size), strict=True
+            )
+            for features, wanted in batches:
+                _set_gradient(layer, features, wanted)
+                optimizer.step()
+            if progress is not None:
+                progress(epoch + 1, epochs)
+    with torch.no_grad():
+        predictions = layer(test).argmax(1)
+        fitted = layer(train).argmax(1)
+    return ProbeResult(
+        int((predictions == test_labels).sum()) / len(test),
+        int((fitted == train_labels).sum()) / len(train),
+        predictions,
+    )
+
+
+def _initial_layer(features: Tensor, n_classes: int, seed: int) -> nn.Linear:
+    """A linear layer with PyTorch's default distribution, from a generator of its own."""
+    d = features.shape[1]
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, d, n_classes, dtype=features.dtype)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in layer.parameters():
+        nn.init.uniform_(parameter, -(d**-0.5), d**-0.5, generator=generator)
+    return layer.to(features.device)
+
+
+@contextmanager
+def _threads_worth_having(multiplications: int) -> Iterator[None]:
+    """One thread for small steps: more are no faster, and on a busy machine wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if multiplications < _SMALL_STEP else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@torch.no_grad()
+def _set_gradient(layer: nn.Linear, features: Tensor, wanted: Tensor) -> None:
+    """The gradient of the mean cross-entropy, ``(softmax − target)ᵀ x / b``.
+
+    In closed form: recording so small a graph would take longer than computing with it.
+    """
+    residual = layer(features).softmax(1).sub_(wanted).div_(len(features))  # (b, K)
+    layer.weight.grad = residual.T @ features
+    layer.bias.grad = residual.sum(0)

@@ -1,0 +1,134 @@
+"""The settings of one run, and their defaults: the paper's where it gives them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tricouple import checks
+
+METHODS = ("neg_mmiot", "push_pull", "iot", "info_nce", "byol", "vicreg")
+SHAPED = ("neg_mmiot", "push_pull")
+"""The methods that have a ψ."""
+
+SAMPLERS = ("class_uniform", "shuffled")
+SCHEDULES = ("cosine", "constant")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that one training run depends on.
+
+    The paper gives K, samples of a class, data dimension, κ, ε, sweeps, learning rate, AdamW and a
+    three-layer MLP. It does not give batch size, carry-over, number of steps, widths, weight decay
+    or a schedule: those below are ours, the same for every method. The cosine schedule is there
+    because at a constant rate the optimiser never settles, whatever the method.
+
+    Attributes:
+        method: One of ``METHODS``.
+        shaping: ψ, ``"linear"`` or ``"log_sigmoid"``; None for methods that have none.
+        n_classes: K.
+        seed: Seed of mixture, samples, encoder and batches. All methods share them at one seed.
+        per_class: Training samples of a class, of the largest one if unbalanced.
+        data_dim: d, dimension of the data.
+        kappa: κ, variance of the data outside the subspace of the means.
+        imbalance: Largest class over smallest.
+        sampler: ``"class_uniform"`` (the paper's Algorithm 4) or ``"shuffled"``, ordinary batches
+            of the same size.
+        batch_per_class: b; a batch has K·b samples.
+        carry_over: ρ of Algorithm 4.
+        hidden: Width of the encoder.
+        dim: Dimension of the embeddings.
+        epsilon: ε of Neg-MMIOT, PushPull (both plans) and IOT.
+        temperature: τ of Neg-MMIOT, PushPull and InfoNCE.
+        n_iters: Sinkhorn sweeps of Neg-MMIOT, PushPull and IOT.
+        steps: Optimiser steps.
+        learning_rate: Of AdamW.
+        weight_decay: Of AdamW.
+        schedule: ``"cosine"`` to zero, or ``"constant"``.
+    """
+
+    method: str = "neg_mmiot"
+    shaping: str | None = "linear"
+    n_classes: int = 10
+    seed: int = 0
+    per_class: int = 50
+    data_dim: int = 100
+    kappa: float = 5.0
+    imbalance: float = 1.0
+    sampler: str = "class_uniform"
+    batch_per_class: int = 4
+    carry_over: float = 0.5
+    hidden: int = 256
+    dim: int = 64
+    epsilon: float = 0.5
+    temperature: float = 1.0
+    n_iters: int = 10
+    steps: int = 3000
+    learning_rate: float = 8e-4
+    weight_decay: float = 0.01
+    schedule: str = "cosine"
+
+    def __post_init__(self) -> None:
+        checks.one_of("method", self.method, METHODS)
+        checks.one_of("sampler", self.sampler, SAMPLERS)
+        checks.one_of("schedule", self.schedule, SCHEDULES)
+        if self.method in SHAPED:
+            checks.one_of("shaping", self.shaping, ("linear", "log_sigmoid"))
+        elif self.shaping is not None:
+            raise ValueError(f"shaping is {self.shaping!r}, but {self.method} has none: use None")
+        for name in ("n_classes", "per_class", "data_dim", "hidden", "dim", "n_iters", "steps"):
+            checks.count(name, getattr(self, name))
+        for name in ("kappa", "epsilon", "temperature", "learning_rate"):
+            checks.positive_number(name, getattr(self, name))
+        checks.non_negative_number("weight_decay", self.weight_decay)
+        self._check_data()
+        self._check_batches()
+
+    def _check_data(self) -> None:
+        if self.n_classes < 2:
+            raise ValueError(f"n_classes is {self.n_classes}: 2 or more are needed for a negative")
+        if self.data_dim < self.n_classes - 1:
+            raise ValueError(
+                f"data_dim is {self.data_dim}: the means of {self.n_classes} classes need "
+                f"{self.n_classes - 1} or more"
+            )
+        if not 1 <= self.imbalance <= self.per_class / 2:
+            raise ValueError(
+                f"imbalance is {self.imbalance}: with {self.per_class} samples in the largest "
+                f"class it can be 1 to {self.per_class / 2:g}, so that the smallest has 2"
+            )
+
+    def _check_batches(self) -> None:
+        if self.batch_per_class < 2:
+            raise ValueError(
+                f"batch_per_class is {self.batch_per_class}: 2 or more make a positive pair"
+            )
+        if self.batch_per_class > self.per_class:
+            raise ValueError(
+                f"batch_per_class is {self.batch_per_class}, but a class has only "
+                f"{self.per_class} samples: use {self.per_class} or fewer"
+            )
+        if not 0 <= self.carry_over <= 1:
+            raise ValueError(f"carry_over must be between 0 and 1, got {self.carry_over}")
+        if self.imbalance > 1 and self.sampler == "class_uniform":
+            raise ValueError(
+                f"imbalance is {self.imbalance}, but class-uniform batches would hide it: "
+                'use sampler="shuffled"'
+            )
+
+    @property
+    def sharpness(self) -> float | None:
+        """What a linear loss knows of τ and ε: c = 1/(τε), 1/ε for IOT and 1/τ for InfoNCE."""
+        if self.method in SHAPED:
+            return 1 / (self.temperature * self.epsilon)
+        return {"iot": 1 / self.epsilon, "info_nce": 1 / self.temperature}.get(self.method)
+
+    def flat(self) -> dict[str, Any]:
+        """All settings, and the sharpness, as a run file has them."""
+        return asdict(self) | {"sharpness": self.sharpness}
+
+    def shared(self) -> dict[str, Any]:
+        """What all runs of a study's main part have in common."""
+        own = {"method", "shaping", "n_classes", "seed"}
+        return {name: value for name, value in asdict(self).items() if name not in own}

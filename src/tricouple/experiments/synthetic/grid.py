@@ -1,0 +1,113 @@
+"""Which runs a study has: the main comparison, and maps along one setting at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tricouple.experiments.synthetic.config import RunConfig
+
+Variant = tuple[str, str | None]  # a method and its ψ
+
+LINEAR: tuple[Variant, ...] = (
+    ("neg_mmiot", "linear"),
+    ("push_pull", "linear"),
+    ("iot", None),
+    ("info_nce", None),
+    ("byol", None),
+    ("vicreg", None),
+)
+LOG_SIGMOID: tuple[Variant, ...] = (("neg_mmiot", "log_sigmoid"), ("push_pull", "log_sigmoid"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study: its name, the part it belongs to, and its settings."""
+
+    id: str
+    part: str
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting to vary, its values, and the variants that depend on it."""
+
+    name: str
+    values: tuple[Any, ...]
+    variants: tuple[Variant, ...]
+
+
+def _using(*methods: str) -> tuple[Variant, ...]:
+    return tuple(variant for variant in LINEAR if variant[0] in methods)
+
+
+# For linear ψ only the product τε counts. Log-sigmoid is on these two axes alone: it is the one
+# place where its shape, and not just its slope, can make a difference.
+AXES = (
+    Axis(
+        "epsilon",
+        (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+        _using("neg_mmiot", "push_pull", "iot") + LOG_SIGMOID,
+    ),
+    Axis(
+        "temperature",
+        (0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+        _using("neg_mmiot", "push_pull", "info_nce") + LOG_SIGMOID,
+    ),
+    Axis("n_iters", (1, 2, 3, 5, 10, 30), _using("neg_mmiot", "push_pull", "iot")),
+    Axis("imbalance", (1.0, 2.0, 5.0, 10.0, 25.0), LINEAR),
+    Axis("dim", (2, 3, 5, 8, 9, 16, 64), LINEAR),
+    Axis("kappa", (0.2, 1.0, 5.0, 25.0, 100.0), LINEAR),
+    Axis("schedule", ("cosine", "constant"), LINEAR),
+)
+
+
+def main_cells(
+    base: RunConfig,
+    classes: Sequence[int],
+    seeds: Sequence[int],
+    variants: Sequence[Variant] = LINEAR + LOG_SIGMOID,
+) -> list[Cell]:
+    """All variants at each K with each seed; a whole comparison comes before the next seed.
+
+    Example:
+        >>> [cell.id for cell in main_cells(RunConfig(), [10], [0], LINEAR[:2])]
+        ['neg_mmiot-linear-K10-seed0', 'push_pull-linear-K10-seed0']
+    """
+    configs = (
+        replace(base, method=method, shaping=shaping, n_classes=n_classes, seed=seed)
+        for seed in seeds
+        for n_classes in classes
+        for method, shaping in variants
+    )
+    return [Cell(_name(config), "main", config) for config in configs]
+
+
+def map_cells(base: RunConfig) -> list[Cell]:
+    """One seed along every axis, at the K of `base`; all else as in `base`.
+
+    Classes of different size are drawn in ordinary shuffled batches, since the class-uniform ones
+    would hide the difference; the first value of that axis shows what the batches alone change.
+    """
+    # The log-sigmoid triplet plan costs most: the rest need not wait for it.
+    return sorted(_map_cells(base), key=lambda cell: cell.config.shaping == "log_sigmoid")
+
+
+def _map_cells(base: RunConfig) -> Iterator[Cell]:
+    for axis in AXES:
+        sampler = "shuffled" if axis.name == "imbalance" else base.sampler
+        values = axis.values
+        if axis.name == "imbalance":
+            values = tuple(value for value in values if value <= base.per_class / 2)
+        for value in values:
+            for method, shaping in axis.variants:
+                changes: dict[str, Any] = {axis.name: value}
+                config = replace(base, method=method, shaping=shaping, sampler=sampler, **changes)
+                yield Cell(f"{axis.name}={value}-{_name(config)}", f"maps/{axis.name}", config)
+
+
+def _name(config: RunConfig) -> str:
+    words = [config.method, config.shaping, f"K{config.n_classes}", f"seed{config.seed}"]
+    return "-".join(word for word in words if word)

@@ -1,0 +1,1 @@
+"""Image encoders trained with and without labels, evaluated, resumed, swept and compared."""

@@ -1,0 +1,112 @@
+"""``tricouple train``: one run, a sweep, or a study."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from tricouple.experiments.options import CommandError
+from tricouple.torchvision_ops import declare_missing
+
+DESCRIPTION = """\
+Train an image encoder with a contrastive loss and evaluate it. Settings are words of the form
+name=value; groups choose a bundle of settings:
+
+  data      digits mnist svhn cifar10 cifar100 tiny_imagenet folder
+  setting   scl (positives share a class)  ucl (positives are views of one image)
+  loss      neg_mmiot pushpull iot iot_uniformity infonce invaspread dbot vicreg byol
+  backbone  resnet18 resnet34 resnet50 vit_b16; any model of timm: backbone.name=NAME
+  scale     smoke (seconds)  cpu (minutes)  paper (the paper's settings, for GPUs)
+
+The folder of a run is named after its settings. The same command again continues a run that was
+interrupted, to the same numbers, and skips one that is finished.
+"""
+
+EXAMPLES = """\
+examples:
+  tricouple train data=digits setting=scl loss=neg_mmiot scale=smoke
+  tricouple train data=cifar10 setting=ucl loss=neg_mmiot backbone=resnet18 seed=0
+  tricouple train data=folder data.root=photos setting=ucl backbone.head_dim=128
+  tricouple train -m loss=infonce,iot,pushpull,neg_mmiot seed=0,1,2      every combination
+  tricouple train scale=paper data=cifar100 trainer.devices=4 trainer.precision=bf16-mixed
+  tricouple train -m seed=0,1,2 hydra/launcher=submitit_slurm            on a cluster
+  tricouple train loss=iot --show                                        the settings, no run
+  tricouple train --study vision_cpu                                     compare losses; resumable
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    parser.description = DESCRIPTION
+    parser.epilog = EXAMPLES
+    add = parser.add_argument
+    add("words", nargs="*", metavar="name=value", help="settings, as Hydra understands them")
+    add("-m", "--multirun", action="store_true", help="run every combination of listed values")
+    add("--show", action="store_true", help="print the settings and the folder, and stop")
+    add("--study", metavar="NAME", help="run a study: its name, or a YAML file")
+    add("--out", type=Path, default=Path("results/vision"), help="results of a study")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train what the words say."""
+    declare_missing()
+    console = Console()
+    with user_errors():
+        if args.study is not None:
+            return study(args, console)
+        if args.multirun:
+            return multirun(args, console)
+        return single(args, console)
+
+
+def study(args: argparse.Namespace, console: Console) -> int:
+    """Run a study, or go on with it."""
+    from tricouple.experiments.vision.study_runs import StudyRuns, read_study
+
+    if args.words:
+        raise CommandError("a study has its own settings: leave out " + " ".join(args.words))
+    found = read_study(args.study)
+    StudyRuns(found, args.out, Path("runs") / found.name, console).go()
+    return 0
+
+
+def multirun(args: argparse.Namespace, console: Console) -> int:
+    """Every combination of the listed values; 1 if some run failed."""
+    from tricouple.experiments.vision.sweep import sweep
+
+    return int(any(job.failed for job in sweep(args.words, console)))
+
+
+def single(args: argparse.Namespace, console: Console) -> int:
+    """One run."""
+    from tricouple.conf.compose import configure as configuration
+    from tricouple.conf.compose import to_yaml
+    from tricouple.conf.schema import Train
+    from tricouple.experiments.vision.run_folder import folder_of
+    from tricouple.experiments.vision.show import evaluation_table
+    from tricouple.experiments.vision.train import train
+
+    config = configuration(args.words, Train)
+    if args.show:
+        console.print(f"# {folder_of(config).path}\n{to_yaml(config)}", markup=False)
+        return 0
+    finished = train(config, console)
+    if finished.evaluation:
+        console.print(evaluation_table(finished.evaluation))
+    return 0
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Errors that a user can act on become one line."""
+    from tricouple.training.files import WriteError
+    from tricouple.training.module import DivergenceError
+
+    try:
+        yield
+    except (ValueError, WriteError, DivergenceError) as error:
+        raise CommandError(" ".join(str(error).split())) from error

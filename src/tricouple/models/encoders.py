@@ -1,0 +1,220 @@
+"""Image encoders: any backbone of timm, and a linear projection to the embedding."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tricouple.models.small_maps import adapt_to_small_maps
+from tricouple.torchvision_ops import declare_missing
+
+if TYPE_CHECKING:
+    from timm.models import PretrainedCfg
+
+# What the models of timm raise when a feature map shrinks to nothing.
+_TOO_SMALL = (ArithmeticError, AssertionError, RuntimeError)
+
+
+class Encoder(nn.Module):
+    """A backbone without its classifier, and a linear head.
+
+    Args:
+        backbone: Images (n, c, h, w) to pooled features (n, d).
+        n_features: d.
+        head_dim: Dimension of the embedding.
+
+    Example:
+        >>> encoder = Encoder(nn.Flatten(), n_features=12, head_dim=3)
+        >>> images = torch.randn(5, 3, 2, 2)
+        >>> encoder.features(images).shape, encoder(images).shape
+        (torch.Size([5, 12]), torch.Size([5, 3]))
+    """
+
+    def __init__(self, backbone: nn.Module, n_features: int, head_dim: int) -> None:
+        super().__init__()
+        # Convolutions are faster with the channels in the last place in memory.
+        self.backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.head = nn.Linear(n_features, head_dim)
+
+    def features(self, images: Tensor) -> Tensor:
+        """The penultimate features, shape (n, d): what probes look at."""
+        features: Tensor = self.backbone(images.contiguous(memory_format=torch.channels_last))
+        return features
+
+    def project(self, features: Tensor) -> Tensor:
+        """The embedding of features, shape (n, head_dim); losses normalise it themselves."""
+        embedding: Tensor = self.head(features)
+        return embedding
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The embedding of images: ``project(features(images))``."""
+        return self.project(self.features(images))
+
+
+def build_encoder(
+    name: str,
+    *,
+    channels: int,
+    image_size: int,
+    head_dim: int,
+    pretrained: bool = False,
+    weights: Path | str | None = None,
+) -> Encoder:
+    """Build an encoder as the paper does ("SCL and UCL setups").
+
+    Convolutions and the head get Kaiming's initialisation; the linear layers inside transformers
+    keep timm's, which is what they are trained with elsewhere. A pretrained backbone keeps its
+    weights, and its new head is drawn from N(0, 0.01²) with zero bias.
+
+    Args:
+        name: Any model of timm, such as ``"resnet18"`` or ``"vit_base_patch16_224"``.
+        channels: Of the images.
+        image_size: Side of the images.
+        head_dim: Dimension of the embedding; the paper takes the number of classes.
+        pretrained: Start from timm's pretrained weights, downloaded if they are not in its cache.
+        weights: Start from this file instead (.pth or .safetensors, weights only).
+
+    Example:
+        >>> encoder = build_encoder("resnet18", channels=1, image_size=28, head_dim=10)
+        >>> encoder(torch.randn(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+    check_name(name)
+    if weights is not None:
+        check_weights(name, Path(weights))
+    backbone = _backbone(name, channels, image_size, pretrained, weights)
+    encoder = Encoder(backbone, _width(backbone, name, channels, image_size), head_dim)
+    if pretrained or weights is not None:
+        nn.init.normal_(encoder.head.weight, std=0.01)
+    else:
+        initialise(backbone)
+        nn.init.kaiming_normal_(encoder.head.weight, nonlinearity="linear")
+    nn.init.zeros_(encoder.head.bias)
+    return encoder
+
+
+def initialise(network: nn.Module) -> None:
+    """Kaiming's initialisation of convolutions; normalisations start as the identity.
+
+    timm starts the last normalisation of a residual branch at zero; torchvision, which the paper
+    used, does not.
+    """
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.BatchNorm2d):
+            nn.init.ones_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+
+def check_name(name: str) -> None:
+    """Require the name of a timm model; the error offers the nearest ones."""
+    declare_missing()
+    import timm
+
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), n=5, cutoff=0.5)
+        offer = f": did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(f"backbone.name {name!r} is not a model of timm{offer}")
+
+
+def check_weights(name: str, path: Path) -> None:
+    """Require a file with all weights of a backbone: timm would go on without those that lack."""
+    import timm
+    from timm.models import load_state_dict
+
+    if not path.is_file():
+        raise ValueError(f"backbone.weights: {path} is not a file")
+    try:
+        found = load_state_dict(str(path))
+    except Exception as error:  # damaged files raise nearly anything
+        raise ValueError(
+            f"backbone.weights: {path} is no file of weights ({type(error).__name__}: {error})"
+        ) from error
+    with torch.device("meta"):
+        wanted = [key for key, _ in timm.create_model(name, num_classes=0).named_parameters()]
+    missing = [key for key in wanted if key not in found]
+    if missing:
+        raise ValueError(
+            f"backbone.weights: {path} lacks {len(missing)} of the {len(wanted)} parameters of "
+            f"{name!r}, such as {missing[0]}"
+        )
+
+
+def fitting_size(name: str, image_size: int) -> int:
+    """The smallest size from ``image_size`` on that the patches of a transformer can tile.
+
+    Example:
+        >>> fitting_size("vit_base_patch16_224", 28), fitting_size("resnet18", 28)
+        (32, 28)
+    """
+    check_name(name)
+    import timm
+
+    if not _published(name).fixed_input_size:
+        return image_size
+    with torch.device("meta"):
+        embedding = getattr(timm.create_model(name, num_classes=0), "patch_embed", None)
+    patch = 1 if embedding is None else int(embedding.patch_size[0])
+    return patch * math.ceil(image_size / patch)
+
+
+def _backbone(
+    name: str, channels: int, image_size: int, pretrained: bool, weights: Path | str | None
+) -> nn.Module:
+    import timm
+
+    # Transformers have positions for one size of image; convolutions take any.
+    fixed = _published(name).fixed_input_size
+    size: dict[str, Any] = {"img_size": image_size} if fixed else {}
+    try:
+        backbone = timm.create_model(
+            name,
+            pretrained=pretrained or weights is not None,
+            pretrained_cfg_overlay=None if weights is None else {"file": str(weights)},
+            in_chans=channels,
+            num_classes=0,
+            **size,
+        )
+    except OSError as error:
+        raise ValueError(
+            f"no pretrained weights for {name!r} ({error}): connect to the network once, or give "
+            "a file of weights as backbone.weights"
+        ) from error
+    except _TOO_SMALL as error:
+        raise _too_small(name, image_size) from error
+    return adapt_to_small_maps(backbone)
+
+
+def _width(backbone: nn.Module, name: str, channels: int, image_size: int) -> int:
+    """Dimension of the features, by trial: the models of timm do not all tell it."""
+    try:
+        with torch.no_grad():
+            features = backbone.eval()(torch.zeros(1, channels, image_size, image_size))
+    except _TOO_SMALL as error:
+        raise _too_small(name, image_size) from error
+    backbone.train()
+    return int(features.shape[1])
+
+
+def _too_small(name: str, image_size: int) -> ValueError:
+    usual = _published(name).input_size[-1]
+    return ValueError(
+        f"backbone {name!r} cannot take images of {image_size}×{image_size}, it is made for "
+        f"{usual}×{usual}: set data.image_size to {usual} or near it"
+    )
+
+
+def _published(name: str) -> PretrainedCfg:
+    from timm.models import get_pretrained_cfg
+
+    published = get_pretrained_cfg(name)
+    assert published is not None  # every registered model has one
+    return published

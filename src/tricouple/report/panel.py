@@ -1,0 +1,137 @@
+"""What every figure is made of: panels that plotly draws, each with its words for those who listen.
+
+A trace may carry ``meta``: ``when`` (the choices of K and ψ it is shown for) and ``method`` (the
+legend entry that switches it). The page's script reads it; the colours are CSS variables, which
+the script resolves for the light or the dark theme.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+
+from tricouple.report.palette import style
+from tricouple.report.statistics import Curve
+from tricouple.report.words import method_name
+
+Choice = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot: its title, its content in words (the text alternative) and the drawing."""
+
+    title: str
+    label: str
+    drawing: go.Figure
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels under one caption.
+
+    Attributes:
+        id: Anchor in the page.
+        title: What it shows.
+        caption: How to read it, plain text.
+        panels: The plots; none means that the study has nothing to show yet.
+        methods: The legend; empty where panels are titled by method.
+        small: Whether the panels are small squares, several in a row even on a phone.
+        movie_steps: Training steps of a slider that moves through the panels.
+        text: The numbers behind it as HTML, folded away below.
+    """
+
+    id: str
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+    methods: tuple[str, ...] = ()
+    small: bool = False
+    movie_steps: tuple[int, ...] = ()
+    text: str = ""
+
+
+def plot(x: str, y: str, *, log_x: bool = False, log_y: bool = False) -> go.Figure:
+    """Return an empty plot with titled axes in the colours of the page."""
+    axis = {"gridcolor": "var(--faint)", "zeroline": False, "automargin": True, "nticks": 7}
+    log = {"type": "log", "exponentformat": "power", "dtick": None}
+    return go.Figure(
+        layout={
+            "template": "none",
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"color": "var(--ink)", "family": "system-ui, sans-serif", "size": 12},
+            "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+            "showlegend": False,
+            "hovermode": "closest",
+            "hoverlabel": {"bgcolor": "var(--paper)", "font": {"color": "var(--ink)"}},
+            "xaxis": axis | (log if log_x else {}) | {"title": {"text": x}},
+            "yaxis": axis | (log if log_y else {}) | {"title": {"text": y}},
+        }
+    )
+
+
+def square_plot(reach: float) -> go.Figure:
+    """Return an empty square plot without axes, for points within ±`reach`."""
+    drawing = plot("", "")
+    hidden = {"visible": False, "range": [-reach, reach], "fixedrange": True}
+    drawing.update_layout(
+        xaxis=hidden,
+        yaxis=hidden | {"scaleanchor": "x"},
+        margin={"l": 2, "r": 2, "t": 2, "b": 2},
+    )
+    return drawing
+
+
+def unit_circle(drawing: go.Figure) -> None:
+    """Draw the unit circle behind the points."""
+    drawing.add_shape(
+        type="circle", x0=-1, x1=1, y0=-1, y1=1, line={"color": "var(--faint)"}, layer="below"
+    )
+
+
+def line_with_band(
+    curve: Curve, method: str, when: Choice, *, unit: str, band: bool
+) -> list[go.Scatter]:
+    """Return the mean of a method as a line, and its spread over seeds as a band behind it.
+
+    Args:
+        curve: What to draw.
+        method: Whose it is.
+        when: The choices under which it is shown.
+        unit: What x counts, for the hover text.
+        band: Whether there is a spread to show.
+    """
+    look = style(method)
+    name = method_name(method)
+    meta = {"when": when, "method": method}
+    seen = np.isfinite(curve.mean)
+    x = curve.x[seen].astype(np.float32)
+    mean, low, high = (y[seen].astype(np.float32) for y in (curve.mean, curve.low, curve.high))
+    line = go.Scatter(
+        x=x,
+        y=mean,
+        customdata=high - mean,
+        name=name,
+        mode="lines+markers",
+        line={"color": look.colour, "dash": look.dash, "width": 2},
+        marker={"symbol": look.symbol, "size": 6, "color": look.colour, "maxdisplayed": 8},
+        hovertemplate=f"{name}<br>{unit} %{{x}}: %{{y:.3g}}"
+        + (" ± %{customdata:.2g}<extra></extra>" if band else "<extra></extra>"),
+        meta=meta,
+    )
+    if not band:
+        return [line]
+    outline = go.Scatter(
+        x=np.concatenate([x, x[::-1]]),
+        y=np.concatenate([high, low[::-1]]),
+        fill="toself",
+        fillcolor=look.band,
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        meta=meta,
+    )
+    return [outline, line]

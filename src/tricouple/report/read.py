@@ -1,0 +1,229 @@
+"""Read a study folder: ``study.json``, ``runs.jsonl`` and the snapshots beside them.
+
+Whatever cannot be understood is refused with the file, and for a run the line, that is wrong. What
+is merely not there yet (unfinished runs, no snapshots) is no error: the page says what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+STATUSES = ("done", "partial", "diverged")
+
+
+class StudyError(ValueError):
+    """A study folder that cannot be read; the message names the file and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        id: Its name, unique in the study.
+        part: Which part of the study it belongs to, such as "main" or "maps/epsilon".
+        config: Every setting of the run, flat.
+        status: "done", "partial" (still running or cut short) or "diverged".
+        seconds: Time it took.
+        verdict: What the study calls the outcome, if it says so.
+        curves: Recorded quantities, each as long as ``curves["step"]``; NaN where undefined.
+        spectrum: Eigenvalues of the class-mean covariance at the end, descending; may be empty.
+        provenance: Versions, commit and machine of this run.
+        line: Where it stands in runs.jsonl.
+    """
+
+    id: str
+    part: str
+    config: dict[str, Any]
+    status: str
+    seconds: float
+    verdict: str | None
+    curves: dict[str, Array]
+    spectrum: Array
+    provenance: dict[str, Any] = field(default_factory=dict)
+    line: int = 0
+
+    def final(self, name: str) -> float:
+        """The last recorded value of a quantity, NaN if it was not recorded."""
+        values = self.curves.get(name, np.empty(0))
+        return float(values[-1]) if len(values) else float("nan")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Embeddings of the same samples at several steps: (S,), (S, n, d) and (n,)."""
+
+    steps: npt.NDArray[np.int64]
+    embeddings: Array
+    labels: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study folder in memory; snapshots are large and read when asked for.
+
+    Attributes:
+        folder: Where it was read.
+        kind: What was studied, such as "synthetic".
+        name: Its title.
+        config: What its runs have in common.
+        provenance: Versions, commit, machine and command.
+        runs: The last record of every run.
+        verdicts: What the study means by each verdict, if it says so.
+        planned: How many runs it is going to have, if it says so.
+    """
+
+    folder: Path
+    kind: str
+    name: str
+    config: dict[str, Any]
+    provenance: dict[str, Any]
+    runs: tuple[Run, ...]
+    verdicts: dict[str, str] = field(default_factory=dict)
+    planned: int | None = None
+
+    def part(self, name: str) -> tuple[Run, ...]:
+        """The runs of one part."""
+        return tuple(run for run in self.runs if run.part == name)
+
+    def snapshot(self, run: Run) -> Snapshot | None:
+        """The embeddings kept during a run, None if it kept none."""
+        path = self.folder / "snapshots" / f"{run.id}.npz"
+        return read_snapshot(path) if path.is_file() else None
+
+
+def read_study(folder: Path) -> Study:
+    """Read a study folder.
+
+    Raises:
+        StudyError: If the folder is no study or one of its files is broken.
+    """
+    if not folder.is_dir():
+        raise StudyError(f"{folder}: no such folder")
+    path = folder / "study.json"
+    if not path.is_file():
+        raise StudyError(f"{folder} is not a study: it has no study.json")
+    head = _object(_text(path), str(path))
+    if not isinstance(head.get("kind"), str):
+        raise StudyError(f'{path}: "kind" must be a text, found {head.get("kind")!r}')
+    return Study(
+        folder=folder,
+        kind=head["kind"],
+        name=str(head.get("name") or folder.resolve().name),
+        config=_part(head, "config", str(path)),
+        provenance=_part(head, "provenance", str(path)),
+        runs=read_runs(folder / "runs.jsonl"),
+        verdicts={name: str(text) for name, text in _part(head, "verdicts", str(path)).items()},
+        planned=head["planned"] if isinstance(head.get("planned"), int) else None,
+    )
+
+
+def read_runs(path: Path) -> tuple[Run, ...]:
+    """Read runs.jsonl; the last line of an id wins, and a missing file holds no runs."""
+    if not path.is_file():
+        return ()
+    runs: dict[str, Run] = {}
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if line.strip():
+            run = _run(_object(line, f"{path}, line {number}"), number, path)
+            runs[run.id] = run
+    return tuple(runs.values())
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Read the embeddings kept during one run."""
+    try:
+        with np.load(path) as file:
+            snapshot = Snapshot(
+                file["steps"].astype(np.int64),
+                file["embeddings"].astype(np.float64),
+                file["labels"].astype(np.int64),
+            )
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise StudyError(f"{path}: not a snapshot: {error}") from error
+    shape = snapshot.embeddings.shape
+    if len(shape) != 3 or shape[:2] != (len(snapshot.steps), len(snapshot.labels)):
+        raise StudyError(
+            f"{path}: embeddings of shape {shape} do not match {len(snapshot.steps)} steps "
+            f"and {len(snapshot.labels)} labels"
+        )
+    return snapshot
+
+
+def _run(record: dict[str, Any], number: int, path: Path) -> Run:
+    where = f"{path}, line {number}"
+    if not isinstance(record.get("id"), str):
+        raise StudyError(f'{where}: "id" must be a text, found {record.get("id")!r}')
+    if "/" in record["id"] or record["id"] in ("", ".", ".."):
+        raise StudyError(f'{where}: "id" names a file, and {record["id"]!r} cannot be one')
+    status = record.get("status")
+    if status not in STATUSES:
+        raise StudyError(
+            f'{where}: "status" must be one of {", ".join(STATUSES)}, found {status!r}'
+        )
+    verdict = record.get("verdict")
+    return Run(
+        id=record["id"],
+        part=str(record.get("part", "main")),
+        config=_part(record, "config", where),
+        status=status,
+        seconds=float(record.get("seconds") or 0.0),
+        verdict=None if verdict is None else str(verdict),
+        curves=_curves(_part(record, "curves", where), where),
+        spectrum=_numbers(record.get("spectrum") or [], f"{where}: spectrum"),
+        provenance=_part(record, "provenance", where),
+        line=number,
+    )
+
+
+def _curves(record: dict[str, Any], where: str) -> dict[str, Array]:
+    curves = {name: _numbers(values, f"{where}: curve {name}") for name, values in record.items()}
+    length = len(curves.get("step", ()))
+    for name, values in curves.items():
+        if len(values) != length:
+            raise StudyError(f"{where}: curve {name} has {len(values)} values for {length} steps")
+    return curves
+
+
+def _numbers(values: Any, where: str) -> Array:
+    # JSON has no NaN: null stands for it, and numpy reads None as NaN.
+    try:
+        numbers = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        numbers = np.empty((0, 0))
+    if numbers.ndim != 1:
+        raise StudyError(f"{where} must be a list of numbers or null")
+    return numbers
+
+
+def _part(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    value = record.get(key) or {}
+    if not isinstance(value, dict):
+        raise StudyError(f'{where}: "{key}" must be an object, found {value!r}')
+    return value
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise StudyError(f"{where}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise StudyError(f"{where}: expected an object, found {type(value).__name__}")
+    return value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyError(f"cannot read {path}: {error}") from error

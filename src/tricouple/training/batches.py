@@ -1,0 +1,89 @@
+"""Ordinary shuffled mini-batches, in an order that depends on the seed and the epoch alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Sampler
+
+from tricouple.data.images import ImageSet
+from tricouple.training.seeds import derived_seed
+
+
+class EpochOrder(Sampler[int]):
+    """A random order of samples for each epoch; with several processes, a share of it for each.
+
+    Args:
+        n_samples: How many there are.
+        seed: Of the run.
+        rank: Which process this is.
+        n_processes: How many there are; the remainder of samples is left out of the epoch.
+
+    Example:
+        >>> order = EpochOrder(5, seed=0)
+        >>> sorted(order)
+        [0, 1, 2, 3, 4]
+    """
+
+    def __init__(self, n_samples: int, seed: int, rank: int = 0, n_processes: int = 1) -> None:
+        self.n_samples = n_samples
+        self.seed = seed
+        self.rank = rank
+        self.n_processes = n_processes
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch; Lightning calls this before each."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(derived_seed(self.seed, "order", self.epoch))
+        order = torch.randperm(self.n_samples, generator=generator)
+        return iter(order[self.rank :: self.n_processes][: len(self)].tolist())
+
+    def __len__(self) -> int:
+        return self.n_samples // self.n_processes
+
+
+class ShuffledBatches(L.LightningDataModule):
+    """Batches of 8-bit images and labels for Lightning; the last, incomplete one is left out.
+
+    All batches then have the same size, which the scale of a contrastive loss depends on.
+
+    Args:
+        images: The training set.
+        batch_size: Images in a batch of each process.
+        seed: Of the run.
+    """
+
+    def __init__(self, images: ImageSet, batch_size: int, seed: int) -> None:
+        super().__init__()
+        self.images = images
+        self.batch_size = batch_size
+        self.seed = seed
+
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, Tensor]]:
+        """The batches of this process."""
+        rank, n_processes = 0, 1
+        if self.trainer is not None:
+            rank, n_processes = self.trainer.global_rank, self.trainer.world_size
+        order = EpochOrder(len(self.images), self.seed, rank, n_processes)
+        # Images in memory are only indexed; files are decoded by other processes meanwhile.
+        workers = 0 if self.images.in_memory else (os.cpu_count() or 1)
+        return DataLoader(
+            self.images,
+            batch_sampler=BatchSampler(order, self.batch_size, drop_last=True),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            collate_fn=_as_it_is,
+        )
+
+
+def _as_it_is(batch: Any) -> Any:
+    """Image sets give whole batches already."""
+    return batch

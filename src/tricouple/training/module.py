@@ -1,0 +1,152 @@
+"""What Lightning trains: an encoder, views of the batch, and a loss of their embeddings."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from tricouple.data.augment import Recipe, random_view
+from tricouple.training.checkpoint import CheckpointError
+from tricouple.training.seeds import derived_seed
+
+
+class DivergenceError(Exception):
+    """The loss or the embeddings stopped being numbers."""
+
+
+@dataclass(frozen=True)
+class Views:
+    """How many views of an image a batch holds, and how they are made.
+
+    Attributes:
+        count: Of each image.
+        recipe: Ends with the normalisation, which is all that happens to plain images.
+        random: Whether the views are random.
+        by_class: Whether images of one class are positives (scl), or only views of one image (ucl).
+    """
+
+    count: int
+    recipe: Recipe
+    random: bool
+    by_class: bool
+
+    def draw(self, images: Tensor, seed: int) -> list[Tensor]:
+        """The views of a batch: ``count`` tensors of shape (n, c, size, size)."""
+        if not self.random:
+            return [self.recipe.normalisation(images)] * self.count
+        generator = torch.Generator().manual_seed(seed)
+        return [random_view(images, self.recipe, generator) for _ in range(self.count)]
+
+    def identities(self, labels: Tensor) -> Tensor:
+        """Who is whose positive, for one view, shape (n,)."""
+        return labels if self.by_class else torch.arange(len(labels), device=labels.device)
+
+
+class Training(L.LightningModule):
+    """The parts that all methods share; subclasses give the loss.
+
+    Args:
+        encoder: Images to embeddings.
+        views: How a batch is shown to the loss.
+        learning_rate: Of Adam.
+        weight_decay: Of Adam.
+        seed: Of the run.
+        identity: Of the run; a checkpoint of another one is refused.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        views: Views,
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        seed: int,
+        identity: str,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.views = views
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.seed = seed
+        self.identity = identity
+
+    @abstractmethod
+    def loss(self, views: list[Tensor], identities: Tensor) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            views: Each of shape (n, c, h, w); row i of all shows image i.
+            identities: Of the images, shape (n,).
+        """
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Draw views, compute the loss."""
+        images, labels = batch
+        place = self.current_epoch, batch_idx, self.global_rank
+        # For dropout and its like, which draw from the global generators.
+        torch.manual_seed(derived_seed(self.seed, "network", *place))
+        views = self.views.draw(images, derived_seed(self.seed, "views", *place))
+        loss = self.loss(views, self.views.identities(labels))
+        if not bool(torch.isfinite(loss)):
+            raise self.diverged(f"the loss is {float(loss)}")
+        self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True, batch_size=len(images))
+        return loss
+
+    def diverged(self, what: str) -> DivergenceError:
+        """The error that says where training broke, and what may help."""
+        return DivergenceError(
+            f"{what} in epoch {self.current_epoch + 1}, step {self.global_step + 1}: lower "
+            "training.learning_rate or loss.sharpness"
+        )
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam, as in the paper."""
+        return torch.optim.Adam(
+            [parameter for parameter in self.parameters() if parameter.requires_grad],
+            self.learning_rate,
+            weight_decay=self.weight_decay,
+            # All parameters in one pass; on a CPU this is half the time of a small step.
+            fused=self.device.type in ("cpu", "cuda"),
+        )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say whose checkpoint it is."""
+        checkpoint["identity"] = self.identity
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continue one's own run only."""
+        if checkpoint.get("identity") != self.identity:
+            raise CheckpointError(
+                "the checkpoint is of another configuration: move it away, or choose another "
+                "folder with run=FOLDER"
+            )
+
+
+class LossTraining(Training):
+    """Training with a loss of embeddings and identities.
+
+    Args:
+        criterion: Called with the embeddings of all views, shape (v·n, d), and their identities.
+        options: As for ``Training``.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, views: Views, criterion: Callable[..., Tensor], **options: Any
+    ) -> None:
+        super().__init__(encoder, views, **options)
+        self.criterion = criterion
+
+    def loss(self, views: list[Tensor], identities: Tensor) -> Tensor:
+        """The criterion of all views together."""
+        embeddings = self.encoder(torch.cat(views))
+        if not bool(torch.isfinite(embeddings).all()):
+            raise self.diverged("embeddings are not finite")
+        return self.criterion(embeddings, identities.repeat(len(views)))

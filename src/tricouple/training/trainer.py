@@ -1,0 +1,120 @@
+"""Lightning's Trainer with what every run needs: resuming, curves, logs."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from tricouple.training.checkpoint import AtomicCheckpointIO
+from tricouple.training.history import History
+
+# Flags that a run sets itself, and how to set them.
+_OWN = {
+    "max_epochs": "set training.epochs",
+    "default_root_dir": "set run",
+    "enable_progress_bar": "set progress",
+    "accumulate_grad_batches": (
+        "a contrastive loss compares the samples of one batch, so accumulating over small batches "
+        "is not the loss of a large one; set training.batch_size"
+    ),
+    "use_distributed_sampler": "every process already draws its own share of an epoch",
+    **dict.fromkeys(("callbacks", "logger", "plugins"), "runs bring their own"),
+}
+
+
+class SaveEachEpoch(Checkpoint):
+    """Saves everything that is needed to continue, after each epoch, to one file.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save; Lightning calls checkpoint callbacks after all others."""
+        trainer.save_checkpoint(self.path)
+
+
+def make_trainer(
+    flags: Mapping[str, Any],
+    *,
+    epochs: int,
+    folder: Path,
+    history: History,
+    checkpoint: Path,
+    progress: bool,
+) -> L.Trainer:
+    """A trainer for one run.
+
+    Args:
+        flags: Of Lightning's Trainer, from the configuration.
+        epochs: How long to train.
+        folder: Of the run; TensorBoard's files go there.
+        history: Writes the curves.
+        checkpoint: Where training continues.
+        progress: Whether to show a progress bar, if this is a terminal.
+
+    Raises:
+        ValueError: If there is no such flag, or it is not the user's to set.
+    """
+    check_flags(flags)
+    bar = progress and sys.stdout.isatty()
+    return L.Trainer(
+        max_epochs=epochs,
+        default_root_dir=folder,
+        callbacks=[history, SaveEachEpoch(checkpoint), *([RichProgressBar()] if bar else [])],
+        logger=TensorBoardLogger(folder, name="", version="tensorboard"),
+        plugins=[AtomicCheckpointIO()],
+        enable_progress_bar=bar,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        **{"log_every_n_steps": 10, **flags},
+    )
+
+
+def check_flags(flags: Mapping[str, Any]) -> None:
+    """Refuse flags that Lightning does not know, and those that runs set themselves."""
+    known = [*inspect.signature(L.Trainer.__init__).parameters][1:]
+    for name in flags:
+        if name in _OWN:
+            raise ValueError(f"trainer.{name} cannot be set: {_OWN[name]}")
+        if name not in known:
+            choices = ", ".join(choice for choice in known if choice not in _OWN)
+            raise ValueError(f"trainer.{name} is not a flag of Lightning; it has {choices}")
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Without the hints that Lightning prints about itself; errors and real warnings remain."""
+    names = ("lightning.pytorch", "lightning.fabric")
+    before = [logging.getLogger(name).level for name in names]
+    for name in names:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            for message in (
+                # Images in memory are indexed, not decoded: workers would only copy them.
+                ".*does not have many workers.*",
+                ".*smaller than the logging interval.*",
+                # A folder that holds a run's config is not empty, and should not be.
+                ".*Checkpoint directory .* exists and is not empty.*",
+                # Lightning's own use of torch.
+                ".*isinstance.treespec, LeafSpec.*",
+            ):
+                warnings.filterwarnings("ignore", message)
+            yield
+    finally:
+        for name, level in zip(names, before, strict=True):
+            logging.getLogger(name).setLevel(level)

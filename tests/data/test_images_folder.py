@@ -1,0 +1,225 @@
+"""Any folder of images: labelled or not, of any size and format, damaged or not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from image_files import random_pixels, truncate, write_classes, write_image
+from tricouple.data import images
+from tricouple.data.images import DataError, files
+from tricouple.data.normalisation import IMAGENET_MEAN
+
+
+def test_class_folders_are_labels_and_a_fifth_is_held_out(tmp_path):
+    write_classes(tmp_path, {"cat": 10, "ant": 20})
+    data = images.load("folder", tmp_path)
+    assert data.classes == ("ant", "cat")
+    assert torch.bincount(data.train.labels).tolist() == [16, 8]
+    assert torch.bincount(data.test.labels).tolist() == [4, 2]
+    assert data.train.images.shape == (24, 3, 16, 16)
+    assert data.probe is data.train
+    assert data.mean == IMAGENET_MEAN
+    assert "6 images, a fifth of each class, are held out as test set" in data.notes
+
+
+def test_the_test_set_does_not_depend_on_the_seed(tmp_path):
+    write_classes(tmp_path, {"a": 20, "b": 20})
+    one, two = (images.load("folder", tmp_path, train_size=8, seed=seed) for seed in (1, 2))
+    assert torch.equal(one.test.images, two.test.images)
+    assert not torch.equal(one.train.images, two.train.images)
+
+
+@pytest.mark.parametrize("part", ["test", "val"])
+def test_train_and_test_folders(tmp_path, part):
+    write_classes(tmp_path / "train", {"a": 3, "b": 4})
+    write_classes(tmp_path / part, {"b": 2})
+    write_classes(tmp_path / part, {"a": 1})
+    data = images.load("folder", tmp_path)
+    assert data.train.labels.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert data.test.labels.tolist() == [0, 1, 1]
+
+
+def test_loose_images_are_unlabelled(tmp_path):
+    write_classes(tmp_path, {".": 5})
+    data = images.load("folder", tmp_path)
+    assert len(data.train) == 5
+    assert data.train.labels is data.probe is data.test is None
+    assert data.classes == ()
+    assert data.train[2][1] == -1
+
+
+def test_a_single_folder_is_no_class(tmp_path):
+    write_classes(tmp_path, {"photos": 5})
+    assert images.load("folder", tmp_path).train.labels is None
+
+
+def test_unlabelled_training_images_are_evaluated_on_half_of_the_labelled_ones(tmp_path):
+    write_classes(tmp_path / "train", {".": 7})
+    write_classes(tmp_path / "test", {"a": 6, "b": 4})
+    data = images.load("folder", tmp_path)
+    assert data.train.labels is None
+    assert torch.bincount(data.probe.labels).tolist() == [3, 2]
+    assert torch.bincount(data.test.labels).tolist() == [3, 2]
+    assert data.classes == ("a", "b")
+
+
+def test_labelled_images_may_lie_elsewhere(tmp_path):
+    write_classes(tmp_path / "photos", {".": 7})
+    write_classes(tmp_path / "labelled", {"a": 2, "b": 2})
+    data = images.load("folder", tmp_path / "photos", eval_root=tmp_path / "labelled")
+    assert (len(data.train), len(data.probe), len(data.test)) == (7, 2, 2)
+
+
+def test_labelled_images_elsewhere_must_have_known_classes(tmp_path):
+    write_classes(tmp_path / "photos", {"a": 2, "b": 2})
+    write_classes(tmp_path / "labelled", {"a": 2, "c": 2})
+    with pytest.raises(DataError, match=r"labelled/c is a class without training images"):
+        images.load("folder", tmp_path / "photos", eval_root=tmp_path / "labelled")
+
+
+def test_evaluation_images_must_be_labelled(tmp_path):
+    write_classes(tmp_path, {".": 3})
+    write_classes(tmp_path / "flat", {".": 3})
+    with pytest.raises(DataError, match="flat has no two class folders"):
+        images.load("folder", tmp_path / "flat", eval_root=tmp_path / "flat")
+    with pytest.raises(DataError, match="nowhere is not a folder"):
+        images.load("folder", tmp_path / "flat", eval_root=tmp_path / "nowhere")
+
+
+def test_classes_of_one_image_stay_in_the_training_set(tmp_path):
+    write_classes(tmp_path, {"a": 1, "b": 2})
+    data = images.load("folder", tmp_path)
+    assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([0, 1], [1])
+    write_classes(tmp_path / "other", {"a": 1, "b": 1})
+    data = images.load("folder", tmp_path / "other")
+    assert data.test is None
+    assert "no class has two images: there is no test set" in data.notes
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".JPEG", ".bmp", ".gif", ".tiff", ".webp"])
+def test_formats(tmp_path, suffix):
+    write_classes(tmp_path, {".": 2}, suffix=suffix)
+    assert images.load("folder", tmp_path).train.images.shape == (2, 3, 16, 16)
+
+
+def test_other_files_and_hidden_ones_are_left_out(tmp_path):
+    write_classes(tmp_path, {"a": 2, "b/deeper": 2, ".git": 1, "__MACOSX": 1})
+    for name in ("notes.txt", ".hidden.png", "a/Thumbs.db"):
+        (tmp_path / name).write_text("no image")
+    data = images.load("folder", tmp_path)
+    assert data.classes == ("a", "b")
+    assert len(data.train) + len(data.test) == 4
+
+
+def test_sizes_are_made_equal_around_the_centre(tmp_path):
+    pixels = np.zeros((10, 30, 3), np.uint8)
+    pixels[:, 10:20] = 200
+    Image.fromarray(pixels).save(tmp_path / "wide.png")
+    write_image(tmp_path / "large.png", (64, 50))
+    data = images.load("folder", tmp_path)
+    assert data.train.images.shape == (2, 3, 10, 10)
+    assert data.train.images[1].unique().tolist() == [200]
+    assert "images are decoded to 10×10" in data.notes
+    assert images.load("folder", tmp_path, image_size=12).train.images.shape == (2, 3, 12, 12)
+
+
+def test_photographs_are_decoded_to_a_moderate_size_unless_asked(tmp_path):
+    write_image(tmp_path / "a.jpg", (800, 600))
+    assert images.load("folder", tmp_path).image_size == 224
+
+
+def test_grey_images_have_one_channel_unless_some_are_coloured(tmp_path):
+    write_classes(tmp_path, {".": 3}, mode="L")
+    data = images.load("folder", tmp_path)
+    assert data.channels == len(data.mean) == 1
+    assert torch.equal(data.train.images[1, 0], torch.from_numpy(random_pixels(16, 16, seed=1)))
+    write_image(tmp_path / "coloured.png")
+    assert images.load("folder", tmp_path).channels == 3
+
+
+def test_16_bit_images_keep_their_range(tmp_path):
+    levels = np.arange(256, dtype=np.uint16).reshape(16, 16) * 256 + 7
+    Image.fromarray(levels).save(tmp_path / "deep.png")
+    found = images.load("folder", tmp_path).train.images
+    assert found.flatten().tolist() == list(range(256))
+
+
+def test_palettes_and_transparency_become_colours(tmp_path):
+    coloured = Image.fromarray(np.full((8, 8, 3), (250, 0, 10), np.uint8))
+    coloured.quantize(4).save(tmp_path / "palette.png", transparency=b"\x80\xff")
+    coloured.convert("RGBA").save(tmp_path / "rgba.png")
+    found = images.load("folder", tmp_path).train.images
+    assert found[:, :, 3, 3].tolist() == [[250, 0, 10]] * 2
+
+
+def test_cameras_orientation_is_respected(tmp_path):
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[:4] = 255  # white above
+    exif = Image.Exif()
+    exif[0x0112] = 3  # taken upside down
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    found = images.load("folder", tmp_path).train.images[0, 0]
+    assert found[:, 0].tolist() == [0] * 4 + [255] * 4
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"holds no images \(.*\.png"):
+        images.load("folder", tmp_path)
+    with pytest.raises(DataError, match="nowhere is not a folder"):
+        images.load("folder", tmp_path / "nowhere")
+
+
+def test_images_beside_class_folders_are_refused(tmp_path):
+    write_classes(tmp_path, {"a": 2, "b": 2, ".": 1})
+    with pytest.raises(DataError, match=r"both class folders \(a\) and images .*\(0\.png\)"):
+        images.load("folder", tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp"])
+@pytest.mark.parametrize("keep", [0.0, 0.05, 0.6])
+def test_a_truncated_image_is_refused_by_name(tmp_path, suffix, keep):
+    write_classes(tmp_path, {"a": 3, "b": 3}, suffix=suffix)
+    truncate(tmp_path / "b" / f"1{suffix}", keep)
+    with pytest.raises(DataError, match=rf"b/1\{suffix} is not a readable image .*replace"):
+        images.load("folder", tmp_path)
+
+
+def test_a_text_that_calls_itself_an_image_is_refused_by_name(tmp_path):
+    write_classes(tmp_path, {".": 2})
+    (tmp_path / "readme.png").write_text("not an image")
+    with pytest.raises(DataError, match=r"readme\.png is not a readable image"):
+        images.load("folder", tmp_path)
+
+
+def test_floating_point_images_are_refused_by_name(tmp_path):
+    Image.fromarray(np.zeros((8, 8), np.float32)).save(tmp_path / "depth.tiff")
+    with pytest.raises(DataError, match=r"depth\.tiff .*convert them to 8 bits"):
+        images.load("folder", tmp_path)
+
+
+def test_a_damaged_image_beyond_memory_is_refused_by_name_from_a_worker(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MEMORY_BUDGET", 0)
+    write_classes(tmp_path, {".": 4}, suffix=".jpg")
+    truncate(tmp_path / "2.jpg", 0.9)
+    data = images.load("folder", tmp_path)
+    assert not data.train.in_memory
+    with pytest.raises(DataError, match=r"2\.jpg is not a readable image"):
+        list(images.loader(data.train, 2, workers=1))
+
+
+def test_sets_beyond_memory_can_be_split_and_indexed(tmp_path, monkeypatch):
+    write_classes(tmp_path, {"a": 10, "b": 10})
+    whole = images.load("folder", tmp_path)
+    monkeypatch.setattr(files, "MEMORY_BUDGET", 0)
+    lazy = images.load("folder", tmp_path, train_size=6)
+    assert isinstance(lazy.train.images, files.ImageFiles)
+    assert torch.bincount(lazy.train.labels).tolist() == [3, 3]
+    assert lazy.train.images.shape == (6, 3, 16, 16)
+    again = images.subset(whole.train, 6)
+    assert torch.equal(lazy.train[4][0], again.images[4])
+    everything, labels = lazy.test.batch(torch.arange(4))
+    assert torch.equal(everything, whole.test.images)
+    assert torch.equal(labels, whole.test.labels)

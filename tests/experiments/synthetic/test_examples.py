@@ -1,0 +1,34 @@
+"""The examples in the docstrings run."""
+
+import doctest
+import importlib
+
+import pytest
+import torch
+
+MODULES = [
+    "tricouple.data.gmm",
+    "tricouple.data.balanced_sampler",
+    "tricouple.models.mlp",
+    *(
+        f"tricouple.experiments.synthetic.{name}"
+        for name in (
+            "grid",
+            "measure",
+            "methods",
+            "progress",
+            "record",
+            "tables",
+            "train",
+            "verdict",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name):
+    module = importlib.import_module(name)
+    failures, attempted = doctest.testmod(module, extraglobs={"torch": torch})
+    assert failures == 0
+    assert attempted > 0

@@ -1,0 +1,311 @@
+"""A study keeps what is done, goes on where it stopped, and never touches foreign folders."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tricouple import cli
+from tricouple.experiments.options import CommandError
+from tricouple.experiments.synthetic import command, pool, study
+from tricouple.experiments.synthetic.config import RunConfig
+from tricouple.experiments.synthetic.folder import StudyFolder, open_folder
+from tricouple.experiments.synthetic.grid import LINEAR, Cell, main_cells
+from tricouple.experiments.synthetic.pool import Event, WorkerError, thinned, train_all
+from tricouple.experiments.synthetic.record import RunInProgress
+from tricouple.experiments.synthetic.study import run_cells, unfinished
+from tricouple.experiments.synthetic.train import train
+
+TINY = RunConfig(n_classes=3, per_class=8, data_dim=10, hidden=16, dim=4, steps=6)
+CELLS = main_cells(TINY, [3], [0, 1], LINEAR[:2])
+
+
+class Log:
+    """A watcher that remembers."""
+
+    def __init__(self):
+        self.steps: list[int] = []
+        self.records: list[dict] = []
+
+    def measured(self, run):
+        self.steps.append(run.points[-1].step)
+
+    def finished(self, record):
+        self.records.append(record)
+
+
+def train_here(configs, *, workers, keep_embeddings, stop_after=None):
+    """What the pool does, in this process; optionally Ctrl-C comes after some events."""
+    count = 0
+    for task, config in enumerate(configs):
+        for point, embeddings in train(config):
+            if count == stop_after:
+                raise KeyboardInterrupt
+            count += 1
+            yield Event(task, 0.5, point, thinned(embeddings) if keep_embeddings[task] else None)
+        yield Event(task)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    monkeypatch.setattr(study, "train_all", train_here)
+    monkeypatch.setattr(command, "write_page", lambda folder: folder / "report.html")
+
+
+def opened(path: Path, config: RunConfig = TINY) -> StudyFolder:
+    return open_folder(path, "test", config.shared(), {})
+
+
+def test_records_have_the_promised_form(here, tmp_path):
+    folder, log = opened(tmp_path / "s"), Log()
+    run_cells(folder, CELLS, log, workers=1)
+    records = folder.records()
+    assert list(records) == [cell.id for cell in CELLS]
+    record = records[CELLS[0].id]
+    assert record == log.records[0]
+    assert record["part"] == "main"
+    assert record["config"] == CELLS[0].config.flat()
+    assert record["status"] == "done"
+    assert record["verdict"] in ("etf", "rich", "reduced", "collapsed", "diverged")
+    names = {"step", "loss", "nc1", "nc2_std", "nc2_deviation", "alpha", "beta"}
+    assert record["curves"].keys() == names | {"effective_rank", "knn"}
+    assert {len(curve) for curve in record["curves"].values()} == {len(record["curves"]["step"])}
+    assert record["curves"]["step"][-1] == TINY.steps
+    assert len(record["spectrum"]) == 2
+    assert record["spectrum"] == sorted(record["spectrum"], reverse=True)
+    assert {"commit", "date", "torch"} <= record["provenance"].keys()
+    head = json.loads((tmp_path / "s/study.json").read_text())
+    assert head.keys() == {"kind", "name", "config", "provenance"}
+
+
+def test_finished_runs_are_skipped_and_interrupted_ones_done_again(here, tmp_path, monkeypatch):
+    folder = opened(tmp_path)
+    per_run = 1 + len(study_steps())
+    monkeypatch.setattr(
+        study, "train_all", lambda *a, **k: train_here(*a, **k, stop_after=per_run + 3)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(folder, CELLS, Log(), workers=1)
+    records = folder.records()
+    assert [records[cell.id]["status"] for cell in CELLS[:2]] == ["done", "partial"]
+    assert records[CELLS[1].id]["verdict"] is None
+    assert len(records[CELLS[1].id]["curves"]["step"]) == 3
+    assert unfinished(CELLS, records) == CELLS[1:]
+
+    monkeypatch.setattr(study, "train_all", train_here)
+    log = Log()
+    run_cells(folder, CELLS, log, workers=1)
+    assert [record["id"] for record in log.records] == [cell.id for cell in CELLS[1:]]
+    assert not unfinished(CELLS, folder.records())
+    log = Log()
+    run_cells(folder, CELLS, log, workers=1)
+    assert log.records == []
+
+
+def study_steps() -> list[int]:
+    from tricouple.experiments.synthetic.train import measured_steps
+
+    return measured_steps(TINY.steps)
+
+
+def test_cells_with_equal_settings_are_trained_once(here, tmp_path):
+    folder, log = opened(tmp_path), Log()
+    twin = Cell("dim=4-twin", "maps/dim", CELLS[0].config)
+    run_cells(folder, [CELLS[0], twin], log, workers=1)
+    assert log.steps.count(0) == 1
+    first, second = folder.records().values()
+    assert (second["part"], second["same_as"]) == ("maps/dim", CELLS[0].id)
+    assert (first["seconds"], second["seconds"]) == (0.5, 0.0)
+    assert first["curves"] == second["curves"]
+    later = Cell("dim=4-later", "maps/dim", CELLS[0].config)
+    run_cells(folder, [CELLS[0], later], log, workers=1)
+    assert log.steps.count(0) == 1
+    assert folder.records()["dim=4-later"]["same_as"] == CELLS[0].id
+
+
+def test_snapshots_are_of_the_first_seed_only_and_few(here, tmp_path):
+    folder = opened(tmp_path)
+    run_cells(folder, CELLS, Log(), workers=1, snapshots=True)
+    kept = sorted(path.stem for path in (tmp_path / "snapshots").iterdir())
+    assert kept == sorted(cell.id for cell in CELLS if cell.config.seed == 0)
+    with np.load(tmp_path / "snapshots" / f"{kept[0]}.npz") as file:
+        assert file["embeddings"].dtype == np.float16
+        n_steps, n, dim = file["embeddings"].shape
+        assert (n, dim, len(file["steps"])) == (24, 4, n_steps)
+        assert file["labels"].tolist() == [0] * 8 + [1] * 8 + [2] * 8
+        assert file["steps"][[0, -1]].tolist() == [0, TINY.steps]
+        lengths = np.linalg.norm(file["embeddings"].astype(float), axis=2)
+        assert abs(lengths - 1).max() < 2e-3
+
+
+def test_a_snapshot_has_500_samples_at_most():
+    config = replace(TINY, n_classes=7, per_class=101, steps=1)
+    run = RunInProgress(Cell("x", "main", config))
+    for point, embeddings in train(config):
+        run.add(point, 0.1, thinned(embeddings))
+    arrays = run.snapshots()
+    assert arrays["embeddings"].shape[1] == len(arrays["labels"]) == 354
+    assert set(arrays["labels"].tolist()) == set(range(7))
+
+
+def test_numbers_that_ended_are_null_and_the_run_counts_as_done(here, tmp_path):
+    folder = opened(tmp_path)
+    cell = Cell("wild", "main", replace(TINY, learning_rate=1e30))
+    run_cells(folder, [cell], Log(), workers=1, snapshots=True)
+    record = folder.records()["wild"]
+    assert (record["status"], record["verdict"]) == ("diverged", "diverged")
+    assert record["curves"]["nc1"][-1] is None
+    assert record["spectrum"] == [None, None]
+    assert not unfinished([cell], folder.records())
+
+
+def test_a_torn_line_is_dropped_and_its_run_done_again(here, tmp_path):
+    run_cells(opened(tmp_path), CELLS[:2], Log(), workers=1)
+    runs = tmp_path / "runs.jsonl"
+    runs.write_bytes(runs.read_bytes()[:-20])
+    assert unfinished(CELLS[:2], opened(tmp_path).records()) == [CELLS[1]]
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        ({"thesis.txt": "years of work"}, "holds other files and no study"),
+        ({"study.json": '{"kind": "vision", "name": "x", "config": {}}'}, "another study, 'x'"),
+        ({"study.json": '{"kind": "synthetic", "name": "demo", "config": {}}'}, "another study"),
+        ({"study.json": "not JSON"}, "not the JSON of a study"),
+        ({"study.json": "[1]"}, "not the JSON of a study"),
+    ],
+)
+def test_foreign_folders_are_refused_and_left_alone(files, complaint, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(CommandError, match=complaint):
+        opened(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
+
+def test_other_settings_are_named_when_they_do_not_fit(tmp_path):
+    opened(tmp_path)
+    with pytest.raises(CommandError, match=r"other settings \(epsilon 0.5 → 0.1\)"):
+        opened(tmp_path, replace(TINY, epsilon=0.1))
+    opened(tmp_path, replace(TINY, seed=3, n_classes=5))  # these may differ within a study
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    words = ["demo", "--out", str(tmp_path / "file" / "study")]
+    assert cli.main(words) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--classes", "10,200"], "data_dim is 100: the means of 200 classes need 199 or more"),
+        (["--data-dim", "8"], "data_dim is 8"),
+        (["--batch-per-class", "51"], "batch_per_class is 51, but a class has only 50 samples"),
+        (["--carry-over", "1.5"], "carry_over must be between 0 and 1, got 1.5"),
+    ],
+)
+def test_impossible_studies_leave_no_folder(options, complaint, tmp_path, capsys):
+    out = tmp_path / "study"
+    assert cli.main(["synthetic", *options, "--out", str(out)]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_command_shows_final_figures_beside_the_papers_claims(here, tmp_path, capsys):
+    words = ["synthetic", "--classes", "3", "--seeds", "2", "--per-class", "6", "--data-dim", "9",
+             "--steps", "3", "--dim", "4", "--out", str(tmp_path)]  # fmt: skip
+    assert cli.main(words) == 0
+    shown = capsys.readouterr().out
+    for word in ("Neg-MMIOT", "VICReg", "NC2 dev.", "k-NN", "±", "the paper says", "report.html"):
+        assert word in shown
+    assert cli.main(words) == 0
+    assert "16 of 16 runs are done already" in capsys.readouterr().out
+
+
+def test_maps_show_where_each_method_ends_along_every_axis(here, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "map_cells", lambda base: [
+        Cell(f"dim={dim}", "maps/dim", replace(base, dim=dim)) for dim in (2, 4)
+    ])  # fmt: skip
+    words = ["synthetic", "--study", "maps", "--classes", "3", "--per-class", "6",
+             "--data-dim", "9", "--steps", "3", "--out", str(tmp_path)]  # fmt: skip
+    assert cli.main(words) == 0
+    assert "where they end, by dim" in capsys.readouterr().out
+    assert {r["config"]["dim"] for r in StudyFolder(tmp_path).records().values()} == {2, 4}
+
+
+def test_interrupt_reports_what_is_there(here, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(study, "train_all", lambda *a, **k: train_here(*a, **k, stop_after=5))
+    assert cli.main(["demo", "--classes", "3", "--steps", "50", "--out", str(tmp_path)]) == 130
+    shown = capsys.readouterr().out
+    assert "report.html" in shown
+    assert "the same command goes on from here" in shown
+    (record,) = StudyFolder(tmp_path).records().values()
+    assert record["status"] == "partial"
+
+
+def test_processes_give_the_same_numbers_as_one():
+    configs = [replace(TINY, seed=seed) for seed in (0, 1, 2)]
+    events = list(train_all(configs, workers=2, keep_embeddings=[False] * 3))
+    for task, config in enumerate(configs):
+        own = [event.measurement for event in events if event.task == task]
+        assert own == [*(point for point, _ in train(config)), None]
+
+
+def test_a_failing_run_is_reported_with_its_traceback(monkeypatch):
+    def fail(config):
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr(pool, "train", fail)
+    tasks, events = queue.Queue(), queue.Queue()
+    for task in ((0, (TINY, False)), None):
+        tasks.put(task)
+    pool._work(tasks, events)
+    with pytest.raises(WorkerError, match="no such luck"):
+        list(pool._listen(events, [], n_runs=1))
+
+
+def test_a_dead_worker_is_noticed():
+    dead = types.SimpleNamespace(exitcode=-9)
+    with pytest.raises(WorkerError, match="exit code -9"):
+        list(pool._listen(queue.Queue(), [dead], n_runs=1))
+
+
+def test_ctrl_c_in_a_real_demo_leaves_a_partial_study_and_no_processes(tmp_path):
+    command = [sys.executable, "-m", "tricouple.cli", "demo", "--classes", "3", "--steps", "200000",
+               "--workers", "1", "--out", str(tmp_path / "demo")]  # fmt: skip
+    # A session of its own, as a terminal gives: Ctrl-C goes to all its processes.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (tmp_path / "demo/study.json").exists():
+        time.sleep(0.1)
+    time.sleep(4)  # enough for the worker on most machines; the outcome does not depend on it
+    os.killpg(process.pid, signal.SIGINT)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted" in shown
+    assert (tmp_path / "demo/study.json").exists()
+    assert (tmp_path / "demo/report.html").exists()
+    assert gone(process.pid)
+
+
+def gone(group: int) -> bool:
+    """Whether all processes of a group have ended, after a moment for the last ones."""
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False

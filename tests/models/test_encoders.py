@@ -1,0 +1,91 @@
+"""Encoders: any backbone of timm, fitted to the images, with the paper's initialisation."""
+
+import pytest
+import torch
+from torch import nn
+
+from tricouple.models.encoders import build_encoder, check_name, fitting_size
+from tricouple.models.small_maps import SmallMapConv2d
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "size"),
+    [("resnet18", 1, 28), ("test_resnet", 3, 32), ("test_vit", 1, 32), ("test_efficientnet", 3, 8)],
+)
+def test_any_backbone_takes_the_images_of_any_data_set(name, channels, size):
+    encoder = build_encoder(name, channels=channels, image_size=size, head_dim=7).eval()
+    images = torch.randn(2, channels, size, size)
+    with torch.no_grad():
+        features = encoder.features(images)
+        assert encoder(images).shape == (2, 7)
+        torch.testing.assert_close(encoder(images), encoder.project(features))
+    assert features.shape == (2, encoder.head.in_features)
+
+
+def test_resnet18_has_the_paper_s_architecture_and_initialisation():
+    torch.manual_seed(0)
+    encoder = build_encoder("resnet18", channels=3, image_size=32, head_dim=10)
+    # torchvision's ResNet-18 has 11 689 512 parameters, 513 000 of them in its classifier.
+    assert sum(p.numel() for p in encoder.parameters()) == 11_689_512 - 513_000 + 512 * 10 + 10
+    for layer in encoder.modules():
+        if isinstance(layer, nn.Conv2d):
+            fan_out = layer.out_channels * layer.kernel_size[0] * layer.kernel_size[1]
+            assert float(layer.weight.detach().std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
+        elif isinstance(layer, nn.BatchNorm2d):
+            assert bool((layer.weight == 1).all())
+            assert bool((layer.bias == 0).all())
+    assert float(encoder.head.weight.detach().std()) == pytest.approx(512**-0.5, rel=0.1)
+    assert bool((encoder.head.bias == 0).all())
+
+
+def test_small_maps_change_the_speed_of_a_resnet_and_not_its_values():
+    torch.manual_seed(0)
+    encoder = build_encoder("test_resnet", channels=3, image_size=32, head_dim=4).eval()
+    images = torch.randn(2, 3, 32, 32)
+    adapted = [layer for layer in encoder.modules() if isinstance(layer, SmallMapConv2d)]
+    assert adapted
+    with torch.no_grad():
+        fast = encoder(images)
+        for layer in adapted:
+            layer.forward = nn.Conv2d.forward.__get__(layer)
+        torch.testing.assert_close(fast, encoder(images))
+
+
+def test_pretrained_weights_come_from_a_file_and_the_head_is_new(tmp_path):
+    first = build_encoder("test_resnet", channels=3, image_size=32, head_dim=4)
+    path = tmp_path / "weights.pth"
+    torch.save(first.backbone.state_dict(), path)
+    second = build_encoder("test_resnet", channels=3, image_size=32, head_dim=64, weights=path)
+    for name, value in first.backbone.state_dict().items():
+        assert torch.equal(value, second.backbone.state_dict()[name]), name
+    assert float(second.head.weight.detach().std()) == pytest.approx(0.01, rel=0.1)
+    assert bool((second.head.bias == 0).all())
+
+
+def test_a_file_without_these_weights_is_refused_by_name(tmp_path):
+    path = tmp_path / "weights.pth"
+    options = {"channels": 3, "image_size": 32, "head_dim": 4}
+    torch.save({"conv1.0.weight": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match=r"weights\.pth lacks \d+ of the \d+ parameters"):
+        build_encoder("test_resnet", weights=path, **options)
+    path.write_text("no weights")
+    with pytest.raises(ValueError, match=r"weights\.pth is no file of weights"):
+        build_encoder("test_resnet", weights=path, **options)
+    with pytest.raises(ValueError, match=r"missing\.pth is not a file"):
+        build_encoder("test_resnet", weights="missing.pth", **options)
+
+
+def test_unknown_names_are_answered_with_the_nearest_ones():
+    with pytest.raises(ValueError, match=r"'resnet19' is not a model of timm: did you mean resnet1"):
+        check_name("resnet19")
+
+
+def test_images_that_vanish_in_the_network_are_refused():
+    with pytest.raises(ValueError, match=r"cannot take images of 8×8, it is made for 224×224"):
+        build_encoder("convnext_atto", channels=3, image_size=8, head_dim=4)
+
+
+def test_transformers_get_images_that_their_patches_tile():
+    assert fitting_size("vit_base_patch16_224", 28) == 32
+    assert fitting_size("vit_base_patch16_224", 32) == 32
+    assert fitting_size("resnet50", 28) == 28

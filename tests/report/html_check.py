@@ -1,0 +1,78 @@
+"""Read a page the way a browser would: elements with their attributes and texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+
+VOID = {"meta", "input", "br", "link", "img", "circle", "rect", "path"}
+
+
+@dataclass
+class Element:
+    """An element, its texts and the elements inside."""
+
+    tag: str
+    attributes: dict[str, str]
+    texts: list[str] = field(default_factory=list)
+    inside: list[Element] = field(default_factory=list)
+
+    def all(self, tag: str, kind: str | None = None) -> list[Element]:
+        """Every element of a tag (and a class) below this one."""
+        found = []
+        for element in self.inside:
+            classes = element.attributes.get("class", "").split()
+            if element.tag == tag and (kind is None or kind in classes):
+                found.append(element)
+            found += element.all(tag, kind)
+        return found
+
+    @property
+    def text(self) -> str:
+        """All the text below, scripts left out."""
+        own = " ".join(self.texts) if self.tag not in ("script", "style") else ""
+        return " ".join(" ".join([own, *(e.text for e in self.inside)]).split())
+
+
+class Tree(HTMLParser):
+    """Builds the elements; complains if they are not properly nested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = [Element("", {})]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Open an element."""
+        element = Element(tag, {name: value or "" for name, value in attrs})
+        self.open[-1].inside.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note an element without content."""
+        self.open[-1].inside.append(Element(tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        """Close the innermost element."""
+        closed = self.open.pop()
+        assert closed.tag == tag, f"<{closed.tag}> is closed by </{tag}>"
+
+    def handle_data(self, data: str) -> None:
+        """Note a text."""
+        self.open[-1].texts.append(data)
+
+
+def parse(page: str) -> Element:
+    """Return the root of a page."""
+    tree = Tree()
+    tree.feed(page)
+    tree.close()
+    assert len(tree.open) == 1, f"<{tree.open[-1].tag}> is never closed"
+    return tree.open[0]
+
+
+def rows(table: Element) -> list[list[str]]:
+    """The texts of all cells."""
+    return [
+        [cell.text for cell in row.inside if cell.tag in ("th", "td")] for row in table.all("tr")
+    ]

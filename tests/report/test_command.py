@@ -1,0 +1,116 @@
+"""``tricouple report``: says where the page is, and refuses clearly without leaving traces."""
+
+import io
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from report import fake
+from tricouple import cli
+from tricouple.report import page as page_module
+from tricouple.report.page import write_whole
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A study that is quick to draw."""
+    records = [fake.run("iot"), fake.run("byol")]
+    return fake.write_study(tmp_path / "small", records, snapshots=False)
+
+
+def test_the_page_goes_beside_the_results(small, capsys):
+    assert cli.main(["report", str(small)]) == 0
+    assert (small / "report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert str(small / "report.html") in capsys.readouterr().out
+
+
+def test_the_page_of_several_studies_goes_where_the_user_is(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", str(small), str(small)]) == 0
+    assert Path("report.html").read_text(encoding="utf-8").count("<h1>") == 2
+    assert not (small / "report.html").exists()
+
+
+def test_out_names_the_page_and_makes_its_folder(small, tmp_path):
+    out = tmp_path / "new" / "folder" / "page.html"
+    assert cli.main(["report", str(small), "--out", str(out)]) == 0
+    assert out.is_file()
+
+
+def test_figures_are_small_pictures_on_white(study_folder, tmp_path, capsys):
+    assert cli.main(["report", str(study_folder), "--figures", str(tmp_path / "figures")]) == 0
+    files = sorted((tmp_path / "figures").iterdir())
+    names = ["synthetic-curves.png", "synthetic-map.png", "synthetic-spectra.png"]
+    assert [file.name for file in files] == names
+    shown = capsys.readouterr().out
+    for file in files:
+        content = file.read_bytes()
+        assert len(content) < 150 * 1024
+        picture = Image.open(io.BytesIO(content)).convert("RGB")
+        assert picture.getpixel((0, 0)) == (255, 255, 255)
+        assert picture.width > 1000
+        assert len(picture.getcolors(1 << 24)) > 20  # something is drawn
+        assert str(file) in shown
+    again = tmp_path / "again"
+    assert cli.main(["report", str(study_folder), "--figures", str(again)]) == 0
+    assert [(again / file.name).read_bytes() for file in files] == [f.read_bytes() for f in files]
+
+
+def test_figures_without_data_are_left_out(small, tmp_path):
+    assert cli.main(["report", str(small), "--figures", str(tmp_path / "figures")]) == 0
+    names = {file.name for file in (tmp_path / "figures").iterdir()}
+    assert names == {"synthetic-curves.png", "synthetic-spectra.png"}
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["nowhere"], "nowhere: no such folder"),
+        (["empty"], "empty is not a study: it has no study.json"),
+        (["strange"], 'kind "weather" is not one of: synthetic'),
+        (["broken"], "broken/runs.jsonl, line 2: not JSON"),
+        (["small", "--out", "file.txt/page.html"], "cannot write file.txt/page.html"),
+        (["small", "--out", "empty"], "cannot write empty: Is a directory"),
+        (["small", "--figures", "file.txt"], "cannot write file.txt/synthetic-curves.png"),
+        (["small", "small", "--figures", "figures"], "--figures draws one study, 2 were given"),
+    ],
+)
+def test_user_errors_are_one_line_and_change_nothing(
+    words, complaint, small, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("file.txt").write_text("precious")
+    fake.write_study(Path("strange"), [], kind="weather")
+    fake.write_study(Path("broken"), [fake.run("iot")], snapshots=False)
+    with Path("broken/runs.jsonl").open("a") as file:
+        file.write("{cut")
+    before = {path: path.stat().st_mtime_ns for path in Path().rglob("*") if path.is_file()}
+    assert cli.main(["report", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tricouple report: error: ")
+    assert complaint in error
+    assert error.count("\n") == 1
+    assert before == {path: path.stat().st_mtime_ns for path in Path().rglob("*") if path.is_file()}
+
+
+def test_out_and_figures_exclude_each_other(small, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["report", str(small), "--out", "a.html", "--figures", "b"])
+    assert stopped.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_a_failure_while_writing_keeps_the_old_page(tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+
+    def no_space(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(page_module.os, "replace", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, b"new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
