@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tricouple import geometry, ot
+    from tricouple import geometry, ot, shaping
     from tricouple.losses import (
         DBOT,
         IOT,
@@ -31,6 +31,7 @@ __all__ = [
     "geometry",
     "ot",
     "pair_views",
+    "shaping",
 ]
 
 # Imported on first use: `tricouple --help` runs this file and should not have to wait for torch.

@@ -24,6 +24,7 @@ EXAMPLES = """\
 examples:
   tricouple demo                   what six methods learn on a synthetic mixture
   tricouple verify                 the paper's theory as a table of verdicts
+  tricouple train scale=smoke      train and evaluate an image encoder (half a minute)
   tricouple bench --quick          a first look at speed and memory
   tricouple bench --help           the options of one command
 """

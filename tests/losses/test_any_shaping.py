@@ -1,4 +1,4 @@
-"""`NegMMIOT` with any ψ, streamed over anchors: it is the dense algorithm, in blocks of any size."""
+"""`NegMMIOT` with any ψ, streamed over anchors: the dense algorithm, in blocks of any size."""
 
 from dataclasses import replace
 
@@ -144,7 +144,7 @@ def test_fast_kernels_are_right_where_the_dense_tensor_is_large(name):
     exact = tc.NegMMIOT(**options, shaping=psi, memory_budget=2**27)  # all costs: 2**27.7 bytes
     value, gradient = with_gradients(fast(z, labels), [z])
     wanted, wanted_gradient = with_gradients(exact(z, labels), [z])
-    assert max(seen) < 300**3 / 100
+    assert max(seen) < 300**3 / 50
     tolerance = {"linear": 1e-12, "log_sigmoid": 1e-6}[name]  # the second by quadrature
     assert relative_error(value, wanted) <= tolerance
     assert relative_error(gradient, wanted_gradient) <= tolerance

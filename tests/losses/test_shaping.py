@@ -27,6 +27,12 @@ def test_quadrature_of_the_kernel_keeps_its_tolerance(temperature, epsilon):
         assert len(terms.nodes) < 400
 
 
+@pytest.mark.parametrize("epsilon", [2.0, 0.1, 0.01])
+def test_tightest_tolerance_of_the_kernel_needs_few_terms(epsilon):
+    loosest, tightest = (log_sigmoid_terms(1 / epsilon, -10.0, 10.0, tol) for tol in (0.1, 1e-15))
+    assert len(loosest.nodes) < len(tightest.nodes) < 500
+
+
 @pytest.mark.parametrize("marginals", ["uniform", "target"])
 @pytest.mark.parametrize("temperature", [1.0, 0.1, 0.05])
 @pytest.mark.parametrize("epsilon", [1.0, 0.5, 0.1, 0.05])

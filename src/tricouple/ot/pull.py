@@ -13,8 +13,8 @@ _SMALL = 1024
 
 
 def pull(
-    gradient: ScoreGradient, factor: float, anchors: Tensor, references: Tensor
-) -> tuple[tuple[Tensor, Tensor | None], Tensor]:
+    gradient: ScoreGradient, factor: float, anchors: Tensor, references: Tensor, *, slope: bool
+) -> tuple[tuple[Tensor, Tensor | None], Tensor | None]:
     """Chain with ``score_ij = factor · ⟨anchors_i, references_j⟩``, a tile at a time.
 
     Args:
@@ -22,6 +22,7 @@ def pull(
         factor: The factor.
         anchors: Shape (N, d).
         references: Shape (M, d); the same tensor within one set.
+        slope: Whether the gradient with respect to the factor is wanted.
 
     Returns:
         The gradients with respect to anchors and references, and to the factor (wide dtype).
@@ -33,12 +34,12 @@ def pull(
         part = tile.to(anchors.dtype)
         if anchors is references and part.shape[0] == len(anchors) <= _SMALL:
             torch.mm(part + part.T, anchors, out=to_anchors)
-            slope = _inner(anchors, to_anchors) / 2
-            return (to_anchors.mul_(factor), None), slope
+            to_factor = _inner(anchors, to_anchors) / 2 if slope else None
+            return (to_anchors.mul_(factor), None), to_factor
         torch.mm(part, references, out=to_anchors[rows])
         to_references.addmm_(part.T, anchors[rows])
-    slope = _inner(anchors, to_anchors)
-    return (to_anchors.mul_(factor), to_references.mul_(factor)), slope
+    to_factor = _inner(anchors, to_anchors) if slope else None
+    return (to_anchors.mul_(factor), to_references.mul_(factor)), to_factor
 
 
 def _inner(left: Tensor, right: Tensor) -> Tensor:

@@ -39,19 +39,22 @@ def write_pictures(study: Study, folder: Path) -> list[Path]:
     """Write every picture that the study has data for, and return where."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, draw in drawings(study).items():
-        with mpl.rc_context(STYLE):
-            picture = draw(study)
-            if picture is not None:
-                write_whole(folder / name, png(picture))
-                written.append(folder / name)
+    for name in drawings(study):
+        content = png(study, name)
+        if content is not None:
+            write_whole(folder / name, content)
+            written.append(folder / name)
     return written
 
 
-def png(picture: Figure) -> bytes:
-    """Return a picture as a small file that depends on nothing but the picture."""
+def png(study: Study, name: str) -> bytes | None:
+    """Return a picture as a small file that depends on nothing but the study."""
     drawn, small = io.BytesIO(), io.BytesIO()
-    picture.savefig(drawn, format="png", dpi=130, facecolor="white")
+    with mpl.rc_context(STYLE):
+        picture = drawings(study)[name](study)
+        if picture is None:
+            return None
+        picture.savefig(drawn, format="png", dpi=130, facecolor="white")
     # A few hundred colours are all it has: a palette takes a third of the room.
     Image.open(drawn).convert("RGB").quantize(256).save(small, format="png", optimize=True)
     return small.getvalue()

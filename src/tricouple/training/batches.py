@@ -73,6 +73,11 @@ class ShuffledBatches(L.LightningDataModule):
         if self.trainer is not None:
             rank, n_processes = self.trainer.global_rank, self.trainer.world_size
         order = EpochOrder(len(self.images), self.seed, rank, n_processes)
+        if len(order) < self.batch_size:
+            raise ValueError(
+                f"training.batch_size is {self.batch_size}, but each of {n_processes} processes "
+                f"has only {len(order)} training images: use fewer trainer.devices"
+            )
         # Images in memory are only indexed; files are decoded by other processes meanwhile.
         workers = 0 if self.images.in_memory else (os.cpu_count() or 1)
         return DataLoader(

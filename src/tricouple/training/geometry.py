@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
-from tricouple import geometry
 from tricouple.data.images import ImageSet
 from tricouple.data.normalisation import Normalisation
 from tricouple.evaluation.features import extract
+from tricouple.evaluation.report import measure_geometry
+
+MEASURES = ("nc1", "nc2_std", "nc2_deviation", "effective_rank", "alpha", "beta")
 
 
 @dataclass(frozen=True)
@@ -25,26 +27,10 @@ class HeldOut:
     normalisation: Normalisation
 
     def measure(self, encoder: nn.Module) -> dict[str, float]:
-        """The geometry of the embeddings that an encoder gives them now."""
+        """NC1 (a sum over the images), NC2, effective rank, α and β of their embeddings now.
+
+        Empty if the images are too few: no two classes, or no two images of one.
+        """
         features = extract(encoder, self.images, self.normalisation)
-        return measures(features.embedding, features.labels)
-
-
-def measures(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
-    """NC1 (a sum over the samples), NC2, effective rank, α and β of embeddings.
-
-    Example:
-        >>> found = measures(torch.eye(3).repeat(2, 1), torch.arange(3).repeat(2))
-        >>> found["alpha"], found["nc1"]
-        (1.0, 0.0)
-    """
-    collapse = geometry.neural_collapse(embeddings, labels)
-    distances = geometry.two_distance(embeddings, labels)
-    return {
-        "nc1": collapse.nc1,
-        "nc2_std": collapse.nc2_std,
-        "nc2_deviation": collapse.nc2_deviation,
-        "effective_rank": geometry.effective_rank(embeddings),
-        "alpha": distances.alpha,
-        "beta": distances.beta,
-    }
+        found = measure_geometry(features.embedding, features.labels)
+        return {} if found is None else {name: getattr(found, name) for name in MEASURES}

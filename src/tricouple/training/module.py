@@ -16,7 +16,7 @@ from tricouple.training.checkpoint import CheckpointError
 from tricouple.training.seeds import derived_seed
 
 
-class DivergenceError(Exception):
+class DivergenceError(FloatingPointError):
     """The loss or the embeddings stopped being numbers."""
 
 
@@ -97,7 +97,15 @@ class Training(L.LightningModule):
         loss = self.loss(views, self.views.identities(labels))
         if not bool(torch.isfinite(loss)):
             raise self.diverged(f"the loss is {float(loss)}")
-        self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True, batch_size=len(images))
+        self.log(
+            "loss",
+            loss,
+            on_step=True,
+            on_epoch=True,
+            prog_bar=True,
+            batch_size=len(images),
+            sync_dist=True,
+        )
         return loss
 
     def diverged(self, what: str) -> DivergenceError:

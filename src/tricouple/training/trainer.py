@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -93,6 +94,26 @@ def check_flags(flags: Mapping[str, Any]) -> None:
         if name not in known:
             choices = ", ".join(choice for choice in known if choice not in _OWN)
             raise ValueError(f"trainer.{name} is not a flag of Lightning; it has {choices}")
+
+
+def fit(
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    batches: L.LightningDataModule,
+    checkpoint: Path | None,
+) -> None:
+    """Train to the end, from a checkpoint if there is one.
+
+    Raises:
+        KeyboardInterrupt: If the user interrupts; Lightning would leave the program.
+    """
+    try:
+        trainer.fit(module, datamodule=batches, ckpt_path=checkpoint, weights_only=True)
+    except SystemExit as error:
+        if not trainer.interrupted:
+            raise
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores it from here
+        raise KeyboardInterrupt from error
 
 
 @contextmanager

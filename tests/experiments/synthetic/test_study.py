@@ -84,7 +84,8 @@ def test_records_have_the_promised_form(here, tmp_path):
     assert record["spectrum"] == sorted(record["spectrum"], reverse=True)
     assert {"commit", "date", "torch"} <= record["provenance"].keys()
     head = json.loads((tmp_path / "s/study.json").read_text())
-    assert head.keys() == {"kind", "name", "config", "provenance"}
+    assert head.keys() == {"kind", "name", "config", "verdicts", "provenance"}
+    assert record["verdict"] in head["verdicts"]
 
 
 def test_finished_runs_are_skipped_and_interrupted_ones_done_again(here, tmp_path, monkeypatch):
@@ -230,6 +231,8 @@ def test_command_shows_final_figures_beside_the_papers_claims(here, tmp_path, ca
     shown = capsys.readouterr().out
     for word in ("Neg-MMIOT", "VICReg", "NC2 dev.", "k-NN", "±", "the paper says", "report.html"):
         assert word in shown
+    (verdict, *_) = {record["verdict"] for record in StudyFolder(tmp_path).records().values()}
+    assert f"{verdict}: " in shown
     assert cli.main(words) == 0
     assert "16 of 16 runs are done already" in capsys.readouterr().out
 

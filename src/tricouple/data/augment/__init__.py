@@ -1,4 +1,9 @@
-"""Two random views of every image of a batch, on the device that the batch is on."""
+"""Two random views of every image of a batch, on the device that the batch is on.
+
+Whole batches at a time, not image by image in worker processes: on a CPU that takes a tenth of the
+processor time, about one percent of a ResNet-18 step, and on a GPU the images stay where they are.
+``python -m tricouple.experiments.efficiency.augmentation`` repeats the measurement.
+"""
 
 from tricouple.data.augment.recipe import Recipe, recipe_for
 from tricouple.data.augment.views import random_view, two_views

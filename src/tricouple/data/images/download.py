@@ -44,9 +44,8 @@ def fetch(name: str, root: Path, expected: str, start: Callable[[Path], object])
         with _impatient_sockets():
             start(root)
     except Exception as error:  # servers, archives and disks fail in many ways
-        raise DataError(
-            f"{missing(name, expected)}\nThe download failed: {type(error).__name__}: {error}"
-        ) from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())  # on one line
+        raise DataError(f"{missing(name, expected)}. The download failed: {reason}") from error
 
 
 def missing(name: str, expected: str) -> str:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -145,7 +147,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     args = parser.parse_args()
     require_writable(args.out)
-    provenance = collect_provenance()
+    command = ["python", "-m", "tricouple.experiments.efficiency.augmentation", *sys.argv[1:]]
+    provenance = collect_provenance() | {"command": shlex.join(command)}
     generator = torch.Generator().manual_seed(0)
     shape = (args.batch_size * args.steps, 3, 32, 32)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)

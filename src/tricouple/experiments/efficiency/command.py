@@ -30,6 +30,7 @@ examples:
   tricouple bench --quick                           seconds: does it run, who is installed
   tricouple bench                                   everything, many minutes; keep the machine quiet
   tricouple bench --sizes 256,1024 --no-memory      two sizes, times only
+  tricouple bench --sizes 8192,32768 --only 'NegMMIOT' --only '* streamed'   what streaming costs
   tricouple bench --training-step --out step.json   a ResNet-18 step with each loss (a minute)
   tricouple bench --read bench.json                 print an earlier run again
   tricouple bench --read bench.json --readme README.md    put an earlier run into a README
@@ -57,6 +58,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="largest size for the contenders with N^3 memory",
     )
     add("--rounds", type=at_least(1), help=f"interleaved rounds (default: {plan.rounds})")
+    add(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="only contenders of such names, e.g. 'NegMMIOT*'; may be given several times",
+    )
     add("--no-memory", action="store_true", help="do not measure memory")
     add(
         "--training-step",
@@ -117,7 +125,14 @@ def run_training_step(args: argparse.Namespace, console: Console) -> int:
 
 def make_plan(args: argparse.Namespace) -> Plan:
     """Return the plan that the options ask for."""
-    plan = replace(Plan.quick() if args.quick else Plan(), largest_cubic=args.largest_cubic)
+    plan = replace(
+        Plan.quick() if args.quick else Plan(),
+        largest_cubic=args.largest_cubic,
+        only=tuple(args.only),
+    )
+    if not any(plan.meets(contender, size) for size in plan.sizes for contender in CONTENDERS):
+        names = ", ".join(contender.name for contender in CONTENDERS)
+        raise CommandError(f"--only {' '.join(args.only)} matches none of: {names}")
     if args.sizes is not None:
         plan = replace(plan, sizes=args.sizes)
     if args.rounds is not None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 from tricouple.experiments.efficiency import peers
 from tricouple.experiments.efficiency.problem import Batch, Problem
-from tricouple.losses import IOT, NegMMIOT, PushPull
+from tricouple.losses import IOT, InfoNCE, NegMMIOT, PushPull
 from tricouple.ot import sinkhorn, triplet_sinkhorn
+from tricouple.shaping import log_sigmoid
 
 LOSS = "loss: value and gradient"
 TRIPLET_PLAN = "triplet plan: potentials"
 PAIR_PLAN = "pair plan: matrix"
+
+# Beyond this N×N matrices are a burden.
+LARGEST_STORED = 8192
 
 Prepare = Callable[[Batch, Problem], Callable[[], object]]
 
@@ -30,6 +36,8 @@ class Contender:
             that is.
         package: The importable module it needs, empty for tricouple and torch.
         cubic: Whether it holds N×N×N tensors.
+        smallest: The smallest size it is of interest for.
+        largest: The largest size it is run at.
     """
 
     name: str
@@ -37,6 +45,8 @@ class Contender:
     prepare: Prepare
     package: str = ""
     cubic: bool = False
+    smallest: int = 0
+    largest: float = LARGEST_STORED
 
     @property
     def installed(self) -> bool:
@@ -50,34 +60,41 @@ class Contender:
         """
         if self.cubic:
             return 4 * size**3 * (6 * problem.n_iters + 10)
-        return 4 * size**2 * 20
+        return 4 * min(size, LARGEST_STORED) ** 2 * 20  # beyond that only what streams is run
 
 
-def prepare_neg_mmiot(batch: Batch, problem: Problem, gradient: str) -> Callable[[], object]:
-    """Our three-marginal loss, with any of its gradients."""
+def prepare_neg_mmiot(batch: Batch, problem: Problem, **options: Any) -> Callable[[], object]:
+    """Our three-marginal loss, with any of its options."""
     criterion = NegMMIOT(
         temperature=problem.temperature,
         epsilon=problem.epsilon,
         n_iters=problem.n_iters,
-        gradient=gradient,
+        **options,
     )
     return peers.value_and_gradient(lambda x: criterion(x, batch.labels), batch)
 
 
-def prepare_push_pull(batch: Batch, problem: Problem) -> Callable[[], object]:
+def prepare_push_pull(batch: Batch, problem: Problem, **options: Any) -> Callable[[], object]:
     """Our two pairwise plans."""
     criterion = PushPull(
         temperature=problem.temperature,
         epsilon_pos=problem.epsilon,
         epsilon_neg=problem.epsilon,
         n_iters=problem.n_iters,
+        **options,
     )
     return peers.value_and_gradient(lambda x: criterion(x, batch.labels), batch)
 
 
-def prepare_iot(batch: Batch, problem: Problem) -> Callable[[], object]:
+def prepare_iot(batch: Batch, problem: Problem, **options: Any) -> Callable[[], object]:
     """One pairwise plan."""
-    criterion = IOT(epsilon=problem.epsilon, n_iters=problem.n_iters)
+    criterion = IOT(epsilon=problem.epsilon, n_iters=problem.n_iters, **options)
+    return peers.value_and_gradient(lambda x: criterion(x, batch.labels), batch)
+
+
+def prepare_info_nce(batch: Batch, problem: Problem) -> Callable[[], object]:
+    """Our InfoNCE, which never stores an N×N matrix."""
+    criterion = InfoNCE(temperature=problem.temperature)
     return peers.value_and_gradient(lambda x: criterion(x, batch.labels), batch)
 
 
@@ -108,11 +125,45 @@ def ott(name: str) -> Prepare:
 
 
 CONTENDERS = (
-    Contender("NegMMIOT", LOSS, partial(prepare_neg_mmiot, gradient="unrolled")),
+    Contender("NegMMIOT", LOSS, prepare_neg_mmiot),
     Contender("NegMMIOT implicit", LOSS, partial(prepare_neg_mmiot, gradient="implicit")),
     Contender("NegMMIOT envelope", LOSS, partial(prepare_neg_mmiot, gradient="envelope")),
+    Contender(
+        "NegMMIOT streamed",
+        LOSS,
+        partial(prepare_neg_mmiot, memory="streamed"),
+        smallest=8192,
+        largest=math.inf,
+    ),
+    Contender(
+        "NegMMIOT log-sigmoid",
+        LOSS,
+        partial(prepare_neg_mmiot, shaping="log_sigmoid"),
+        largest=2048,
+    ),
+    Contender(
+        "NegMMIOT log-sigmoid, anchor by anchor",
+        LOSS,
+        partial(prepare_neg_mmiot, shaping=log_sigmoid),
+        largest=512,
+    ),
     Contender("PushPull", LOSS, prepare_push_pull),
+    Contender(
+        "PushPull streamed",
+        LOSS,
+        partial(prepare_push_pull, memory="streamed"),
+        smallest=8192,
+        largest=math.inf,
+    ),
     Contender("IOT", LOSS, prepare_iot),
+    Contender(
+        "IOT streamed",
+        LOSS,
+        partial(prepare_iot, memory="streamed"),
+        smallest=8192,
+        largest=math.inf,
+    ),
+    Contender("InfoNCE", LOSS, prepare_info_nce, largest=math.inf),
     Contender("InfoNCE (plain PyTorch)", LOSS, peers.prepare_info_nce),
     Contender(
         "SupConLoss (PML)",

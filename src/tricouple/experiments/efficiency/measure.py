@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -11,10 +12,13 @@ from tricouple.experiments.efficiency.contenders import CONTENDERS, Contender
 from tricouple.experiments.efficiency.memory import measure_memory
 from tricouple.experiments.efficiency.problem import Problem, make_batch
 from tricouple.experiments.efficiency.record import Measurement
-from tricouple.experiments.efficiency.timing import Step, time_together
+from tricouple.experiments.efficiency.timing import Step, time_call, time_together
 
 # A matrix below this size is lost in the noise of an allocator that works in pages and arenas.
 SMALLEST_WEIGHED = 1024
+
+# A call of so many seconds needs no warming up and is not repeated.
+LONG = 30.0
 
 # What a contender may fail with at one size without spoiling the rest of the run.
 RUN_FAILURES = (RuntimeError, MemoryError)
@@ -29,6 +33,7 @@ class Plan:
     rounds: int = 5
     seconds_per_round: float = 0.3
     memory: bool = True
+    only: tuple[str, ...] = ()  # patterns of names; none for all
 
     @classmethod
     def quick(cls) -> Plan:
@@ -37,7 +42,10 @@ class Plan:
 
     def meets(self, contender: Contender, size: int) -> bool:
         """Whether this contender runs at this size."""
-        return not contender.cubic or size <= self.largest_cubic
+        if self.only and not any(fnmatch(contender.name, pattern) for pattern in self.only):
+            return False
+        largest = self.largest_cubic if contender.cubic else contender.largest
+        return contender.smallest <= size <= largest
 
     def weighs(self, contender: Contender, size: int) -> bool:
         """Whether this contender's memory is measured at this size."""
@@ -87,11 +95,16 @@ def time_size(
         on_turn(f"preparing {contender.name}")
         try:
             step = contender.prepare(batch, problem)
-            step()
+            seconds = time_call(step)
         except RUN_FAILURES as error:
             results[contender.name] = replace(empty, note=f"failed: {error}")
         else:
-            steps[contender.name] = step
+            if seconds > LONG:
+                results[contender.name] = replace(
+                    empty, seconds=seconds, median_seconds=seconds, calls=1
+                )
+            else:
+                steps[contender.name] = step
     for name, timing in time_together(steps, plan.rounds, plan.seconds_per_round, on_turn).items():
         results[name] = replace(
             results[name],

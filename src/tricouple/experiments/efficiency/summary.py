@@ -30,13 +30,21 @@ def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
     return covariance / sum((a - x_mean) ** 2 for a in x)
 
 
-def growth(report: Report, contender: str, field: str) -> float | None:
-    """Return the growth exponent of a contender's `field` between N = 1024 and 8192.
+def growth(
+    report: Report,
+    contender: str,
+    field: str,
+    smallest: int = GROWTH_FROM,
+    largest: int = GROWTH_TO,
+) -> float | None:
+    """Return the growth exponent of a contender's `field` between two sizes.
 
     Args:
         report: The measurements.
         contender: Its name.
         field: ``"seconds"`` or ``"extra_bytes"``.
+        smallest: The first size.
+        largest: The last.
 
     Returns:
         The exponent, None if one of the ends was not measured: it would not be this range.
@@ -45,11 +53,11 @@ def growth(report: Report, contender: str, field: str) -> float | None:
         (measurement.size, value)
         for measurement in report.measurements
         if measurement.contender == contender
-        and GROWTH_FROM <= measurement.size <= GROWTH_TO
+        and smallest <= measurement.size <= largest
         and (value := getattr(measurement, field))
     ]
     sizes = [size for size, _ in points]
-    if GROWTH_FROM not in sizes or GROWTH_TO not in sizes:
+    if smallest not in sizes or largest not in sizes:
         return None
     return exponent(sizes, [value for _, value in points])
 
@@ -64,6 +72,15 @@ def claims(report: Report) -> list[Claim]:
         *speed_claims(report, "SupConLoss (PML)", (256, 1024, 4096), 1),
         *growth_claims(report),
         *memory_claims(report),
+        *speed_claims(
+            report,
+            "NegMMIOT log-sigmoid, anchor by anchor",
+            (512,),
+            20,
+            ours="NegMMIOT log-sigmoid",
+        ),
+        *log_sigmoid_claims(report),
+        *streamed_claims(report),
     ]
 
 
@@ -118,3 +135,31 @@ def memory_claims(report: Report, ours: str = "NegMMIOT") -> list[Claim]:
             gibibytes < 3,
         ),
     ]
+
+
+def log_sigmoid_claims(report: Report, ours: str = "NegMMIOT log-sigmoid") -> list[Claim]:
+    """State how the time of the quadrature grows."""
+    slope = growth(report, ours, "seconds", 512, 2048)
+    if slope is None:
+        return []
+    text = f"{ours}: time grows as N^{slope:.2f} from N=512 to 2048"
+    return [Claim(text, "exponent at most 2.2", slope <= 2.2)]
+
+
+def streamed_claims(report: Report, ours: str = "NegMMIOT", size: int = 32768) -> list[Claim]:
+    """State what doing without N×N matrices costs in time, and saves in memory."""
+    found = []
+    streamed, stored = report.find(f"{ours} streamed", size), report.find(ours, GROWTH_TO)
+    if streamed is not None and streamed.extra_bytes is not None:
+        gibibytes = streamed.extra_bytes / 2**30
+        text = f"{ours} streamed needs {gibibytes:.2f} GiB of extra memory at N={size}"
+        found.append(Claim(text, "below 1.5 GiB", gibibytes < 1.5))
+    ratio = speed_ratio(streamed, stored)
+    if ratio is not None:
+        ratio /= (size / GROWTH_TO) ** 2
+        text = (
+            f"{ours} streamed at N={size} takes {ratio:.2f}× the time per pair of {ours} at "
+            f"N={GROWTH_TO}"
+        )
+        found.append(Claim(text, "at most 8×", ratio <= 8))
+    return found

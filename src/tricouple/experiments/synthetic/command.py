@@ -18,6 +18,7 @@ from tricouple.experiments.synthetic.pool import WorkerError
 from tricouple.experiments.synthetic.progress import LiveProgress
 from tricouple.experiments.synthetic.study import run_cells, unfinished, write_page
 from tricouple.experiments.synthetic.tables import claims_table, final_table, map_table
+from tricouple.experiments.synthetic.verdict import MEANINGS
 
 DESCRIPTION = """\
 Train a three-layer MLP on a mixture of Gaussians with each of six methods (Neg-MMIOT, PushPull,
@@ -147,6 +148,9 @@ def show(console: Console, folder: StudyFolder) -> None:
         swept = [record for record in records if record["part"] == f"maps/{axis.name}"]
         if swept:
             console.print(map_table(swept, axis.name))
+    for verdict, meaning in MEANINGS.items():
+        if any(record["verdict"] == verdict for record in records):
+            console.print(f"[bold]{verdict}[/]: {meaning}", highlight=False)
     console.print("Writing the page …")
     console.print(f"Page: {write_page(folder.path)}", soft_wrap=True)
 

@@ -1,7 +1,8 @@
 """A study folder: ``study.json``, ``runs.jsonl`` (a line a run, appended) and ``snapshots/``.
 
-``study.json`` is ``{"kind", "name", "config", "provenance"}``; ``config`` holds what all runs of
-the main part share. If an id occurs on several lines of ``runs.jsonl``, the last one counts.
+``study.json`` is ``{"kind", "name", "config", "verdicts", "provenance"}``; ``config`` holds what
+all runs of the main part share, ``verdicts`` says what each verdict means. If an id occurs on
+several lines of ``runs.jsonl``, the last one counts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tricouple.experiments.options import CommandError, require_writable
+from tricouple.experiments.synthetic.verdict import MEANINGS
 
 KIND = "synthetic"
 
@@ -81,7 +83,13 @@ def open_folder(
         require_writable(study)
     else:
         require_writable(study)
-        content = {"kind": KIND, "name": name, "config": config, "provenance": provenance}
+        content = {
+            "kind": KIND,
+            "name": name,
+            "config": config,
+            "verdicts": MEANINGS,
+            "provenance": provenance,
+        }
         with _replacing(study) as partial:
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             partial.write_text(text, encoding="utf-8")

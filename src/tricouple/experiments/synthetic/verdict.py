@@ -13,8 +13,8 @@ ONE_DIRECTION = 1.5
 LOSS_NOISE = 0.05
 
 MEANINGS = {
-    "etf": f"NC2 deviation ≤ {ETF_DEVIATION} and all K−1 eigenvalues of the class-mean covariance "
-    f"within {ETF_RATIO:.0%} of the largest",
+    "etf": f"NC2 deviation ≤ {ETF_DEVIATION} and every one of the K−1 eigenvalues of the "
+    f"class-mean covariance at least {ETF_RATIO:.0%} of the largest",
     "rich": "not ETF, but every direction the class means could fill (the smaller of K−1 and the "
     f"embedding dimension) has an eigenvalue of {ALIVE:.0%} of the largest or more",
     "reduced": "some of these directions are lost, not all",

@@ -41,7 +41,8 @@ def standalone_chart(figure: Figure) -> str:
     """Return a chart as an SVG file of its own, with the colours of the page."""
     head, _, rest = chart(figure).partition(">")
     head = head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"')
-    return f"{head}><style>{STYLE}svg {{ background: var(--paper); }}</style>{rest}\n"
+    own = "svg { background: var(--paper); font-family: system-ui, sans-serif; }"
+    return f"{head}><style>{STYLE}\n{own}</style>{rest}\n"
 
 
 def page(report: Report) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,6 @@ from pathlib import Path
 from rich.console import Console
 
 from tricouple.experiments.options import CommandError
-from tricouple.torchvision_ops import declare_missing
 
 DESCRIPTION = """\
 Train an image encoder with a contrastive loss and evaluate it. Settings are words of the form
@@ -53,8 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train what the words say."""
-    declare_missing()
-    console = Console()
+    # With several devices Lightning starts this command again for each; one of them speaks.
+    console = Console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
     with user_errors():
         if args.study is not None:
             return study(args, console)
@@ -65,10 +65,11 @@ def run(args: argparse.Namespace) -> int:
 
 def study(args: argparse.Namespace, console: Console) -> int:
     """Run a study, or go on with it."""
-    from tricouple.experiments.vision.study_runs import StudyRuns, read_study
-
     if args.words:
         raise CommandError("a study has its own settings: leave out " + " ".join(args.words))
+
+    from tricouple.experiments.vision.study_runs import StudyRuns, read_study
+
     found = read_study(args.study)
     StudyRuns(found, args.out, Path("runs") / found.name, console).go()
     return 0
@@ -86,14 +87,19 @@ def single(args: argparse.Namespace, console: Console) -> int:
     from tricouple.conf.compose import configure as configuration
     from tricouple.conf.compose import to_yaml
     from tricouple.conf.schema import Train
+
+    # Before the imports below, which take seconds: a mistyped word is answered at once.
+    config = configuration(args.words, Train)
+
     from tricouple.experiments.vision.run_folder import folder_of
     from tricouple.experiments.vision.show import evaluation_table
-    from tricouple.experiments.vision.train import train
 
-    config = configuration(args.words, Train)
     if args.show:
         console.print(f"# {folder_of(config).path}\n{to_yaml(config)}", markup=False)
         return 0
+
+    from tricouple.experiments.vision.train import train
+
     finished = train(config, console)
     if finished.evaluation:
         console.print(evaluation_table(finished.evaluation))
@@ -102,11 +108,8 @@ def single(args: argparse.Namespace, console: Console) -> int:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Errors that a user can act on become one line."""
-    from tricouple.training.files import WriteError
-    from tricouple.training.module import DivergenceError
-
+    """Errors that a user can act on become one line: wrong values, files, divergence."""
     try:
         yield
-    except (ValueError, WriteError, DivergenceError) as error:
+    except (ValueError, FloatingPointError, OSError) as error:
         raise CommandError(" ".join(str(error).split())) from error

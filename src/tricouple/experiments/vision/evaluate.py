@@ -18,7 +18,8 @@ from tricouple.evaluation.report import evaluate_features, write_figures
 from tricouple.evaluation.results import Evaluation
 from tricouple.experiments.provenance import collect_provenance
 from tricouple.experiments.vision.images import RunImages, load_images
-from tricouple.experiments.vision.method import build_run_encoder, sharpness_of
+from tricouple.experiments.vision.loss_settings import sharpness_of
+from tricouple.experiments.vision.method import build_run_encoder
 from tricouple.experiments.vision.run_folder import RunFolder, digest
 from tricouple.experiments.vision.trained import Trained, load_trained
 from tricouple.training.files import write_text
@@ -62,8 +63,10 @@ def evaluate_trained(
         "config": asdict(config),
         "provenance": provenance,
     }
-    write_text(folder.evaluation, json.dumps(record, indent=1) + "\n")
-    return record
+    text = json.dumps(record, indent=1) + "\n"
+    write_text(folder.evaluation, text)
+    content: dict[str, Any] = json.loads(text)
+    return content
 
 
 def measure(

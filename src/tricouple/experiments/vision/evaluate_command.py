@@ -9,7 +9,6 @@ from rich.console import Console
 
 from tricouple.experiments.options import CommandError
 from tricouple.experiments.vision.command import user_errors
-from tricouple.torchvision_ops import declare_missing
 
 DESCRIPTION = """\
 Evaluate the encoders of runs: linear probe, k nearest neighbours, confusion matrix, geometry and
@@ -39,7 +38,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate all runs; their tables are printed as they are done."""
-    declare_missing()
     from tricouple.conf.compose import override
     from tricouple.experiments.vision.evaluate import evaluate_run
     from tricouple.experiments.vision.run_folder import RunFolder

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,13 +10,11 @@ import torch
 from tricouple.conf.schema import Train
 from tricouple.data.augment import recipe_for
 from tricouple.data.images import ImageData
+from tricouple.experiments.vision.loss_settings import loss_parameters
 from tricouple.models.encoders import Encoder, build_encoder
 from tricouple.training.byol_training import BYOLTraining
 from tricouple.training.module import LossTraining, Training, Views
 from tricouple.training.seeds import derived_seed
-
-# Of the entries of a loss, those that are not arguments of its class.
-_ABOUT = ("name", "target", "sharpness")
 
 
 def build_training(config: Train, data: ImageData, identity: str) -> Training:
@@ -67,25 +63,3 @@ def build_run_encoder(config: Train, data: ImageData) -> Encoder:
         pretrained=backbone.pretrained,
         weights=backbone.weights,
     )
-
-
-def loss_parameters(loss: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a loss's class.
-
-    Example:
-        >>> loss_parameters({"name": "iot", "target": "tricouple.IOT", "epsilon": 0.1})
-        {'epsilon': 0.1}
-    """
-    return {name: value for name, value in loss.items() if name not in _ABOUT}
-
-
-def sharpness_of(loss: Mapping[str, Any]) -> float | None:
-    """The sharpness c of a loss, 1/(τε), 1/ε or 1/τ; None if it has neither τ nor ε.
-
-    Example:
-        >>> sharpness_of({"temperature": 0.5, "epsilon": 0.1}), sharpness_of({"eps": 1e-4})
-        (20.0, None)
-    """
-    names = ("temperature", "epsilon", "epsilon_pos", "regularisation")
-    factors = [float(loss[name]) for name in names if name in loss]
-    return float(f"{1 / math.prod(factors):.4g}") if factors else None

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tricouple.conf.schema import Train
-from tricouple.experiments.vision.method import loss_parameters, sharpness_of
+from tricouple.experiments.vision.loss_settings import loss_parameters, sharpness_of
 from tricouple.training.files import write_text
+from tricouple.training.geometry import MEASURES
 
 DONE, DIVERGED = "done", "diverged"
 
@@ -46,7 +47,7 @@ def describe(config: Train, evaluation: Mapping[str, Any]) -> dict[str, Any]:
     metrics = dict(evaluation["accuracy"])
     for kind in kinds:
         geometry = result[kind]["geometry"] or {}
-        for name in ("nc1", "nc2_std", "nc2_deviation", "effective_rank", "alpha", "beta"):
+        for name in MEASURES:
             metrics[f"{kind}/{name}"] = geometry.get(name)
     geometry = result["embedding"]["geometry"] or {}
     record = {

@@ -22,7 +22,7 @@ from typing import Any
 
 from tricouple.conf.compose import read_yaml, to_yaml
 from tricouple.conf.schema import Train
-from tricouple.experiments.vision.method import sharpness_of
+from tricouple.experiments.vision.loss_settings import sharpness_of
 from tricouple.training.files import write_text
 
 
@@ -159,7 +159,7 @@ def identity(config: Train) -> dict[str, Any]:
 
 
 def _differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for name in sorted({*there, *here}):
+    for name in {**here, **there}:
         old, new = there.get(name), here.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from _differences(old, new, f"{prefix}{name}.")

@@ -14,7 +14,7 @@ from rich.console import Console
 from tricouple.conf.compose import ConfigurationError, configure, read_yaml
 from tricouple.conf.schema import Study, Train
 from tricouple.experiments.provenance import collect_provenance
-from tricouple.experiments.vision.method import sharpness_of
+from tricouple.experiments.vision.loss_settings import sharpness_of
 from tricouple.experiments.vision.records import (
     DIVERGED,
     DONE,

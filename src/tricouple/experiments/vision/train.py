@@ -17,7 +17,9 @@ from tricouple.experiments.vision.trained import Trained, load_trained, save_tra
 from tricouple.training.batches import ShuffledBatches
 from tricouple.training.geometry import HeldOut
 from tricouple.training.history import History
+from tricouple.training.module import Training
 from tricouple.training.trainer import check_flags, make_trainer, quiet_lightning
+from tricouple.training.trainer import fit as fit_trainer
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,13 @@ def train(config: Train, console: Console) -> Finished:
         console.print(f"[yellow]{config.data.name}:[/] {note}")
     check_trainable(config, images.data)
     images.measured(config.evaluation.part)  # refuses what cannot be, before hours of training
-    folder.claim(config)
     if folder.encoder.exists():
         trained: Trained | None = load_trained(folder)
+        folder.claim(config)
     else:
-        trained = fit(config, images, folder, console)
+        module = build_training(config, images.data, digest(config))
+        folder.claim(config)
+        trained = fit(config, images, module, folder, console)
     if trained is None:  # one process evaluates
         return Finished(folder, {}, skipped=False)
     evaluation = evaluate_trained(config, folder, trained, images, console)
@@ -88,14 +92,15 @@ def check_values(config: Train) -> None:
         checks.count(name, value)
 
 
-def fit(config: Train, images: RunImages, folder: RunFolder, console: Console) -> Trained | None:
+def fit(
+    config: Train, images: RunImages, module: Training, folder: RunFolder, console: Console
+) -> Trained | None:
     """Train from the start, or from the last finished epoch, to the end.
 
     Returns:
         The weights, which are on disk as well; None in all processes but the first.
     """
     training, data = config.training, images.data
-    module = build_training(config, data, digest(config))
     followed = images.held_out(training.geometry_samples, config.seed)
     held_out = None if followed is None else HeldOut(followed, data.normalisation)
     history = History(folder.metrics, held_out, training.geometry_every)
@@ -112,14 +117,8 @@ def fit(config: Train, images: RunImages, folder: RunFolder, console: Console) -
             checkpoint=folder.checkpoint,
             progress=config.progress,
         )
-        trainer.fit(
-            module,
-            datamodule=ShuffledBatches(data.train, training.batch_size, config.seed),
-            ckpt_path=folder.checkpoint if resumed else None,
-            weights_only=True,
-        )
-    if trainer.interrupted:
-        raise KeyboardInterrupt
+        batches = ShuffledBatches(data.train, training.batch_size, config.seed)
+        fit_trainer(trainer, module, batches, folder.checkpoint if resumed else None)
     if not trainer.is_global_zero:
         return None
     trained = Trained(digest(config), module.encoder.state_dict(), history.rows)

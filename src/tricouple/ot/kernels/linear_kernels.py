@@ -8,6 +8,7 @@ matrix-vector products in plain float32 replace log-sum-exp over N² entries.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tricouple.memory import CACHED, Loan
-from tricouple.numeric import wide_dtype
+from tricouple.numeric import exponential_, wide_dtype
 from tricouple.ot.kernels import native
 from tricouple.ot.kernels.plan import ScoreGradient
 from tricouple.ot.kernels.similarities import Similarities, row_blocks
@@ -66,7 +67,7 @@ class LinearKernels:
             for matrix, factor, (_, columns) in zip(
                 self._matrices, self.factors, tops, strict=True
             ):
-                matrix[block].sub_(columns).mul_(abs(factor)).exp_()
+                exponential_(matrix[block].sub_(columns).mul_(abs(factor)))
         return tops
 
     def release(self) -> None:
@@ -105,7 +106,7 @@ class LinearKernels:
         n, m = self.shape
         lowest = torch.finfo(self.like.dtype).min  # stands for −∞ where a whole line is excluded
         tops = [(self.like.new_empty(n), self.like.new_full((m,), lowest)) for _ in self.factors]
-        blocks = row_blocks(n, m)
+        blocks = self._blocks(self.tile_entries)
         similarity, spare = self.like.new_empty(2, blocks[0].stop, m)
         for block in blocks:
             size = block.stop - block.start
@@ -132,7 +133,7 @@ class LinearKernels:
         tops = similarity.new_empty(len(self.factors), n + m)
         for kernel, top, factor in zip(kernels, tops, self.factors, strict=True):
             native.balance_into(similarity, factor, self.within, kernel, top)
-        self._matrices = list(kernels.exp_())
+        self._matrices = list(exponential_(kernels))
         return [(top[:n], top[n:]) for top in tops]
 
     def tiles(self, which: Sequence[int], entries: int | None = None) -> Iterator[Tile]:
@@ -141,6 +142,7 @@ class LinearKernels:
             for block in [slice(0, self.shape[0])] if entries is None else self._blocks(entries):
                 yield Tile(block, [self.whole(number)[None, block] for number in which])
             return
+        floor = math.log(2 * torch.finfo(self.like.dtype).tiny)
         blocks = self._blocks(self.tile_entries)
         buffers = self.like.new_empty(1 + len(which), blocks[0].stop, self.shape[1])
         shifts = [
@@ -157,7 +159,8 @@ class LinearKernels:
             for kernel, number, (rows, columns) in zip(kernels, which, shifts, strict=True):
                 factor = self.factors[number]
                 torch.add(rows[block, None], similarity, alpha=factor, out=kernel[0])
-                kernel.add_(columns).exp_()
+                # At the floor is as good as at zero, and the exponential is slow below it.
+                kernel.add_(columns).clamp_(min=floor).exp_()
                 if self.within:
                     kernel[0].diagonal(block.start).zero_()
             yield Tile(block, list(kernels))

@@ -12,8 +12,9 @@ from tricouple.shaping import Shaping
 
 # Matrices of M×M that an anchor needs at once: margins, what ψ and its derivative keep, weights.
 _WORKSPACE = 8
-# Entries of a block that several operations find in a processor's cache.
-_CACHED = 1 << 17
+# Entries of a block that several operations find in a processor's cache, and that are still many
+# enough for threads to share.
+_CACHED = 1 << 19
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tricouple.memory import CACHED, Loan
-from tricouple.numeric import wide_dtype
+from tricouple.numeric import exponential_, wide_dtype
 from tricouple.ot.kernels.plan import ScoreGradient
 from tricouple.ot.kernels.quadrature import Terms
 from tricouple.ot.kernels.similarities import Similarities, row_blocks
@@ -126,7 +126,7 @@ class TermKernels:
             for kernel, number in zip(kernels, which, strict=True):
                 for term in range(self.n_terms):
                     logs = self._logs(number, term, scores, block)
-                    torch.exp(logs.add_(self._column_shifts[number]), out=kernel[term])
+                    kernel[term] = exponential_(logs.add_(self._column_shifts[number]))
             yield Tile(block, kernels)
 
     def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
@@ -139,7 +139,7 @@ class TermKernels:
                     weights = left[:, term, block].T @ right
                     if self._loan is None:
                         logs = self._logs(number, term, scores, block)
-                        kernel = logs.add_(self._column_shifts[number]).exp_()
+                        kernel = exponential_(logs.add_(self._column_shifts[number]))
                     else:
                         kernel = self._loan.matrices[number][term, block]
                     # Where the slope overflows the kernel is exactly zero.

@@ -116,6 +116,6 @@ def _add_columns(sums: Tensor, kernel: Tensor, weights: Tensor) -> None:
 
 
 def underflow_margin(dtype: torch.dtype) -> float:
-    """How far above the smallest normal number a sum must be for lost terms not to matter."""
+    """How large a sum must be for terms lost to underflow not to matter (see ``exponential_``)."""
     info = torch.finfo(dtype)
-    return float(info.tiny / info.eps**2)
+    return float(3 * info.tiny / info.eps**2)

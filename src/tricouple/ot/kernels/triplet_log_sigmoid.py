@@ -29,7 +29,7 @@ def scaled_log_sigmoid(
 
     Its two kernels of Q·N·M numbers each are stored if they fit in ``budget`` bytes.
     """
-    terms = _terms(similarities, factor, power, tolerance)
+    terms = _terms(similarities, factor, power, tolerance, tile_entries)
     n, m = similarities.shape
     size = 2 * len(terms.nodes) * n * m * similarities.like.element_size()
     kernels = TermKernels(
@@ -58,10 +58,14 @@ def careful_log_sigmoid(
 
 
 def _terms(
-    similarities: Similarities, factor: float, power: float, tolerance: float
+    similarities: Similarities,
+    factor: float,
+    power: float,
+    tolerance: float,
+    tile_entries: int = CACHED,
 ) -> LogSigmoidTerms:
     """Terms for the range of the scores."""
-    blocks = row_blocks(*similarities.shape)
+    blocks = row_blocks(*similarities.shape, tile_entries)
     buffer = similarities.like.new_empty(blocks[0].stop, similarities.shape[1])
     ends: list[Tensor] = []
     for block in blocks:
