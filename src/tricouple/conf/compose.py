@@ -108,8 +108,10 @@ def one_line_errors(words: Sequence[str] = (), name: str = "train") -> Iterator[
         yield
     except MissingConfigException as error:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
-        choices = ", ".join(error.options or ())
-        raise ConfigurationError(f"{group}={choice}: choose one of {choices}") from error
+        text = f"{group}={choice}: choose one of {', '.join(error.options or ())}"
+        if group == "hydra/launcher":
+            text += "; others come with their package, such as hydra-submitit-launcher"
+        raise ConfigurationError(text) from error
     except ConfigCompositionException as error:
         unknown = re.match(r"Could not override '([^']+)'", str(error))
         if unknown is None:

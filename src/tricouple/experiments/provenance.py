@@ -16,7 +16,17 @@ import torch
 
 import tricouple
 
-PACKAGES = ("torch", "numpy", "pytorch-metric-learning", "jax", "ott-jax", "POT")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "pytorch-metric-learning",
+    "jax",
+    "ott-jax",
+    "POT",
+    "lightning",
+    "timm",
+    "torchvision",
+)
 
 
 def collect_provenance() -> dict[str, Any]:

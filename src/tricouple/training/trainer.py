@@ -96,7 +96,7 @@ def check_flags(flags: Mapping[str, Any]) -> None:
             raise ValueError(f"trainer.{name} is not a flag of Lightning; it has {choices}")
 
 
-def fit(
+def train_to_the_end(
     trainer: L.Trainer,
     module: L.LightningModule,
     batches: L.LightningDataModule,

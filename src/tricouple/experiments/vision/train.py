@@ -18,8 +18,12 @@ from tricouple.training.batches import ShuffledBatches
 from tricouple.training.geometry import HeldOut
 from tricouple.training.history import History
 from tricouple.training.module import Training
-from tricouple.training.trainer import check_flags, make_trainer, quiet_lightning
-from tricouple.training.trainer import fit as fit_trainer
+from tricouple.training.trainer import (
+    check_flags,
+    make_trainer,
+    quiet_lightning,
+    train_to_the_end,
+)
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ def fit(
             progress=config.progress,
         )
         batches = ShuffledBatches(data.train, training.batch_size, config.seed)
-        fit_trainer(trainer, module, batches, folder.checkpoint if resumed else None)
+        train_to_the_end(trainer, module, batches, folder.checkpoint if resumed else None)
     if not trainer.is_global_zero:
         return None
     trained = Trained(digest(config), module.encoder.state_dict(), history.rows)

@@ -252,69 +252,69 @@ static long NAME(triplet_solve)(long n, long m, int within, long n_iters, double
     return done;
 }
 
-/* One partner stage of the adjoint: weights w on positives (or negatives) pushed through the plan
- * to the anchors (added to grad_a) and to the other partners (added to grad_other). */
-static void NAME(push_partner)(const real *near, const real *far, const real *a,
-                               const real *other_sums, const real *other, const real *w,
-                               const real *row, const real *column, double total_a, int within,
-                               real *direct, real *through, real *grad_a, real *grad_other,
-                               real *work, long n, long m) {
-    real *sums = work, *received = work + n;
-    NAME(rows)(near, w, sums, n, m);
-    double total = NAME(dot3)(column, other, w, m);
-    for (long i = 0; i < n; i++) {
-        real outside = within ? (real)(total - column[i] * other[i] * w[i]) : (real)total;
-        real straight = a[i] * other_sums[i];
-        grad_a[i] += straight * sums[i] - row[i] * a[i] * outside;
-        sums[i] *= a[i];
-        direct[i] += straight;
-        through[i] += sums[i];
-    }
-    NAME(columns)(far, sums, received, n, m);
-    for (long j = 0; j < m; j++) {
-        real outside = within ? (real)(total_a - row[j] * a[j]) : (real)total_a;
-        grad_other[j] += other[j] * (received[j] - w[j] * column[j] * outside);
-    }
+/* Σ over all but its own sample within one set, over all samples across two. */
+static inline real NAME(outside)(double total, real own, int within) {
+    return within ? (real)(total - own) : (real)total;
 }
 
-/* The adjoint of `sweeps` sweeps. Terms of the gradient that share their right factor b_t or h_t
- * are summed: left factors LP, LM have the n+1 slots of the history first, then one slot for each
- * sweep's own right factor, which is written to WB, WH. */
+/* The adjoint of `sweeps` sweeps, four products each: see ScaledTripletHistory.adjoint, whose names
+ * these are. LP and LM receive the left factors that belong to b_t and h_t in their first
+ * sweeps + 1 slots (zero before the call), then each sweep's own, whose right factors go to WB, WH. */
 static void NAME(triplet_adjoint)(long n, long m, int within, long sweeps, const real *attract,
                                   const real *repel, const real *row, const real *column,
                                   const real *per_a, const real *per_b, const real *per_h,
                                   const real *A, const real *B, const real *H, const real *RP,
                                   const real *RM, real *grad_a, real *grad_b, real *grad_h,
                                   real *LP, real *WB, real *LM, real *WH, real *work) {
+    real *sums = work, *received = work + n;
     for (long t = sweeps; t > 0; t--) {
         const real *a = A + t * n, *b = B + t * m, *h = H + t * m, *h0 = h - m, *b0 = b - m;
         const real *rp = RP + t * n, *rp0 = rp - n, *rm0 = RM + (t - 1) * n;
         real *wb = WB + (t - 1) * m, *wh = WH + (t - 1) * m;
+        real *to_b = LP + t * n, *to_b0 = to_b - n, *to_h0 = LM + (t - 1) * n;
         real *own_p = LP + (sweeps + t) * n, *own_m = LM + (sweeps + t) * n;
         double total_a = NAME(dot)(row, a, n);
-        for (long k = 0; k < m; k++) wh[k] = -h[k] * grad_h[k] * per_h[k], grad_h[k] = 0;
-        NAME(push_partner)(repel, attract, a, rp, b, wh, row, column, total_a, within, own_m,
-                           LP + t * n, grad_a, grad_b, work, n, m);
-        for (long j = 0; j < m; j++) wb[j] = -b[j] * grad_b[j] * per_b[j], grad_b[j] = 0;
-        NAME(push_partner)(attract, repel, a, rm0, h0, wb, row, column, total_a, within, own_p,
-                           LM + (t - 1) * n, grad_a, grad_h, work, n, m);
-        real *left_p = work, *left_m = work + n, *out_p = work + 2 * n, *out_m = out_p + m;
-        double total = 0;
+
+        /* Weights of the negatives to the positives. */
+        for (long k = 0; k < m; k++) wh[k] = -h[k] * grad_h[k] * per_h[k];
+        NAME(rows)(repel, wh, sums, n, m);
+        double total = NAME(dot3)(column, b, wh, m);
         for (long i = 0; i < n; i++) {
-            real wa = -a[i] * grad_a[i] * per_a[i];
-            grad_a[i] = row[i] * wa; /* kept for the exclusions below */
-            total += grad_a[i];
-            left_p[i] = wa * rm0[i];
-            left_m[i] = wa * rp0[i];
-            LP[(t - 1) * n + i] += left_p[i];
-            LM[(t - 1) * n + i] += left_m[i];
+            own_m[i] = a[i] * rp[i];
+            to_b[i] += a[i] * sums[i];
+            grad_a[i] += own_m[i] * sums[i] -
+                         row[i] * a[i] * NAME(outside)(total, within ? column[i] * b[i] * wh[i] : 0, within);
         }
-        NAME(columns)(attract, left_p, out_p, n, m);
-        NAME(columns)(repel, left_m, out_m, n, m);
+        NAME(columns)(attract, to_b, received, n, m);
         for (long j = 0; j < m; j++) {
-            real outside = column[j] * (within ? (real)(total - grad_a[j]) : (real)total);
-            grad_b[j] += b0[j] * (out_p[j] - h0[j] * outside);
-            grad_h[j] += h0[j] * (out_m[j] - b0[j] * outside);
+            real excluded = wh[j] * column[j] * NAME(outside)(total_a, within ? row[j] * a[j] : 0, within);
+            grad_b[j] += b[j] * (received[j] - excluded);
+            wb[j] = -b[j] * grad_b[j] * per_b[j];
+        }
+
+        /* Weights of the positives and of the anchors to the negatives of the sweep before. */
+        NAME(rows)(attract, wb, sums, n, m);
+        total = NAME(dot3)(column, h0, wb, m);
+        double total_w = 0;
+        for (long i = 0; i < n; i++) {
+            own_p[i] = a[i] * rm0[i];
+            real gradient =
+                grad_a[i] + own_p[i] * sums[i] -
+                row[i] * a[i] * NAME(outside)(total, within ? column[i] * h0[i] * wb[i] : 0, within);
+            real weight = -a[i] * gradient * per_a[i];
+            to_b0[i] = weight * rm0[i];
+            to_h0[i] = a[i] * sums[i] + weight * rp0[i];
+            grad_a[i] = row[i] * weight; /* kept for the exclusions below */
+            total_w += grad_a[i];
+        }
+        if (t == 1) break;
+        NAME(columns)(repel, to_h0, received, n, m);
+        for (long j = 0; j < m; j++) {
+            real outside = column[j] * NAME(outside)(total_w, within ? grad_a[j] : 0, within);
+            real excluded = wb[j] * column[j] * NAME(outside)(total_a, within ? row[j] * a[j] : 0, within);
+            grad_h[j] = h0[j] * (received[j] - excluded - b0[j] * outside);
+            /* What goes through to_b0 is added by the next sweep. */
+            grad_b[j] = -b0[j] * h0[j] * outside;
         }
         memset(grad_a, 0, n * sizeof(real));
     }
