@@ -40,7 +40,7 @@ QUANTITIES = {
     "nc2_deviation": "NC2 dev.",
     "alpha": "α",
     "beta": "β",
-    "effective_rank": "eff. rank",
+    "effective_rank": "rank",
     "knn": "k-NN",
 }
 
@@ -53,13 +53,17 @@ def final_table(records: Sequence[Record], n_classes: int) -> Table:
         title=f"{n_classes} classes: the training set after training"
         + (f", mean ± std of {seeds} seeds" if seeds > 1 else ""),
         caption="NC2: cosines between class means. λ: smallest over largest eigenvalue of their "
-        "covariance.\nk-NN: accuracy on held-out samples.",
+        "covariance. rank: effective rank of all embeddings. k-NN: accuracy on held-out samples.",
         box=SIMPLE,
         padding=(0, 0),
+        show_edge=False,
     )
     table.add_column(no_wrap=True)
-    for heading in ("simplex ETF", *(variant_name(*variant) for variant in groups)):
-        table.add_column(heading, justify="right")
+    table.add_column("ETF", justify="right")
+    for variant in groups:
+        # Broken where it may break, so that eight columns fit 80 characters.
+        heading = variant_name(*variant).replace("-MM", "-\nMM").replace("Push", "Push\n")
+        table.add_column(heading, justify="right", no_wrap=True)
     targets = {"nc1": "0", "nc2_std": "0", "nc2_deviation": "0", "alpha": "1"}
     targets |= {"beta": f"{-1 / (n_classes - 1):.3g}", "effective_rank": f"{n_classes - 1}"}
     for key, heading in QUANTITIES.items():
@@ -116,7 +120,7 @@ def outcomes(records: Sequence[Record]) -> str:
 
 
 def spread(values: Sequence[float | None]) -> str:
-    """Mean and std, on two lines, of the values that are numbers.
+    """Mean and std, on two lines of seven characters, of the values that are numbers.
 
     Example:
         >>> print(spread([0.25, 0.75]))
@@ -126,9 +130,9 @@ def spread(values: Sequence[float | None]) -> str:
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     if not numbers:
         return "–"
-    if len(numbers) == 1:
-        return f"{numbers[0]:.3g}"
-    return f"{mean(numbers):.3g}\n±{stdev(numbers):.1g}"
+    centre = mean(numbers)
+    text = f"{centre:.{3 if abs(centre) >= 1e-3 else 2}g}"
+    return text if len(numbers) == 1 else f"{text}\n±{stdev(numbers):.1g}"
 
 
 def ratio(spectrum: Sequence[float | None]) -> float | None:
