@@ -112,6 +112,15 @@ def test_streamed_pass_allocates_no_matrix_of_all_pairs(monkeypatch):
     assert max(sizes) <= 5 * 10 * 500
 
 
+def test_info_nce_in_small_tiles_is_the_same(batch):
+    wanted, wanted_gradient = with_gradients(batch.loss(tc.InfoNCE()), batch.leaves)
+    columns = len(batch.embeddings if batch.ref_emb is None else batch.ref_emb)
+    criterion = tc.InfoNCE(memory="streamed", memory_budget=2 * columns * ROW)
+    found, gradient = with_gradients(batch.loss(criterion), batch.leaves)
+    assert relative_error(found, wanted) <= 1e-12
+    assert relative_error(gradient, wanted_gradient) <= 1e-12
+
+
 def test_automatic_mode_streams_what_exceeds_the_budget():
     like = torch.empty(1)
     assert not plan_memory("auto", 2 * 100 * 100 * 4, (100, 100), like, matrices=2).streamed
@@ -125,10 +134,10 @@ def test_tiles_stay_within_the_budget():
     assert plan.tile_entries == 7000
 
 
-@pytest.mark.parametrize("name", ["neg_mmiot", "push_pull", "iot"])
-def test_a_budget_too_small_for_one_row_is_refused(name):
+@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.IOT, tc.InfoNCE])
+def test_a_budget_too_small_for_one_row_is_refused(make):
     embeddings, labels = clustered(100)
-    criterion = STREAMING[name](memory="streamed", memory_budget=100)
+    criterion = make(memory="streamed", memory_budget=100)
     with pytest.raises(ValueError, match=r"memory_budget=100 bytes is too small.*takes 2000"):
         criterion(embeddings, labels)
 

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
-from tricouple.memory import CACHED
+from tricouple.memory import DEFAULT_BUDGET, MEMORY_MODES, plan_memory
 from tricouple.numeric import inverse_product
 from tricouple.ot.kernels.plan import ScoreGradient
 from tricouple.ot.kernels.similarities import row_blocks
@@ -34,6 +34,9 @@ class InfoNCE(ContrastiveLoss):
         temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient.
         empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
             a negative.
+        memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``; all the same here,
+            because similarities always come in tiles.
+        memory_budget: Bytes that the tiles may take.
 
     Example:
         >>> criterion = InfoNCE(temperature=0.1)
@@ -42,10 +45,20 @@ class InfoNCE(ContrastiveLoss):
         torch.Size([])
     """
 
-    def __init__(self, temperature: float | Tensor = 0.1, *, empty: str = "raise") -> None:
+    def __init__(
+        self,
+        temperature: float | Tensor = 0.1,
+        *,
+        empty: str = "raise",
+        memory: str = "auto",
+        memory_budget: float = DEFAULT_BUDGET,
+    ) -> None:
         super().__init__(empty=empty)
         checks.positive_number("temperature", temperature)
+        checks.one_of("memory", memory, MEMORY_MODES)
+        checks.positive_number("memory_budget", memory_budget)
         self.temperature = temperature
+        self.memory_budget = memory_budget
 
     def compute(self, batch: Batch) -> Tensor:
         """Σ_i w_i log Σ_j exp(s_ij/τ) − ⟨P̃, s⟩/τ, with P̃_ij = w_i/n⁺_i at the positives."""
@@ -53,8 +66,10 @@ class InfoNCE(ContrastiveLoss):
         target = batch.relation.per_anchor()
         sharpness = inverse_product(self.temperature, 1.0)
         weights = target.marginals[0]
+        shape = (len(batch.anchors), len(batch.references))
+        tiles = plan_memory("streamed", self.memory_budget, shape, batch.anchors, matrices=0)
         partition = _log_partition(
-            batch.anchors, batch.references, sharpness, weights, batch.within
+            batch.anchors, batch.references, sharpness, weights, batch.within, tiles.tile_entries
         )
         return (partition - sharpness * batch.inner(target)).to(batch.dtype)
 
@@ -65,10 +80,16 @@ class InfoNCE(ContrastiveLoss):
 
 
 def _log_partition(
-    anchors: Tensor, references: Tensor, sharpness: float | Tensor, weights: Tensor, within: bool
+    anchors: Tensor,
+    references: Tensor,
+    sharpness: float | Tensor,
+    weights: Tensor,
+    within: bool,
+    tile_entries: int,
 ) -> Tensor:
     """``Σ_i w_i log Σ_j exp(sharpness · s_ij)``, without j = i within one set; wide dtype."""
-    return _LogPartition.apply(anchors, references, sharpness, weights, within)  # type: ignore[no-any-return, no-untyped-call]
+    arguments = (anchors, references, sharpness, weights, within, tile_entries)
+    return _LogPartition.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _LogPartition(torch.autograd.Function):
@@ -85,11 +106,12 @@ class _LogPartition(torch.autograd.Function):
         sharpness: float | Tensor,
         weights: Tensor,
         within: bool,
+        tile_entries: int,
     ) -> Tensor:
-        ctx.factor, ctx.within = float(sharpness), within
+        ctx.factor, ctx.within, ctx.tile_entries = float(sharpness), within, tile_entries
         ctx.factor_dtype = sharpness.dtype if isinstance(sharpness, Tensor) else None
         logs = torch.empty_like(weights)
-        for rows, scores in _scores(anchors, references, ctx.factor, within):
+        for rows, scores in _scores(anchors, references, ctx.factor, within, tile_entries):
             logs[rows] = torch.logsumexp(scores, 1)
         ctx.save_for_backward(anchors, references, weights, logs)
         return weights @ logs
@@ -104,21 +126,22 @@ class _LogPartition(torch.autograd.Function):
             # g w_i softmax_ij = exp(score_ij − log-partition_i) · g w_i
             scale = (gradient * weights).to(anchors.dtype)
             shift = logs.to(anchors.dtype)
-            for rows, scores in _scores(anchors, references, ctx.factor, ctx.within):
+            tiles = _scores(anchors, references, ctx.factor, ctx.within, ctx.tile_entries)
+            for rows, scores in tiles:
                 yield rows, scores.sub_(shift[rows, None]).exp_().mul_(scale[rows, None])
 
         to_embeddings, slope = pull(
             score_gradient(), ctx.factor, anchors, references, slope=ctx.needs_input_grad[2]
         )
         to_factor = None if slope is None else slope.to(ctx.factor_dtype)
-        return *to_embeddings, to_factor, None, None
+        return *to_embeddings, to_factor, None, None, None
 
 
 def _scores(
-    anchors: Tensor, references: Tensor, factor: float, within: bool
+    anchors: Tensor, references: Tensor, factor: float, within: bool, tile_entries: int
 ) -> Iterator[tuple[slice, Tensor]]:
     """``factor · s`` in tiles that the next tile overwrites, −∞ on the diagonal within one set."""
-    blocks = row_blocks(len(anchors), len(references), CACHED)
+    blocks = row_blocks(len(anchors), len(references), tile_entries)
     buffer = anchors.new_empty(blocks[0].stop, len(references))
     scaled = anchors * factor
     for rows in blocks:

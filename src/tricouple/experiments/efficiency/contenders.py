@@ -138,7 +138,7 @@ CONTENDERS = (
     Contender(
         "NegMMIOT log-sigmoid",
         LOSS,
-        partial(prepare_neg_mmiot, shaping="log_sigmoid"),
+        partial(prepare_neg_mmiot, shaping="log_sigmoid", memory="matrices"),
         largest=2048,
     ),
     Contender(
