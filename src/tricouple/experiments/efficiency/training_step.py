@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 from tricouple.experiments.efficiency.summary import Claim
 from tricouple.experiments.efficiency.timing import Step, time_together
@@ -70,7 +70,11 @@ def measure_steps(
 
     Ratios are of the best times: noise only ever adds time.
     """
-    steps = make_steps(plan)
+    torch.manual_seed(plan.seed)
+    encoder = build_encoder(
+        plan.backbone, channels=3, image_size=plan.image_size, head_dim=plan.classes
+    )
+    steps = make_steps(plan, encoder)
     for step in steps.values():
         step()
     timings = time_together(steps, plan.rounds, 0.0, on_turn)
@@ -81,12 +85,8 @@ def measure_steps(
     ]
 
 
-def make_steps(plan: StepPlan) -> dict[str, Step]:
-    """A training step for each loss; they share one network, one optimiser and one batch."""
-    torch.manual_seed(plan.seed)
-    encoder = build_encoder(
-        plan.backbone, channels=3, image_size=plan.image_size, head_dim=plan.classes
-    )
+def make_steps(plan: StepPlan, encoder: nn.Module) -> dict[str, Step]:
+    """A training step for each loss; they share the network, one optimiser and one batch."""
     optimiser = torch.optim.Adam(encoder.parameters(), lr=1e-3, fused=True)
     images = torch.randn(plan.batch_size, 3, plan.image_size, plan.image_size)
     labels = torch.randint(plan.classes, (plan.batch_size,))

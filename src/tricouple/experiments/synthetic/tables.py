@@ -62,8 +62,8 @@ def final_table(records: Sequence[Record], n_classes: int) -> Table:
     table.add_column("ETF", justify="right")
     for variant in groups:
         # Broken where it may break, so that eight columns fit 80 characters.
-        heading = variant_name(*variant).replace("-MM", "-\nMM").replace("Push", "Push\n")
-        table.add_column(heading, justify="right", no_wrap=True)
+        heading = variant_name(*variant).replace("Neg-", "Neg-\n").replace("Push", "Push\n")
+        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
     targets = {"nc1": "0", "nc2_std": "0", "nc2_deviation": "0", "alpha": "1"}
     targets |= {"beta": f"{-1 / (n_classes - 1):.3g}", "effective_rank": f"{n_classes - 1}"}
     for key, heading in QUANTITIES.items():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
@@ -17,7 +14,6 @@ _WORKSPACE = 8
 _CACHED = 1 << 19
 
 
-@dataclass(frozen=True)
 class Margins:
     """``ψ(x_ij − x_ik)`` for all references j and k of some anchors i.
 
@@ -32,23 +28,9 @@ class Margins:
         [[[[1.0, 3.0], [-1.0, 1.0]]]]
     """
 
-    scores: Tensor
-    psi: Shaping
-    memory_budget: float
-
-    @cached_property
-    def blocks(self) -> list[slice]:
-        """As many anchors at a time as the budget allows and, on a processor, its cache likes."""
-        n, m = self.scores.shape
-        step = int(self.memory_budget // anchor_bytes(self.scores))
-        if step == 0:
-            raise ValueError(
-                f"memory_budget={self.memory_budget:.0f} bytes is too small: the {m}×{m} costs of "
-                f"one anchor, with what is computed from them, take {anchor_bytes(self.scores)}"
-            )
-        if self.scores.device.type == "cpu":
-            step = min(step, max(1, _CACHED // m**2))
-        return [slice(start, min(start + step, n)) for start in range(0, n, step)]
+    def __init__(self, scores: Tensor, psi: Shaping, memory_budget: float) -> None:
+        self.scores, self.psi = scores, psi
+        self.blocks = _blocks(scores, memory_budget)
 
     def costs(self, anchors: slice) -> Tensor:
         """ψ, shape (rows, M, M): positives, then negatives."""
@@ -65,6 +47,20 @@ class Margins:
     def _differences(self, anchors: slice) -> Tensor:
         rows = self.scores[anchors]
         return rows[:, :, None] - rows[:, None, :]
+
+
+def _blocks(scores: Tensor, memory_budget: float) -> list[slice]:
+    """As many anchors at a time as the budget allows and, on a processor, its cache likes."""
+    n, m = scores.shape
+    step = int(memory_budget // anchor_bytes(scores))
+    if step == 0:
+        raise ValueError(
+            f"memory_budget={memory_budget:.0f} bytes is too small: the {m}×{m} costs of one "
+            f"anchor, with what is computed from them, take {anchor_bytes(scores)}"
+        )
+    if scores.device.type == "cpu":
+        step = min(step, max(1, _CACHED // m**2))
+    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
 
 def anchor_bytes(scores: Tensor) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -111,11 +109,6 @@ def masses_of(plan: LogTripletPlan, block: slice, logs: Tensor) -> Tensor:
     return (logs + plan.phi[block, None, None]).add_(plan.f[:, None]).add_(plan.g).exp_()
 
 
-class _Term(NamedTuple):
-    plan: LogTripletPlan
-    weights: Tensor  # of anchors, positives or negatives: (N, 1, 1), (N, M, 1) or (N, 1, M)
-
-
 class AnchorSink:
     """Remembers vectors; one pass over the anchors turns all of them into a gradient.
 
@@ -124,13 +117,14 @@ class AnchorSink:
 
     def __init__(self, kernel: AnchorTriplet) -> None:
         self._kernel = kernel
-        self._terms: list[_Term] = []
+        # Plans with weights of (N, 1, 1) anchors, (N, M, 1) positives or (N, 1, M) negatives.
+        self._terms: list[tuple[LogTripletPlan, Tensor]] = []
 
     def add(self, plan: LogTripletPlan, axis: int, weights: Tensor) -> None:
         """Add ``∂/∂x Σ weights · marginal_axis`` of a plan."""
         shape = [1, 1, 1]
         shape[axis] = -1
-        self._terms.append(_Term(plan, weights.view(shape).expand(len(plan.phi), -1, -1)))
+        self._terms.append((plan, weights.view(shape).expand(len(plan.phi), -1, -1)))
 
     def total(self) -> ScoreGradient:
         """The sum of all terms."""
