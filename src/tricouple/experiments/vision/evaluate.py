@@ -82,7 +82,8 @@ def measure(
         extract(encoder, part, data.normalisation, device=device) for part in (data.probe, tested)
     )
     columns = TextColumn("linear probe"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=console, transient=True, disable=not config.progress) as bar:
+    hidden = not (config.progress and console.is_terminal)
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("")
         result = evaluate_features(
             known,
