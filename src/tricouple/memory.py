@@ -7,6 +7,7 @@ than the arithmetic that fills it. Where Linux offers huge pages on request, lar
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import weakref
 from dataclasses import dataclass
@@ -94,8 +95,12 @@ class MemoryPlan:
     budget: float
 
 
+# For what is not worth streaming, such as similarities that were given as a matrix.
+IN_MATRICES = MemoryPlan(streamed=False, tile_entries=CACHED, budget=math.inf)
+
+
 def plan_memory(
-    mode: str, budget: float, shape: tuple[int, int], like: Tensor, *, matrices: int
+    mode: str, budget: float, shape: tuple[int, int], like: Tensor, *, matrices: float
 ) -> MemoryPlan:
     """Choose between stored and streamed kernels.
 

@@ -14,7 +14,7 @@ from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.memory import DEFAULT_BUDGET, MEMORY_MODES, plan_memory
 from tricouple.numeric import inverse_product
-from tricouple.ot.kernels.plan import ScoreGradient
+from tricouple.ot.kernels.plan import Patch, ScoreGradient
 from tricouple.ot.kernels.similarities import row_blocks
 from tricouple.ot.pull import pull
 
@@ -128,7 +128,8 @@ class _LogPartition(torch.autograd.Function):
             shift = logs.to(anchors.dtype)
             tiles = _scores(anchors, references, ctx.factor, ctx.within, ctx.tile_entries)
             for rows, scores in tiles:
-                yield rows, scores.sub_(shift[rows, None]).exp_().mul_(scale[rows, None])
+                scores.sub_(shift[rows, None]).exp_().mul_(scale[rows, None])
+                yield Patch(rows, scores)
 
         to_embeddings, slope = pull(
             score_gradient(), ctx.factor, anchors, references, slope=ctx.needs_input_grad[2]

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from tricouple.losses.batch import Batch
 from tricouple.losses.sweeps import Sweeps
+from tricouple.memory import IN_MATRICES
 from tricouple.numeric import expectation, uniform
 from tricouple.ot.potentials import embedded_potentials, solve_potentials
-from tricouple.ot.solvers import IN_MATRICES, pair
+from tricouple.ot.solvers import pair
 from tricouple.relations import UniformPairs
 
 

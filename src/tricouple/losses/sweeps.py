@@ -8,6 +8,8 @@ from tricouple import checks
 from tricouple.losses.batch import Batch
 from tricouple.memory import MEMORY_MODES, MemoryPlan, plan_memory
 from tricouple.ot.gradients import GRADIENTS
+from tricouple.ot.kernels.balanced import can_be_halved
+from tricouple.ot.kernels.similarities import Products
 from tricouple.ot.potentials import Settings
 from tricouple.ot.solvers import SolverFactory
 
@@ -40,9 +42,16 @@ class Sweeps:
         checks.positive_number("memory_budget", self.memory_budget)
 
     def memory_of(self, batch: Batch, *, matrices: int) -> MemoryPlan:
-        """How a batch is computed that needs so many N×M matrices."""
-        shape = (len(batch.anchors), len(batch.references))
-        return plan_memory(self.memory, self.memory_budget, shape, batch.anchors, matrices=matrices)
+        """How a batch is computed that needs so many N×M matrices, or halves of them."""
+        similarities = Products(batch.anchors, batch.references)
+        halved = can_be_halved(similarities, within=batch.within)
+        return plan_memory(
+            self.memory,
+            self.memory_budget,
+            similarities.shape,
+            batch.anchors,
+            matrices=matrices / 2 if halved else matrices,
+        )
 
     def settings(
         self, solvers: tuple[SolverFactory, ...], sizes: tuple[int, ...], batch: Batch

@@ -143,6 +143,8 @@ def _solve(
     with FlushedDenormals():
         for solver in settings.solvers:
             kernel = solver(similarities, sharpness, within=settings.within)
+            if kernel is None:
+                continue
             masses = Masses(marginals, settings.sizes, kernel.dtype)
             solution = kernel.solve(masses, settings.n_iters, settings.tol)
             if solution is not None:
@@ -168,7 +170,7 @@ def _score_matrix(ctx: Any, cotangent: Tensor, similarity: Tensor) -> tuple[Tens
     out = empty_matrix(similarity, *similarity.shape)
     slope = torch.zeros((), dtype=wide_dtype(out.device), device=out.device)
     with FlushedDenormals():
-        for rows, tile in _score_gradient(ctx, cotangent):
+        for rows, tile, _ in _score_gradient(ctx, cotangent):
             if ctx.needs_input_grad[1]:
                 allowed = torch.where(torch.isfinite(similarity[rows]), similarity[rows], 0.0)
                 slope += torch.sum(tile * allowed)

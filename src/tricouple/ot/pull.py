@@ -30,14 +30,14 @@ def pull(
     """
     with torch.inference_mode(False):  # they become somebody's gradients
         to_anchors, to_references = torch.empty_like(anchors), torch.zeros_like(references)
-    for rows, tile in gradient:
+    for rows, tile, columns in gradient:
         part = tile.to(anchors.dtype)
         if anchors is references and part.shape[0] == len(anchors) <= _SMALL:
             torch.mm(part + part.T, anchors, out=to_anchors)
             to_factor = _inner(anchors, to_anchors) / 2 if slope else None
             return (to_anchors.mul_(factor), None), to_factor
-        torch.mm(part, references, out=to_anchors[rows])
-        to_references.addmm_(part.T, anchors[rows])
+        torch.mm(part, references[columns], out=to_anchors[rows])
+        to_references[columns].addmm_(part.T, anchors[rows])
     to_factor = _inner(anchors, to_anchors) if slope else None
     return (to_anchors.mul_(factor), to_references.mul_(factor)), to_factor
 

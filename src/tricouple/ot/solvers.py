@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from tricouple.memory import CACHED, MemoryPlan
+from tricouple.memory import MemoryPlan
 from tricouple.numeric import wide_dtype
 from tricouple.ot.kernels import native
+from tricouple.ot.kernels.balanced import can_be_halved
 from tricouple.ot.kernels.native_triplet import NativeTriplet
 from tricouple.ot.kernels.pair_log import LogPair
 from tricouple.ot.kernels.pair_scaled import ScaledPair
@@ -23,9 +24,6 @@ from tricouple.shaping import Shaping
 # Streamed sweeps have no logarithms to fall back on, but twice the digits: of sixteen, six may go.
 WIDE_CANCELLATION = 1e6
 
-# Similarities that were given as a matrix are not worth streaming.
-IN_MATRICES = MemoryPlan(streamed=False, tile_entries=CACHED, budget=math.inf)
-
 
 class Solver(Kernel, Protocol):
     """A kernel that finds its own scalings."""
@@ -37,23 +35,25 @@ class Solver(Kernel, Protocol):
 class SolverFactory(Protocol):
     """Makes a solver of similarities, the factor that turns them into scores, and the setting."""
 
-    def __call__(self, similarities: Similarities, factor: float, /, *, within: bool) -> Solver:
-        """Build the kernel."""
+    def __call__(
+        self, similarities: Similarities, factor: float, /, *, within: bool
+    ) -> Solver | None:
+        """Build the kernel; None if that would be no help after the solver before."""
 
 
 def pair(memory: MemoryPlan) -> tuple[SolverFactory, ...]:
     """Solvers of pairwise plans: fast first; the last one never gives up."""
     if not memory.streamed:
-        return ScaledPair, LogPair
-    tiled = partial(ScaledPair, stored=False, tile_entries=memory.tile_entries)
+        return ScaledPair, partial(_whole, ScaledPair), LogPair
+    tiled = partial(ScaledPair, memory=memory)
     return tiled, partial(_wide, tiled), _refuse
 
 
 def linear_triplet(memory: MemoryPlan) -> tuple[SolverFactory, ...]:
     """Solvers of triplet plans for linear ψ."""
     if not memory.streamed:
-        return _fast_linear, careful_linear
-    tiled = partial(scaled_linear, stored=False, tile_entries=memory.tile_entries)
+        return _fast_linear, partial(_whole, scaled_linear), careful_linear
+    tiled = partial(scaled_linear, memory=memory)
     return tiled, partial(_wide, partial(tiled, cancellation=WIDE_CANCELLATION)), _refuse
 
 
@@ -85,9 +85,18 @@ def _fast_linear(similarities: Similarities, sharpness: float, /, *, within: boo
     return make(similarities, sharpness, within=within)
 
 
+def _whole(
+    make: Callable[..., Solver], similarities: Similarities, factor: float, /, *, within: bool
+) -> Solver | None:
+    """On whole matrices what was not trusted on halves."""
+    if native.suits(similarities) or not can_be_halved(similarities, within=within):
+        return None
+    return make(similarities, factor, within=within, halved=False)
+
+
 def _wide(
     make: SolverFactory, similarities: Similarities, factor: float, /, *, within: bool
-) -> Solver:
+) -> Solver | None:
     return make(similarities.widened(wide_dtype(similarities.like.device)), factor, within=within)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.memory import DEFAULT_BUDGET
+from tricouple.memory import DEFAULT_BUDGET, IN_MATRICES
 from tricouple.numeric import compute_dtype, inverse_product, uniform, wide_dtype
 from tricouple.ot.gradients import GRADIENTS
 from tricouple.ot.kernels.log_domain import LogDomainTriplet, LogTripletPlan
@@ -21,7 +21,6 @@ from tricouple.ot.kernels.triplet_log_sigmoid import careful_log_sigmoid
 from tricouple.ot.pairwise import DEFAULT_TOLERANCE, largest_error
 from tricouple.ot.potentials import Settings, solve_potentials
 from tricouple.ot.solvers import (
-    IN_MATRICES,
     SolverFactory,
     linear_triplet,
     log_sigmoid_triplet,

@@ -9,6 +9,7 @@
 #include <Python.h>
 #include <float.h>
 #include <math.h>
+#include <stdint.h>
 #include <string.h>
 
 /* The loops that matter are built twice, and the machine picks: distributed builds may not assume
@@ -22,18 +23,53 @@
 /* The larger of two numbers, and NaN if either is. */
 #define MAXIMUM(x, y) ((y) <= (x) ? (x) : (y))
 
+/* What exp() of a type needs: log 2 in two parts, and enough terms of the power series for all of
+ * the type's digits on |x| ≤ log(2)/2. */
+#define LOG2_E 1.4426950408889634
+static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 / 6,       1.0 / 24,
+                                1.0 / 120,  1.0 / 720,     1.0 / 5040,     1.0 / 40320,   1.0 / 362880,
+                                1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
+
 #define real float
+#define bits uint32_t
 #define REAL_MAX FLT_MAX
 #define NAME(name) name##_float
+#define DEGREE 7
+#define SHIFT 12582912.0f /* 1.5 · 2²³ */
+#define MANTISSA 23
+#define EXPONENT_BIAS 127
+#define LN2_HIGH 0.693359375f
+#define LN2_LOW -2.12194440e-4f
+#define EXP_LOW -86.6 /* log(2 · FLT_MIN), nearly */
 #include "_sweeps.h"
+#include "_triangle.h"
 #undef real
+#undef bits
 #undef REAL_MAX
 #undef NAME
+#undef DEGREE
+#undef SHIFT
+#undef MANTISSA
+#undef EXPONENT_BIAS
+#undef LN2_HIGH
+#undef LN2_LOW
+#undef EXP_LOW
+
 #define real double
+#define bits uint64_t
 #define REAL_MAX DBL_MAX
 #define NAME(name) name##_double
+#define DEGREE 13
+#define SHIFT 6755399441055744.0 /* 1.5 · 2⁵² */
+#define MANTISSA 52
+#define EXPONENT_BIAS 1023
+#define LN2_HIGH 6.93147180369123816490e-01
+#define LN2_LOW 1.90821492927058770002e-10
+#define EXP_LOW -707.7
 #include "_sweeps.h"
+#include "_triangle.h"
 #undef real
+#undef bits
 #undef REAL_MAX
 #undef NAME
 
@@ -141,12 +177,96 @@ static PyObject *pair_adjoint(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
+static PyObject *tile_tops(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    void *p[MAX_ARRAYS];
+    if (!addresses(args, nargs, 7, 3, p)) return NULL;
+    long bytes = PyLong_AsLong(args[0]), rows = PyLong_AsLong(args[1]);
+    long width = PyLong_AsLong(args[2]), own = PyLong_AsLong(args[3]), n = PyLong_AsLong(args[4]);
+    long first = PyLong_AsLong(args[5]), begin = PyLong_AsLong(args[6]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (bytes == 4)
+        tile_tops_float(rows, width, own, n, first, begin, p[0], p[1], p[2]);
+    else
+        tile_tops_double(rows, width, own, n, first, begin, p[0], p[1], p[2]);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *tile_kernel(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    void *p[MAX_ARRAYS];
+    if (!addresses(args, nargs, 5, 4, p)) return NULL;
+    long bytes = PyLong_AsLong(args[0]), rows = PyLong_AsLong(args[1]);
+    long width = PyLong_AsLong(args[2]), own = PyLong_AsLong(args[3]);
+    double factor = PyFloat_AsDouble(args[4]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (bytes == 4)
+        tile_kernel_float(rows, width, own ? 0 : -1, factor, p[0], p[1], p[2], p[3]);
+    else
+        tile_kernel_double(rows, width, own ? 0 : -1, factor, p[0], p[1], p[2], p[3]);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *tiles_product(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    void *p[MAX_ARRAYS];
+    if (!addresses(args, nargs, 2, 4, p)) return NULL;
+    long bytes = PyLong_AsLong(args[0]), count = PyLong_AsLong(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (bytes == 4)
+        tiles_product_float(count, p[0], p[1], p[2], p[3]);
+    else
+        tiles_product_double(count, p[0], p[1], p[2], p[3]);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *tile_stream(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    void *p[MAX_ARRAYS];
+    if (!addresses(args, nargs, 5, 8, p)) return NULL;
+    long bytes = PyLong_AsLong(args[0]), rows = PyLong_AsLong(args[1]);
+    long width = PyLong_AsLong(args[2]), own = PyLong_AsLong(args[3]);
+    double factor = PyFloat_AsDouble(args[4]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (bytes == 4)
+        tile_stream_float(rows, width, own, factor, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]);
+    else
+        tile_stream_double(rows, width, own, factor, p[0], p[1], p[2], p[3], p[4], p[5], p[6],
+                           p[7]);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *tile_weigh(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    void *p[MAX_ARRAYS];
+    if (!addresses(args, nargs, 5, 3, p)) return NULL;
+    long bytes = PyLong_AsLong(args[0]), rows = PyLong_AsLong(args[1]);
+    long width = PyLong_AsLong(args[2]), stride = PyLong_AsLong(args[3]);
+    double sign = PyFloat_AsDouble(args[4]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (bytes == 4)
+        tile_weigh_float(rows, width, stride, sign, p[0], p[1], p[2]);
+    else
+        tile_weigh_double(rows, width, stride, sign, p[0], p[1], p[2]);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"balance", (PyCFunction)(void (*)(void))balance, METH_FASTCALL, NULL},
     {"triplet_solve", (PyCFunction)(void (*)(void))triplet_solve, METH_FASTCALL, NULL},
     {"triplet_adjoint", (PyCFunction)(void (*)(void))triplet_adjoint, METH_FASTCALL, NULL},
     {"pair_sweeps", (PyCFunction)(void (*)(void))pair_sweeps, METH_FASTCALL, NULL},
     {"pair_adjoint", (PyCFunction)(void (*)(void))pair_adjoint, METH_FASTCALL, NULL},
+    {"tile_tops", (PyCFunction)(void (*)(void))tile_tops, METH_FASTCALL, NULL},
+    {"tile_kernel", (PyCFunction)(void (*)(void))tile_kernel, METH_FASTCALL, NULL},
+    {"tiles_product", (PyCFunction)(void (*)(void))tiles_product, METH_FASTCALL, NULL},
+    {"tile_stream", (PyCFunction)(void (*)(void))tile_stream, METH_FASTCALL, NULL},
+    {"tile_weigh", (PyCFunction)(void (*)(void))tile_weigh, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

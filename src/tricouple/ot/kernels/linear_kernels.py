@@ -15,23 +15,22 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tricouple.memory import CACHED, Loan
+from tricouple.memory import IN_MATRICES, Loan, MemoryPlan
 from tricouple.numeric import exponential_, wide_dtype
 from tricouple.ot.kernels import native
-from tricouple.ot.kernels.plan import ScoreGradient
+from tricouple.ot.kernels.plan import Patch, ScoreGradient
 from tricouple.ot.kernels.similarities import Similarities, row_blocks
-from tricouple.ot.kernels.tiles import Factors, Tile
+from tricouple.ot.kernels.tiles import Factors, RowTiles, Tile
 
 
-class LinearKernels:
+class LinearKernels(RowTiles):
     """``exp(factor · s)`` for one factor or several, excluded entries 0; one separable term each.
 
     Args:
         similarities: s, shape (N, M); an entry with score −∞ is excluded.
         factors: The factors; negative for a repelling kernel.
         within: Exclude the diagonal.
-        stored: Keep the kernels in memory, instead of recomputing tiles of them.
-        tile_entries: Size of a tile that is recomputed, or worked on entry by entry.
+        memory: Whether the kernels are stored, or recomputed a tile at a time.
     """
 
     n_terms = 1
@@ -42,16 +41,15 @@ class LinearKernels:
         factors: Sequence[float],
         *,
         within: bool,
-        stored: bool = True,
-        tile_entries: int = CACHED,
+        memory: MemoryPlan = IN_MATRICES,
     ) -> None:
         self.similarities, self.factors, self.within = similarities, tuple(factors), within
         self.shape, self.like = similarities.shape, similarities.like
-        self.tile_entries = tile_entries
-        self.stored = stored
+        self.tile_entries = memory.tile_entries
+        self.stored = not memory.streamed
         self._loan: Loan | None = None
         self._matrices: list[Tensor] = []
-        if stored:
+        if self.stored:
             self.tops = self._build()
         else:
             self.tops = self._tops(None)
@@ -185,4 +183,4 @@ class LinearKernels:
                 else:
                     torch.mm(rows, right, out=weights)
                     total.addcmul_(weights, kernel[0], value=sign)
-            yield block, total
+            yield Patch(block, total)

@@ -16,6 +16,8 @@ from tricouple.ot.kernels.tiles import Factors
 class NativePairHistory(ScaledPairHistory):
     """The same history; each direction is one call."""
 
+    kernels: LinearKernels
+
     @classmethod
     def sweep(
         cls,

@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tricouple.ot.kernels.linear_kernels import LinearKernels
+from tricouple.ot.kernels.balanced import BalancedKernels
 from tricouple.ot.kernels.plan import Masses, ScoreGradient
-from tricouple.ot.kernels.tiles import Factors, row_sums, through
+from tricouple.ot.kernels.tiles import Factors
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ScaledPairHistory:
         r: Row sums before each update of u, shape (T, N).
     """
 
-    kernels: LinearKernels
+    kernels: BalancedKernels
     masses: Masses
     u: Tensor
     v: Tensor
@@ -41,9 +41,9 @@ class ScaledPairHistory:
             torch.mul(self.v[t + 1], grad_v * -per_v, out=weights_v[t])
             to_anchors = partial(self._weigh, self.u[t], grad_u, to_v[t])
             if t == 0:
-                to_anchors(slice(None), row_sums(self.kernels, 0, weights_v[t]))
+                to_anchors(slice(None), self.kernels.row_sums(0, weights_v[t]))
             else:
-                grad_v = self.v[t] * through(self.kernels, 0, 0, weights_v[t], to_anchors)
+                grad_v = self.v[t] * self.kernels.through(0, 0, weights_v[t], to_anchors)
                 grad_u = torch.zeros_like(grad_u)
         left, right = torch.cat([to_v, self.u]), torch.cat([self.v[:-1], weights_v])
         return self.kernels.score_gradient([Factors(left[:, None], right)])

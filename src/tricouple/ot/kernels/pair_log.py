@@ -11,6 +11,7 @@ from tricouple.numeric import wide_dtype
 from tricouple.ot.kernels.plan import (
     GradientSink,
     Masses,
+    Patch,
     ScoreGradient,
     Solution,
     Stage,
@@ -31,7 +32,7 @@ class DenseSink:
 
     def total(self) -> ScoreGradient:
         """The sum so far."""
-        return [(slice(0, len(self._sum)), self._sum)]
+        return [Patch(slice(0, len(self._sum)), self._sum)]
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tricouple.memory import CACHED
+from tricouple.memory import IN_MATRICES, MemoryPlan
 from tricouple.numeric import wide_dtype
 from tricouple.ot.kernels import native
+from tricouple.ot.kernels.balanced import BalancedKernels, balanced_kernels
 from tricouple.ot.kernels.linear_kernels import LinearKernels
 from tricouple.ot.kernels.native_pair import NativePairHistory
 from tricouple.ot.kernels.pair_history import ScaledPairHistory
 from tricouple.ot.kernels.plan import GradientSink, Masses, ScoreGradient, Solution
 from tricouple.ot.kernels.similarities import Similarities
-from tricouple.ot.kernels.tiles import Factors, column_sums, row_sums, through, underflow_margin
+from tricouple.ot.kernels.tiles import Factors, underflow_margin
 
 
 class ScaledPairSink:
     """Sums of rank-one terms times a kernel: ``Σ_t x_t y_tᵀ ∘ kernel``."""
 
-    def __init__(self, kernels: LinearKernels) -> None:
+    def __init__(self, kernels: BalancedKernels) -> None:
         self._kernels = kernels
         self._left: list[Tensor] = []
         self._right: list[Tensor] = []
@@ -41,15 +42,15 @@ class ScaledPairSink:
 class ScaledPairPlan(NamedTuple):
     """``P_ij = u_i v_j kernel_ij``."""
 
-    kernels: LinearKernels
+    kernels: BalancedKernels
     u: Tensor
     v: Tensor
 
     def marginal(self, axis: int) -> Tensor:
         """Row or column sums."""
         if axis == 0:
-            return self.u * row_sums(self.kernels, 0, self.v)[0]
-        return self.v * column_sums(self.kernels, 0, self.u[None])
+            return self.u * self.kernels.row_sums(0, self.v)[0]
+        return self.v * self.kernels.column_sums(0, self.u[None])
 
     def push(
         self, axis: int, weights: Tensor, sink: GradientSink | None = None
@@ -57,10 +58,10 @@ class ScaledPairPlan(NamedTuple):
         """``Pᵀ weights`` for axis 0, ``P weights`` for axis 1."""
         if axis == 0:
             left, right = self.u * weights, self.v
-            pushed = {1: self.v * column_sums(self.kernels, 0, left[None])}
+            pushed = {1: self.v * self.kernels.column_sums(0, left[None])}
         else:
             left, right = self.u, self.v * weights
-            pushed = {0: self.u * row_sums(self.kernels, 0, right)[0]}
+            pushed = {0: self.u * self.kernels.row_sums(0, right)[0]}
         if isinstance(sink, ScaledPairSink):
             sink.add(left, right)
         return pushed
@@ -73,8 +74,8 @@ class ScaledPair:
         similarities: Shape (N, M).
         sharpness: The factor; negative for anti-transport.
         within: Exclude the diagonal.
-        stored: Keep the kernel in memory.
-        tile_entries: Size of a tile.
+        memory: Whether the kernel is stored, or recomputed a tile at a time.
+        halved: Whether half a matrix will do (see ``balanced_kernels``).
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class ScaledPair:
         sharpness: float,
         *,
         within: bool,
-        stored: bool = True,
-        tile_entries: int = CACHED,
+        memory: MemoryPlan = IN_MATRICES,
+        halved: bool = True,
     ) -> None:
-        self.kernels = LinearKernels(
-            similarities, [sharpness], within=within, stored=stored, tile_entries=tile_entries
+        self.kernels = balanced_kernels(
+            similarities, [sharpness], within=within, memory=memory, halved=halved
         )
 
     @property
@@ -107,8 +108,9 @@ class ScaledPair:
         """Sweep; None when the result cannot be trusted and logarithms are needed."""
         start = torch.exp(-self.kernels.column_shifts[0]).to(self.dtype)  # log-scalings at zero
         history: ScaledPairHistory
-        if self.kernels.stored and native.suits(self.kernels):
-            history = NativePairHistory.sweep(self.kernels, start, masses, n_iters, tol)
+        kernels = self.kernels
+        if isinstance(kernels, LinearKernels) and kernels.stored and native.suits(kernels):
+            history = NativePairHistory.sweep(kernels, start, masses, n_iters, tol)
         else:
             history = self._sweep(start, masses, n_iters, tol)
         u, v = history.u, history.v
@@ -127,7 +129,7 @@ class ScaledPair:
         all_v, all_r = [v], []
         for sweep in range(n_iters):
             u, r = torch.empty_like(rows), torch.empty_like(rows)
-            sums = through(self.kernels, 0, 0, v, partial(_scale, rows, u, r))
+            sums = self.kernels.through(0, 0, v, partial(_scale, rows, u, r))
             # The sweep went on in the same pass; if there was no need, it is forgotten.
             if tol is not None and sweep > 0 and _error(all_u[-1], r, rows) <= tol:
                 break

@@ -12,9 +12,24 @@ from torch import Tensor
 
 from tricouple.numeric import divide_or_zero
 
-ScoreGradient = Iterable[tuple[slice, Tensor]]
-"""The gradient with respect to the N×M scores, some rows at a time, from the first to the last. A
-tile may be overwritten by the next."""
+
+class Patch(NamedTuple):
+    """Part of a gradient with respect to the N×M scores.
+
+    Attributes:
+        rows: Its rows.
+        values: Its entries. They may be overwritten by the next patch.
+        columns: Its columns.
+    """
+
+    rows: slice
+    values: Tensor
+    columns: slice = slice(None)
+
+
+ScoreGradient = Iterable[Patch]
+"""A gradient with respect to the N×M scores; the rows of all patches, in order, are all rows.
+Within one set, where s_ij and s_ji are one number, each pair may come once, with both entries."""
 
 
 @dataclass(frozen=True)

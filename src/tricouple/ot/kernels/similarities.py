@@ -89,7 +89,9 @@ class Products:
 
     def widened(self, dtype: torch.dtype) -> Products:
         """Of the embeddings in another precision."""
-        return Products(self.anchors.to(dtype), self.references.to(dtype))
+        anchors = self.anchors.to(dtype)
+        same = self.references is self.anchors
+        return Products(anchors, anchors if same else self.references.to(dtype))
 
 
 def row_blocks(n_rows: int, n_columns: int, entries: int = 1 << 21) -> list[slice]:

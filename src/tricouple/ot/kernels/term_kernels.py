@@ -9,13 +9,13 @@ from torch import Tensor
 
 from tricouple.memory import CACHED, Loan
 from tricouple.numeric import exponential_, wide_dtype
-from tricouple.ot.kernels.plan import ScoreGradient
+from tricouple.ot.kernels.plan import Patch, ScoreGradient
 from tricouple.ot.kernels.quadrature import Terms
 from tricouple.ot.kernels.similarities import Similarities, row_blocks
-from tricouple.ot.kernels.tiles import Factors, Tile
+from tricouple.ot.kernels.tiles import Factors, RowTiles, Tile
 
 
-class TermKernels:
+class TermKernels(RowTiles):
     """The factors of positives and of negatives, ``exp(attract_q(x))`` and ``exp(repel_q(x))``.
 
     Rows of one anchor belong to different terms and are added up after multiplying those of the
@@ -145,4 +145,4 @@ class TermKernels:
                     # Where the slope overflows the kernel is exactly zero.
                     slope = self._slopes[number](scores, node).clamp_min_(lowest)
                     total.addcmul_(weights.mul_(kernel), slope)
-            yield block, total
+            yield Patch(block, total)

@@ -1,7 +1,8 @@
-"""Passes over kernels that come in tiles of rows: stored, or recomputed whenever they pass."""
+"""Sums over kernels, which may come in tiles: stored, or recomputed whenever they pass."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -53,58 +54,69 @@ class Kernels(Protocol):
     def column_shifts(self) -> Sequence[Tensor]:
         """``log(true scaling) = log(scaling) + shift`` of each kernel's columns, wide dtype."""
 
-    def tiles(self, which: Sequence[int], entries: int | None = None) -> Iterator[Tile]:
-        """All rows of some kernels, from the first to the last."""
-
     def release(self) -> None:
         """Free the memory of what can be computed again."""
+
+    def row_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_j kernel_qij weights_j``, shape (Q, N)."""
+
+    def column_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_qi kernel_qij weights_qi``, shape (M,)."""
+
+    def through(
+        self, near: int, far: int, weights: Tensor, between: Callable[[slice, Tensor], Tensor]
+    ) -> Tensor:
+        """Row sums of one kernel, turned into weights, through the columns of another.
+
+        Args:
+            near: The kernel whose row sums are taken.
+            far: The kernel whose column sums are taken; may be the same.
+            weights: Weights of the columns, shape (M,).
+            between: Turns the sums of some rows, shape (Q, rows), into weights of that shape.
+
+        Returns:
+            Shape (M,).
+        """
 
     def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
         """``Σ slope ∘ (left @ right) ∘ kernel`` over kernels and terms."""
 
 
-def row_sums(kernels: Kernels, which: int, weights: Tensor) -> Tensor:
-    """``Σ_j kernel_qij weights_j``, shape (Q, N)."""
-    sums = weights.new_empty(kernels.n_terms, kernels.shape[0])
-    for rows, (kernel,) in kernels.tiles([which]):
-        sums[:, rows] = _rows(kernel, weights)
-    return sums
+class RowTiles(ABC):
+    """Sums over kernels that come in tiles of whole rows."""
 
+    shape: tuple[int, int]
+    n_terms: int
 
-def column_sums(kernels: Kernels, which: int, weights: Tensor) -> Tensor:
-    """``Σ_qi kernel_qij weights_qi``, shape (M,)."""
-    sums = weights.new_zeros(kernels.shape[1])
-    for rows, (kernel,) in kernels.tiles([which]):
-        _add_columns(sums, kernel, weights[:, rows])
-    return sums
+    @abstractmethod
+    def tiles(self, which: Sequence[int], entries: int | None = None) -> Iterator[Tile]:
+        """All rows of some kernels, from the first to the last."""
 
+    def row_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_j kernel_qij weights_j``, shape (Q, N)."""
+        sums = weights.new_empty(self.n_terms, self.shape[0])
+        for rows, (kernel,) in self.tiles([which]):
+            sums[:, rows] = _rows(kernel, weights)
+        return sums
 
-def through(
-    kernels: Kernels,
-    near: int,
-    far: int,
-    weights: Tensor,
-    between: Callable[[slice, Tensor], Tensor],
-) -> Tensor:
-    """Row sums of one kernel, turned into weights, through the columns of another: one pass.
+    def column_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_qi kernel_qij weights_qi``, shape (M,)."""
+        sums = weights.new_zeros(self.shape[1])
+        for rows, (kernel,) in self.tiles([which]):
+            _add_columns(sums, kernel, weights[:, rows])
+        return sums
 
-    Args:
-        kernels: The kernels.
-        near: The kernel whose row sums are taken.
-        far: The kernel whose column sums are taken; may be the same.
-        weights: Weights of the columns, shape (M,).
-        between: Turns the sums of some rows, shape (Q, rows), into weights of that shape.
-
-    Returns:
-        Shape (M,).
-    """
-    which = [near] if near == far else [near, far]
-    received = weights.new_zeros(kernels.shape[1])
-    # Rows that are used twice are best used twice while they are in the cache.
-    for rows, used in kernels.tiles(which, CACHED if near == far else None):
-        left = between(rows, _rows(used[0], weights))
-        _add_columns(received, used[-1], left)
-    return received
+    def through(
+        self, near: int, far: int, weights: Tensor, between: Callable[[slice, Tensor], Tensor]
+    ) -> Tensor:
+        """Both in one pass over the tiles."""
+        which = [near] if near == far else [near, far]
+        received = weights.new_zeros(self.shape[1])
+        # Rows that are used twice are best used twice while they are in the cache.
+        for rows, used in self.tiles(which, CACHED if near == far else None):
+            left = between(rows, _rows(used[0], weights))
+            _add_columns(received, used[-1], left)
+        return received
 
 
 def _rows(kernel: Tensor, weights: Tensor) -> Tensor:

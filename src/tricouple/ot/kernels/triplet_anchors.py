@@ -8,7 +8,7 @@ from torch import Tensor
 from tricouple.numeric import wide_dtype
 from tricouple.ot.kernels.log_domain import LogDomainTriplet, LogTripletPlan
 from tricouple.ot.kernels.margins import Margins, anchor_bytes
-from tricouple.ot.kernels.plan import GradientSink, ScoreGradient
+from tricouple.ot.kernels.plan import GradientSink, Patch, ScoreGradient
 from tricouple.ot.kernels.similarities import Similarities
 from tricouple.shaping import Shaping
 
@@ -129,7 +129,7 @@ class AnchorSink:
     def total(self) -> ScoreGradient:
         """The sum of all terms."""
         for block in self._kernel.blocks:
-            yield block, self._rows(block)
+            yield Patch(block, self._rows(block))
 
     def _rows(self, block: slice) -> Tensor:
         """What the margins of some anchors receive: x_ij all of it, x_ik its negative."""

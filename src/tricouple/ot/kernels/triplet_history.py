@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tricouple.ot.kernels.plan import Masses, ScoreGradient
-from tricouple.ot.kernels.tiles import Factors, row_sums, through
+from tricouple.ot.kernels.tiles import Factors
 from tricouple.ot.kernels.triplet_plan import ATTRACT, REPEL, ScaledTripletPlan
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ScaledTripletHistory:
     def plan(self) -> ScaledTripletPlan:
         """The plan after the last sweep."""
         a, b, h, r_plus, _ = (part[-1] for part in self.scalings)
-        r_minus = row_sums(self.kernel.kernels, REPEL, h)
+        r_minus = self.kernel.kernels.row_sums(REPEL, h)
         return ScaledTripletPlan(self.kernel, self.kernel.anchors(a), b, h, r_plus, r_minus)
 
     def adjoint(self, cotangents: Sequence[Tensor]) -> ScoreGradient:
@@ -83,7 +83,7 @@ class ScaledTripletHistory:
                 from_h[:, rows] = sums
                 return left_b[:, rows].addcmul_(a[rows], sums)
 
-            received = through(kernels, REPEL, ATTRACT, w_h, to_positives).sub_(excluded_b)
+            received = kernels.through(REPEL, ATTRACT, w_h, to_positives).sub_(excluded_b)
             grad_b = grad_b + b * received.addcmul_(w_h, anchors.outside, value=-1)
 
             w_b = torch.mul(b, grad_b * -per_b, out=weights_b[t])
@@ -106,9 +106,9 @@ class ScaledTripletHistory:
                 return torch.addcmul(a[rows] * sums, weights, all_plus[t][:, rows], out=left)
 
             if t == 0:
-                to_negatives(slice(None), row_sums(kernels, ATTRACT, w_b))
+                to_negatives(slice(None), kernels.row_sums(ATTRACT, w_b))
                 break
-            received = through(kernels, ATTRACT, REPEL, w_b, to_negatives)
+            received = kernels.through(ATTRACT, REPEL, w_b, to_negatives)
             outside = kernel.anchors(w_a).outside
             received.addcmul_(w_b, anchors.outside, value=-1)
             grad_h = h0 * received.addcmul_(b0, outside, value=-1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tricouple.ot.kernels.plan import GradientSink, ScoreGradient
-from tricouple.ot.kernels.tiles import Factors, Kernels, column_sums, through
+from tricouple.ot.kernels.tiles import Factors, Kernels
 
 if TYPE_CHECKING:
     from tricouple.ot.kernels.triplet_scaled import ScaledTriplet
@@ -60,7 +60,7 @@ class ScaledTripletPlan(NamedTuple):
             own, other, sums, which = self.b, self.h, self.r_minus, ATTRACT
         else:
             own, other, sums, which = self.h, self.b, self.r_plus, REPEL
-        received = column_sums(kernel.kernels, which, a * sums)
+        received = kernel.kernels.column_sums(which, a * sums)
         return own * received.addcmul_(other, outside, value=-1)
 
     def push(
@@ -73,7 +73,7 @@ class ScaledTripletPlan(NamedTuple):
             left = weighted * self.r_minus, weighted * self.r_plus
             right = self.b, self.h
             excluded = kernel.anchors(weighted).outside
-            received = [column_sums(kernels, which, left[which]) for which in (ATTRACT, REPEL)]
+            received = [kernels.column_sums(which, left[which]) for which in (ATTRACT, REPEL)]
             pushed = {
                 1: received[ATTRACT].addcmul_(self.h, excluded, value=-1).mul_(self.b),
                 2: received[REPEL].addcmul_(self.b, excluded, value=-1).mul_(self.h),
@@ -88,7 +88,7 @@ class ScaledTripletPlan(NamedTuple):
                 sums[:, rows] = found
                 return a[rows] * found
 
-            received_far = through(kernels, near, far, weighted, carry)
+            received_far = kernels.through(near, far, weighted, carry)
             received_far.addcmul_(weighted, self.anchors.outside, value=-1)
             direct = a * (self.r_minus if axis == 1 else self.r_plus)
             excluded = kernel.around(kernel.exclusion_column * other * weighted)

@@ -17,12 +17,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tricouple.memory import CACHED
+from tricouple.memory import IN_MATRICES, MemoryPlan
 from tricouple.numeric import wide_dtype
-from tricouple.ot.kernels.linear_kernels import LinearKernels
+from tricouple.ot.kernels.balanced import BalancedKernels, balanced_kernels
 from tricouple.ot.kernels.plan import Masses, Solution
 from tricouple.ot.kernels.similarities import Similarities
-from tricouple.ot.kernels.tiles import Kernels, row_sums, through
+from tricouple.ot.kernels.tiles import Kernels
 from tricouple.ot.kernels.triplet_history import ScaledTripletHistory, Scalings
 from tricouple.ot.kernels.triplet_plan import (
     ATTRACT,
@@ -109,13 +109,13 @@ class ScaledTriplet:
         all_a: list[Tensor] = []
         all_minus: list[Tensor] = []
         all_b, all_h = [b], [h]
-        all_plus = [row_sums(self.kernels, ATTRACT, b)]
+        all_plus = [self.kernels.row_sums(ATTRACT, b)]
         for sweep in range(n_iters):
             r_plus, r_minus = all_plus[-1], torch.empty_like(all_plus[-1])
             a, sums = torch.empty_like(mass_a), torch.empty_like(mass_a)
             excluded = self.exclusion_row * self.around(self.exclusion_column * b * h)
             scale = partial(_scale, mass_a, r_plus, excluded, r_minus, sums, a)
-            received = through(self.kernels, REPEL, ATTRACT, h, scale)
+            received = self.kernels.through(REPEL, ATTRACT, h, scale)
             # The sweep went on in the same pass; if there was no need, it is forgotten.
             if tol is not None and sweep > 0:
                 plan = ScaledTripletPlan(self, self.anchors(all_a[-1]), b, h, r_plus, r_minus)
@@ -124,7 +124,7 @@ class ScaledTriplet:
             anchors = self.anchors(a)
             b = mass_b / received.addcmul_(h, anchors.outside, value=-1)
             r_plus = torch.empty_like(r_plus)
-            received = through(self.kernels, ATTRACT, REPEL, b, partial(_carry, a, r_plus))
+            received = self.kernels.through(ATTRACT, REPEL, b, partial(_carry, a, r_plus))
             h = mass_h / received.addcmul_(b, anchors.outside, value=-1)
             for values, value in (
                 (all_a, a), (all_b, b), (all_h, h), (all_plus, r_plus), (all_minus, r_minus)
@@ -170,23 +170,19 @@ def scaled_linear(
     sharpness: float,
     *,
     within: bool,
-    stored: bool = True,
-    tile_entries: int = CACHED,
+    memory: MemoryPlan = IN_MATRICES,
+    halved: bool = True,
     cancellation: float = CANCELLATION,
 ) -> ScaledTriplet:
     """The coupling for ``C_ijk = −(s_ij − s_ik)/τ``, sharpness c = 1/(τε)."""
-    kernels = LinearKernels(
-        similarities,
-        [sharpness, -sharpness],
-        within=within,
-        stored=stored,
-        tile_entries=tile_entries,
+    kernels = balanced_kernels(
+        similarities, [sharpness, -sharpness], within=within, memory=memory, halved=halved
     )
     return of_linear(kernels, within=within, cancellation=cancellation)
 
 
 def of_linear(
-    kernels: LinearKernels, *, within: bool, cancellation: float = CANCELLATION
+    kernels: BalancedKernels, *, within: bool, cancellation: float = CANCELLATION
 ) -> ScaledTriplet:
     """The coupling of kernels with factors c and −c."""
     shift = kernels.row_shifts[ATTRACT] + kernels.row_shifts[REPEL]

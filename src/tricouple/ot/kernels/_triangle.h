@@ -1,0 +1,140 @@
+/* Tiles of symmetric kernels, for one floating-point type.
+ *
+ * Included by _native.c like _sweeps.h. A tile has `rows` rows and `width` columns of a symmetric
+ * matrix, row-major and dense. Its first `own` columns are those of its rows (a block on the
+ * diagonal, own = rows) or it has none of them (own = 0); every other entry stands for its mirror
+ * image too. See symmetric_kernels.py, which says why.
+ */
+
+/* exp(x) for x ≤ 1; exactly 0 where that is hardly above the smallest normal number.
+ * x = k log 2 + rest; adding SHIFT leaves k in the last bits, from where it becomes an exponent. */
+static inline real NAME(exponential)(real x) {
+    const real low = x < EXP_LOW ? (real)EXP_LOW : x;
+    const real shifted = low * (real)LOG2_E + SHIFT, k = shifted - SHIFT;
+    const real rest = (low - k * LN2_HIGH) - k * LN2_LOW;
+    real sum = (real)SERIES[DEGREE];
+    for (int i = DEGREE - 1; i >= 0; i--) sum = sum * rest + (real)SERIES[i];
+    bits word;
+    memcpy(&word, &shifted, sizeof word);
+    word = (word + EXPONENT_BIAS) << MANTISSA;
+    real power;
+    memcpy(&power, &word, sizeof power);
+    return x < EXP_LOW ? 0 : sum * power;
+}
+
+/* The largest ±s_ij − u_j of every row and, through the mirror images, of every column; without the
+ * diagonal. First the half of +s, then, n numbers later, that of −s; `first` row, `begin` column. */
+FAST_LOOP static void NAME(tile_tops)(long rows, long width, long own, long n, long first, long begin,
+                                      const real *tile, const real *shifts, real *tops) {
+    const real *up = shifts + begin, *down = shifts + n + begin;
+    real *top_up = tops + begin, *top_down = tops + n + begin;
+    for (long i = 0; i < rows; i++) {
+        const real *s = tile + i * width;
+        const real mine_up = shifts[first + i], mine_down = shifts[n + first + i];
+        real high = tops[first + i], low = tops[n + first + i];
+        for (long j = 0; j < own; j++) {
+            const real x = s[j] - up[j], y = -s[j] - down[j];
+            high = j != i && x > high ? x : high;
+            low = j != i && y > low ? y : low;
+        }
+#pragma omp simd reduction(max : high, low)
+        for (long j = own; j < width; j++) {
+            const real x = s[j] - up[j], y = -s[j] - down[j];
+            const real to_x = s[j] - mine_up, to_y = -s[j] - mine_down;
+            high = x > high ? x : high;
+            low = y > low ? y : low;
+            top_up[j] = to_x > top_up[j] ? to_x : top_up[j];
+            top_down[j] = to_y > top_down[j] ? to_y : top_down[j];
+        }
+        tops[first + i] = high, tops[n + first + i] = low;
+    }
+}
+
+/* exp(c · (sign·s_ij − u_i − u_j)); 0 on the diagonal, which begins at column `diagonal`, or there is
+ * none if that is negative. `out` may be the tile. */
+FAST_LOOP static void NAME(tile_kernel)(long rows, long width, long diagonal, double factor,
+                                        const real *tile, const real *shift_rows,
+                                        const real *shift_columns, real *out) {
+    const real sign = factor > 0 ? 1 : -1, c = (real)fabs(factor);
+    for (long i = 0; i < rows; i++) {
+        const real *s = tile + i * width, mine = shift_rows[i];
+        real *o = out + i * width;
+#pragma omp simd
+        for (long j = 0; j < width; j++)
+            o[j] = NAME(exponential)(c * ((sign * s[j] - mine) - shift_columns[j]));
+        if (diagonal >= 0) o[diagonal + i] = 0;
+    }
+}
+
+/* Add the tile and its mirror image, times x, to y. */
+FAST_LOOP static void NAME(tile_product)(long rows, long width, long own, const real *tile,
+                                         const real *x_rows, const real *x_columns, real *y_rows,
+                                         real *y_columns) {
+    long i = 0;
+    for (; i + 4 <= rows; i += 4) { /* four rows at once: a quarter of the traffic on x and y */
+        const real *r0 = tile + i * width, *r1 = r0 + width, *r2 = r1 + width, *r3 = r2 + width;
+        const real w0 = x_rows[i], w1 = x_rows[i + 1], w2 = x_rows[i + 2], w3 = x_rows[i + 3];
+        real s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+        for (long j = 0; j < own; j++) {
+            s0 += r0[j] * x_columns[j];
+            s1 += r1[j] * x_columns[j];
+            s2 += r2[j] * x_columns[j];
+            s3 += r3[j] * x_columns[j];
+        }
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+        for (long j = own; j < width; j++) {
+            s0 += r0[j] * x_columns[j];
+            s1 += r1[j] * x_columns[j];
+            s2 += r2[j] * x_columns[j];
+            s3 += r3[j] * x_columns[j];
+            y_columns[j] += (r0[j] * w0 + r1[j] * w1) + (r2[j] * w2 + r3[j] * w3);
+        }
+        y_rows[i] += s0, y_rows[i + 1] += s1, y_rows[i + 2] += s2, y_rows[i + 3] += s3;
+    }
+    for (; i < rows; i++) {
+        const real *r = tile + i * width, w = x_rows[i];
+        real sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (long j = 0; j < own; j++) sum += r[j] * x_columns[j];
+#pragma omp simd reduction(+ : sum)
+        for (long j = own; j < width; j++) {
+            sum += r[j] * x_columns[j];
+            y_columns[j] += r[j] * w;
+        }
+        y_rows[i] += sum;
+    }
+}
+
+/* The same for several tiles, which `parts` tells of: where they begin in memory, rows, columns and
+ * own columns, first row and first column of each. */
+static void NAME(tiles_product)(long count, const int64_t *parts, const real *tiles, const real *x,
+                                real *y) {
+    for (const int64_t *p = parts; p < parts + 6 * count; p += 6)
+        NAME(tile_product)(p[1], p[2], p[3], tiles + p[0], x + p[4], x + p[5], y + p[4], y + p[5]);
+}
+
+/* The same for the kernel of a tile of similarities, four rows of which are in `work` at a time. */
+static void NAME(tile_stream)(long rows, long width, long own, double factor, const real *tile,
+                              const real *shift_rows, const real *shift_columns,
+                              const real *x_rows, const real *x_columns, real *y_rows,
+                              real *y_columns, real *work) {
+    for (long i = 0; i < rows; i += 4) {
+        long few = rows - i < 4 ? rows - i : 4;
+        NAME(tile_kernel)(few, width, own ? i : -1, factor, tile + i * width, shift_rows + i,
+                          shift_columns, work);
+        NAME(tile_product)(few, width, own, work, x_rows + i, x_columns, y_rows + i, y_columns);
+    }
+}
+
+/* out = sign · weights ∘ tile, added if `out` is not `weights`; both have rows of length `stride`. */
+FAST_LOOP static void NAME(tile_weigh)(long rows, long width, long stride, double sign,
+                                       const real *tile, const real *weights, real *out) {
+    const real factor = (real)sign, keep = out == weights ? 0 : 1;
+    for (long i = 0; i < rows; i++) {
+        const real *t = tile + i * width, *w = weights + i * stride;
+        real *o = out + i * stride;
+#pragma omp simd
+        for (long j = 0; j < width; j++) o[j] = keep * o[j] + factor * w[j] * t[j];
+    }
+}

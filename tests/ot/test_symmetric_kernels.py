@@ -1,0 +1,212 @@
+"""Half of a symmetric kernel does what the whole would do."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from tricouple import IOT, NegMMIOT, PushPull
+from tricouple.memory import IN_MATRICES, MemoryPlan
+from tricouple.ot import solvers
+from tricouple.ot.kernels import native, threads
+from tricouple.ot.kernels.similarities import Products
+from tricouple.ot.kernels.symmetric_kernels import SymmetricKernels
+from tricouple.ot.kernels.tiles import Factors
+from tricouple.ot.kernels.triangle import triangle
+
+pytestmark = pytest.mark.skipif(native.compiled is None, reason="built without a compiler")
+
+STREAMED = MemoryPlan(streamed=True, tile_entries=1 << 20, budget=1 << 24)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def n_threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def embeddings(n: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(n)
+    return normalize(torch.randn(n, 6, generator=generator, dtype=dtype), dim=1)
+
+
+def dense(kernels: SymmetricKernels, which: int) -> Tensor:
+    """The same kernel, written down: exp of the scores, scaled by the shifts, no diagonal."""
+    scores = kernels.factors[which] * (kernels.like @ kernels.like.T)
+    shifts = kernels.row_shifts[which][:, None] + kernels.column_shifts[which]
+    return torch.exp(scores + shifts).fill_diagonal_(0.0)
+
+
+def made(n: int, memory: MemoryPlan, factors=(7.0, -7.0)) -> SymmetricKernels:
+    z = embeddings(n)
+    return SymmetricKernels(Products(z, z), factors, memory)
+
+
+@pytest.mark.parametrize("n", [2, 5, 511, 512, 513, 1100, 2050])
+@pytest.mark.parametrize("height", [1, 3, 512])
+def test_tiles_cover_every_pair_once(n, height):
+    seen = torch.zeros(n, n, dtype=torch.int8)
+    end = 0
+    for line in triangle(n, height):
+        for part in line:
+            assert part.start == end
+            end = part.stop
+            seen[part.rows, part.columns] += 1
+            if part.own:
+                assert part.own == part.shape[0]
+            mirror = part.columns if not part.own else slice(part.rows.stop, part.columns.stop)
+            seen[mirror, part.rows] += 1
+    assert bool((seen == 1).all())
+
+
+@pytest.mark.parametrize("n", [3, 17, 600, 1100])
+@pytest.mark.parametrize("memory", [IN_MATRICES, STREAMED], ids=["stored", "streamed"])
+def test_sums_are_those_of_the_whole_kernel(n, memory, n_threads):
+    kernels = made(n, memory)
+    weights = torch.rand(n, dtype=torch.float64)
+    for which in (0, 1):
+        whole = dense(kernels, which)
+        torch.testing.assert_close(kernels.row_sums(which, weights)[0], whole @ weights)
+        torch.testing.assert_close(kernels.column_sums(which, weights[None]), whole.T @ weights)
+    passed = kernels.through(0, 1, weights, lambda rows, sums: sums * 2)
+    torch.testing.assert_close(passed, dense(kernels, 1) @ (2 * dense(kernels, 0) @ weights))
+
+
+@pytest.mark.parametrize("n", [3, 600, 1100])
+@pytest.mark.parametrize("memory", [IN_MATRICES, STREAMED], ids=["stored", "streamed"])
+def test_the_gradient_is_that_of_both_entries(n, memory, n_threads):
+    kernels = made(n, memory)
+    factors = [
+        Factors(*(torch.randn(4, *shape, dtype=torch.float64) for shape in ((1, n), (n,))))
+        for _ in range(2)
+    ]
+    gradient = torch.zeros(n, n, dtype=torch.float64)
+    for which, (left, right) in enumerate(factors):
+        gradient += (-1) ** which * (left[:, 0].T @ right) * dense(kernels, which)
+    expected = gradient + gradient.T
+    found = torch.zeros_like(expected)
+    for rows, values, columns in kernels.score_gradient(factors):
+        found[rows, columns] += values
+    torch.testing.assert_close(found + found.T, expected)
+
+
+@pytest.mark.parametrize("memory", [IN_MATRICES, STREAMED], ids=["stored", "streamed"])
+def test_released_kernels_are_computed_again(memory):
+    kernels = made(700, memory)
+    weights = torch.rand(700, dtype=torch.float64)
+    before = kernels.row_sums(1, weights)
+    kernels.release()
+    torch.testing.assert_close(kernels.row_sums(1, weights), before)
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 100.0, 1000.0])
+def test_no_entry_exceeds_one_and_no_row_is_lost(sharpness):
+    z = embeddings(600)
+    z[:300] = normalize(z[0] + 1e-3 * z[:300], dim=1)  # a crowd, and others that are alone
+    kernels = SymmetricKernels(Products(z, z), (sharpness, -sharpness), IN_MATRICES)
+    for which in (0, 1):
+        tops = dense(kernels, which).log().amax(1)
+        assert float(tops.max()) <= 1e-9
+        # Six rounds halve a shortfall of at most c, if ten was not enough to stop before.
+        assert float(tops.min()) >= -max(10.0, sharpness / 2**6)
+
+
+def test_the_compiled_exponential_is_exact_to_the_last_digit():
+    for dtype, low in ((torch.float32, -87.0), (torch.float64, -708.0)):
+        x = torch.linspace(low - 2, 0, 9 * 1024, dtype=dtype)
+        shifts, out = torch.zeros_like(x), torch.empty_like(x)
+        addresses = native.addresses(x, shifts, shifts, out)
+        native.compiled.tile_kernel(x.element_size(), 9, 1024, 0, 1.0, *addresses)
+        info = torch.finfo(dtype)
+        exact = x.double().exp()
+        normal = exact > 4 * info.tiny
+        error = ((out.double() - exact) / exact)[normal].abs().max()
+        assert float(error) <= 2 * info.eps
+        assert float(out[~normal].max()) <= 5 * info.tiny
+        assert float(out[x < low].max()) == 0.0
+
+
+def loss_and_gradient(criterion, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = z.clone().requires_grad_()
+    loss = criterion(leaf, labels)
+    loss.backward()
+    assert leaf.grad is not None
+    return loss.detach(), leaf.grad
+
+
+LOSSES = {
+    "neg_mmiot": lambda **options: NegMMIOT(temperature=0.2, epsilon=0.5, **options),
+    "push_pull": lambda **options: PushPull(**options),
+    "iot": lambda **options: IOT(epsilon=0.1, **options),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("gradient", ["unrolled", "implicit", "envelope"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_losses_are_those_of_whole_matrices(name, gradient, dtype, monkeypatch):
+    n = 1060  # above what is computed in whole matrices anyway
+    z, labels = embeddings(n, dtype), torch.arange(n) % 7 + torch.arange(n) % 2
+    halves = loss_and_gradient(LOSSES[name](gradient=gradient), z, labels)
+    monkeypatch.setattr(native, "compiled", None)
+    wholes = loss_and_gradient(LOSSES[name](gradient=gradient), z, labels)
+    tolerance = 1e-11 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(halves[0], wholes[0], rtol=tolerance, atol=0)
+    assert float((halves[1] - wholes[1]).norm() / wholes[1].norm()) <= tolerance * 10
+
+
+@pytest.mark.parametrize("memory", ["matrices", "streamed"])
+def test_temperature_receives_its_gradient(memory, monkeypatch):
+    n = 1060
+    z, labels = embeddings(n), torch.arange(n) // 4
+    found = []
+    for compiled in (native.compiled, None):
+        monkeypatch.setattr(native, "compiled", compiled)
+        temperature = torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+        NegMMIOT(temperature=temperature, epsilon=0.5, memory=memory)(z, labels).backward()
+        found.append(temperature.grad)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=0)
+
+
+def test_results_repeat_to_the_last_bit(n_threads):
+    z, labels = embeddings(1200, torch.float32), torch.arange(1200) // 3
+    first, second = (loss_and_gradient(NegMMIOT(), z, labels) for _ in range(2))
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+
+
+def test_outliers_are_left_to_whole_matrices(monkeypatch):
+    n = 1100
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(n) % 10
+    centres = normalize(torch.randn(10, 32, generator=generator), dim=1)
+    z = centres[labels] + 0.02 * torch.randn(n, 32, generator=generator)
+    z[:20] = torch.randn(20, 32, generator=generator)
+    asked = []
+
+    def careful(*arguments, **options):
+        asked.append("careful")
+        return careful_linear(*arguments, **options)
+
+    careful_linear = solvers.careful_linear
+    monkeypatch.setattr(solvers, "careful_linear", careful)
+    loss = NegMMIOT(temperature=1.0, epsilon=0.01)(z, labels)
+    assert not asked
+    exact = NegMMIOT(temperature=1.0, epsilon=0.01)(z.double(), labels)
+    assert math.isclose(float(loss), float(exact), rel_tol=1e-5)
+
+
+def test_a_forked_process_starts_its_own_threads():
+    threads.in_threads(sum, [[1], [2]])
+    assert threads._pool.cache_info().currsize > 0
+    child = os.fork()
+    if child == 0:
+        os._exit(threads._pool.cache_info().currsize)
+    assert os.waitpid(child, 0)[1] == 0
