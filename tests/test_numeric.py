@@ -5,30 +5,7 @@ import torch
 
 import tricouple as tc
 from tricouple.memory import empty_matrix
-from tricouple.numeric import FlushedDenormals, cosines
-
-TINY = torch.finfo(torch.float32).tiny / 4
-
-
-def flushes() -> bool:
-    return float(torch.full((), TINY) * 1.0) == 0.0
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_flushing_denormals_ends_with_the_loss(before):
-    torch.set_flush_denormal(before)
-    try:
-        with FlushedDenormals():
-            assert flushes()
-        assert flushes() is before
-        z = torch.randn(80, 4, requires_grad=True)
-        tc.NegMMIOT()(z, torch.arange(80) % 4).backward()
-        assert flushes() is before
-        with pytest.raises(RuntimeError), FlushedDenormals():
-            raise RuntimeError
-        assert flushes() is before
-    finally:
-        torch.set_flush_denormal(False)
+from tricouple.numeric import cosines, expectation, unit_rows
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (1100, 1000)])
@@ -58,3 +35,22 @@ def test_gradient_of_a_similarity_leaf_can_be_changed_in_place():
     plan.potentials[0].square().sum().backward()
     assert similarity.grad.norm() > 0
     assert float(similarity.grad.zero_().norm()) == 0.0
+
+
+def test_expectation_leaves_out_what_has_no_mass():
+    masses = torch.tensor([0.25, 0.0, 0.75], dtype=torch.float64)
+    values = torch.tensor([2.0, -torch.inf, 4.0], dtype=torch.float64, requires_grad=True)
+    result = expectation(masses, values)
+    result.backward()
+    assert float(result.detach()) == 3.5
+    assert torch.equal(values.grad, masses)
+
+
+def test_unit_rows_have_the_gradient_of_the_quotient():
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+
+    def unit(values):
+        return unit_rows(values, torch.linalg.vector_norm(values.detach(), dim=1, keepdim=True))
+
+    assert torch.allclose(torch.linalg.vector_norm(unit(x), dim=1), x.new_ones(5))
+    assert torch.autograd.gradcheck(unit, x)

@@ -17,21 +17,6 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-class FlushedDenormals:
-    """Take numbers below the smallest normal one for zero, as the couplings' error bounds do.
-
-    Sharp kernels are full of them, and processors need a hundred times as long for each.
-    """
-
-    def __enter__(self) -> None:
-        denormal = torch.full((), torch.finfo(torch.float32).tiny / 4)
-        self._before = float(denormal * 1.0) == 0.0
-        torch.set_flush_denormal(True)
-
-    def __exit__(self, *error: object) -> None:
-        torch.set_flush_denormal(self._before)
-
-
 def exponential_(logs: Tensor) -> Tensor:
     """``exp`` in place, and exactly 0 for what is hardly above the smallest normal number.
 
@@ -60,8 +45,44 @@ def divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def expectation(masses: Tensor, values: Tensor) -> Tensor:
-    """``Σ masses · values`` with the convention ``0 · (±∞) = 0``."""
-    return masses @ values.masked_fill(masses == 0, 0.0)
+    """``Σ masses · values`` with the convention ``0 · (±∞) = 0``; the masses are constants."""
+    return _Expectation.apply(masses, values)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Expectation(torch.autograd.Function):
+    """Small batches spend their time between operations: this has few."""
+
+    @staticmethod
+    def forward(ctx: Any, masses: Tensor, values: Tensor) -> Tensor:
+        ctx.save_for_backward(masses)
+        return torch.dot(masses, values.masked_fill(masses == 0, 0.0))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        (masses,) = ctx.saved_tensors
+        return None, gradients[0] * masses
+
+
+def unit_rows(values: Tensor, norms: Tensor) -> Tensor:
+    """``values / norms``, where ``norms`` are the rows' norms, shape (N, 1)."""
+    return _UnitRows.apply(values, norms)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _UnitRows(torch.autograd.Function):
+    """The gradient in three operations: what is orthogonal to the row, divided by its norm."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, norms: Tensor) -> Tensor:
+        unit = values / norms
+        ctx.save_for_backward(unit, norms)
+        return unit
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        unit, norms = ctx.saved_tensors
+        along = torch.linalg.vecdot(unit, gradient).unsqueeze(1)
+        return torch.addcmul(gradient, unit, along, value=-1) / norms, None
 
 
 def uniform(sizes: Sequence[int], like: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.numeric import compute_dtype, cosines, wide_dtype
+from tricouple.numeric import compute_dtype, cosines, unit_rows, wide_dtype
 from tricouple.relations import Identities, ListedTriplets, PairTarget, Relation
 
 # Up to this many pairs a batch is computed in float64: 64 samples within one set.
@@ -100,13 +100,13 @@ def prepare(
 
 def _unit(name: str, values: Tensor) -> Tensor:
     """Unit rows."""
-    norms: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(values.detach(), dim=1, keepdim=True)
     tiny = torch.finfo(values.dtype).tiny ** 0.5
-    smallest, largest = torch.aminmax(norms.detach())
+    smallest, largest = torch.aminmax(norms)
     if not (float(smallest) > tiny and float(largest) < 1 / tiny):  # also if they are NaN
         values = _rescued(name, values)
-        norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
-    return values / norms
+        norms = torch.linalg.vector_norm(values.detach(), dim=1, keepdim=True)
+    return unit_rows(values, norms)
 
 
 def _rescued(name: str, values: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class FusedGromov(ContrastiveLoss):
     is one direction, as in public code.
 
     Args:
-        epsilon: ε, the entropic regularisation.
+        epsilon: ε, the entropic regularisation; a number, or a tensor that receives its gradient.
         alpha: α ≥ 0, weight of the geometry; 1e-4 in public code (its 0.01 · 0.01).
         n_outer: How often the cost is updated and the plan solved.
         n_iters: Sinkhorn sweeps for each plan.
@@ -46,7 +46,7 @@ class FusedGromov(ContrastiveLoss):
 
     def __init__(
         self,
-        epsilon: float = 0.01,
+        epsilon: float | Tensor = 0.01,
         alpha: float = 1e-4,
         n_outer: int = 5,
         n_iters: int = 5,
@@ -83,10 +83,12 @@ class FusedGromov(ContrastiveLoss):
         plan = torch.softmax(-cost / self.epsilon, 1)
         for _ in range(self.n_outer):
             cost = cost - self.alpha * (geometry[0] @ plan @ geometry[1])
-            solved = sinkhorn(cost, epsilon, n_iters=self.n_iters, anti=flipped)
+            # Divided by ε beforehand, so that an ε that learns receives its gradient.
+            solved = sinkhorn(cost / epsilon, 1.0, n_iters=self.n_iters, anti=flipped)
             plan = mass * solved.dense()
         f, g = solved.potentials
-        log_plan = (f[:, None] + g + (cost if flipped else -cost)) / epsilon + math.log(mass)
+        signed = (cost if flipped else -cost) / epsilon
+        log_plan = f[:, None] + g + signed + math.log(mass)
         positives = batch.relation.positives().pairs.mask()
         return read_out(log_plan, positives, self.variant).to(batch.dtype)
 

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from tricouple.eager import never_compiled
 from tricouple.memory import empty_matrix
-from tricouple.numeric import FlushedDenormals, wide_dtype
+from tricouple.numeric import wide_dtype
 from tricouple.ot.gradients import GRADIENTS
 from tricouple.ot.kernels.plan import Masses, Releasable, ScoreGradient, Solution
 from tricouple.ot.kernels.similarities import Matrix, Products, Similarities
@@ -140,15 +140,14 @@ def _solve(
     similarities: Similarities, sharpness: float, marginals: Tensor, settings: Settings
 ) -> Solution:
     """The answer of the first solver that can be trusted."""
-    with FlushedDenormals():
-        for solver in settings.solvers:
-            kernel = solver(similarities, sharpness, within=settings.within)
-            if kernel is None:
-                continue
-            masses = Masses(marginals, settings.sizes, kernel.dtype)
-            solution = kernel.solve(masses, settings.n_iters, settings.tol)
-            if solution is not None:
-                return solution
+    for solver in settings.solvers:
+        kernel = solver(similarities, sharpness, within=settings.within)
+        if kernel is None:
+            continue
+        masses = Masses(marginals, settings.sizes, kernel.dtype)
+        solution = kernel.solve(masses, settings.n_iters, settings.tol)
+        if solution is not None:
+            return solution
     raise AssertionError("the last solver always answers")
 
 
@@ -169,12 +168,11 @@ def _score_matrix(ctx: Any, cotangent: Tensor, similarity: Tensor) -> tuple[Tens
     """Gradients with respect to the similarities and to the factor."""
     out = empty_matrix(similarity, *similarity.shape)
     slope = torch.zeros((), dtype=wide_dtype(out.device), device=out.device)
-    with FlushedDenormals():
-        for rows, tile, _ in _score_gradient(ctx, cotangent):
-            if ctx.needs_input_grad[1]:
-                allowed = torch.where(torch.isfinite(similarity[rows]), similarity[rows], 0.0)
-                slope += torch.sum(tile * allowed)
-            torch.mul(tile, ctx.factor, out=out[rows])
+    for rows, tile, _ in _score_gradient(ctx, cotangent):
+        if ctx.needs_input_grad[1]:
+            allowed = torch.where(torch.isfinite(similarity[rows]), similarity[rows], 0.0)
+            slope += torch.sum(tile * allowed)
+        torch.mul(tile, ctx.factor, out=out[rows])
     _release(ctx.solution)
     return out, slope
 
@@ -185,9 +183,8 @@ def _embedding_gradients(
     ctx: Any, cotangent: Tensor, anchors: Tensor, references: Tensor
 ) -> tuple[tuple[Tensor, Tensor | None], Tensor | None]:
     """Gradients with respect to both embeddings and to the factor."""
-    with FlushedDenormals():
-        gradient = _score_gradient(ctx, cotangent)
-        slope = ctx.needs_input_grad[2]
-        result = pull(gradient, ctx.factor, anchors, references, slope=slope)
+    gradient = _score_gradient(ctx, cotangent)
+    slope = ctx.needs_input_grad[2]
+    result = pull(gradient, ctx.factor, anchors, references, slope=slope)
     _release(ctx.solution)
     return result

@@ -43,28 +43,27 @@ class Identities:
         return cls(identities, identities, within=True)
 
     @functools.cached_property
+    def _groups(self) -> tuple[Tensor, Tensor]:
+        """The group, 0 … K−1, of each sample, and the number of samples in each group."""
+        samples = self.anchors if self.within else torch.cat([self.anchors, self.references])
+        _, codes, counts = torch.unique(samples, return_inverse=True, return_counts=True)
+        return codes, counts.to(wide_dtype(codes.device))
+
+    @functools.cached_property
     def codes(self) -> tuple[Tensor, Tensor]:
-        """The group, 0 … K−1, of each anchor and of each reference."""
-        if self.within:
-            codes = torch.unique(self.anchors, return_inverse=True)[1]
-            return codes, codes
-        both = torch.cat([self.anchors, self.references])
-        codes = torch.unique(both, return_inverse=True)[1]
-        return codes[: len(self.anchors)], codes[len(self.anchors) :]
+        """The group of each anchor and of each reference."""
+        codes = self._groups[0]
+        n = len(self.anchors)
+        return (codes, codes) if self.within else (codes[:n], codes[n:])
 
     @functools.cached_property
     def sizes(self) -> tuple[Tensor, Tensor]:
         """The number of anchors and of references in each group, shape (K,) each."""
-        anchors, references = self.codes
-        wide = wide_dtype(anchors.device)
+        both = self._groups[1]
         if self.within:
-            size = torch.bincount(anchors).to(wide)
-            return size, size
-        n_groups = int(torch.maximum(anchors.max(), references.max())) + 1
-        return (
-            torch.bincount(anchors, minlength=n_groups).to(wide),
-            torch.bincount(references, minlength=n_groups).to(wide),
-        )
+            return both, both
+        anchors = torch.bincount(self.codes[0], minlength=len(both)).to(both.dtype)
+        return anchors, both - anchors
 
     @functools.cached_property
     def partners(self) -> tuple[Tensor, Tensor]:
@@ -170,8 +169,15 @@ class GroupedPairs:
         """``Σ_j (P̃_ij + P̃_ji) samples_j``, without the pairs i = j."""
         codes = self.relation.codes[0]
         sums = self._sum(samples, codes)
-        rows, columns = self._group_sums(sums, sums)
-        total = (rows + columns).index_select(0, codes)
+        if self.different is None:
+            assert self.same is not None
+            received = (2 * self.same)[:, None] * sums
+        else:
+            # different_g (S − S_g) + Σ_{l≠g} different_l S_l, where S is the sum of all S_g
+            own = self.different if self.same is None else self.different - self.same
+            received = (-2 * own)[:, None] * sums
+            received.addr_(self.different, sums.sum(0)).add_(self.different @ sums)
+        total = received.index_select(0, codes)
         if self.same is not None:
             total.addcmul_(samples, self.same.index_select(0, codes)[:, None], value=-2)
         return (total,)

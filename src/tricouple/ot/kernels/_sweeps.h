@@ -42,7 +42,23 @@ FAST_LOOP static void NAME(columns)(const real *kernel, const real *weights, rea
         for (long j = 0; j < m; j++) out[j] += kernel[i * m + j] * weights[i];
 }
 
-/* c · (±s − top of row − top of column), the logarithm of a balanced kernel, with its tops. */
+/* exp(x) for x ≤ 1; exactly 0 where that is hardly above the smallest normal number.
+ * x = k log 2 + rest; adding SHIFT leaves k in the last bits, from where it becomes an exponent. */
+static inline real NAME(exponential)(real x) {
+    const real low = x < EXP_LOW ? (real)EXP_LOW : x;
+    const real shifted = low * (real)LOG2_E + SHIFT, k = shifted - SHIFT;
+    const real rest = (low - k * LN2_HIGH) - k * LN2_LOW;
+    real sum = (real)SERIES[DEGREE];
+    for (int i = DEGREE - 1; i >= 0; i--) sum = sum * rest + (real)SERIES[i];
+    bits word;
+    memcpy(&word, &shifted, sizeof word);
+    word = (word + EXPONENT_BIAS) << MANTISSA;
+    real power;
+    memcpy(&power, &word, sizeof power);
+    return x < EXP_LOW ? 0 : sum * power;
+}
+
+/* exp(c · (±s − top of row − top of column)), a balanced kernel, with its tops. */
 FAST_LOOP static void NAME(balance)(long n, long m, int within, double sharpness, const real *similarity,
                           real *out, real *top_rows, real *top_columns) {
     const real sign = sharpness > 0 ? 1 : -1, c = (real)fabs(sharpness), none = -(real)INFINITY;
@@ -66,7 +82,8 @@ FAST_LOOP static void NAME(balance)(long n, long m, int within, double sharpness
         top_columns[j] = top_columns[j] > -REAL_MAX ? top_columns[j] : -REAL_MAX;
     for (long i = 0; i < n; i++)
 #pragma omp simd
-        for (long j = 0; j < m; j++) out[i * m + j] = c * (out[i * m + j] - top_columns[j]);
+        for (long j = 0; j < m; j++)
+            out[i * m + j] = NAME(exponential)(c * (out[i * m + j] - top_columns[j]));
 }
 
 /* Σ x·y·z, the totals that exclusions are made of. */

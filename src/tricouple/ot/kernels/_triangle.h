@@ -6,22 +6,6 @@
  * image too. See symmetric_kernels.py, which says why.
  */
 
-/* exp(x) for x ≤ 1; exactly 0 where that is hardly above the smallest normal number.
- * x = k log 2 + rest; adding SHIFT leaves k in the last bits, from where it becomes an exponent. */
-static inline real NAME(exponential)(real x) {
-    const real low = x < EXP_LOW ? (real)EXP_LOW : x;
-    const real shifted = low * (real)LOG2_E + SHIFT, k = shifted - SHIFT;
-    const real rest = (low - k * LN2_HIGH) - k * LN2_LOW;
-    real sum = (real)SERIES[DEGREE];
-    for (int i = DEGREE - 1; i >= 0; i--) sum = sum * rest + (real)SERIES[i];
-    bits word;
-    memcpy(&word, &shifted, sizeof word);
-    word = (word + EXPONENT_BIAS) << MANTISSA;
-    real power;
-    memcpy(&power, &word, sizeof power);
-    return x < EXP_LOW ? 0 : sum * power;
-}
-
 /* The largest ±s_ij − u_j of every row and, through the mirror images, of every column; without the
  * diagonal. First the half of +s, then, n numbers later, that of −s; `first` row, `begin` column. */
 FAST_LOOP static void NAME(tile_tops)(long rows, long width, long own, long n, long first, long begin,

@@ -131,7 +131,7 @@ class LinearKernels(RowTiles):
         tops = similarity.new_empty(len(self.factors), n + m)
         for kernel, top, factor in zip(kernels, tops, self.factors, strict=True):
             native.balance_into(similarity, factor, self.within, kernel, top)
-        self._matrices = list(exponential_(kernels))
+        self._matrices = list(kernels)
         return [(top[:n], top[n:]) for top in tops]
 
     def tiles(self, which: Sequence[int], entries: int | None = None) -> Iterator[Tile]:

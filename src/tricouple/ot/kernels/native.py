@@ -45,12 +45,12 @@ def addresses(*arrays: Tensor) -> list[int]:
 
 
 def balance_into(
-    similarity: Tensor, sharpness: float, within: bool, logs: Tensor, tops: Tensor
+    similarity: Tensor, sharpness: float, within: bool, kernel: Tensor, tops: Tensor
 ) -> None:
-    """Write the logarithm of a balanced kernel and the tops of its rows and columns."""
+    """Write a balanced kernel and the tops of its rows and columns."""
     n, m = similarity.shape
-    arrays = addresses(similarity, logs, tops, tops[n:])
-    compiled.balance(logs.element_size(), n, m, int(within), sharpness, *arrays)
+    arrays = addresses(similarity, kernel, tops, tops[n:])
+    compiled.balance(kernel.element_size(), n, m, int(within), sharpness, *arrays)
 
 
 def optional(tol: float | None) -> float:
