@@ -87,7 +87,7 @@ class MemoryPlan:
     Attributes:
         streamed: Recompute tiles of the kernels in each pass, instead of storing N×M matrices.
         tile_entries: Numbers in a tile.
-        budget: Bytes that matrices may take.
+        budget: Bytes that matrices may take; infinite if they are asked for.
     """
 
     streamed: bool
@@ -127,4 +127,4 @@ def plan_memory(
     # Matrix products like larger tiles than sums do; accelerators like them larger still.
     wanted = 2 * CACHED if like.device.type == "cpu" else 32 * CACHED
     fitting = int(min(wanted, budget // (tiles * size)))
-    return MemoryPlan(streamed, max(m, fitting), budget)
+    return MemoryPlan(streamed, max(m, fitting), math.inf if mode == "matrices" else budget)

@@ -129,6 +129,14 @@ def test_automatic_mode_streams_what_exceeds_the_budget():
     assert not plan_memory("matrices", 1e4, (100, 100), like, matrices=2).streamed
 
 
+def test_matrices_that_are_asked_for_have_no_budget():
+    like = torch.zeros(1)
+    plan = plan_memory("matrices", 1000, (100, 100), like, matrices=2)
+    assert not plan.streamed
+    assert plan.budget == float("inf")
+    assert plan_memory("auto", 1e6, (100, 100), like, matrices=2).budget == 1e6
+
+
 def test_tiles_stay_within_the_budget():
     plan = plan_memory("streamed", 5 * 4 * 1000 * 7, (5000, 1000), torch.empty(1), matrices=2)
     assert plan.tile_entries == 7000
