@@ -18,7 +18,7 @@ from tricouple.experiments.efficiency.timing import Step, time_call, time_togeth
 SMALLEST_WEIGHED = 1024
 
 # A call of so many seconds needs no warming up and is not repeated.
-LONG = 30.0
+LONG = 60.0
 
 # What a contender may fail with at one size without spoiling the rest of the run.
 RUN_FAILURES = (RuntimeError, MemoryError)

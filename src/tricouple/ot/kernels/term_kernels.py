@@ -58,9 +58,9 @@ class TermKernels(RowTiles):
         self._loan: Loan | None = None
         if stored:
             loan = Loan(2, self.like, self.n_terms, n, m)
-            for rows, tile in self.tiles(range(2)):
-                for kernel, part in zip(loan.matrices, tile, strict=True):
-                    kernel[:, rows] = part
+            for block, scores in self._scores():
+                for number, kernel in enumerate(loan.matrices):
+                    self._fill(number, scores, block, kernel[:, block])
             self._loan = loan
 
     def release(self) -> None:
@@ -124,10 +124,14 @@ class TermKernels(RowTiles):
             kernels = [buffer.view(-1)[: self.n_terms * scores.numel()] for buffer in buffers]
             kernels = [kernel.view(self.n_terms, size, -1) for kernel in kernels]
             for kernel, number in zip(kernels, which, strict=True):
-                for term in range(self.n_terms):
-                    logs = self._logs(number, term, scores, block)
-                    kernel[term] = exponential_(logs.add_(self._column_shifts[number]))
+                self._fill(number, scores, block, kernel)
             yield Tile(block, kernels)
+
+    def _fill(self, side: int, scores: Tensor, rows: slice, out: Tensor) -> None:
+        """Write some rows of all terms of a kernel, shape (Q, rows, M)."""
+        for term in range(self.n_terms):
+            logs = self._logs(side, term, scores, rows)
+            exponential_(torch.add(logs, self._column_shifts[side], out=out[term]))
 
     def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
         """Chain the gradients of all factors with their slopes, a term at a time."""
