@@ -10,6 +10,7 @@ import ctypes
 import math
 import sys
 import weakref
+from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -56,28 +57,41 @@ def empty_matrix(like: Tensor, *shape: int) -> Tensor:
     return matrix
 
 
-# Matrices that were given back, for the next batch: their memory is known to the system.
-_returned: list[Tensor] = []
+# Matrices that were given back, for the next batch: their memory is known to the system. By kind,
+# those last asked for at the end.
+_Kind = tuple[tuple[int, ...], torch.dtype]
+_returned: OrderedDict[_Kind, list[Tensor]] = OrderedDict()
+
+# Two losses, or full batches and a last one that is not, take turns.
+_KINDS = 2
 
 
 class Loan:
     """Uninitialised matrices for as long as this object lives; then others may have them.
 
     Training asks for the same matrices in every step, and fresh memory costs more than the
-    arithmetic that fills it. Only matrices of the kind last asked for are kept, and only on the
+    arithmetic that fills it. Only matrices of the kinds last asked for are kept, and only on the
     CPU: other devices have allocators that do this.
     """
 
     def __init__(self, number: int, like: Tensor, *shape: int) -> None:
         self.matrices: list[Tensor] = []
-        while _returned and len(self.matrices) < number:
-            matrix = _returned.pop()
-            if (matrix.shape, matrix.dtype, matrix.device) == (shape, like.dtype, like.device):
-                self.matrices.append(matrix)
+        if like.device.type == "cpu":
+            kind = (shape, like.dtype)
+            kept = _returned.setdefault(kind, [])
+            _returned.move_to_end(kind)
+            while len(_returned) > _KINDS:
+                _returned.popitem(last=False)
+            while kept and len(self.matrices) < number:
+                self.matrices.append(kept.pop())
+            weakref.finalize(self, _give_back, kind, self.matrices).atexit = False
         missing = number - len(self.matrices)
         self.matrices += [empty_matrix(like, *shape) for _ in range(missing)]
-        if like.device.type == "cpu":
-            weakref.finalize(self, _returned.extend, self.matrices).atexit = False
+
+
+def _give_back(kind: _Kind, matrices: list[Tensor]) -> None:
+    if kind in _returned:
+        _returned[kind] += matrices
 
 
 @dataclass(frozen=True)

@@ -49,20 +49,20 @@ def made(n: int, memory: MemoryPlan, factors=(7.0, -7.0)) -> SymmetricKernels:
     return SymmetricKernels(Products(z, z), factors, memory)
 
 
-@pytest.mark.parametrize("n", [2, 5, 511, 512, 513, 1100, 2050])
+@pytest.mark.parametrize("n", [2, 5, 511, 512, 513, 1100])
 @pytest.mark.parametrize("height", [1, 3, 512])
-def test_tiles_cover_every_pair_once(n, height):
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_tiles_cover_every_pair_once(n, height, number):
     seen = torch.zeros(n, n, dtype=torch.int8)
     end = 0
-    for line in triangle(n, height):
-        for part in line:
+    for whole in triangle(n, height):
+        for part in whole.split(number):
             assert part.start == end
             end = part.stop
-            seen[part.rows, part.columns] += 1
-            if part.own:
-                assert part.own == part.shape[0]
-            mirror = part.columns if not part.own else slice(part.rows.stop, part.columns.stop)
-            seen[mirror, part.rows] += 1
+            begin = n - part.width
+            assert part.rows.start == begin + part.offset
+            seen[part.rows, begin:] += 1
+            seen[begin + part.own :, part.rows] += 1
     assert bool((seen == 1).all())
 
 
@@ -122,8 +122,12 @@ def test_the_compiled_exponential_is_exact_to_the_last_digit():
     for dtype, low in ((torch.float32, -87.0), (torch.float64, -708.0)):
         x = torch.linspace(low - 2, 0, 9 * 1024, dtype=dtype)
         shifts, out = torch.zeros_like(x), torch.empty_like(x)
-        addresses = native.addresses(x, shifts, shifts, out)
+        addresses = native.addresses(x, shifts, out)
         native.compiled.tile_kernel(x.element_size(), 9, 1024, 0, 1.0, *addresses)
+        diagonal = torch.zeros(9 * 1024, dtype=torch.bool)
+        diagonal[torch.arange(9) * 1025] = True
+        assert not out[diagonal].any()
+        x, out = x[~diagonal], out[~diagonal]
         info = torch.finfo(dtype)
         exact = x.double().exp()
         normal = exact > 4 * info.tiny

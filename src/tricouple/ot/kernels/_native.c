@@ -179,63 +179,72 @@ static PyObject *pair_adjoint(PyObject *self, PyObject *const *args, Py_ssize_t 
 
 static PyObject *tile_tops(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 7, 3, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]), rows = PyLong_AsLong(args[1]);
-    long width = PyLong_AsLong(args[2]), own = PyLong_AsLong(args[3]), n = PyLong_AsLong(args[4]);
-    long first = PyLong_AsLong(args[5]), begin = PyLong_AsLong(args[6]);
+    if (!addresses(args, nargs, 6, 3, p)) return NULL;
+    long bytes = PyLong_AsLong(args[0]);
+    long rows = PyLong_AsLong(args[1]);
+    long width = PyLong_AsLong(args[2]);
+    long own = PyLong_AsLong(args[3]);
+    long offset = PyLong_AsLong(args[4]);
+    long n = PyLong_AsLong(args[5]);
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS
     if (bytes == 4)
-        tile_tops_float(rows, width, own, n, first, begin, p[0], p[1], p[2]);
+        tile_tops_float(rows, width, own, offset, n, p[0], p[1], p[2]);
     else
-        tile_tops_double(rows, width, own, n, first, begin, p[0], p[1], p[2]);
+        tile_tops_double(rows, width, own, offset, n, p[0], p[1], p[2]);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
 static PyObject *tile_kernel(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 5, 4, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]), rows = PyLong_AsLong(args[1]);
-    long width = PyLong_AsLong(args[2]), own = PyLong_AsLong(args[3]);
+    if (!addresses(args, nargs, 5, 3, p)) return NULL;
+    long bytes = PyLong_AsLong(args[0]);
+    long rows = PyLong_AsLong(args[1]);
+    long width = PyLong_AsLong(args[2]);
+    long offset = PyLong_AsLong(args[3]);
     double factor = PyFloat_AsDouble(args[4]);
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS
     if (bytes == 4)
-        tile_kernel_float(rows, width, own ? 0 : -1, factor, p[0], p[1], p[2], p[3]);
+        tile_kernel_float(rows, width, offset, factor, p[0], p[1], p[2]);
     else
-        tile_kernel_double(rows, width, own ? 0 : -1, factor, p[0], p[1], p[2], p[3]);
+        tile_kernel_double(rows, width, offset, factor, p[0], p[1], p[2]);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
 static PyObject *tiles_product(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 2, 4, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]), count = PyLong_AsLong(args[1]);
+    if (!addresses(args, nargs, 3, 4, p)) return NULL;
+    long bytes = PyLong_AsLong(args[0]);
+    long count = PyLong_AsLong(args[1]);
+    long n = PyLong_AsLong(args[2]);
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS
     if (bytes == 4)
-        tiles_product_float(count, p[0], p[1], p[2], p[3]);
+        tiles_product_float(count, p[0], n, p[1], p[2], p[3]);
     else
-        tiles_product_double(count, p[0], p[1], p[2], p[3]);
+        tiles_product_double(count, p[0], n, p[1], p[2], p[3]);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
 static PyObject *tile_stream(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 5, 8, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]), rows = PyLong_AsLong(args[1]);
-    long width = PyLong_AsLong(args[2]), own = PyLong_AsLong(args[3]);
-    double factor = PyFloat_AsDouble(args[4]);
+    if (!addresses(args, nargs, 6, 5, p)) return NULL;
+    long bytes = PyLong_AsLong(args[0]);
+    long rows = PyLong_AsLong(args[1]);
+    long width = PyLong_AsLong(args[2]);
+    long own = PyLong_AsLong(args[3]);
+    long offset = PyLong_AsLong(args[4]);
+    double factor = PyFloat_AsDouble(args[5]);
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS
     if (bytes == 4)
-        tile_stream_float(rows, width, own, factor, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]);
+        tile_stream_float(rows, width, own, offset, factor, p[0], p[1], p[2], p[3], p[4]);
     else
-        tile_stream_double(rows, width, own, factor, p[0], p[1], p[2], p[3], p[4], p[5], p[6],
-                           p[7]);
+        tile_stream_double(rows, width, own, offset, factor, p[0], p[1], p[2], p[3], p[4]);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -1,15 +1,16 @@
 /* Tiles of symmetric kernels, for one floating-point type.
  *
- * Included by _native.c like _sweeps.h. A tile has `rows` rows and `width` columns of a symmetric
- * matrix, row-major and dense. Its first `own` columns are those of its rows (a block on the
- * diagonal, own = rows) or it has none of them (own = 0); every other entry stands for its mirror
- * image too. See symmetric_kernels.py, which says why.
+ * Included by _native.c like _sweeps.h. A tile has `rows` rows of a symmetric matrix, from some
+ * column on to the last, `width` of them, row-major and dense. Its first `own` columns are a block on
+ * the diagonal, to which its rows belong, the first of them at `offset`; every other entry stands for
+ * its mirror image too. See symmetric_kernels.py, which says why.
  */
 
 /* The largest ±s_ij − u_j of every row and, through the mirror images, of every column; without the
- * diagonal. First the half of +s, then, n numbers later, that of −s; `first` row, `begin` column. */
-FAST_LOOP static void NAME(tile_tops)(long rows, long width, long own, long n, long first, long begin,
+ * diagonal. First the half of +s, then, n numbers later, that of −s. */
+FAST_LOOP static void NAME(tile_tops)(long rows, long width, long own, long offset, long n,
                                       const real *tile, const real *shifts, real *tops) {
+    const long begin = n - width, first = begin + offset;
     const real *up = shifts + begin, *down = shifts + n + begin;
     real *top_up = tops + begin, *top_down = tops + n + begin;
     for (long i = 0; i < rows; i++) {
@@ -18,8 +19,8 @@ FAST_LOOP static void NAME(tile_tops)(long rows, long width, long own, long n, l
         real high = tops[first + i], low = tops[n + first + i];
         for (long j = 0; j < own; j++) {
             const real x = s[j] - up[j], y = -s[j] - down[j];
-            high = j != i && x > high ? x : high;
-            low = j != i && y > low ? y : low;
+            high = j != i + offset && x > high ? x : high;
+            low = j != i + offset && y > low ? y : low;
         }
 #pragma omp simd reduction(max : high, low)
         for (long j = own; j < width; j++) {
@@ -34,26 +35,27 @@ FAST_LOOP static void NAME(tile_tops)(long rows, long width, long own, long n, l
     }
 }
 
-/* exp(c · (sign·s_ij − u_i − u_j)); 0 on the diagonal, which begins at column `diagonal`, or there is
- * none if that is negative. `out` may be the tile. */
-FAST_LOOP static void NAME(tile_kernel)(long rows, long width, long diagonal, double factor,
-                                        const real *tile, const real *shift_rows,
-                                        const real *shift_columns, real *out) {
+/* exp(c · (sign·s_ij − u_i − u_j)), 0 on the diagonal; u begins with the tile's columns. `out` may be
+ * the tile. */
+FAST_LOOP static void NAME(tile_kernel)(long rows, long width, long offset, double factor,
+                                        const real *tile, const real *shifts, real *out) {
     const real sign = factor > 0 ? 1 : -1, c = (real)fabs(factor);
     for (long i = 0; i < rows; i++) {
-        const real *s = tile + i * width, mine = shift_rows[i];
+        const real *s = tile + i * width, mine = shifts[offset + i];
         real *o = out + i * width;
 #pragma omp simd
         for (long j = 0; j < width; j++)
-            o[j] = NAME(exponential)(c * ((sign * s[j] - mine) - shift_columns[j]));
-        if (diagonal >= 0) o[diagonal + i] = 0;
+            o[j] = NAME(exponential)(c * ((sign * s[j] - mine) - shifts[j]));
+        o[offset + i] = 0;
     }
 }
 
-/* Add the tile and its mirror image, times x, to y. */
-FAST_LOOP static void NAME(tile_product)(long rows, long width, long own, const real *tile,
-                                         const real *x_rows, const real *x_columns, real *y_rows,
+/* Add the tile and its mirror image, times x, to y; both begin with the tile's columns. */
+FAST_LOOP static void NAME(tile_product)(long rows, long width, long own, long offset,
+                                         const real *tile, const real *x_columns,
                                          real *y_columns) {
+    const real *x_rows = x_columns + offset;
+    real *y_rows = y_columns + offset;
     long i = 0;
     for (; i + 4 <= rows; i += 4) { /* four rows at once: a quarter of the traffic on x and y */
         const real *r0 = tile + i * width, *r1 = r0 + width, *r2 = r1 + width, *r3 = r2 + width;
@@ -90,24 +92,22 @@ FAST_LOOP static void NAME(tile_product)(long rows, long width, long own, const 
     }
 }
 
-/* The same for several tiles, which `parts` tells of: where they begin in memory, rows, columns and
- * own columns, first row and first column of each. */
-static void NAME(tiles_product)(long count, const int64_t *parts, const real *tiles, const real *x,
-                                real *y) {
-    for (const int64_t *p = parts; p < parts + 6 * count; p += 6)
-        NAME(tile_product)(p[1], p[2], p[3], tiles + p[0], x + p[4], x + p[5], y + p[4], y + p[5]);
+/* The same for several tiles, which `parts` tells of: where they are in memory, rows, columns, own
+ * columns, offset. */
+static void NAME(tiles_product)(long count, const int64_t *parts, long n, const real *tiles,
+                                const real *x, real *y) {
+    for (const int64_t *p = parts; p < parts + 5 * count; p += 5)
+        NAME(tile_product)(p[1], p[2], p[3], p[4], tiles + p[0], x + (n - p[2]), y + (n - p[2]));
 }
 
 /* The same for the kernel of a tile of similarities, four rows of which are in `work` at a time. */
-static void NAME(tile_stream)(long rows, long width, long own, double factor, const real *tile,
-                              const real *shift_rows, const real *shift_columns,
-                              const real *x_rows, const real *x_columns, real *y_rows,
-                              real *y_columns, real *work) {
+static void NAME(tile_stream)(long rows, long width, long own, long offset, double factor,
+                              const real *tile, const real *shifts, const real *x, real *y,
+                              real *work) {
     for (long i = 0; i < rows; i += 4) {
         long few = rows - i < 4 ? rows - i : 4;
-        NAME(tile_kernel)(few, width, own ? i : -1, factor, tile + i * width, shift_rows + i,
-                          shift_columns, work);
-        NAME(tile_product)(few, width, own, work, x_rows + i, x_columns, y_rows + i, y_columns);
+        NAME(tile_kernel)(few, width, offset + i, factor, tile + i * width, shifts, work);
+        NAME(tile_product)(few, width, own, offset + i, work, x, y);
     }
 }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,9 +23,12 @@ from tricouple.numeric import wide_dtype
 from tricouple.ot.kernels import native
 from tricouple.ot.kernels.plan import Patch, ScoreGradient
 from tricouple.ot.kernels.similarities import Products
-from tricouple.ot.kernels.threads import dealt, in_threads
+from tricouple.ot.kernels.threads import in_threads
 from tricouple.ot.kernels.tiles import Factors
-from tricouple.ot.kernels.triangle import COLUMNS, ROWS, Part, Share, triangle
+from tricouple.ot.kernels.triangle import ROWS, Part, table, triangle
+
+# Entries of a tile: enough for BLAS to use all cores, and for the cache to hold it.
+LINE = 1 << 22
 
 # Rows whose largest entry is above e^{−SHORTFALL} keep their digits.
 SHORTFALL, ROUNDS = 10.0, 6
@@ -51,12 +54,13 @@ class SymmetricKernels:
         self.factors = tuple(factors)
         n = len(self.like)
         affordable = memory.budget / 4 / self.like.element_size() if memory.streamed else math.inf
-        self._lines = triangle(n, max(1, int(min(ROWS, affordable / (2 * n)))))
-        # Large tiles first, so that all threads get about the same.
-        parts = [part for line in self._lines for part in line]
-        self._parts = sorted(parts, key=lambda part: -part.size)
-        self._shares = [Share.of(own) for own in dealt(self._parts)]
-        entries = sum(part.size for part in parts)
+        height = min(max(LINE // n, ROWS // 4), ROWS, affordable // (2 * n))
+        self._parts = triangle(n, max(1, int(height)))
+        self._n_threads = max(1, torch.get_num_threads())
+        split = [part.split(self._n_threads) for part in self._parts]
+        shares = [[line[k] for line in split if k < len(line)] for k in range(self._n_threads)]
+        self._tables = [(len(share), table(share)) for share in shares if share]
+        entries = self._parts[-1].stop
         self._matrices: list[Tensor] = []
         self._kept = self._nothing = self.like.new_empty(0)
         if memory.streamed:
@@ -90,31 +94,44 @@ class SymmetricKernels:
 
     def row_sums(self, which: int, weights: Tensor) -> Tensor:
         """``Σ_j kernel_ij weights_j``, shape (1, N)."""
-        work = self._stored_sums if self._matrices else self._streamed_sums
-        sums = in_threads(partial(work, which, weights.contiguous()), self._shares)
-        return torch.stack(sums).sum(0, keepdim=True)
+        sums = self.like.new_zeros(self._n_threads, len(self.like))  # of each thread
+        if self._matrices:
+            self._add_stored(which, weights.contiguous(), sums)
+        else:
+            self._add_streamed(which, weights.contiguous(), sums)
+        return sums.sum(0, keepdim=True)
 
-    def _stored_sums(self, which: int, weights: Tensor, share: Share) -> Tensor:
-        """What the tiles of a share contribute to the row sums."""
-        sums = torch.zeros_like(weights)
-        arrays = native.addresses(share.table, self._matrices[which], weights, sums)
-        native.compiled.tiles_product(sums.element_size(), len(share.parts), *arrays)
-        return sums
+    def _add_stored(self, which: int, weights: Tensor, sums: Tensor) -> None:
+        matrix, x = native.addresses(self._matrices[which], weights)
+        size, n = weights.element_size(), len(weights)
 
-    def _streamed_sums(self, which: int, weights: Tensor, share: Share) -> Tensor:
-        """The same, where each tile is computed first."""
-        sums, size = torch.zeros_like(weights), weights.element_size()
-        x, y = native.addresses(weights, sums)
-        room, work = self._room(), self.like.new_empty(4 * COLUMNS)
-        for part in share.parts:
-            tile = self._similarities(part, room)
-            known = native.addresses(tile, *self._shifts_of(which, part))
-            rows, columns = part.rows.start * size, part.columns.start * size
-            vectors = (x + rows, x + columns, y + rows, y + columns)
-            native.compiled.tile_stream(
-                size, *part.shape, part.own, self.factors[which], *known, *vectors, work.data_ptr()
-            )
-        return sums
+        def work(thread: int) -> None:
+            count, parts = self._tables[thread]
+            y = sums.data_ptr() + thread * n * size
+            native.compiled.tiles_product(size, count, n, parts.data_ptr(), matrix, x, y)
+
+        in_threads(work, range(len(self._tables)))
+
+    def _add_streamed(self, which: int, weights: Tensor, sums: Tensor) -> None:
+        n, size, factor = len(weights), weights.element_size(), self.factors[which]
+        room, few_rows = self._room(), self.like.new_empty(self._n_threads, 4, n)
+        vectors = native.addresses(self._shifts[_side(factor)], weights)
+        for part in self._parts:
+            tile = self._similarities(part, room).data_ptr()
+            skipped = (n - part.width) * size
+
+            def work(
+                thread: int, own: Part, part: Part = part, tile: int = tile, skipped: int = skipped
+            ) -> None:
+                mine = tile + (own.start - part.start) * size
+                shape = (*own.shape, own.own, own.offset)
+                ends = (*vectors, sums.data_ptr() + thread * n * size)
+                native.compiled.tile_stream(
+                    size, *shape, factor, mine, *(end + skipped for end in ends),
+                    few_rows.data_ptr() + thread * 4 * n * size,
+                )  # fmt: skip
+
+            self._in_rows(part, work)
 
     def column_sums(self, which: int, weights: Tensor) -> Tensor:
         """``Σ_i kernel_ij weights_i``, shape (N,)."""
@@ -135,56 +152,47 @@ class SymmetricKernels:
         # An entry and its mirror image in one product.
         ahead = [torch.cat([left, right]) for left, (_, right) in zip(lefts, factors, strict=True)]
         back = [torch.cat([right, left]) for left, (_, right) in zip(lefts, factors, strict=True)]
-        buffers = self.like.new_empty(2, self._lines[0][0].rows.stop * n)
-        for line in self._lines:
-            rows, columns = line[0].rows, slice(line[0].columns.start, n)
-            shape = (rows.stop - rows.start, n - columns.start)
-            total, weights = (buffer[: shape[0] * shape[1]].view(shape) for buffer in buffers)
+        room = self._room()
+        buffers = self.like.new_empty(2, self._parts[0].size)
+        for part in self._parts:
+            columns = slice(n - part.width, n)
+            total, weights = (buffer[: part.size].view(part.shape) for buffer in buffers)
             for which, sign in enumerate(signs):
                 product = weights if which else total
-                torch.mm(ahead[which][:, rows].T, back[which][:, columns], out=product)
-                self._weigh(which, line, sign, product, total)
-            total[:, : line[0].own] /= 2  # on the diagonal block each pair is there twice
-            yield Patch(rows, total, columns)
+                torch.mm(ahead[which][:, part.rows].T, back[which][:, columns], out=product)
+                self._weigh(part, sign, self._tile(which, part, room), product, total)
+            total[:, : part.own] /= 2  # on the diagonal block each pair is there twice
+            yield Patch(part.rows, total, columns)
 
-    def _weigh(
-        self, which: int, line: Sequence[Part], sign: float, weights: Tensor, out: Tensor
-    ) -> None:
-        """Multiply a line of weights by the kernel, onto ``out`` unless that is the weights."""
+    def _weigh(self, part: Part, sign: float, tile: Tensor, weights: Tensor, out: Tensor) -> None:
+        """Multiply weights by the kernel, onto ``out`` unless that is the weights."""
         size = out.element_size()
+        arrays = native.addresses(tile, weights, out)
 
-        def work(parts: Sequence[Part]) -> None:
-            room = self._room()
-            for part in parts:
-                tile = self._tile(which, part, room)
-                skipped = (part.columns.start - line[0].columns.start) * size
-                places = [address + skipped for address in native.addresses(weights, out)]
-                native.compiled.tile_weigh(
-                    size, *part.shape, out.shape[1], sign, tile.data_ptr(), *places
-                )
+        def work(_: int, own: Part) -> None:
+            skipped = (own.start - part.start) * size
+            mine = (address + skipped for address in arrays)
+            native.compiled.tile_weigh(size, *own.shape, own.width, sign, *mine)
 
-        in_threads(work, dealt(line))
+        self._in_rows(part, work)
+
+    def _in_rows(self, part: Part, work: Callable[[int, Part], None]) -> None:
+        """Share the rows of a tile among the threads."""
+        in_threads(lambda share: work(*share), list(enumerate(part.split(self._n_threads))))
 
     def _keep(self, room: Tensor) -> None:
         """Compute similarities once, as many as there is room for."""
-
-        def work(parts: Sequence[Part]) -> None:
-            for part in parts:
+        for part in self._parts:
+            if part.stop <= len(room):
                 self._similarities(part, _stored(room, part))
-
-        in_threads(work, dealt([part for part in self._parts if part.stop <= len(room)]))
         self._kept = room
 
     def _replace(self, matrices: Sequence[Tensor]) -> None:
         """Fill matrices with the kernels, the first of which took the similarities so far."""
-
-        def work(parts: Sequence[Part]) -> None:
-            for part in parts:
-                tile = self._similarities(part, self._nothing)
-                for which in reversed(range(len(matrices))):
-                    self._exponentiate(which, part, tile, _stored(matrices[which], part))
-
-        in_threads(work, dealt(self._parts))
+        for part in self._parts:
+            tile = _stored(matrices[0], part)
+            for which in reversed(range(len(matrices))):
+                self._exponentiate(which, part, tile, _stored(matrices[which], part))
         self._matrices, self._kept = list(matrices), self._nothing
 
     def _balance(self) -> Tensor:
@@ -202,22 +210,23 @@ class SymmetricKernels:
 
     def _tops(self, shifts: Tensor) -> Tensor:
         """The largest ``±s_ij − u_j`` of every sample, shape (2, N)."""
+        n, size = len(self.like), self.like.element_size()
+        tops = self.like.new_full((self._n_threads, 2, n), -torch.inf)
+        room = self._room()
+        for part in self._parts:
+            tile = self._similarities(part, room).data_ptr()
 
-        def work(parts: Sequence[Part]) -> Tensor:
-            room, tops = self._room(), torch.full_like(shifts, -torch.inf)
-            for part in parts:
-                tile = self._similarities(part, room)
-                starts = (part.rows.start, part.columns.start)
-                native.compiled.tile_tops(
-                    tops.element_size(), *part.shape, part.own, len(self.like), *starts,
-                    *native.addresses(tile, shifts, tops),
-                )  # fmt: skip
-            return tops
+            def work(thread: int, own: Part, part: Part = part, tile: int = tile) -> None:
+                mine = tile + (own.start - part.start) * size
+                found = tops.data_ptr() + thread * 2 * n * size
+                shape = (*own.shape, own.own, own.offset, n)
+                native.compiled.tile_tops(size, *shape, mine, shifts.data_ptr(), found)
 
-        return torch.stack(in_threads(work, dealt(self._parts))).amax(0)
+            self._in_rows(part, work)
+        return tops.amax(0)
 
     def _room(self) -> Tensor:
-        """Where a thread computes tiles."""
+        """Where tiles are computed."""
         return self._nothing if self._matrices else self.like.new_empty(self._parts[0].size)
 
     def _tile(self, which: int, part: Part, room: Tensor) -> Tensor:
@@ -232,16 +241,20 @@ class SymmetricKernels:
         if part.stop <= len(self._kept):
             return _stored(self._kept, part)
         out = room[: part.size].view(part.shape)
-        return torch.mm(self.like[part.rows], self.like[part.columns].T, out=out)
+        columns = self.like[len(self.like) - part.width :]
+        return torch.mm(self.like[part.rows], columns.T, out=out)
 
     def _exponentiate(self, which: int, part: Part, tile: Tensor, out: Tensor) -> None:
-        known = native.addresses(tile, *self._shifts_of(which, part), out)
-        factor = self.factors[which]
-        native.compiled.tile_kernel(out.element_size(), *part.shape, part.own, factor, *known)
+        size, factor = out.element_size(), self.factors[which]
+        shifts = self._shifts[_side(factor)][len(self.like) - part.width :].data_ptr()
+        source, target = native.addresses(tile, out)
 
-    def _shifts_of(self, which: int, part: Part) -> tuple[Tensor, Tensor]:
-        shifts = self._shifts[_side(self.factors[which])]
-        return shifts[part.rows], shifts[part.columns]
+        def work(_: int, own: Part) -> None:
+            skipped = (own.start - part.start) * size
+            ends = (source + skipped, shifts, target + skipped)
+            native.compiled.tile_kernel(size, *own.shape, own.offset, factor, *ends)
+
+        self._in_rows(part, work)
 
 
 def _side(factor: float) -> int:

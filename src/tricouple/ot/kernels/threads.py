@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
-import torch
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -23,26 +21,16 @@ if hasattr(os, "register_at_fork"):  # a forked process has none of its parent's
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-def dealt(items: Sequence[Item]) -> list[list[Item]]:
-    """Shares for threads, the same each time, so that sums are the same each time.
-
-    Items are dealt to and fro: if they come in order of size, all shares are about as large.
-
-    Example:
-        >>> sorted(sum(dealt(range(10)), [])) == list(range(10))
-        True
-    """
-    n = max(1, min(torch.get_num_threads(), len(items)))
-    return [[*items[k :: 2 * n], *items[2 * n - 1 - k :: 2 * n]] for k in range(n)]
-
-
 def in_threads(work: Callable[[Item], Result], shares: Sequence[Item]) -> list[Result]:
     """The results for all shares, each from a thread of its own.
+
+    The work must be compiled code that releases the interpreter's lock, and no PyTorch operation
+    that is parallel itself: OpenMP would give each thread a team of its own, and with more threads
+    than cores all its teams, those of the whole process, go to sleep after every operation.
 
     Example:
         >>> in_threads(sum, [[1, 2], [3]])
         [3, 3]
     """
-    own = torch.inference_mode()(work)  # a setting of each thread
-    others = [_pool(len(shares) - 1).submit(own, share) for share in shares[1:]]
-    return [own(shares[0]), *(other.result() for other in others)]
+    others = [_pool(len(shares) - 1).submit(work, share) for share in shares[1:]]
+    return [work(shares[0]), *(other.result() for other in others)]

@@ -3,83 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# Small enough for a core's share of the cache, and for BLAS to compute a tile on that core.
-ROWS, COLUMNS = 512, 1024
+ROWS = 512
 
 
 class Part(NamedTuple):
-    """A tile; every entry that is not on a diagonal block stands for its mirror image too.
+    """Some rows, from the diagonal to the last column.
+
+    The rows of a tile and those of another thread share a block on the diagonal; every entry beyond
+    that block stands for its mirror image too.
 
     Attributes:
         rows: Its rows.
-        columns: Its columns.
-        own: How many of its columns, the first ones, are its rows: all of them, or none.
+        width: Its columns, the last ones of the matrix.
+        own: How many of them, the first ones, are the block on the diagonal.
+        offset: The place of its first row in that block.
         start: Where it is stored, tile after tile.
     """
 
     rows: slice
-    columns: slice
+    width: int
     own: int
+    offset: int
     start: int
 
     @property
     def shape(self) -> tuple[int, int]:
         """Numbers of rows and columns."""
-        return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+        return self.rows.stop - self.rows.start, self.width
 
     @property
     def size(self) -> int:
         """Number of entries."""
-        rows, columns = self.shape
-        return rows * columns
+        return self.shape[0] * self.width
 
     @property
     def stop(self) -> int:
         """Where it ends."""
         return self.start + self.size
 
+    def split(self, number: int) -> list[Part]:
+        """Its rows in about equal shares.
 
-class Share(NamedTuple):
-    """Tiles of one thread.
-
-    Attributes:
-        parts: The tiles.
-        table: What the compiled module wants to know of them.
-    """
-
-    parts: Sequence[Part]
-    table: Tensor
-
-    @classmethod
-    def of(cls, parts: Sequence[Part]) -> Share:
-        """A share with its table."""
-        rows = [
-            (part.start, *part.shape, part.own, part.rows.start, part.columns.start)
-            for part in parts
+        Example:
+            >>> [part.rows for part in triangle(5, height=4)[0].split(2)]
+            [slice(0, 2, None), slice(2, 4, None)]
+        """
+        n_rows = self.shape[0]
+        ends = [n_rows * k // number for k in range(number + 1)]
+        first = self.rows.start
+        return [
+            self._replace(
+                rows=slice(first + begin, first + end),
+                offset=self.offset + begin,
+                start=self.start + begin * self.width,
+            )
+            for begin, end in pairwise(ends)
+            if end > begin
         ]
-        return cls(parts, torch.tensor(rows, dtype=torch.int64))
 
 
-def triangle(n: int, height: int = ROWS) -> list[list[Part]]:
-    """Tiles of an n×n matrix, those with the same rows together.
+def table(parts: Sequence[Part]) -> Tensor:
+    """What the compiled module wants to know of several tiles."""
+    rows = [(part.start, *part.shape, part.own, part.offset) for part in parts]
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def triangle(n: int, height: int = ROWS) -> list[Part]:
+    """Tiles of an n×n matrix, each with so many rows.
 
     Example:
-        >>> [[part.shape for part in line] for line in triangle(5, height=2)]
-        [[(2, 5)], [(2, 3)], [(1, 1)]]
+        >>> [part.shape for part in triangle(5, height=2)]
+        [(2, 5), (2, 3), (1, 1)]
     """
-    lines, stored = [], 0
+    parts, stored = [], 0
     for first in range(0, n, height):
         rows = slice(first, min(first + height, n))
-        line = []
-        for begin in range(first, n, COLUMNS):
-            own = rows.stop - rows.start if begin == first else 0
-            part = Part(rows, slice(begin, min(begin + COLUMNS, n)), own, stored)
-            stored += part.size
-            line.append(part)
-        lines.append(line)
-    return lines
+        part = Part(rows, n - first, rows.stop - first, 0, stored)
+        stored = part.stop
+        parts.append(part)
+    return parts
