@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 
 import pytest
 import torch
@@ -214,3 +215,26 @@ def test_a_forked_process_starts_its_own_threads():
     if child == 0:
         os._exit(threads._pool.cache_info().currsize)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_threads_with_matrix_products_end_and_leave_the_settings(n_threads):
+    alive = threading.active_count()
+    found = [torch.empty(0)] * 3
+
+    def work(number: int) -> None:
+        found[number] = torch.full((), torch.get_num_threads())
+
+    threads.in_passing_threads(work, range(3))
+    assert [int(one) for one in found] == [1, 1, 1]
+    assert torch.get_num_threads() == n_threads
+    assert threading.active_count() == alive
+    with pytest.raises(ZeroDivisionError):
+        threads.in_passing_threads(lambda number: number / 0, range(2))
+    assert torch.get_num_threads() == n_threads
+
+
+def test_every_item_is_dealt_once():
+    for n_items in (1, 2, 7, 12):
+        for n in (1, 2, 3):
+            shares = [threads.dealt(range(n_items), k, n) for k in range(n)]
+            assert sorted(item for share in shares for item in share) == list(range(n_items))

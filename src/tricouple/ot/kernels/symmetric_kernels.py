@@ -23,7 +23,7 @@ from tricouple.numeric import wide_dtype
 from tricouple.ot.kernels import native
 from tricouple.ot.kernels.plan import Patch, ScoreGradient
 from tricouple.ot.kernels.similarities import Products
-from tricouple.ot.kernels.threads import in_threads
+from tricouple.ot.kernels.threads import dealt, in_passing_threads, in_threads
 from tricouple.ot.kernels.tiles import Factors
 from tricouple.ot.kernels.triangle import ROWS, Part, table, triangle
 
@@ -113,25 +113,23 @@ class SymmetricKernels:
         in_threads(work, range(len(self._tables)))
 
     def _add_streamed(self, which: int, weights: Tensor, sums: Tensor) -> None:
+        """Every thread computes tiles of its own, and uses them while they are in its cache."""
         n, size, factor = len(weights), weights.element_size(), self.factors[which]
-        room, few_rows = self._room(), self.like.new_empty(self._n_threads, 4, n)
+        rooms = self.like.new_empty(self._n_threads, self._parts[0].size)
+        few_rows = self.like.new_empty(self._n_threads, 4, n)
         vectors = native.addresses(self._shifts[_side(factor)], weights)
-        for part in self._parts:
-            tile = self._similarities(part, room).data_ptr()
-            skipped = (n - part.width) * size
 
-            def work(
-                thread: int, own: Part, part: Part = part, tile: int = tile, skipped: int = skipped
-            ) -> None:
-                mine = tile + (own.start - part.start) * size
-                shape = (*own.shape, own.own, own.offset)
-                ends = (*vectors, sums.data_ptr() + thread * n * size)
-                native.compiled.tile_stream(
-                    size, *shape, factor, mine, *(end + skipped for end in ends),
-                    few_rows.data_ptr() + thread * 4 * n * size,
-                )  # fmt: skip
+        @torch.inference_mode()
+        def work(thread: int) -> None:
+            ends = (*vectors, sums.data_ptr() + thread * n * size)
+            work_rows = few_rows.data_ptr() + thread * 4 * n * size
+            for part in dealt(self._parts, thread, self._n_threads):
+                tile = self._similarities(part, rooms[thread]).data_ptr()
+                here = (end + (n - part.width) * size for end in ends)
+                shape = (*part.shape, part.own, part.offset)
+                native.compiled.tile_stream(size, *shape, factor, tile, *here, work_rows)
 
-            self._in_rows(part, work)
+        in_passing_threads(work, range(self._n_threads))
 
     def column_sums(self, which: int, weights: Tensor) -> Tensor:
         """``Σ_i kernel_ij weights_i``, shape (N,)."""

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
+import torch
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -26,7 +28,8 @@ def in_threads(work: Callable[[Item], Result], shares: Sequence[Item]) -> list[R
 
     The work must be compiled code that releases the interpreter's lock, and no PyTorch operation
     that is parallel itself: OpenMP would give each thread a team of its own, and with more threads
-    than cores all its teams, those of the whole process, go to sleep after every operation.
+    than cores all its teams, those of the whole process, go to sleep after every operation. For
+    matrix products see ``in_passing_threads``.
 
     Example:
         >>> in_threads(sum, [[1, 2], [3]])
@@ -34,3 +37,31 @@ def in_threads(work: Callable[[Item], Result], shares: Sequence[Item]) -> list[R
     """
     others = [_pool(len(shares) - 1).submit(work, share) for share in shares[1:]]
     return [work(shares[0]), *(other.result() for other in others)]
+
+
+def dealt(items: Sequence[Item], thread: int, n_threads: int) -> list[Item]:
+    """The share of a thread, dealt to and fro: of items in order of size all get about as much.
+
+    Example:
+        >>> dealt(range(6), 0, 2), dealt(range(6), 1, 2)
+        ([0, 4, 3], [1, 5, 2])
+    """
+    step = 2 * n_threads
+    return [*items[thread::step], *items[step - 1 - thread :: step]]
+
+
+def in_passing_threads(work: Callable[[Item], None], shares: Sequence[Item]) -> None:
+    """The same for work with matrix products, each of which stays on its thread.
+
+    These threads end with the work: OpenMP counts every living thread that it has seen.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(max(1, len(shares) - 1)) as pool:
+            others = [pool.submit(work, share) for share in shares[1:]]
+            work(shares[0])
+            for other in others:
+                other.result()
+    finally:
+        torch.set_num_threads(before)
