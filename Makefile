@@ -32,8 +32,9 @@ format: $(STAMP)  ## rewrite the sources in the house format
 bench: $(STAMP)  ## time and memory against the dense algorithm and peers (minutes)
 	$(BIN)/tricouple bench --out results/bench/core.json
 
-figures: $(STAMP)  ## redraw the README's pictures from results/synthetic
+figures: $(STAMP)  ## redraw the README's pictures and tables from results
 	$(BIN)/tricouple report results/synthetic --figures docs/assets
+	$(BIN)/tricouple report results/vision --figures docs/assets
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

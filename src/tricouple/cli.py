@@ -25,6 +25,7 @@ examples:
   tricouple demo                   what six methods learn on a synthetic mixture
   tricouple verify                 the paper's theory as a table of verdicts
   tricouple train scale=smoke      train and evaluate an image encoder (half a minute)
+  tricouple clip scale=smoke       train image and text encoders on coloured shapes (a minute)
   tricouple bench --quick          a first look at speed and memory
   tricouple bench --help           the options of one command
 """
@@ -74,6 +75,11 @@ COMMANDS = {
         "tricouple.experiments.vision.evaluate_command",
         "linear probe, k-NN and geometry of trained encoders",
         "train",
+    ),
+    "clip": Command(
+        "tricouple.experiments.clip.command",
+        "train image and text encoders on captions: retrieval, zero-shot classification",
+        "train,clip",
     ),
     "bench": Command(
         "tricouple.experiments.efficiency.command",

@@ -11,7 +11,16 @@ import torch
 import tricouple.data
 import tricouple.evaluation
 from tricouple.data import augment, images
-from tricouple.evaluation import confusion, features, knn, probe, report
+from tricouple.evaluation import (
+    confusion,
+    features,
+    knn,
+    modalities,
+    probe,
+    report,
+    retrieval,
+    zero_shot,
+)
 
 MODULES = [
     info.name
@@ -27,6 +36,11 @@ PUBLIC = [
     probe.linear_probe,
     report.evaluate_features,
     report.measure_geometry,
+    modalities.measure_modalities,
+    retrieval.in_batches,
+    retrieval.whole_split,
+    zero_shot.class_embeddings,
+    zero_shot.classify,
 ]
 
 

@@ -172,6 +172,17 @@ def test_an_empty_folder_is_refused(tmp_path):
         images.load("folder", tmp_path / "nowhere")
 
 
+def test_an_empty_class_folder_is_left_out_with_a_word(tmp_path):
+    write_classes(tmp_path, {"cat": 5, "dog": 5})
+    (tmp_path / "bird").mkdir()
+    (tmp_path / ".cache").mkdir()
+    data = images.load("folder", tmp_path)
+    assert data.classes == ("cat", "dog")
+    assert [note for note in data.notes if "no images" in note] == [
+        f"{tmp_path / 'bird'} holds no images and is left out"
+    ]
+
+
 def test_images_beside_class_folders_are_refused(tmp_path):
     write_classes(tmp_path, {"a": 2, "b": 2, ".": 1})
     with pytest.raises(DataError, match=r"both class folders \(a\) and images .*\(0\.png\)"):

@@ -14,7 +14,7 @@ from tricouple import geometry
 from tricouple.evaluation import report
 from tricouple.evaluation.confusion import confusion_matrix
 from tricouple.evaluation.features import Features
-from tricouple.evaluation.figures import confusion_figure, tsne, tsne_figure
+from tricouple.evaluation.figures import confusion_figure, tsne_figure
 from tricouple.evaluation.knn import knn_accuracy
 from tricouple.evaluation.probe import linear_probe
 from tricouple.evaluation.report import evaluate_features, measure_geometry, sample, write_figures
@@ -159,26 +159,3 @@ def test_figures_of_many_classes_and_of_collapsed_features(tmp_path):
     tsne_figure(collapsed, torch.arange(30), names, "collapsed", tmp_path / "collapsed.png")
     for path in (tmp_path / "many.png", tmp_path / "collapsed.png"):
         assert path.stat().st_size > 5000
-
-
-def test_tsne_keeps_classes_together_and_repeats_with_its_seed():
-    test = features(90, 3)
-    x = 4 * torch.eye(3, 7)[test.labels] + 0.3 * test.penultimate
-    points = tsne(x)
-    assert torch.equal(points, tsne(x))
-    assert (
-        knn_accuracy(points - points.mean(0), test.labels, points - points.mean(0), test.labels, 5)
-        > 0.9
-    )
-
-
-@pytest.mark.parametrize(
-    "x", [torch.ones(10, 3), torch.zeros(10, 3), torch.eye(2)], ids=["equal", "zero", "two"]
-)
-def test_tsne_of_nothing_to_tell_apart_is_one_point(x):
-    assert torch.equal(tsne(x), torch.zeros(len(x), 2))
-
-
-def test_tsne_of_all_but_collapsed_features_is_finite():
-    noise = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    assert bool(torch.isfinite(tsne(1 + 1e-5 * noise)).all())

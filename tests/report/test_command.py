@@ -10,7 +10,7 @@ from report import fake
 from tricouple import cli
 from tricouple.report import page as page_module
 from tricouple.report.page import read_known, write_whole
-from tricouple.report.pictures import png
+from tricouple.report.pictures import picture as picture_of
 
 
 @pytest.fixture
@@ -53,7 +53,9 @@ def test_figures_are_small_pictures_on_white(study_folder, tmp_path, capsys):
         assert picture.width > 1000
         assert len(picture.getcolors(1 << 24)) > 20  # something is drawn
         assert str(file) in shown
-    assert png(read_known(study_folder), files[1].name) == files[1].read_bytes()  # repeatable
+    assert (
+        picture_of(read_known(study_folder), files[1].name) == files[1].read_bytes()
+    )  # repeatable
 
 
 def test_figures_without_data_are_left_out(small, tmp_path):
@@ -66,8 +68,8 @@ def test_figures_without_data_are_left_out(small, tmp_path):
     ("words", "complaint"),
     [
         (["nowhere"], "nowhere: no such folder"),
-        (["empty"], "empty is not a study: it has no study.json"),
-        (["strange"], 'kind "weather" is not one of: synthetic'),
+        (["empty"], "empty is not a study: it has no study.json and no runs"),
+        (["strange"], 'kind "weather" is not one of: '),
         (["broken"], "broken/runs.jsonl, line 2: not JSON"),
         (["small", "--out", "file.txt/page.html"], "cannot write file.txt/page.html"),
         (["small", "--out", "empty"], "cannot write empty: Is a directory"),

@@ -51,6 +51,27 @@ def test_tsne_keeps_classes_together_and_repeats_itself():
     np.testing.assert_array_equal(labels[distances.argmin(1)], labels)
 
 
+@pytest.mark.parametrize(
+    "z", [np.ones((10, 3)), np.zeros((10, 3)), np.eye(2)], ids=["equal", "zero", "two"]
+)
+def test_tsne_of_nothing_to_tell_apart_is_one_point(z):
+    np.testing.assert_array_equal(projections.tsne(z), np.zeros((len(z), 2)))
+
+
+def test_tsne_of_all_but_collapsed_rows_is_finite():
+    noise = np.random.default_rng(0).normal(size=(40, 3))
+    at = projections.tsne(1 + 1e-5 * noise)
+    assert np.isfinite(at).all()
+    assert np.ptp(at) > 0
+
+
+def test_tsne_looks_at_directions_alone():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(30, 4))
+    scaled = z * rng.integers(1, 5, size=(30, 1)) * 2.0
+    np.testing.assert_allclose(projections.tsne(scaled), projections.tsne(z), atol=1e-6)
+
+
 def test_pictures_are_unit_vectors_of_the_last_snapshot(picture, tmp_path):
     assert picture.steps == tuple(fake.STEPS)
     np.testing.assert_allclose(np.linalg.norm(picture.embeddings, axis=2), 1, atol=1e-12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -17,23 +18,37 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from tricouple.conf import schema
+from tricouple.conf.clip.schema import Clip
 
 T = TypeVar("T")
 
 VERSION_BASE = "1.3"
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where a composition starts: the package with the groups, and a YAML file in it."""
+
+    package: str
+    name: str
+
+
+STARTS: dict[type, Start] = {
+    schema.Train: Start("tricouple.conf", "train"),
+    Clip: Start("tricouple.conf.clip", "clip"),
+}
+
+
 class ConfigurationError(ValueError):
     """Words that make no configuration; the message is one line."""
 
 
-def configure(words: Sequence[str], kind: type[T], name: str = "train") -> T:
+def configure(words: Sequence[str], kind: type[T]) -> T:
     """Compose a configuration.
 
     Args:
         words: Overrides as Hydra understands them: ``loss=iot``, ``training.epochs=3``.
         kind: The dataclass that the configuration is an instance of.
-        name: The YAML file to start from.
 
     Raises:
         ConfigurationError: If a word is misspelt or has a value of the wrong type.
@@ -42,9 +57,10 @@ def configure(words: Sequence[str], kind: type[T], name: str = "train") -> T:
         >>> configure(["data=mnist", "seed=3"], schema.Train).data.name
         'mnist'
     """
-    with hydra_ready():
-        with one_line_errors(words, name):
-            composed = compose(name, overrides=list(words))
+    start = STARTS[kind]
+    with hydra_ready(start):
+        with one_line_errors(words, start.name):
+            composed = compose(start.name, overrides=list(words))
             OmegaConf.resolve(composed)
         return to_object(composed, kind)
 
@@ -94,10 +110,10 @@ def to_yaml(config: object) -> str:
 
 
 @contextmanager
-def hydra_ready() -> Iterator[GlobalHydra]:
+def hydra_ready(start: Start) -> Iterator[GlobalHydra]:
     """Hydra with our groups; its global state is as before afterwards."""
     schema.register()
-    with initialize_config_module("tricouple.conf", version_base=VERSION_BASE):
+    with initialize_config_module(start.package, version_base=VERSION_BASE):
         yield GlobalHydra.instance()
 
 

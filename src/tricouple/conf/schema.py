@@ -23,6 +23,8 @@ class Data:
         download: Whether missing data may be fetched from the network.
         image_size: Side that networks see; None for the stored size (224 for pretrained ones).
         train_size: Size of a stratified training subset; None for all images.
+        max_train_size: Size of the subset where ``train_size`` asks for none and there are more
+            images than this; None for no limit.
         validation_size: How many of these are held out, to choose settings on; 0 for none.
         paper_epochs: How long the paper trains on this data set.
     """
@@ -33,8 +35,18 @@ class Data:
     download: bool
     image_size: int | None
     train_size: int | None
+    max_train_size: int | None
     validation_size: int
     paper_epochs: int
+
+    def places(self) -> tuple[str, ...]:
+        """Settings that do not decide what is trained on: places, and what others overrule."""
+        places = ["download", "paper_epochs"]
+        if self.name != "folder":
+            places += ["root", "eval_root"]
+        if self.train_size is not None:  # then the limit decides nothing
+            places.append("max_train_size")
+        return tuple(places)
 
 
 @dataclass
@@ -184,7 +196,10 @@ class Study:
 
 def register() -> None:
     """Make the types and the resolvers known to Hydra; the YAML files refer to both."""
+    from tricouple.conf.clip.schema import Clip
+
     ConfigStore.instance().store(name="train_schema", node=Train)
+    ConfigStore.instance().store(name="clip_schema", node=Clip)
     OmegaConf.register_new_resolver("either", _either, replace=True)
     OmegaConf.register_new_resolver("reciprocal", _reciprocal, replace=True)
 

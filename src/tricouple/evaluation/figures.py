@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
+from tricouple.report.projections import tsne
+
 _LEGIBLE = 20  # with more classes than this, names and numbers would overlap
-_PERPLEXITY = 30.0
 
 
 def confusion_figure(matrix: Tensor, classes: Sequence[str], title: str, path: Path) -> None:
@@ -63,42 +63,14 @@ def tsne_figure(
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    points = tsne(features, seed)
+    points = tsne(features.double().numpy(), seed)
     figure = Figure(figsize=(7.0, 6.0), layout="constrained")
     axes = figure.subplots()
     colours = colormaps["tab20" if len(classes) > 10 else "tab10"]
     for code in labels.unique().tolist():
-        x, y = points[labels == code].T
-        axes.scatter(
-            x.numpy(), y.numpy(), s=6, color=colours(code % colours.N), label=classes[code]
-        )
+        x, y = points[(labels == code).numpy()].T
+        axes.scatter(x, y, s=6, color=colours(code % colours.N), label=classes[code])
     axes.set(title=title, xticks=[], yticks=[])
     if len(classes) <= _LEGIBLE:
         figure.legend(loc="outside right upper", markerscale=2, fontsize=8)
     figure.savefig(path, dpi=120)
-
-
-def tsne(features: Tensor, seed: int = 0) -> Tensor:
-    """Points in the plane that are neighbours where directions of features are.
-
-    Args:
-        features: Shape (n, d), normalised here.
-        seed: Equal seeds give equal points.
-
-    Returns:
-        Shape (n, 2); all zero where there is nothing to tell apart.
-
-    Example:
-        >>> tsne(torch.eye(12)).shape
-        torch.Size([12, 2])
-    """
-    from sklearn.manifold import TSNE
-
-    n = len(features)
-    # Distances of unit vectors order like their cosines, and are much faster here.
-    unit = torch.nn.functional.normalize(features.double(), dim=1)
-    if n < 3 or float((unit - unit[0]).abs().max()) < 1e-6:
-        return torch.zeros(n, 2)
-    # With its default start t-SNE divides by the spread, which all but collapsed features have not.
-    solver = TSNE(perplexity=min(_PERPLEXITY, (n - 1) / 3), init="random", random_state=seed)
-    return torch.from_numpy(solver.fit_transform(unit.numpy()))

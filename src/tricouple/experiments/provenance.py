@@ -25,6 +25,7 @@ PACKAGES = (
     "POT",
     "lightning",
     "timm",
+    "open_clip_torch",
     "torchvision",
 )
 

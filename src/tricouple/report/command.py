@@ -5,21 +5,26 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from rich.console import Console
+
 from tricouple.experiments.options import CommandError, require_writable
 from tricouple.report.page import read_known, write_page
 from tricouple.report.pictures import drawings, write_pictures
-from tricouple.report.read import StudyError
+from tricouple.report.read import Study, StudyError
+from tricouple.report.vision.tables import terminal_tables
 
 DESCRIPTION = """\
-Turn the result files of studies into one self-contained HTML page: what was found, interactive
-figures, tables with mean ± std over seeds beside the paper's claims, and where the numbers come
-from. An unfinished study gives a page of what there is, and says what is missing.
+Turn the result files of studies, or a folder of runs, into one self-contained HTML page: what was
+found, interactive figures, tables with mean ± std over seeds beside the paper's claims, and where
+the numbers come from. What is unfinished gives a page of what there is, and says what is missing.
 """
 
 EXAMPLES = """\
 examples:
   tricouple report results/synthetic                         writes results/synthetic/report.html
-  tricouple report runs/a runs/b --out both.html             two studies on one page
+  tricouple report results/vision                            image encoders; prints the tables too
+  tricouple report runs                                      the runs of tricouple train -m
+  tricouple report results/a results/b --out both.html       two studies on one page
   tricouple report results/synthetic --figures docs/assets   the README's pictures (PNG), no page
 """
 
@@ -29,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EXAMPLES
     add = parser.add_argument
-    add("folders", nargs="+", type=Path, metavar="FOLDER", help="folder of a study")
+    add("folders", nargs="+", type=Path, metavar="FOLDER", help="folder of a study or of runs")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--out",
@@ -38,7 +43,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the page to write; None: report.html in the folder, of several in this directory",
     )
     where.add_argument(
-        "--figures", type=Path, metavar="DIR", help="write the README's pictures into DIR instead"
+        "--figures",
+        type=Path,
+        metavar="DIR",
+        help="write pictures and Markdown tables into DIR instead",
     )
 
 
@@ -52,12 +60,22 @@ def run(args: argparse.Namespace) -> int:
         studies = [read_known(folder) for folder in args.folders]
         require_writable(out)
         write_page(studies, out)
+        show_tables(studies)
     except StudyError as error:
         raise CommandError(str(error)) from error
     except OSError as error:
         raise CommandError(f"cannot write {error.filename}: {error.strerror}") from error
     print(f"{out} ({out.stat().st_size / 2**20:.1f} MB)")
     return 0
+
+
+def show_tables(studies: list[Study]) -> None:
+    """Print the main tables of studies that have some."""
+    console = Console()
+    for study in studies:
+        if study.kind == "vision":
+            for table in terminal_tables(study):
+                console.print(table, highlight=False)
 
 
 def pictures(folders: list[Path], target: Path) -> int:

@@ -119,7 +119,7 @@ def figure_html(figure: Figure) -> str:
 {_legend(figure.methods)}{_slider(figure)}<div class="panels {kind}">
 {panels}
 </div>
-<p class="nothing" hidden>Nothing was measured for this choice of K and ψ.</p>
+<p class="nothing" hidden>Nothing was measured for this choice.</p>
 <figcaption>{escape(figure.caption)}</figcaption>
 {details}
 </figure>"""

@@ -7,19 +7,26 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tricouple.report.clip import article as clip
 from tricouple.report.frame import Article, page
 from tricouple.report.read import Study, StudyError, read_study
 from tricouple.report.synthetic import article as synthetic
+from tricouple.report.vision import article as vision
+from tricouple.report.vision.folders import has_runs, read_runs_folder
 
 # What each kind of study has to say; a new kind is a package and a row here.
-KINDS: dict[str, Callable[[Study], Article]] = {"synthetic": synthetic.article}
+KINDS: dict[str, Callable[[Study], Article]] = {
+    "clip": clip.article,
+    "synthetic": synthetic.article,
+    "vision": vision.article,
+}
 
 
 def write_report(study_folder: Path, out: Path | None = None) -> Path:
     """Write the page of one study and return where.
 
     Args:
-        study_folder: The folder with ``study.json`` and ``runs.jsonl``.
+        study_folder: The folder with ``study.json`` and ``runs.jsonl``, or of runs.
         out: The file to write, ``report.html`` in the study folder if None.
 
     Raises:
@@ -40,7 +47,9 @@ def write_page(studies: Sequence[Study], out: Path) -> Path:
 
 
 def read_known(folder: Path) -> Study:
-    """Read a study of a kind that can be reported."""
+    """Read a study of a kind that can be reported, or a folder of runs."""
+    if not (folder / "study.json").is_file() and has_runs(folder):
+        return read_runs_folder(folder)
     study = read_study(folder)
     if study.kind not in KINDS:
         known = ", ".join(KINDS)

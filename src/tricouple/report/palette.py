@@ -49,6 +49,12 @@ STYLES = {
     "info_nce": Style("purple", "dot", "triangle-up"),
     "byol": Style("orange", "longdash", "x"),
     "vicreg": Style("grey", "longdashdot", "cross"),
+    "inva_spread": Style("black", "longdash", "star"),
+    "iot_uniformity": Style("green", "dot", "cross"),
+    "dbot": Style("orange", "dot", "square"),
+    "fused_gromov": Style("grey", "dashdot", "diamond"),
+    "dbot_published": Style("orange", "longdashdot", "x"),
+    "fused_gromov_published": Style("grey", "dash", "triangle-up"),
 }
 OTHER = Style("black", "solid", "star")
 

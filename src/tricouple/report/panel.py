@@ -1,19 +1,20 @@
 """What every figure is made of: panels that plotly draws, each with its words for those who listen.
 
-A trace may carry ``meta``: ``when`` (the choices of K and ψ it is shown for) and ``method`` (the
+A trace may carry ``meta``: ``when`` (the reader's choices that it is shown for) and ``method`` (the
 legend entry that switches it). The page's script reads it; the colours are CSS variables, which
 the script resolves for the light or the dark theme.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
 
 from tricouple.report.palette import style
-from tricouple.report.statistics import Curve
+from tricouple.report.statistics import Curve, MeanStd
 from tricouple.report.words import method_name
 
 Choice = dict[str, str]
@@ -89,6 +90,28 @@ def unit_circle(drawing: go.Figure) -> None:
     """Draw the unit circle behind the points."""
     drawing.add_shape(
         type="circle", x0=-1, x1=1, y0=-1, y1=1, line={"color": "var(--faint)"}, layer="below"
+    )
+
+
+def line_with_bars(
+    x: Sequence[object], values: Sequence[MeanStd], method: str, name: str, when: Choice
+) -> go.Scatter:
+    """Return the means at some settings as a line, with bars of ± one standard deviation."""
+    look = style(method)
+    bars, spread = None, ""
+    if any(value.count > 1 for value in values):
+        bars = {"array": [value.spread for value in values], "thickness": 1, "width": 3}
+        spread = " ± %{error_y.array:.2g}"
+    return go.Scatter(
+        x=list(x),
+        y=[value.mean for value in values],
+        error_y=bars,
+        name=name,
+        mode="lines+markers",
+        line={"color": look.colour, "dash": look.dash, "width": 2},
+        marker={"symbol": look.symbol, "size": 8, "color": look.colour},
+        hovertemplate=f"{name}<br>%{{x}}: %{{y:.3g}}{spread}<extra></extra>",
+        meta={"when": when, "method": method},
     )
 
 

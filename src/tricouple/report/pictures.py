@@ -1,9 +1,9 @@
-"""Write the README's pictures: small PNG files on white, readable in a light and a dark theme."""
+"""Write what the README and the documentation show: small PNG files on white, Markdown tables."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,15 @@ from PIL import Image
 from tricouple.report.page import write_whole
 from tricouple.report.read import Study, StudyError
 from tricouple.report.synthetic import drawings as synthetic
+from tricouple.report.vision import drawings as vision
 
-Drawings = dict[str, Callable[[Study], Figure | None]]
+Drawings = Mapping[str, Callable[[Study], Figure | str | None]]
 
-# File names and drawings of each kind of study; a drawing without data is None.
-PICTURES: dict[str, Drawings] = {"synthetic": synthetic.DRAWINGS}
+# File names and drawings (or texts) of each kind of study; one without data is None.
+PICTURES: dict[str, Drawings] = {
+    "synthetic": synthetic.DRAWINGS,
+    "vision": vision.DRAWINGS,
+}
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.grid": True,
@@ -40,21 +44,25 @@ def write_pictures(study: Study, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name in drawings(study):
-        content = png(study, name)
+        content = picture(study, name)
         if content is not None:
             write_whole(folder / name, content)
             written.append(folder / name)
     return written
 
 
-def png(study: Study, name: str) -> bytes | None:
-    """Return a picture as a small file that depends on nothing but the study."""
-    drawn, small = io.BytesIO(), io.BytesIO()
+def picture(study: Study, name: str) -> bytes | None:
+    """Return a file that depends on nothing but the study; None if there is nothing to show."""
     with mpl.rc_context(STYLE):
-        picture = drawings(study)[name](study)
-        if picture is None:
-            return None
-        picture.savefig(drawn, format="png", dpi=130, facecolor="white")
+        drawn = drawings(study)[name](study)
+        if drawn is None or isinstance(drawn, str):
+            return None if drawn is None else drawn.encode()
+        return _png(drawn)
+
+
+def _png(drawn: Figure) -> bytes:
+    large, small = io.BytesIO(), io.BytesIO()
+    drawn.savefig(large, format="png", dpi=130, facecolor="white")
     # A few hundred colours are all it has: a palette takes a third of the room.
-    Image.open(drawn).convert("RGB").quantize(256).save(small, format="png", optimize=True)
+    Image.open(large).convert("RGB").quantize(256).save(small, format="png", optimize=True)
     return small.getvalue()

@@ -51,14 +51,28 @@ def leading_plane(means: Array) -> Array:
     return np.pad(plane, ((0, 0), (0, 2 - plane.shape[1])))
 
 
-def tsne(z: Array) -> Array:
-    """Two t-SNE coordinates of each row, within ±1; the same input gives the same output."""
-    if np.ptp(z, axis=0).max() < 1e-6:  # t-SNE cannot tell equal points apart
+def tsne(z: Array, seed: int = 0) -> Array:
+    """Points in the plane, within ±1, that are neighbours where the directions of rows are.
+
+    Args:
+        z: Shape (n, d), normalised here.
+        seed: Equal seeds give equal points.
+
+    Returns:
+        Shape (n, 2); all zero where there is nothing to tell apart.
+
+    Example:
+        >>> tsne(np.eye(12)).shape
+        (12, 2)
+    """
+    # Distances of unit vectors order like their cosines, and are much faster here.
+    z = unit(z)
+    if len(z) < 3 or np.ptp(z, axis=0).max() < 1e-6:
         return np.zeros((len(z), 2))
     from sklearn.manifold import TSNE  # seconds to import, and not every page needs it
 
     perplexity = min(30.0, (len(z) - 1) / 3)
-    model = TSNE(perplexity=perplexity, init="pca", max_iter=500, random_state=0)
+    model = TSNE(perplexity=perplexity, init="pca", max_iter=500, random_state=seed)
     with warnings.catch_warnings():
         # Its initial projection divides by the spread, which a nearly collapsed z has not.
         warnings.simplefilter("ignore", RuntimeWarning)

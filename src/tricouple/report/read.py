@@ -37,6 +37,7 @@ class Run:
         verdict: What the study calls the outcome, if it says so.
         curves: Recorded quantities, each as long as ``curves["step"]``; NaN where undefined.
         spectrum: Eigenvalues of the class-mean covariance at the end, descending; may be empty.
+        metrics: What was measured of the result, by name; NaN where undefined.
         provenance: Versions, commit and machine of this run.
         line: Where it stands in runs.jsonl.
     """
@@ -49,6 +50,7 @@ class Run:
     verdict: str | None
     curves: dict[str, Array]
     spectrum: Array
+    metrics: dict[str, float] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
     line: int = 0
 
@@ -111,7 +113,7 @@ def read_study(folder: Path) -> Study:
         raise StudyError(f"{folder}: no such folder")
     path = folder / "study.json"
     if not path.is_file():
-        raise StudyError(f"{folder} is not a study: it has no study.json")
+        raise StudyError(f"{folder} is not a study: it has no study.json and no runs")
     head = _object(_text(path), str(path))
     if not isinstance(head.get("kind"), str):
         raise StudyError(f'{path}: "kind" must be a text, found {head.get("kind")!r}')
@@ -134,7 +136,7 @@ def read_runs(path: Path) -> tuple[Run, ...]:
     runs: dict[str, Run] = {}
     for number, line in enumerate(_text(path).split("\n"), 1):
         if line.strip():
-            run = _run(_object(line, f"{path}, line {number}"), number, path)
+            run = run_of(_object(line, f"{path}, line {number}"), number, path)
             runs[run.id] = run
     return tuple(runs.values())
 
@@ -159,8 +161,9 @@ def read_snapshot(path: Path) -> Snapshot:
     return snapshot
 
 
-def _run(record: dict[str, Any], number: int, path: Path) -> Run:
-    where = f"{path}, line {number}"
+def run_of(record: dict[str, Any], number: int, path: Path) -> Run:
+    """Check a record, which stands in a line of a file or (line 0) is all of it."""
+    where = f"{path}, line {number}" if number else str(path)
     if not isinstance(record.get("id"), str):
         raise StudyError(f'{where}: "id" must be a text, found {record.get("id")!r}')
     if "/" in record["id"] or record["id"] in ("", ".", ".."):
@@ -180,6 +183,7 @@ def _run(record: dict[str, Any], number: int, path: Path) -> Run:
         verdict=None if verdict is None else str(verdict),
         curves=_curves(_part(record, "curves", where), where),
         spectrum=_numbers(record.get("spectrum") or [], f"{where}: spectrum"),
+        metrics=_metrics(_part(record, "metrics", where), where),
         provenance=_part(record, "provenance", where),
         line=number,
     )
@@ -192,6 +196,11 @@ def _curves(record: dict[str, Any], where: str) -> dict[str, Array]:
         if len(values) != length:
             raise StudyError(f"{where}: curve {name} has {len(values)} values for {length} steps")
     return curves
+
+
+def _metrics(record: dict[str, Any], where: str) -> dict[str, float]:
+    values = _numbers(list(record.values()), f"{where}: metrics")
+    return dict(zip(record, values.tolist(), strict=True))
 
 
 def _numbers(values: Any, where: str) -> Array:

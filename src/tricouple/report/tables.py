@@ -22,6 +22,7 @@ class Table:
         words: How many leading columns hold words, not numbers.
         bold: Cells to stress, as (row, column).
         notes: HTML classes of cells, by (row, column).
+        spans: A line above the titles: words, and how many columns they are about.
     """
 
     caption: str
@@ -30,6 +31,7 @@ class Table:
     words: int = 1
     bold: frozenset[tuple[int, int]] = frozenset()
     notes: dict[tuple[int, int], str] | None = None
+    spans: Sequence[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,20 @@ def html_table(table: Table) -> str:
         f'<th scope="col"{_words(table, column)}>{escape(title)}</th>'
         for column, title in enumerate(table.head)
     )
+    above = "".join(
+        f'<th scope="colgroup" colspan="{width}" class="span">{escape(text)}</th>'
+        if text
+        else f'<td colspan="{width}"></td>'
+        for text, width in table.spans
+    )
+    above = f"<tr>{above}</tr>\n" if above else ""
     body = "\n".join(_row(table, number) for number in range(len(table.rows)))
     caption = escape(table.caption)
     # The names of the rows stay in sight while the numbers scroll sideways.
     kind = "wide long" if table.words < 2 else "wide"
     return (
         f'<div class="{kind}" role="region" aria-label="{caption}" tabindex="0"><table>'
-        f"<caption>{caption}</caption>\n<thead><tr>{head}</tr></thead>\n"
+        f"<caption>{caption}</caption>\n<thead>{above}<tr>{head}</tr></thead>\n"
         f"<tbody>\n{body}\n</tbody></table></div>"
     )
 

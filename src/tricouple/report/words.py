@@ -13,6 +13,12 @@ METHODS = {
     "info_nce": "InfoNCE",
     "byol": "BYOL",
     "vicreg": "VICReg",
+    "inva_spread": "InvaSpread",
+    "iot_uniformity": "IOT with uniformity",
+    "dbot": "DBOT",
+    "fused_gromov": "Fused-Gromov",
+    "dbot_published": "DBOT, published code",
+    "fused_gromov_published": "Fused-Gromov, published code",
 }
 
 SHAPINGS = {"linear": "linear", "log_sigmoid": "log-sigmoid"}
@@ -26,6 +32,7 @@ QUANTITIES = {
     "effective_rank": "effective rank",
     "knn": "k-NN accuracy",
     "directions": "directions of the class means",
+    "loss": "training loss",
 }
 
 AXES = {

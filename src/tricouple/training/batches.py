@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol, cast
 
 import lightning as L
 import torch
-from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
-from tricouple.data.images import ImageSet
 from tricouple.training.seeds import derived_seed
+
+
+class BatchedSet(Protocol):
+    """A data set that gives whole batches: ``dataset.__getitems__(indices)``."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether batches cost no decoding, so that loaders need no worker processes."""
+        ...
 
 
 class EpochOrder(Sampler[int]):
@@ -51,37 +60,37 @@ class EpochOrder(Sampler[int]):
 
 
 class ShuffledBatches(L.LightningDataModule):
-    """Batches of 8-bit images and labels for Lightning; the last, incomplete one is left out.
+    """Shuffled batches for Lightning; the last, incomplete one is left out.
 
     All batches then have the same size, which the scale of a contrastive loss depends on.
 
     Args:
-        images: The training set.
-        batch_size: Images in a batch of each process.
+        samples: The training set.
+        batch_size: Samples in a batch of each process.
         seed: Of the run.
     """
 
-    def __init__(self, images: ImageSet, batch_size: int, seed: int) -> None:
+    def __init__(self, samples: BatchedSet, batch_size: int, seed: int) -> None:
         super().__init__()
-        self.images = images
+        self.samples = samples
         self.batch_size = batch_size
         self.seed = seed
 
-    def train_dataloader(self) -> DataLoader[tuple[Tensor, Tensor]]:
+    def train_dataloader(self) -> DataLoader[Any]:
         """The batches of this process."""
         rank, n_processes = 0, 1
         if self.trainer is not None:
             rank, n_processes = self.trainer.global_rank, self.trainer.world_size
-        order = EpochOrder(len(self.images), self.seed, rank, n_processes)
+        order = EpochOrder(len(self.samples), self.seed, rank, n_processes)
         if len(order) < self.batch_size:
             raise ValueError(
                 f"training.batch_size is {self.batch_size}, but each of {n_processes} processes "
                 f"has only {len(order)} training images: use fewer trainer.devices"
             )
         # Images in memory are only indexed; files are decoded by other processes meanwhile.
-        workers = 0 if self.images.in_memory else (os.cpu_count() or 1)
+        workers = 0 if self.samples.in_memory else (os.cpu_count() or 1)
         return DataLoader(
-            self.images,
+            cast("Dataset[Any]", self.samples),
             batch_sampler=BatchSampler(order, self.batch_size, drop_last=True),
             num_workers=workers,
             persistent_workers=workers > 0,

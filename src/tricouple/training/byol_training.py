@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from tricouple.losses.vicreg import view_pairs
 from tricouple.relations import Identities
 from tricouple.training.byol import BYOL, momentum_at, predictor_head
-from tricouple.training.module import Training, Views
+from tricouple.training.module import Views, ViewTraining
 
 
-class BYOLTraining(Training):
+class BYOLTraining(ViewTraining):
     """Training by prediction of a slowly moving target.
 
     In the supervised setting the two views are two images of one class, paired as VICReg pairs

@@ -10,24 +10,32 @@ import csv
 import io
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
+from torch import nn
 
 from tricouple.training.files import write_text
-from tricouple.training.geometry import HeldOut
 from tricouple.training.module import Training
 
 Row = dict[str, float | int]
 
 
+class Measured(Protocol):
+    """Held-out data that an encoder can be measured on during training."""
+
+    def measure(self, encoder: nn.Module) -> dict[str, float]:
+        """What is found now; the mode of the encoder is as before afterwards."""
+        ...
+
+
 class History(Callback):
-    """Writes down the loss of every epoch and, every few epochs, the geometry of the embeddings.
+    """Writes down the loss of every epoch and, every few epochs, what held-out data say.
 
     Args:
         path: The CSV file.
-        held_out: What the geometry is measured on; None if there are no labels.
+        held_out: What is measured on; None if there is nothing to measure.
         every: Epochs between two measurements; the first and the last epoch are always measured.
 
     Attributes:
@@ -35,7 +43,7 @@ class History(Callback):
             ``loss`` (mean of the epoch) and the measures.
     """
 
-    def __init__(self, path: Path, held_out: HeldOut | None, every: int) -> None:
+    def __init__(self, path: Path, held_out: Measured | None, every: int) -> None:
         self.path = path
         self.held_out = held_out
         self.every = every

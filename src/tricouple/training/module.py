@@ -1,4 +1,4 @@
-"""What Lightning trains: an encoder, views of the batch, and a loss of their embeddings."""
+"""What Lightning trains: an encoder, and a loss of what it makes of a batch."""
 
 from __future__ import annotations
 
@@ -49,11 +49,10 @@ class Views:
 
 
 class Training(L.LightningModule):
-    """The parts that all methods share; subclasses give the loss.
+    """The parts that all methods share; subclasses give the loss of a batch.
 
     Args:
-        encoder: Images to embeddings.
-        views: How a batch is shown to the loss.
+        encoder: What is trained and kept.
         learning_rate: Of Adam.
         weight_decay: Of Adam.
         seed: Of the run.
@@ -63,7 +62,6 @@ class Training(L.LightningModule):
     def __init__(
         self,
         encoder: nn.Module,
-        views: Views,
         *,
         learning_rate: float,
         weight_decay: float,
@@ -72,29 +70,21 @@ class Training(L.LightningModule):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.views = views
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.seed = seed
         self.identity = identity
 
     @abstractmethod
-    def loss(self, views: list[Tensor], identities: Tensor) -> Tensor:
-        """The loss of a batch.
+    def batch_loss(self, batch: Any, seed: int) -> Tensor:
+        """The loss of a batch as the loader gives it; the seed draws its views."""
 
-        Args:
-            views: Each of shape (n, c, h, w); row i of all shows image i.
-            identities: Of the images, shape (n,).
-        """
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Draw views, compute the loss."""
-        images, labels = batch
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Compute the loss, and stop if it is no number."""
         place = self.current_epoch, batch_idx, self.global_rank
         # For dropout and its like, which draw from the global generators.
         torch.manual_seed(derived_seed(self.seed, "network", *place))
-        views = self.views.draw(images, derived_seed(self.seed, "views", *place))
-        loss = self.loss(views, self.views.identities(labels))
+        loss = self.batch_loss(batch, derived_seed(self.seed, "views", *place))
         if not bool(torch.isfinite(loss)):
             raise self.diverged(f"the loss is {float(loss)}")
         self.log(
@@ -103,10 +93,16 @@ class Training(L.LightningModule):
             on_step=True,
             on_epoch=True,
             prog_bar=True,
-            batch_size=len(images),
+            batch_size=len(batch[0]),
             sync_dist=True,
         )
         return loss
+
+    def finite(self, embeddings: Tensor) -> Tensor:
+        """The embeddings, or an error if some are no numbers."""
+        if not bool(torch.isfinite(embeddings).all()):
+            raise self.diverged("embeddings are not finite")
+        return embeddings
 
     def diverged(self, what: str) -> DivergenceError:
         """The error that says where training broke, and what may help."""
@@ -138,7 +134,35 @@ class Training(L.LightningModule):
             )
 
 
-class LossTraining(Training):
+class ViewTraining(Training):
+    """Training on views of images; subclasses give their loss.
+
+    Args:
+        encoder: Images to embeddings.
+        views: How a batch is shown to the loss.
+        options: As for ``Training``.
+    """
+
+    def __init__(self, encoder: nn.Module, views: Views, **options: Any) -> None:
+        super().__init__(encoder, **options)
+        self.views = views
+
+    @abstractmethod
+    def loss(self, views: list[Tensor], identities: Tensor) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            views: Each of shape (n, c, h, w); row i of all shows image i.
+            identities: Of the images, shape (n,).
+        """
+
+    def batch_loss(self, batch: tuple[Tensor, Tensor], seed: int) -> Tensor:
+        """Draw views of the images, compute their loss."""
+        images, labels = batch
+        return self.loss(self.views.draw(images, seed), self.views.identities(labels))
+
+
+class LossTraining(ViewTraining):
     """Training with a loss of embeddings and identities.
 
     Args:
@@ -154,7 +178,5 @@ class LossTraining(Training):
 
     def loss(self, views: list[Tensor], identities: Tensor) -> Tensor:
         """The criterion of all views together."""
-        embeddings = self.encoder(torch.cat(views))
-        if not bool(torch.isfinite(embeddings).all()):
-            raise self.diverged("embeddings are not finite")
+        embeddings = self.finite(self.encoder(torch.cat(views)))
         return self.criterion(embeddings, identities.repeat(len(views)))

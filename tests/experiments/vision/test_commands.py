@@ -5,12 +5,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tricouple import cli
 from tricouple.conf.compose import ConfigurationError
-from tricouple.experiments.vision import sweep as sweep_module
+from tricouple.experiments.runs import sweep as sweep_module
+from tricouple.experiments.runs.sweep import Job, sweep
 from tricouple.experiments.vision.run_folder import folder_of
-from tricouple.experiments.vision.sweep import Job, sweep
 from tricouple.experiments.vision.train import train
 
 
@@ -60,6 +61,27 @@ def test_evaluate_uses_the_settings_that_it_is_given(tiny, console, capsys):
     after = json.loads(folder.evaluation.read_text())
     assert after["settings"]["neighbours"] == 5
     assert after["accuracy"]["penultimate/linear"] == before["accuracy"]["penultimate/linear"]
+
+
+def test_evaluate_computes_everything_on_the_device_of_the_run(tiny, console, monkeypatch):
+    from tricouple.experiments.vision import evaluate
+
+    wanted = torch.device("cpu", 0)
+    used = []
+
+    def recorded(function):
+        def call(*args, **options):
+            used.append((function.__name__, options["device"]))
+            return function(*args, **options)
+
+        return call
+
+    folder = train(tiny(), console).folder
+    monkeypatch.setattr(evaluate, "device_of", lambda _: wanted)
+    for name in ("extract", "evaluate_features"):
+        monkeypatch.setattr(evaluate, name, recorded(getattr(evaluate, name)))
+    assert cli.main(["evaluate", str(folder.path)]) == 0
+    assert used == [("extract", wanted)] * 2 + [("evaluate_features", wanted)]
 
 
 def test_evaluate_takes_the_last_epoch_of_a_run_that_is_not_finished(

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of training, models, configuration and vision run."""
+"""The examples in the docstrings of training, models, configuration and runs run."""
 
 import doctest
 import importlib
@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-PACKAGES = ("conf", "models", "training", "experiments.vision")
+PACKAGES = (
+    "conf",
+    "models",
+    "training",
+    "experiments.runs",
+    "experiments.vision",
+    "experiments.clip",
+)
 
 
 def modules() -> list[str]:

@@ -7,9 +7,9 @@ import pytest
 
 from tricouple.conf.compose import ConfigurationError
 from tricouple.conf.schema import Study
+from tricouple.experiments.runs.records import Records, shortened
+from tricouple.experiments.runs.study import FINAL, LEARNING_RATE, SHARPNESS, Trial, run_block
 from tricouple.experiments.vision import study_runs
-from tricouple.experiments.vision.records import Records, shortened
-from tricouple.experiments.vision.study import FINAL, LEARNING_RATE, SHARPNESS, Trial, run_block
 from tricouple.experiments.vision.study_runs import StudyRuns, read_study
 from tricouple.report.read import read_runs
 from tricouple.training.module import DivergenceError

@@ -18,6 +18,7 @@ from tricouple.data import images
 from tricouple.data.images import ImageSet
 from tricouple.experiments.vision import evaluate
 from tricouple.experiments.vision import train as train_module
+from tricouple.experiments.vision.images import load_images
 from tricouple.experiments.vision.run_folder import RunError, RunFolder, digest, folder_of
 from tricouple.experiments.vision.train import train
 from tricouple.training.checkpoint import CheckpointError, load_tensors
@@ -248,13 +249,18 @@ def test_weights_without_a_configuration_are_not_touched(tiny, console):
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        (["training.batch_size=201"], "batch_size is 201, but there are only 200 training images"),
-        (["training.batch_size=1"], "batch_size must be at least 2"),
+        (
+            ["training.batch_size=201"],
+            "training.batch_size is 201, but there are only 200 training images",
+        ),
+        (["training.batch_size=1"], "training.batch_size must be at least 2"),
         (["training.learning_rate=-1"], "training.learning_rate must be finite and > 0"),
         (["training.epochs=0"], "training.epochs must be at least 1"),
         (["evaluation.part=all"], "evaluation.part must be one of 'test', 'validation'"),
         (["evaluation.part=validation"], "needs data.validation_size above 0"),
         (["data.validation_size=200"], "held_out is 200"),
+        (["data.train_size=2000"], "data.train_size is 2000, but there are only 1438 images"),
+        (["data.train_size=5"], "data.train_size is 5, but there are 10 classes"),
         (["backbone.name=resnet19"], "is not a model of timm: did you mean"),
         (["loss.temperature=-1"], "loss=neg_mmiot: temperature must be finite and > 0"),
         (["setting=ucl", "setting.views=1"], "setting.views is 1"),
@@ -279,7 +285,7 @@ def test_a_class_with_one_image_is_refused_in_scl(tiny, console, monkeypatch):
         images, "load", lambda *_, **__: type(whole)(**{**vars(whole), "train": lonely})
     )
     with pytest.raises(ValueError, match="class '3' of data 'digits' has one training image"):
-        train(tiny("data.train_size=2000"), console)
+        train(tiny("data.train_size=null"), console)
 
 
 def test_images_without_labels_train_and_say_why_they_are_not_evaluated(tiny, console, monkeypatch):
@@ -306,13 +312,22 @@ def test_the_folder_says_what_the_run_is_and_only_training_changes_it(tiny):
     assert len({digest(tiny(word)) for word in ("seed=0", *others)}) == 5
 
 
+def test_a_limit_of_a_scale_is_no_demand(tiny, console):
+    assert len(load_images(tiny("data.train_size=null")).data.train) == 1438
+    assert len(load_images(tiny("data.train_size=null", "data.max_train_size=30")).data.train) == 30
+    assert len(load_images(tiny("data.train_size=40", "data.max_train_size=30")).data.train) == 40
+    limits = ("data.max_train_size=30", "data.max_train_size=50")
+    assert len({digest(tiny(word)) for word in limits}) == 1  # train_size overrules both
+    assert len({digest(tiny("data.train_size=null", word)) for word in limits}) == 2
+
+
 # --- the claim -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_resnet18_learns_digits_in_seconds(tiny, console):
     config = tiny(
-        "backbone=resnet18", "data.train_size=2000", "data.image_size=16", "training.epochs=4"
+        "backbone=resnet18", "data.train_size=null", "data.image_size=16", "training.epochs=4"
     )
     accuracy = train(config, console).evaluation["accuracy"]
     assert accuracy["penultimate/knn"] >= 0.95

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -86,10 +87,19 @@ def read_header(path: Path) -> Header:
         raise unreadable(path, error) from error
 
 
-def decode(path: Path, channels: int, size: int) -> Tensor:
-    """Read an image as an 8-bit tensor of shape (channels, size, size)."""
+def decode(
+    path: Path, channels: int, size: int, content: Callable[[], IO[bytes]] | None = None
+) -> Tensor:
+    """Read an image as an 8-bit tensor of shape (channels, size, size).
+
+    Args:
+        path: The file.
+        channels: 1 for grey, 3 for colour.
+        size: Side of the result.
+        content: Opens the image where it is not a file of its own; ``path`` then only names it.
+    """
     try:
-        with Image.open(path) as image:
+        with Image.open(path if content is None else content()) as image:
             image.draft("RGB" if channels == 3 else "L", (size, size))  # JPEGs shrink for free
             ImageOps.exif_transpose(image, in_place=True)
             square = _square(_eight_bit(image, channels), size)

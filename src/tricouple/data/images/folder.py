@@ -61,6 +61,7 @@ def read(request: Request) -> Found:
             notes.append(f"{len(testing)} images, a fifth of each class, are held out as test set")
         else:
             notes.append("no class has two images: there is no test set")
+    notes += [f"{folder} holds no images and is left out" for folder in _empty_classes(train)]
     mean, std = _statistics(channels)
     return Found(training, testing, classes, mean, std, tuple(notes))
 
@@ -97,6 +98,16 @@ def _tree(folder: Path) -> _Tree:
         )
     # A single folder tells nothing apart.
     return _Tree(folder, paths, names if len(set(names)) > 1 else None)
+
+
+def _empty_classes(tree: _Tree) -> list[Path]:
+    """Folders beside those of the classes: somebody may have meant them to be classes as well."""
+    if tree.names is None:
+        return []
+    folders = sorted(path for path in tree.root.iterdir() if path.is_dir())
+    return [
+        path for path in folders if path.name not in tree.names and not path.name.startswith(".")
+    ]
 
 
 def _images(tree: _Tree, classes: tuple[str, ...], channels: int, size: int) -> ImageSet:

@@ -37,8 +37,13 @@ def check_supervised(data: ImageData) -> None:
         )
 
 
-def check_batch_size(images: ImageSet, batch_size: int) -> None:
+def check_batch_size(images: ImageSet, batch_size: int, *, name: str = "batch_size") -> None:
     """Require a batch of at least two images that the set can fill.
+
+    Args:
+        images: The training set.
+        batch_size: Images in a batch.
+        name: What error messages call ``batch_size``.
 
     Raises:
         ValueError: If ``batch_size`` is larger than the set, or below 2.
@@ -47,11 +52,11 @@ def check_batch_size(images: ImageSet, batch_size: int) -> None:
         >>> from tricouple.data import images
         >>> check_batch_size(images.load("digits").train, 256)
     """
-    checks.count("batch_size", batch_size)
+    checks.count(name, batch_size)
     if batch_size < 2:
-        raise ValueError(f"batch_size must be at least 2 to hold a negative, got {batch_size}")
+        raise ValueError(f"{name} must be at least 2 to hold a negative, got {batch_size}")
     if batch_size > len(images):
         raise ValueError(
-            f"batch_size is {batch_size}, but there are only {len(images)} training images: "
+            f"{name} is {batch_size}, but there are only {len(images)} training images: "
             f"use {len(images)} or less"
         )

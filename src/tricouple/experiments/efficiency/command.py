@@ -32,6 +32,7 @@ examples:
   tricouple bench --sizes 256,1024 --no-memory      two sizes, times only
   tricouple bench --sizes 8192,32768 --only 'NegMMIOT' --only '* streamed'   what streaming costs
   tricouple bench --training-step --out step.json   a ResNet-18 step with each loss (a minute)
+  tricouple bench --training-step clip              a CLIP step with each loss, both directions
   tricouple bench --read bench.json                 print an earlier run again
   tricouple bench --read bench.json --readme README.md    put an earlier run into a README
 """
@@ -68,8 +69,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--no-memory", action="store_true", help="do not measure memory")
     add(
         "--training-step",
-        action="store_true",
-        help="instead: whole training steps of a ResNet-18, loss beside loss",
+        nargs="?",
+        const="vision",
+        choices=("vision", "clip"),
+        help="instead: whole training steps, of a ResNet-18 or of a small CLIP, loss beside loss",
     )
     add("--seed", type=int, default=problem.seed, help="seed of the random batches")
     add("--out", type=Path, default=Path("bench.json"), help="JSON file with all measurements")
@@ -80,7 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure or read, print, and write."""
     console = Console()
-    if args.training_step:
+    if args.training_step is not None:
         return run_training_step(args, console)
     if args.readme is not None:
         check_markers(args.readme)
@@ -109,9 +112,12 @@ def run_training_step(args: argparse.Namespace, console: Console) -> int:
     """Time whole training steps; 1 if the target is missed."""
     # Imported here: it needs timm, which the losses' own benchmark does not.
     from tricouple.experiments.efficiency import training_step
+    from tricouple.experiments.efficiency.clip_step import ClipStepPlan
 
     require_writable(args.out)
-    plan = training_step.StepPlan.quick() if args.quick else training_step.StepPlan()
+    kinds = {"vision": training_step.StepPlan, "clip": ClipStepPlan}
+    kind: type[training_step.AnyPlan] = kinds[args.training_step]
+    plan = kind.quick() if args.quick else kind()
     plan = replace(plan, seed=args.seed, rounds=args.rounds or plan.rounds)
     provenance = collect_provenance()
     with console.status("") as status:

@@ -6,19 +6,21 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from rich.table import Table
 from torch import Tensor, nn
 
+from tricouple.experiments.efficiency.clip_step import ClipStepPlan, clip_steps
 from tricouple.experiments.efficiency.summary import Claim
 from tricouple.experiments.efficiency.timing import Step, time_together
 from tricouple.losses import IOT, InfoNCE, NegMMIOT, PushPull
+from tricouple.losses.base import ContrastiveLoss
 from tricouple.models.encoders import build_encoder
 
 BASELINE = "InfoNCE"
-LOSSES: dict[str, Callable[[], Callable[..., Tensor]]] = {
+LOSSES: dict[str, Callable[[], ContrastiveLoss]] = {
     BASELINE: InfoNCE,
     "NegMMIOT": NegMMIOT,
     "PushPull": PushPull,
@@ -52,6 +54,9 @@ class StepPlan:
         """A run of seconds."""
         return cls(batch_size=32, image_size=16, rounds=2)
 
+    def __str__(self) -> str:
+        return f"{self.backbone} step of {self.batch_size}"
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -63,18 +68,24 @@ class StepTime:
     ratio: float
 
 
+AnyPlan: TypeAlias = StepPlan | ClipStepPlan
+
+
 def measure_steps(
-    plan: StepPlan, on_turn: Callable[[str], None] = lambda loss: None
+    plan: AnyPlan, on_turn: Callable[[str], None] = lambda loss: None
 ) -> list[StepTime]:
     """Time steps with every loss on the same network and batch, in interleaved rounds.
 
     Ratios are of the best times: noise only ever adds time.
     """
     torch.manual_seed(plan.seed)
-    encoder = build_encoder(
-        plan.backbone, channels=3, image_size=plan.image_size, head_dim=plan.classes
-    )
-    steps = make_steps(plan, encoder)
+    if isinstance(plan, ClipStepPlan):
+        steps = clip_steps(plan, LOSSES)
+    else:
+        encoder = build_encoder(
+            plan.backbone, channels=3, image_size=plan.image_size, head_dim=plan.classes
+        )
+        steps = make_steps(plan, encoder)
     for step in steps.values():
         step()
     timings = time_together(steps, plan.rounds, 0.0, on_turn)
@@ -102,19 +113,16 @@ def make_steps(plan: StepPlan, encoder: nn.Module) -> dict[str, Step]:
     return {name: step(make()) for name, make in LOSSES.items()}
 
 
-def step_claim(times: list[StepTime], plan: StepPlan) -> Claim:
+def step_claim(times: list[StepTime], plan: AnyPlan) -> Claim:
     """The target of the project, met or missed."""
     ratio = next(time.ratio for time in times if time.loss == "NegMMIOT")
-    text = f"a {plan.backbone} step of {plan.batch_size} with NegMMIOT takes {ratio:.3f}× InfoNCE's"
+    text = f"a {plan} with NegMMIOT takes {ratio:.3f}× InfoNCE's"
     return Claim(text, f"at most {TARGET}×", ratio <= TARGET)
 
 
-def step_table(times: list[StepTime], plan: StepPlan) -> Table:
+def step_table(times: list[StepTime], plan: AnyPlan) -> Table:
     """One row a loss."""
-    table = Table(
-        title=f"training step, {plan.backbone}, batch {plan.batch_size}, "
-        f"{plan.image_size}×{plan.image_size} images"
-    )
+    table = Table(title=f"training: a {plan}")
     table.add_column("loss")
     for heading in ("best, ms", "median, ms", f"× {BASELINE}"):
         table.add_column(heading, justify="right")
@@ -126,7 +134,7 @@ def step_table(times: list[StepTime], plan: StepPlan) -> Table:
 
 
 def write_steps(
-    path: Path, plan: StepPlan, times: list[StepTime], provenance: dict[str, Any]
+    path: Path, plan: AnyPlan, times: list[StepTime], provenance: dict[str, Any]
 ) -> None:
     """Keep the numbers as JSON."""
     content = {

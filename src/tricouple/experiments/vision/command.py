@@ -77,7 +77,7 @@ def study(args: argparse.Namespace, console: Console) -> int:
 
 def multirun(args: argparse.Namespace, console: Console) -> int:
     """Every combination of the listed values; 1 if some run failed."""
-    from tricouple.experiments.vision.sweep import sweep
+    from tricouple.experiments.runs.sweep import sweep
 
     return int(any(job.failed for job in sweep(args.words, console)))
 

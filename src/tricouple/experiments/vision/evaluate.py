@@ -95,6 +95,7 @@ def measure(
             batch_size=settings.probe_batch_size,
             weight_decay=settings.probe_weight_decay,
             seed=config.seed,
+            device=device,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if settings.figures:

@@ -58,7 +58,9 @@ def load_images(config: Train) -> RunImages:
     )
     train = data.train
     if wanted.train_size is not None:
-        train = _at_most(train, wanted.train_size, config.seed)
+        train = images.subset(train, wanted.train_size, config.seed, name="data.train_size")
+    elif wanted.max_train_size is not None:
+        train = _at_most(train, wanted.max_train_size, config.seed)
     validation = None
     if wanted.validation_size:
         train, validation = images.split(train, wanted.validation_size, config.seed)
@@ -78,7 +80,7 @@ def check_trainable(config: Train, data: ImageData) -> None:
     setting = config.setting
     checks.one_of("setting.name", setting.name, ("scl", "ucl"))
     checks.count("setting.views", setting.views)
-    images.check_batch_size(data.train, config.training.batch_size)
+    images.check_batch_size(data.train, config.training.batch_size, name="training.batch_size")
     if setting.name == "scl":
         images.check_supervised(data)
     elif setting.views < 2:

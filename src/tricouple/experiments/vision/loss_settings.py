@@ -1,32 +1,5 @@
-"""Reading the settings of a loss: what its class takes, and how sharp that makes it."""
+"""The settings of a loss are read alike in every kind of run."""
 
-from __future__ import annotations
+from tricouple.experiments.runs.loss_settings import loss_parameters, sharpness_of
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
-# Of the entries of a loss, those that are not arguments of its class.
-_ABOUT = ("name", "target", "sharpness")
-
-
-def loss_parameters(loss: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a loss's class.
-
-    Example:
-        >>> loss_parameters({"name": "iot", "target": "tricouple.IOT", "epsilon": 0.1})
-        {'epsilon': 0.1}
-    """
-    return {name: value for name, value in loss.items() if name not in _ABOUT}
-
-
-def sharpness_of(loss: Mapping[str, Any]) -> float | None:
-    """The sharpness c of a loss, 1/(τε), 1/ε or 1/τ; None if it has neither τ nor ε.
-
-    Example:
-        >>> sharpness_of({"temperature": 0.5, "epsilon": 0.1}), sharpness_of({"eps": 1e-4})
-        (20.0, None)
-    """
-    names = ("temperature", "epsilon", "epsilon_pos", "regularisation")
-    factors = [float(loss[name]) for name in names if name in loss]
-    return float(f"{1 / math.prod(factors):.4g}") if factors else None
+__all__ = ["loss_parameters", "sharpness_of"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from tricouple.conf.schema import Train
 from tricouple.data.augment import recipe_for
 from tricouple.data.images import ImageData
-from tricouple.experiments.vision.loss_settings import loss_parameters
+from tricouple.experiments.runs.loss_settings import build_loss, loss_parameters
 from tricouple.models.encoders import Encoder, build_encoder
 from tricouple.training.byol_training import BYOLTraining
 from tricouple.training.module import LossTraining, Training, Views
@@ -36,16 +35,10 @@ def build_training(config: Train, data: ImageData, identity: str) -> Training:
         "seed": config.seed,
         "identity": identity,
     }
-    parameters = loss_parameters(config.loss)
     if config.loss["name"] == "byol":
-        dim = encoder.head.out_features
+        dim, parameters = encoder.head.out_features, loss_parameters(config.loss)
         return BYOLTraining(encoder, views, head_dim=dim, **parameters, **options)
-    module, _, name = str(config.loss["target"]).rpartition(".")
-    criterion = getattr(importlib.import_module(module), name)
-    try:
-        return LossTraining(encoder, views, criterion(**parameters), **options)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"loss={config.loss['name']}: {error}") from error
+    return LossTraining(encoder, views, build_loss(config.loss), **options)
 
 
 def build_run_encoder(config: Train, data: ImageData) -> Encoder:

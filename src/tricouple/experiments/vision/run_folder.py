@@ -1,70 +1,21 @@
-"""The folder of a run: its name says what it is, its files whether it is finished.
-
-=====================  ===========================================================
-``config.yaml``        every setting
-``metrics.csv``        the curves, one row an epoch
-``tensorboard/``       the same and the loss of every step, for TensorBoard
-``last.ckpt``          where training continues; gone when the run is finished
-``encoder.pt``         the trained weights
-``evaluation.json``    what they are worth, with provenance
-``figures/``           confusion matrices and t-SNE
-=====================  ===========================================================
-"""
+"""The folder of a vision run."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tricouple.conf.compose import read_yaml, to_yaml
 from tricouple.conf.schema import Train
-from tricouple.experiments.vision.loss_settings import sharpness_of
-from tricouple.training.files import write_text
+from tricouple.experiments.runs import run_folder
+from tricouple.experiments.runs.loss_settings import sharpness_of
+from tricouple.experiments.runs.run_folder import RunError, digest
 
-
-class RunError(ValueError):
-    """A run folder that cannot be used; the message names it."""
+__all__ = ["RunError", "RunFolder", "digest", "folder_of"]
 
 
 @dataclass(frozen=True)
-class RunFolder:
-    """Paths of a run."""
-
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        """Every setting."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """The curves."""
-        return self.path / "metrics.csv"
-
-    @property
-    def checkpoint(self) -> Path:
-        """Where training continues."""
-        return self.path / "last.ckpt"
-
-    @property
-    def encoder(self) -> Path:
-        """The trained weights."""
-        return self.path / "encoder.pt"
-
-    @property
-    def evaluation(self) -> Path:
-        """What they are worth."""
-        return self.path / "evaluation.json"
-
-    @property
-    def figures(self) -> Path:
-        """Pictures of the evaluation."""
-        return self.path / "figures"
+class RunFolder(run_folder.RunFolder):
+    """Paths of a run that trains an image encoder."""
 
     def read_config(self) -> Train:
         """The configuration of the run.
@@ -72,48 +23,7 @@ class RunFolder:
         Raises:
             RunError: If this is no run.
         """
-        try:
-            return read_yaml(self.config, Train)
-        except FileNotFoundError as error:
-            raise RunError(f"{self.path} is not a run: it has no config.yaml") from error
-
-    def read_evaluation(self) -> dict[str, Any] | None:
-        """The last evaluation, None if there is none."""
-        try:
-            content: dict[str, Any] = json.loads(self.evaluation.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise RunError(f"cannot read {self.evaluation}: {error}; delete it") from error
-        return content
-
-    def claim(self, config: Train) -> None:
-        """Make this the folder of a configuration.
-
-        Raises:
-            RunError: If another configuration lives here.
-        """
-        self.check(config)
-        write_text(self.config, to_yaml(config))
-
-    def check(self, config: Train) -> None:
-        """See that no other configuration lives here.
-
-        Raises:
-            RunError: If another configuration lives here.
-        """
-        if self.config.exists():
-            differences = list(_differences(identity(self.read_config()), identity(config)))
-            if differences:
-                raise RunError(
-                    f"{self.path} belongs to another configuration ({'; '.join(differences[:3])}): "
-                    "choose another folder with run=FOLDER, or delete this one"
-                )
-        elif self.checkpoint.exists() or self.encoder.exists():
-            raise RunError(
-                f"{self.path} has weights but no config.yaml: choose another folder with "
-                "run=FOLDER, or delete this one"
-            )
+        return self.read(Train)
 
 
 def folder_of(config: Train) -> RunFolder:
@@ -137,31 +47,3 @@ def folder_of(config: Train) -> RunFolder:
         digest(config)[:8],
     ]
     return RunFolder(Path(config.runs) / "-".join(parts))
-
-
-def digest(config: Train) -> str:
-    """A hexadecimal number that differs between configurations that train differently."""
-    text = json.dumps(identity(config), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def identity(config: Train) -> dict[str, Any]:
-    """What decides the trained weights: all settings but those of the evaluation and the places."""
-    parts = asdict(config)
-    for name in ("evaluation", "runs", "run", "progress", "scale"):
-        del parts[name]
-    for name in ("target", "sharpness"):
-        parts["loss"].pop(name, None)
-    own_images = config.data.name == "folder"
-    for name in ("download", "paper_epochs", *(() if own_images else ("root", "eval_root"))):
-        del parts["data"][name]
-    return parts
-
-
-def _differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for name in {**here, **there}:
-        old, new = there.get(name), here.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{prefix}{name}.")
-        elif old != new:
-            yield f"{prefix}{name} is {old} there and {new} here"

@@ -28,7 +28,7 @@ from tricouple.ot.kernels.tiles import Factors
 from tricouple.ot.kernels.triangle import ROWS, Part, table, triangle
 
 # Entries of a tile: enough for BLAS to use all cores, and for the cache to hold it.
-LINE = 1 << 22
+LINE = 1 << 20
 
 # Rows whose largest entry is above e^{−SHORTFALL} keep their digits.
 SHORTFALL, ROUNDS = 10.0, 6

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -16,6 +18,8 @@ Result = TypeVar("Result")
 
 @cache
 def _pool(n_threads: int) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor  # not before it is needed: it takes time
+
     return ThreadPoolExecutor(n_threads, "tricouple")
 
 
@@ -55,6 +59,8 @@ def in_passing_threads(work: Callable[[Item], None], shares: Sequence[Item]) -> 
 
     These threads end with the work: OpenMP counts every living thread that it has seen.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

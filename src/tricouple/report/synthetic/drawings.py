@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tricouple.report.palette import HUES, style
+from tricouple.report.ink import ink, with_legend
 from tricouple.report.read import Study
 from tricouple.report.statistics import Curve
 from tricouple.report.synthetic.groups import Group, group
@@ -19,12 +19,6 @@ from tricouple.report.synthetic.sweeps import Sweep, read_sweeps
 from tricouple.report.synthetic.verdicts import VERDICTS, verdict
 from tricouple.report.words import QUANTITIES, axis_name, axis_value, method_name
 
-LINES = {
-    "solid": "-", "dash": "--", "dashdot": "-.", "dot": ":", "longdash": (0, (8, 3)),
-    "longdashdot": (0, (8, 3, 2, 3)),
-}  # fmt: skip
-MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": "X",
-           "cross": "P", "star": "*"}  # fmt: skip
 FLOOR = 1e-6  # of the largest eigenvalue; what is below is empty
 
 
@@ -40,7 +34,7 @@ def curves_picture(study: Study) -> Figure | None:
             _line(axis, own.curve(name), own)
         axis.set(yscale="log", title=QUANTITIES[name], xlabel="training step")
     axes[0].set_ylabel(f"K = {first[0].n_classes}")
-    return _with_legend(picture, axes[0])
+    return with_legend(picture, axes)
 
 
 def spectra_picture(study: Study) -> Figure | None:
@@ -57,7 +51,7 @@ def spectra_picture(study: Study) -> Figure | None:
         axis.set(yscale="log", title=f"K = {n_classes}", xlabel="eigenvalue, from the largest")
         axis.set_ylim(max(min(axis.get_ylim()[0], 0.1), FLOOR), 1.3)
     axes[0].set_ylabel("share of the largest")
-    return _with_legend(picture, axes[0])
+    return with_legend(picture, axes)
 
 
 def map_picture(study: Study) -> Figure | None:
@@ -65,9 +59,9 @@ def map_picture(study: Study) -> Figure | None:
     sweeps = read_sweeps(study)
     if not sweeps:
         return None
-    columns = min(3, len(sweeps))
+    columns = min(2, len(sweeps))  # names take as much room as cells
     rows = math.ceil(len(sweeps) / columns)
-    picture = Figure(figsize=(9.5, 0.9 + 2.0 * rows), layout="constrained")
+    picture = Figure(figsize=(9.5, 0.9 + 1.9 * rows), layout="constrained")
     axes = [picture.add_subplot(rows, columns, number + 1) for number in range(len(sweeps))]
     grids = [_deviations(sweep) for sweep in sweeps]
     seen = np.concatenate([grid[np.isfinite(grid)] for grid in grids])
@@ -107,26 +101,10 @@ def _row(count: int) -> tuple[Figure, list[Axes]]:
 
 
 def _line(axis: Axes, curve: Curve, own: Group) -> None:
-    look = style(own.method)
-    colour = HUES[look.hue][0]
-    line: Any = LINES[look.dash]
-    axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
-    axis.plot(
-        curve.x,
-        curve.mean,
-        color=colour,
-        linestyle=line,
-        marker=MARKERS[look.symbol],
-        markersize=4,
-        markevery=max(1, len(curve.x) // 8),
-        label=method_name(own.method),
-    )
-
-
-def _with_legend(picture: Figure, axis: Axes) -> Figure:
-    handles, names = axis.get_legend_handles_labels()
-    picture.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
-    return picture
+    look = ink(own.method)
+    axis.fill_between(curve.x, curve.low, curve.high, color=look["color"], alpha=0.15, linewidth=0)
+    every = max(1, len(curve.x) // 8)
+    axis.plot(curve.x, curve.mean, markevery=every, label=method_name(own.method), **look)
 
 
 def _deviations(sweep: Sweep) -> Any:

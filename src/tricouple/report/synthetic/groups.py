@@ -10,6 +10,7 @@ import numpy as np
 
 from tricouple.report.panel import Choice
 from tricouple.report.read import Run, StudyError
+from tricouple.report.seeds import curve_over, finished, first, last
 from tricouple.report.statistics import Curve, MeanStd, band, directions, normalised
 from tricouple.report.words import METHODS, SHAPINGS
 
@@ -26,7 +27,7 @@ class Group:
     @property
     def finished(self) -> tuple[Run, ...]:
         """The runs that came to their end: the ones whose last value is a result."""
-        return tuple(run for run in self.runs if run.status == "done")
+        return finished(self.runs)
 
     @property
     def shown(self) -> tuple[Run, ...]:
@@ -46,12 +47,11 @@ class Group:
         if name == "directions":
             spectra = [run.spectrum for run in self.finished if len(run.spectrum)]
             return MeanStd.of(np.array([directions(spectrum) for spectrum in spectra]))
-        return MeanStd.of(np.array([run.final(name) for run in self.finished]))
+        return last(self.runs, name)
 
     def first(self, name: str) -> MeanStd:
         """The first recorded value of a quantity over the finished seeds."""
-        curves = [run.curves.get(name, np.empty(0)) for run in self.finished]
-        return MeanStd.of(np.array([float(curve[0]) for curve in curves if len(curve)]))
+        return first(self.runs, name)
 
     @property
     def verdicts(self) -> Counter[str]:
@@ -60,14 +60,7 @@ class Group:
 
     def curve(self, name: str) -> Curve:
         """A quantity over training; at each step over the seeds that recorded it."""
-        seeds = [
-            dict(zip(run.curves["step"], run.curves[name], strict=True))
-            for run in self.shown
-            if name in run.curves
-        ]
-        steps = sorted({step for seed in seeds for step in seed})
-        rows = [[seed.get(step, np.nan) for step in steps] for seed in seeds]
-        return band(np.array(steps), np.array(rows).reshape(len(seeds), len(steps)))
+        return curve_over(self.shown, name)
 
     def spectrum(self) -> Curve:
         """Eigenvalues over the largest one, by position from 1."""

@@ -6,9 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tricouple.report.read import Run, Study, StudyError
+from tricouple.report.seeds import last
 from tricouple.report.statistics import MeanStd
 from tricouple.report.synthetic.groups import check, rank
 
@@ -24,8 +23,7 @@ class Point:
 
     def final(self, name: str) -> MeanStd:
         """The last value of a quantity over the finished seeds."""
-        finished = [run.final(name) for run in self.runs if run.status == "done"]
-        return MeanStd.of(np.array(finished))
+        return last(self.runs, name)
 
     @property
     def verdicts(self) -> Counter[str]:

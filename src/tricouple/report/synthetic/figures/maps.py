@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
-from tricouple.report.palette import style
-from tricouple.report.panel import Choice, Figure, Panel, plot
-from tricouple.report.statistics import MeanStd
+from tricouple.report.panel import Choice, Figure, Panel, line_with_bars, plot
 from tricouple.report.synthetic.sweeps import Line, Sweep
 from tricouple.report.synthetic.verdicts import majority, verdict
 from tricouple.report.tables import Table, html_table
@@ -70,32 +66,14 @@ def _panel(sweep: Sweep, name: str) -> Panel:
         seen = [(point.value, value) for point, value in measured if np.isfinite(value.mean)]
         if not seen:
             continue
-        drawing.add_trace(_trace(line, sweep, seen))
+        values, finals = zip(*seen, strict=True)
+        name_of, when = _name(line, sweep), _when(line, sweep)
+        drawing.add_trace(line_with_bars(values, finals, line.method, name_of, when))
         ends = " to ".join(
             f"{number(seen[i][1].mean)} at {axis_value(seen[i][0])}" for i in (0, -1)
         )
         words.append(f"{_name(line, sweep)} from {ends}")
     return Panel(QUANTITIES[name], f"{QUANTITIES[name]} over {title}. {'; '.join(words)}.", drawing)
-
-
-def _trace(line: Line, sweep: Sweep, seen: list[tuple[Any, MeanStd]]) -> go.Scatter:
-    look = style(line.method)
-    name = _name(line, sweep)
-    bars, spread = None, ""
-    if any(measured.count > 1 for _, measured in seen):
-        bars = {"array": [measured.spread for _, measured in seen], "thickness": 1, "width": 3}
-        spread = " ± %{error_y.array:.2g}"
-    return go.Scatter(
-        x=[value for value, _ in seen],
-        y=[measured.mean for _, measured in seen],
-        error_y=bars,
-        name=name,
-        mode="lines+markers",
-        line={"color": look.colour, "dash": look.dash, "width": 2},
-        marker={"symbol": look.symbol, "size": 8, "color": look.colour},
-        hovertemplate=f"{name}<br>%{{x}}: %{{y:.3g}}{spread}<extra></extra>",
-        meta={"when": _when(line, sweep), "method": line.method},
-    )
 
 
 def _when(line: Line, sweep: Sweep) -> Choice:

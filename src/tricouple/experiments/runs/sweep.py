@@ -12,12 +12,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from tricouple.conf.compose import hydra_ready, one_line_errors
+from tricouple.conf.compose import STARTS, Start, hydra_ready, one_line_errors
+from tricouple.conf.schema import Train
 
 KILLED = 128
 
@@ -45,17 +47,25 @@ class Job:
         return f"{' '.join(self.words)}: {self.error or f'exit code {self.code}'}"
 
 
-def sweep(words: Sequence[str], console: Console) -> list[Job]:
+def sweep(
+    words: Sequence[str], console: Console, command: str = "train", start: Start = STARTS[Train]
+) -> list[Job]:
     """Run every combination; settings are checked before the first.
+
+    Args:
+        words: Settings, some with several values.
+        console: Says what failed, at the end.
+        command: The command of a single run.
+        start: Where its configuration starts.
 
     Raises:
         ConfigurationError: If a word makes no configuration.
     """
-    with hydra_ready() as ready, one_line_errors(words):
+    with hydra_ready(start) as ready, one_line_errors(words, start.name):
         assert ready.hydra is not None
         batches = ready.hydra.multirun(
-            config_name="train",
-            task_function=run_job,
+            config_name=start.name,
+            task_function=partial(run_job, command=command),
             overrides=list(words),
             with_log_configuration=False,
         )
@@ -67,12 +77,12 @@ def sweep(words: Sequence[str], console: Console) -> list[Job]:
     return jobs
 
 
-def run_job(config: DictConfig) -> Job:
-    """Run ``tricouple train`` with the settings of one job."""
+def run_job(config: DictConfig, *, command: str) -> Job:
+    """Run a command with the settings of one job."""
     words = tuple(HydraConfig.get().overrides.task)
-    command = [sys.executable, "-m", "tricouple.cli", "train", *words]
-    print(f"tricouple train {' '.join(words)}", flush=True)
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    whole = [sys.executable, "-m", "tricouple.cli", command, *words]
+    print(f"tricouple {command} {' '.join(words)}", flush=True)
+    done = subprocess.run(whole, stderr=subprocess.PIPE, text=True, check=False)
     sys.stderr.write(done.stderr)
     lines = done.stderr.strip().splitlines()
     if done.returncode < 0:

@@ -1,0 +1,1 @@
+"""Configuration of ``tricouple clip``: types, and Hydra's groups of YAML files."""

@@ -1,0 +1,1 @@
+"""Hydra's groups that every kind of training shares."""

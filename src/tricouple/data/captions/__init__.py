@@ -1,0 +1,16 @@
+"""Captioned images of any format: checked, decoded once, tokenised and batched."""
+
+from tricouple.data.captions.load import load
+from tricouple.data.captions.samples import PairBatch, PairSamples
+from tricouple.data.captions.sets import CaptionData, CaptionedImages
+from tricouple.data.captions.tokens import Tokens, tokenise
+
+__all__ = [
+    "CaptionData",
+    "CaptionedImages",
+    "PairBatch",
+    "PairSamples",
+    "Tokens",
+    "load",
+    "tokenise",
+]

@@ -1,0 +1,165 @@
+"""Retrieval across modalities: recall@k with several captions an image, and in batches."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from tricouple import checks
+
+RANKS = (1, 5, 10)
+
+
+@dataclass(frozen=True)
+class Recall:
+    """How often a right answer is among the first k.
+
+    Attributes:
+        at1: k = 1.
+        at5: k = 5.
+        at10: k = 10.
+    """
+
+    at1: float
+    at5: float
+    at10: float
+
+    def row(self) -> dict[str, float]:
+        """The figures as a table row."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Both directions, and what guessing would give.
+
+    Attributes:
+        image_to_text: An image is the query, any of its captions a right answer.
+        text_to_image: A caption is the query, its image the right answer.
+        chance: Recall of random rankings, image to text.
+        chance_text: Recall of random rankings, text to image.
+        candidates: How many texts and how many images there are to choose from.
+    """
+
+    image_to_text: Recall
+    text_to_image: Recall
+    chance: Recall
+    chance_text: Recall
+    candidates: tuple[int, int]
+
+
+def whole_split(images: Tensor, texts: Tensor, owners: Tensor) -> Retrieval:
+    """Retrieval among all images and all captions.
+
+    Args:
+        images: Embeddings, shape (n, d).
+        texts: Embeddings, shape (m, d).
+        owners: Which image each text is of, shape (m,).
+
+    Example:
+        >>> z = torch.eye(3)
+        >>> whole_split(z, z, torch.arange(3)).image_to_text.at1
+        1.0
+    """
+    checks.identities("owners", owners, len(texts), texts.device)
+    similarity = _unit(images) @ _unit(texts).T  # (n, m)
+    own = owners == torch.arange(len(images), device=owners.device)[:, None]
+    counts = own.sum(1)
+    return Retrieval(
+        _recall(best_rank(similarity, own)),
+        _recall(best_rank(similarity.T, own.T)),
+        _mean([_guess(int(count), len(texts)) for count in counts.unique()],
+              [int((counts == count).sum()) for count in counts.unique()]),
+        _guess(1, len(images)),
+        (len(texts), len(images)),
+    )  # fmt: skip
+
+
+def in_batches(
+    images: Tensor, texts: Tensor, owners: Tensor, batch_size: int, seed: int = 0
+) -> Retrieval:
+    """Retrieval among the pairs of a batch: images in random batches, a caption of each.
+
+    Every caption takes part once or never: image i brings its first caption in the first round,
+    its second in the second, as many rounds as every image has captions. A last, smaller batch is
+    left out. These figures are higher than those of the whole split: there are fewer wrong answers.
+
+    Args:
+        images: Embeddings, shape (n, d).
+        texts: Embeddings, shape (m, d).
+        owners: Which image each text is of, ascending, shape (m,).
+        batch_size: Pairs in a batch, as in training; if there are fewer images, all of them.
+        seed: Of the batches.
+
+    Example:
+        >>> z = torch.eye(4)
+        >>> in_batches(z, z, torch.arange(4), batch_size=2).text_to_image.at1
+        1.0
+    """
+    checks.identities("owners", owners, len(texts), texts.device)
+    checks.count("batch_size", batch_size)
+    n, size = len(images), min(batch_size, len(images))
+    counts = torch.bincount(owners, minlength=n)
+    first = counts.cumsum(0) - counts
+    generator = torch.Generator().manual_seed(seed)
+    z, w = _unit(images), _unit(texts)
+    diagonal = torch.eye(size, dtype=torch.bool, device=z.device)
+    ranks: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for turn in range(int(counts.min())):
+        order = torch.randperm(n, generator=generator)[: n // size * size]
+        for chosen in order.to(z.device).split(size):
+            similarity = z[chosen] @ w[first[chosen] + turn].T
+            ranks[0].append(best_rank(similarity, diagonal))
+            ranks[1].append(best_rank(similarity.T, diagonal))
+    guess = _guess(1, size)
+    there, back = (_recall(torch.cat(part)) for part in ranks)
+    return Retrieval(there, back, guess, guess, (size, size))
+
+
+def best_rank(similarity: Tensor, right: Tensor) -> Tensor:
+    """How many wrong candidates are before the best right one, for each row.
+
+    Wrong candidates that are as similar as the right one count as before it: embeddings that
+    collapsed to a point find nothing.
+
+    Args:
+        similarity: Shape (queries, candidates).
+        right: Which candidates are right, bool of the same shape.
+
+    Example:
+        >>> best_rank(torch.tensor([[0.9, 0.5, 0.1]]), torch.tensor([[False, True, False]]))
+        tensor([1])
+    """
+    best = similarity.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
+    return ((similarity >= best) & ~right).sum(1)
+
+
+def _recall(ranks: Tensor) -> Recall:
+    return Recall(*(float((ranks < k).double().mean()) for k in RANKS))
+
+
+def _guess(right: int, candidates: int) -> Recall:
+    """Chance that a random order has one of ``right`` answers among the first k."""
+    found = []
+    for k in RANKS:
+        missed = 1.0
+        for drawn in range(min(k, candidates)):
+            missed *= max(0, candidates - right - drawn) / (candidates - drawn)
+        found.append(1 - missed)
+    return Recall(*found)
+
+
+def _mean(parts: list[Recall], weights: list[int]) -> Recall:
+    total = sum(weights)
+    values = [
+        sum(weight * getattr(part, f"at{k}") for part, weight in zip(parts, weights, strict=True))
+        for k in RANKS
+    ]
+    return Recall(*(value / total for value in values))
+
+
+def _unit(embeddings: Tensor) -> Tensor:
+    checks.matrix("embeddings", embeddings)
+    return torch.nn.functional.normalize(embeddings.float(), dim=1)

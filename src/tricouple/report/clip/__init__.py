@@ -1,0 +1,1 @@
+"""The report on image-text runs: retrieval, zero-shot, queries with answers, similarities, plan."""

@@ -1,0 +1,1 @@
+"""What the page says about image encoders: the paper's tables, accuracy over sharpness, curves."""

@@ -1,0 +1,1 @@
+"""The figures of the vision study, drawn by plotly in the page."""

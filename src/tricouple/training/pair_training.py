@@ -1,0 +1,81 @@
+"""Training of an image and a text encoder on pairs, in Lightning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from tricouple.data.augment import Recipe, random_view
+from tricouple.data.captions.samples import PairBatch
+from tricouple.data.normalisation import Normalisation
+from tricouple.training.both_directions import BothDirections
+from tricouple.training.module import Training
+
+if TYPE_CHECKING:
+    from open_clip import CLIP
+
+
+class PairTraining(Training):
+    """A loss between images and one caption of each, in both directions.
+
+    Args:
+        encoder: Both encoders.
+        criterion: The loss.
+        normalisation: Of the images.
+        augment: Whether to show random crops of 90 % of an image or more, as CLIP does.
+        decoupled_decay: AdamW instead of Adam.
+        options: As for ``Training``.
+    """
+
+    def __init__(
+        self,
+        encoder: CLIP,
+        criterion: BothDirections,
+        normalisation: Normalisation,
+        *,
+        augment: bool,
+        decoupled_decay: bool,
+        **options: Any,
+    ) -> None:
+        super().__init__(encoder, **options)
+        self.criterion = criterion
+        self.recipe = Recipe(
+            normalisation, scale=(0.9, 1.0), flip=0.0, jitter=0.0, grayscale=0.0, blur=0.0
+        )
+        self.augment = augment
+        self.decoupled_decay = decoupled_decay
+
+    def batch_loss(self, batch: PairBatch, seed: int) -> Tensor:
+        """Draw a crop and a caption for each image, compute their loss."""
+        generator = torch.Generator().manual_seed(seed)
+        if self.augment:
+            view = random_view(batch.images, self.recipe, generator)
+        else:
+            view = self.recipe.normalisation(batch.images)
+        share = torch.rand(len(batch.counts), generator=generator).to(batch.counts.device)
+        chosen = (share * batch.counts).long()
+        tokens = batch.tokens[torch.arange(len(chosen), device=chosen.device), chosen]
+        view = view.contiguous(memory_format=torch.channels_last)
+        towers = cast("CLIP", self.encoder)
+        images = self.finite(towers.encode_image(view))
+        texts = self.finite(towers.encode_text(tokens))
+        loss: Tensor = self.criterion(images, texts, batch.identities)
+        if self.criterion.log_factor is not None:
+            self.log("sharpness", self.criterion.sharpness(), prog_bar=True)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam or AdamW; a sharpness that learns is not decayed towards its start."""
+        learnt = [p for p in self.criterion.parameters() if p.requires_grad]
+        weights = [p for p in self.encoder.parameters() if p.requires_grad]
+        kind = torch.optim.AdamW if self.decoupled_decay else torch.optim.Adam
+        return kind(
+            [
+                {"params": weights, "weight_decay": self.weight_decay},
+                *([{"params": learnt, "weight_decay": 0.0}] if learnt else []),
+            ],
+            self.learning_rate,
+            fused=self.device.type in ("cpu", "cuda"),
+        )

@@ -1,0 +1,246 @@
+"""Captioned images: every format gives the same pairs, and bad input is named and counted."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from caption_files import (
+    CAPTIONS,
+    change,
+    write_coco,
+    write_csv,
+    write_shard,
+    write_shards,
+)
+from image_files import truncate, write_image
+from tricouple.conf.clip.schema import Clip
+from tricouple.conf.compose import configure
+from tricouple.data import captions
+from tricouple.data.captions import CaptionedImages, PairSamples, tokenise
+from tricouple.data.captions.shapes import COLOURS, draw_shapes
+from tricouple.data.images import DataError
+
+
+def wanted(root, form, *words):
+    train = {"json": "captions.json", "csv": "captions.csv", "shards": "train-*.tar"}[form]
+    return configure(
+        [
+            f"data={form}", f"data.root={root}", f"data.train={train}", "data.train_images=images",
+            "data.validation_size=0", "data.test_size=1", f"data.cache={root / 'cache'}", *words,
+        ],
+        Clip,
+    ).data  # fmt: skip
+
+
+WRITERS = {"json": write_coco, "csv": write_csv, "shards": write_shards}
+
+
+def pairs(found: CaptionedImages) -> set:
+    """Each image by its pixels, with its captions."""
+    images = found.images[torch.arange(len(found))]
+    return {
+        (images[n].numpy().tobytes(), text)
+        for n, text in zip(found.owners.tolist(), found.captions, strict=True)
+    }
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_every_format_gives_the_same_images_and_captions(tmp_path, cached):
+    found = {}
+    for form, write in WRITERS.items():
+        root = tmp_path / form
+        root.mkdir()
+        write(root)
+        data = captions.load(
+            wanted(root, form, *([] if cached else ["data.cache=null"])), side=16, seed=0
+        )
+        assert (len(data.train), len(data.test), data.validation) == (2, 1, None)
+        assert isinstance(data.train.images, torch.Tensor) is cached
+        found[form] = pairs(data.train) | pairs(data.test)
+    assert found["json"] == found["csv"] == found["shards"]
+    assert sorted(text for _, text in found["json"]) == sorted(t for own in CAPTIONS for t in own)
+
+
+def test_pictures_are_decoded_once_and_again_when_they_change(tmp_path, monkeypatch):
+    write_coco(tmp_path)
+    first = captions.load(wanted(tmp_path, "json"), side=16, seed=0)
+    with monkeypatch.context() as context:
+        context.setattr("tricouple.data.captions.pictures.decode", None)
+        again = captions.load(wanted(tmp_path, "json"), side=16, seed=0)
+    assert torch.equal(first.train.images, again.train.images)
+    for number in range(3):
+        write_image(tmp_path / "images" / f"{number}.png", side=(20, 24), seed=9 + number)
+    changed = captions.load(wanted(tmp_path, "json"), side=16, seed=0)
+    assert not torch.equal(first.train.images, changed.train.images)
+
+
+def test_the_test_set_is_the_same_for_every_seed_and_subsets_are_not(tmp_path):
+    many = [[f"caption {n}"] for n in range(12)]
+    write_coco(tmp_path, many)
+    data = wanted(tmp_path, "json", "data.train_size=4", "data.validation_size=3")
+    one, two = (captions.load(data, side=8, seed=seed) for seed in (1, 2))
+    assert one.test.captions == two.test.captions
+    assert one.train.captions != two.train.captions
+    parts = [set(part.captions) for part in (one.train, one.validation, one.test)]
+    assert [len(part) for part in parts] == [4, 3, 1]
+    assert not parts[0] & parts[1] | parts[0] & parts[2] | parts[1] & parts[2]
+
+
+# --- bad input: the first offender, the count, and an option to skip -----------------------------
+
+
+def add_unknown(content):
+    content["annotations"] += [{"id": n, "image_id": 999 + n, "caption": "x"} for n in (0, 1)]
+
+
+def add_empty(content):
+    content["annotations"] += [{"id": n, "image_id": 100, "caption": "  "} for n in (7, 8)]
+
+
+def add_missing(content):
+    content["images"] += [{"id": n, "file_name": f"gone{n}.png"} for n in (1, 2)]
+    content["annotations"] += [{"id": 50, "image_id": 1, "caption": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("edit", "complaint"),
+    [
+        (add_unknown, r"2 captions of unknown images, the first is annotations\[6\], image_id 999"),
+        (add_empty, r"2 empty captions, the first is annotations\[6\] of image_id 100"),
+        (add_missing, r"2 missing image files, the first is .*gone1\.png"),
+    ],
+)
+def test_unusable_captions_are_refused_or_left_out_with_a_word(tmp_path, edit, complaint):
+    change(write_coco(tmp_path), edit)
+    with pytest.raises(DataError, match=complaint + ".*data.skip=true"):
+        captions.load(wanted(tmp_path, "json"), side=8, seed=0)
+    data = captions.load(wanted(tmp_path, "json", "data.skip=true"), side=8, seed=0)
+    (note,) = data.notes
+    assert "left out 2" in note
+    assert len(data.train.captions) + len(data.test.captions) == 6
+
+
+def test_a_table_names_its_first_bad_line(tmp_path):
+    path = write_csv(tmp_path)
+    path.write_text(path.read_text() + "gone.png,a ghost\n0.png,\n0.png,  \n")
+    with pytest.raises(DataError) as refused:
+        captions.load(wanted(tmp_path, "csv"), side=8, seed=0)
+    assert "1 missing image files, the first is" in str(refused.value)
+    assert "gone.png (line 8)" in str(refused.value)
+    assert "2 empty captions, the first is line 9" in str(refused.value)
+    assert len(captions.load(wanted(tmp_path, "csv", "data.skip=true"), side=8, seed=0).notes) == 2
+
+
+def test_a_table_without_the_named_columns_tells_which_it_has(tmp_path):
+    write_csv(tmp_path, head=("filepath", "title"), separator="\t")
+    with pytest.raises(DataError, match=r"no column 'path' but 'filepath\\ttitle': set data"):
+        captions.load(wanted(tmp_path, "csv"), side=8, seed=0)
+    words = ("data.image_column=filepath", "data.caption_column=title")
+    named = replace(wanted(tmp_path, "csv", *words), separator="\t", image_column="name")
+    with pytest.raises(DataError, match="no column 'name' but 'filepath', 'title'"):
+        captions.load(named, side=8, seed=0)
+    data = captions.load(replace(wanted(tmp_path, "csv", *words), separator="\t"), 8, 0)
+    assert len(data.train) == 2
+
+
+def test_a_damaged_picture_is_named_and_counted(tmp_path):
+    write_coco(tmp_path)
+    truncate(tmp_path / "images" / "1.png", 0.3)
+    with pytest.raises(DataError, match=r"1\.png is not a readable image.*1 of \d are damaged"):
+        captions.load(wanted(tmp_path, "json"), side=8, seed=0)
+    assert not list((tmp_path / "cache").glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "there is no such file"),
+        ("{", "not a readable JSON"),
+        ("[]", 'no list "images"'),
+        (json.dumps({"images": []}), 'no list "annotations"'),
+        (json.dumps({"images": [{"id": 1}], "annotations": []}), r"images\[0\] has no text"),
+        (json.dumps({"images": [], "annotations": []}), "no image with a caption"),
+    ],
+)
+def test_files_that_are_no_annotations_are_named(tmp_path, text, complaint):
+    if text is not None:
+        (tmp_path / "captions.json").write_text(text)
+    with pytest.raises(DataError, match=rf"captions\.json.*{complaint}"):
+        captions.load(wanted(tmp_path, "json"), side=8, seed=0)
+
+
+def test_shards_take_json_captions_and_refuse_what_is_no_shard(tmp_path):
+    write_image(tmp_path / "a.png", side=20)
+    pixels = (tmp_path / "a.png").read_bytes()
+    members = {"d/1.png": pixels, "d/1.json": b'{"caption": ["one", "two"]}', "d/2.png": pixels,
+               "d/3.txt": b"no image", "d/4.png": pixels, "d/4.txt": b" \n"}  # fmt: skip
+    write_shard(tmp_path / "train-0.tar", members)
+    with pytest.raises(DataError) as refused:
+        captions.load(wanted(tmp_path, "shards"), side=8, seed=0)
+    for complaint in ("1 captions of unknown images", "1 images without a caption", "1 empty"):
+        assert complaint in str(refused.value)
+    write_shard(tmp_path / "train-1.tar", {"5.png": pixels, "5.txt": b"five"})
+    data = captions.load(wanted(tmp_path, "shards", "data.skip=true"), side=8, seed=0)
+    assert sorted(data.train.captions + data.test.captions) == ["five", "one", "two"]
+    write_shard(tmp_path / "train-2.tar", members, mode="w:gz")
+    with pytest.raises(DataError, match=r"train-2\.tar is not a readable, uncompressed tar"):
+        captions.load(wanted(tmp_path, "shards"), side=8, seed=0)
+    with pytest.raises(DataError, match="no shard has such a name"):
+        captions.load(wanted(tmp_path, "shards", "data.train=none-*.tar"), side=8, seed=0)
+
+
+def test_impossible_sizes_and_missing_files_of_captions_are_told(tmp_path):
+    write_coco(tmp_path)
+    with pytest.raises(ValueError, match=r"data\.test_size is 3 of 3 images: name a file"):
+        captions.load(wanted(tmp_path, "json", "data.test_size=3"), side=8, seed=0)
+    with pytest.raises(ValueError, match=r"data=json needs data\.train"):
+        captions.load(replace(wanted(tmp_path, "json"), train=None), side=8, seed=0)
+
+
+# --- tokens, samples, shapes ---------------------------------------------------------------------
+
+
+def test_tokens_are_open_clips_and_long_texts_are_counted():
+    from open_clip import tokenize
+
+    texts = ["A photo of a dog.", "word " * 100, "", "naïve café ☕"]
+    for length in (77, 12):
+        found = tokenise(texts, length)
+        assert torch.equal(found.ids.long(), tokenize(texts, context_length=length))
+        assert (found.truncated, found.first_truncated) == (1, texts[1])
+    assert tokenise(texts[:1], 77).first_truncated == ""
+
+
+@pytest.mark.parametrize("all_captions", [False, True])
+def test_samples_show_an_image_with_its_own_captions(all_captions):
+    images = torch.arange(3, dtype=torch.uint8)[:, None, None, None].expand(3, 3, 2, 2)
+    owners = torch.tensor([0, 0, 1, 2, 2, 2])
+    tokens = 10 + torch.arange(6)[:, None].expand(6, 4)
+    samples = PairSamples(images, tokens, owners, all_captions)
+    assert len(samples) == (6 if all_captions else 3)
+    batch = samples.__getitems__([2, 0, 1])
+    for image, options, count, identity in zip(*batch, strict=True):
+        shown = owners[(options[:count, 0] - 10)]
+        assert (shown == identity).all()
+        assert (image == identity).all()
+        assert (options[count:] == 0).all()
+    assert batch.counts.tolist() == ([1, 1, 1] if all_captions else [3, 2, 1])
+
+
+def test_shapes_are_all_different_and_look_like_their_captions():
+    train, test = draw_shapes((60, 30), side=32)
+    again, _ = draw_shapes((60, 30), side=32)
+    assert torch.equal(train.images, again.images)
+    assert len({*train.captions, *test.captions}) == 3 * 90
+    for image, text in zip(train.images, train.captions[::3], strict=True):
+        _, colour, _, _, _, ground, _, _, _, frame, _ = text.split()
+        for name, place in ((frame, np.s_[:, 1, 1:5]), (ground, np.s_[:, 6, 5:8])):
+            seen = image[place].double().mean(1)
+            nearest = min(COLOURS, key=lambda n: (seen - torch.tensor(COLOURS[n])).norm())
+            assert nearest == name, text
+        assert colour not in (ground, frame)
+    with pytest.raises(ValueError, match=r"has 2016 different images, 2017 were asked for"):
+        draw_shapes((2017,), side=4)

@@ -1,0 +1,137 @@
+"""A vision study with made-up accuracies: two data sets, two settings, five losses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from report.fake import noise
+
+LOSSES = ("infonce", "invaspread", "iot", "pushpull", "neg_mmiot")
+SHARPNESS = (3.0, 10.0, 30.0, 100.0)
+BLOCKS = (("mnist", "scl"), ("cifar10", "scl"), ("mnist", "ucl"), ("cifar10", "ucl"))
+SEEDS = (0, 1, 2)
+
+
+def run(
+    loss: str = "neg_mmiot",
+    data: str = "mnist",
+    setting: str = "scl",
+    part: str = "final",
+    c: float | None = 10.0,
+    seed: int = 0,
+    accuracy: float | None = None,
+    **config: object,
+) -> dict:
+    """One finished run as a line of runs.jsonl."""
+    rng = noise(loss, data, setting, part, c, seed)
+    base = 0.9 - 0.05 * abs(np.log10((c or 10.0) / 10)) if accuracy is None else accuracy
+    metrics = {
+        f"{kind}/{m}": base + 0.01 * rng.random() * (accuracy is None)
+        for kind in ("penultimate", "embedding")
+        for m in ("linear", "knn")
+    }
+    geometry = {
+        "nc1": 100.0,
+        "nc2_std": 0.2,
+        "nc2_deviation": 0.1,
+        "effective_rank": 8.5,
+        "alpha": 0.9,
+        "beta": -0.1,
+    }
+    metrics |= {
+        f"embedding/{name}": value * (1 + 0.1 * rng.random()) for name, value in geometry.items()
+    }
+    curves = {"epoch": [0, 1, 2], "step": [0, 19, 38], "loss": [None, 2.0, 1.0]}
+    curves |= {name: [3 * value, 2 * value, value] for name, value in geometry.items()}
+    rate = config.get("learning_rate", 0.001)
+    tested = "test" if part == "final" else "validation"
+    return {
+        "id": f"{data}-{setting}-{loss}-c{c}-lr{rate}-seed{seed}-{tested}",
+        "part": part,
+        "status": "done",
+        "config": {"data": data, "train_size": 7000, "validation_size": 2000, "setting": setting,
+                   "loss": loss, "sharpness": c, "temperature": 1 / (c or 1.0),
+                   "backbone": "resnet18", "epochs": 3, "learning_rate": rate, "seed": seed,
+                   "evaluated_on": tested} | config,
+        "seconds": 60.0,
+        "metrics": metrics,
+        "curves": curves,
+        "spectrum": [0.2, 0.1],
+        "provenance": {"commit": "0123abc"},
+    }  # fmt: skip
+
+
+def runs(blocks: tuple[tuple[str, str], ...] = BLOCKS) -> list[dict]:
+    """Every run of a whole study."""
+    found = []
+    for data, setting in blocks:
+        for loss in LOSSES:
+            where = {"loss": loss, "data": data, "setting": setting}
+            found += [run(**where, part="sharpness", c=c) for c in SHARPNESS]
+            found.append(run(**where, part="learning_rate", learning_rate=0.003))
+            found += [run(**where, seed=seed) for seed in SEEDS]
+    return found
+
+
+def write_study(folder: Path, records: list[dict], **head: object) -> Path:
+    """Write a study folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    study = {
+        "kind": "vision",
+        "name": "made-up images",
+        "config": {"blocks": [[f"data={d}", f"setting={s}"] for d, s in BLOCKS],
+                   "losses": LOSSES, "sharpness": SHARPNESS, "learning_rates": [0.001, 0.003],
+                   "seeds": SEEDS},
+        "provenance": {"command": "tricouple train --study made-up", "commit": "0123abc",
+                       "versions": {"torch": "9.9"}},
+    } | head  # fmt: skip
+    (folder / "study.json").write_text(json.dumps(study), encoding="utf-8")
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "runs.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
+def write_run(folder: Path, record: dict, *, finished: bool = True) -> Path:
+    """Write the folder of a run of ``tricouple train``."""
+    flat = record["config"]
+    path = folder / record["id"]
+    path.mkdir(parents=True)
+    config = {
+        "data": {"name": flat["data"], "train_size": None, "max_train_size": 7000,
+                 "validation_size": 0,
+                 "image_size": None},
+        "setting": {"name": flat["setting"]},
+        "loss": {"name": flat["loss"], "target": "x.Y", "sharpness": flat["sharpness"],
+                 "temperature": flat["temperature"]},
+        "backbone": {"name": flat["backbone"], "pretrained": False, "head_dim": None},
+        "training": {"epochs": 2, "batch_size": 256, "learning_rate": flat["learning_rate"],
+                     "weight_decay": 1e-5, "geometry_every": 1, "geometry_samples": 1024},
+        "evaluation": {"part": "test", "probe_epochs": 100},
+        "seed": flat["seed"],
+    }  # fmt: skip
+    (path / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    if not finished:
+        rows = ["epoch,step,loss,nc1", "0,0,,300.0", "1,19,2.0,200.0", "2,38,1."]
+        (path / "metrics.csv").write_text("\n".join(rows), encoding="utf-8")
+        return path
+    metrics = record["metrics"]
+    accuracy = {name: value for name, value in metrics.items() if name.endswith(("linear", "knn"))}
+    geometry = {name.partition("/")[2]: metrics[name] for name in metrics.keys() - accuracy.keys()}
+    kind = {"geometry": geometry | {"spectrum": [0.2, 0.1], "n_samples": 50}}
+    evaluation = {
+        "run": path.name,
+        "epoch": 2,
+        "sharpness": flat["sharpness"],
+        "accuracy": accuracy,
+        "result": {"n_train": 7000, "penultimate": kind, "embedding": kind},
+        "curves": record["curves"],
+        "seconds": {"training": 50.0, "evaluation": 10.0},
+        "config": config,
+        "provenance": {"commit": "0123abc", "date": "2030-01-02"},
+    }
+    (path / "evaluation.json").write_text(json.dumps(evaluation), encoding="utf-8")
+    return path

@@ -1,0 +1,173 @@
+"""The page of image-text runs: tables beside the paper's, queries with marks, plans, verdicts."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+
+from report.html_check import parse, rows
+from tricouple.report.page import read_known, write_report
+from tricouple.report.read import StudyError
+
+LOSSES = {"infonce": 0.10, "neg_mmiot": 0.12, "fused_gromov_published": 0.016, "iot": 0.02}
+PLAN = {"losses": list(LOSSES), "seeds": [0, 1, 2], "sharpness": [10, 100]}
+
+
+def record(loss: str, seed: int, part: str = "final", c: float = 10.0) -> dict:
+    value = LOSSES[loss] + 0.001 * seed
+    metrics = {"batch_size": 64, "n_images": 1000, "n_captions": 5000, "in_batch/at1": value / c}
+    for place, chance in (("in_batch", 1 / 64), ("whole_split", 0.001)):
+        for direction in ("image_to_text", "text_to_image"):
+            for k in (1, 5, 10):
+                metrics[f"{place}/{direction}/at{k}"] = k * value if place == "in_batch" else 0.05
+                metrics[f"chance/{place}/{direction}/at{k}"] = k * chance
+    if part == "final":
+        metrics |= {"zero_shot/cifar10/top1": 0.2, "chance/zero_shot/cifar10/top1": 0.1}
+        metrics |= {"zero_shot/cifar10/top5": 0.7, "chance/zero_shot/cifar10/top5": 0.5}
+    names = ("gap", "alignment", "image_uniformity", "text_uniformity", "matched", "unmatched")
+    metrics |= {f"modalities/{name}": 0.5 for name in names}
+    return {
+        "id": f"{loss}-c{c:g}-{part}-{seed}",
+        "part": part,
+        "status": "done",
+        "config": {"loss": loss, "sharpness": c, "seed": seed, "data": "flickr8k", "epochs": 5},
+        "seconds": 60,
+        "metrics": metrics,
+        "curves": {"epoch": [0, 1], "step": [0, 93], "loss": [None, 4.0], "gap": [0.9, 0.5]},
+    }
+
+
+def write_study(folder, records, plan=PLAN):
+    folder.mkdir(parents=True, exist_ok=True)
+    head = {"kind": "clip", "name": "trial", "config": plan, "provenance": {"commit": "abc"}}
+    (folder / "study.json").write_text(json.dumps(head))
+    (folder / "runs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    return folder
+
+
+def whole():
+    for loss in LOSSES:
+        for c in (10.0, 100.0):
+            yield record(loss, 0, "sharpness", c)
+        for seed in (0, 1, 2):
+            yield record(loss, seed)
+
+
+def gallery(queries: bool = True) -> bytes:
+    square = np.eye(4, dtype=np.float32)
+    arrays = {f"similarity_{when}": square for when in ("before", "after")}
+    arrays |= {f"plan_{a}_{w}": square / 4 for a in ("positive", "negative")
+               for w in ("before", "after")}  # fmt: skip
+    if queries:
+        arrays |= {
+            "queries": np.array([7, 2]),
+            "own_captions": np.array(["a <dog>", "a cat"]),
+            "answer_captions": np.array([["a <dog>", "a bus"], ["a tram", "a ship"]]),
+            "answer_owners": np.array([[7, 1], [3, 4]]),
+            "answer_captions_score": np.array([[0.9, 0.2], [0.5, 0.4]]),
+            "answer_images": np.array([[2, 7], [2, 7]]),
+            "answer_images_score": np.array([[0.8, 0.7], [0.6, 0.1]]),
+            "thumbnail_of": np.array([2, 7]),
+            "thumbnails": np.zeros((2, 3, 8, 8), dtype=np.uint8),
+        }
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    return content.getvalue()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = write_study(tmp_path_factory.mktemp("clip"), list(whole()))
+    (folder / "galleries").mkdir()
+    (folder / "galleries" / "neg_mmiot-c10-final-0.npz").write_bytes(gallery(queries=False))
+    return parse(write_report(folder).read_text(encoding="utf-8"))
+
+
+def section(page, name):
+    (found,) = (s for s in page.all("section") if s.attributes["id"] == f"s1-{name}")
+    return found
+
+
+def test_a_whole_study_has_every_section(page):
+    names = [s.attributes["id"].removeprefix("s1-") for s in page.all("section")]
+    assert names == [
+        "retrieval", "zero-shot", "matrices", "sharpness", "curves", "geometry", "provenance",
+    ]  # fmt: skip
+
+
+def test_tables_name_the_candidates_and_stand_beside_the_papers(page):
+    batches, split = section(page, "retrieval").all("table")
+    assert "in batches of the training size" in batches.all("caption")[0].text
+    assert "all images and all captions" in split.all("caption")[0].text
+    head, *body = rows(batches)
+    table = {row[0]: dict(zip(head, row, strict=True)) for row in body}
+    assert list(table) == [
+        "InfoNCE (c = 10)", "Standard OT (c = 10)", "Neg-MMIOT (c = 10)",
+        "Fused-Gromov, published code (c = 10)", "guessing",
+    ]  # fmt: skip
+    ours = next(row for row in body if row[0].startswith("Neg-MMIOT"))
+    assert ours[1:3] == ["12.1 ± 0.1", "69.3"]
+    assert next(row for row in body if row[0] == "guessing")[1] == "1.56"
+    assert "paper" not in rows(split)[0]
+
+
+def test_losses_at_chance_are_named_with_a_reason(page):
+    (found,) = page.all("div", "found")
+    assert "Neg-MMIOT is first among 64 candidates in 12.1" in found.text
+    assert "Fused-Gromov, published code is not well above chance" in found.text
+    assert "sign of the kernel flipped" in found.text
+    assert "Standard OT is not well above chance" in found.text
+    assert "its training loss moved too little" in found.text
+    assert "InfoNCE is not" not in found.text
+
+
+def test_all_losses_above_chance_are_said_so(tmp_path):
+    good = [one for one in whole() if one["config"]["loss"] in ("infonce", "neg_mmiot")]
+    folder = write_study(tmp_path, good, PLAN | {"losses": ["infonce", "neg_mmiot"]})
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert "Every loss is well above chance in both directions" in text
+    assert "The study is not complete" not in text
+
+
+def test_a_partial_study_says_what_is_missing(tmp_path):
+    folder = write_study(tmp_path, list(whole())[:4])
+    page = parse(write_report(folder).read_text(encoding="utf-8"))
+    missing = section(page, "missing").text
+    assert "4 of 20 planned runs have been recorded" in missing
+    assert "infonce (2 of 3), neg_mmiot (0 of 3)" in missing
+    empty = write_study(tmp_path / "empty", [])
+    assert "nothing can be said yet" in write_report(empty).read_text(encoding="utf-8")
+
+
+def test_queries_show_pictures_and_mark_right_answers(tmp_path):
+    folder = write_study(tmp_path, [record("neg_mmiot", 0)], {})
+    (folder / "gallery.npz").write_bytes(gallery())
+    text = write_report(folder).read_text(encoding="utf-8")
+    queries = section(parse(text), "queries")
+    right = [item.text for item in queries.all("li", "right")]
+    assert right == ["a <dog> (0.90) ✓"]
+    marked = [one.text.strip() for one in queries.all("figure", "right")]
+    assert marked == ["✓ 0.70", "✓ 0.60"]
+    assert len(queries.all("img")) == 2 + 4
+    assert all(i.attributes["src"].startswith("data:image/png") for i in queries.all("img"))
+    plots = section(parse(text), "matrices-run").all("h4")
+    assert [plot.text for plot in plots] == [
+        f"{what}, {when} training"
+        for what in ("cosine", "plan, anchor and positive", "plan, anchor and negative")
+        for when in ("before", "after")
+    ]
+
+
+def test_broken_files_are_named(tmp_path):
+    folder = write_study(tmp_path, [record("iot", 0)])
+    (folder / "gallery.npz").write_bytes(b"no archive")
+    with pytest.raises(StudyError, match=r"gallery\.npz: not a gallery"):
+        write_report(folder)
+    (folder / "gallery.npz").unlink()
+    broken = record("iot", 0)
+    del broken["config"]["loss"]
+    write_study(tmp_path, [broken])
+    with pytest.raises(StudyError, match="line 1: config of run iot-c10-final-0 needs loss"):
+        write_report(folder)
+    assert read_known(folder).kind == "clip"

@@ -1,0 +1,300 @@
+"""The page of image encoders: the paper's tables, accuracy over sharpness, and what is missing."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from report import fake_vision as fake
+from report.html_check import parse, rows
+from tricouple import cli
+from tricouple.report.frame import asset
+from tricouple.report.page import read_known, write_report
+from tricouple.report.vision import paper
+from tricouple.report.vision.figures import curves, sharpness
+from tricouple.report.vision.groups import Block, final_groups
+from tricouple.report.vision.results import results
+from tricouple.report.vision.sharpness import read_lines
+from tricouple.report.vision.tables import markdown_tables
+
+MNIST = Block("scl", "mnist", "resnet18")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return read_known(fake.write_study(tmp_path_factory.mktemp("vision"), fake.runs()))
+
+
+@pytest.fixture(scope="module")
+def root(study):
+    return parse(write_report(study.folder).read_text(encoding="utf-8"))
+
+
+def page_of(folder, records, **head):
+    fake.write_study(folder, records, **head)
+    return parse(write_report(folder).read_text(encoding="utf-8"))
+
+
+def section(root, name):
+    (found,) = (s for s in root.all("section") if s.attributes["id"] == f"s1-{name}")
+    return found
+
+
+def names(root):
+    return [s.attributes["id"].removeprefix("s1-") for s in root.all("section")]
+
+
+def test_a_whole_study_has_every_section_and_misses_nothing(root):
+    assert names(root) == ["results", "sharpness", "curves", "geometry", "provenance"]
+    assert not root.all("p", "warning")[1:]  # the one without JavaScript
+
+
+def test_tables_have_the_papers_layout(root):
+    tables = section(root, "results").all("table")
+    captions = [table.all("caption")[0].text for table in tables]
+    assert [caption[:4] for caption in captions[:4]] == ["SCL:", "UCL:", "SCL:", "UCL:"]
+    assert "before the projection" in captions[0]
+    assert "after the projection" in captions[2]
+    spans, head, *body = rows(tables[0])
+    assert spans == ["", "MNIST, ResNet-18", "CIFAR-10, ResNet-18"]
+    assert head == ["loss", *(["linear probe", "paper", "k-NN", "paper"] * 2)]
+    assert [row[0] for row in body] == ["InfoNCE", "InvaSpread", "IOT", "PushPull", "Neg-MMIOT"]
+    assert body[4][2] == "99.21 ± 0.09"
+    assert body[4][6] == "88.38 ± 0.40"
+
+
+def test_cells_are_mean_and_std_over_seeds_in_per_cent(study):
+    values = [run.metrics["penultimate/linear"] for run in study.part("final")
+              if (run.config["loss"], run.config["data"], run.config["setting"])
+              == ("iot", "mnist", "scl")]  # fmt: skip
+    found = results(final_groups(study))[0]
+    cell = found.cells[found.names.index("IOT")][found.columns.index((MNIST, "linear"))]
+    assert cell.ours.mean == pytest.approx(100 * np.mean(values))
+    assert cell.ours.std == pytest.approx(100 * np.std(values, ddof=1))
+    assert cell.ours.count == 3
+
+
+def test_the_best_of_a_column_is_bold_and_ties_share_it(tmp_path):
+    records = [
+        fake.run(loss, accuracy=value, seed=seed)
+        for loss, value in {"iot": 0.9, "infonce": 0.95, "neg_mmiot": 0.95}.items()
+        for seed in (0, 1)
+    ]
+    table = section(page_of(tmp_path, records), "results").all("table")[0]
+    bold = [[cell.text for cell in row.all("strong")] for row in table.all("tr")[2:]]
+    assert bold == [["95.00 ± 0.00"] * 2, [], ["95.00 ± 0.00"] * 2]
+
+
+def test_one_loss_alone_is_not_the_best(tmp_path):
+    assert not section(page_of(tmp_path, [fake.run()]), "results").all("strong")
+
+
+def test_every_number_of_the_paper_is_there_and_plausible():
+    table = list(csv.DictReader(asset("paper_vision.csv").splitlines()))
+    assert len(table) == 2 * 5 * 4 * 5
+    assert len({(r["setting"], r["data"], r["backbone"], r["loss"]) for r in table}) == len(table)
+    for row in table:
+        assert 39 < float(row["linear"]) < 100
+        assert 39 < float(row["knn"]) < 100
+        assert 0 < float(row["linear_std"]) < 1.2
+
+
+def test_the_paper_has_no_number_for_what_it_did_not_run(tmp_path):
+    assert paper.accuracy(Block("scl", "digits", "resnet18"), "iot", "linear") is None
+    assert paper.accuracy(MNIST, "byol", "knn") is None
+    records = [fake.run(loss, data="digits") for loss in ("iot", "byol")]
+    head = rows(section(page_of(tmp_path, records), "results").all("table")[0])[1]
+    assert head == ["loss", "linear probe", "k-NN"]
+
+
+def test_the_page_says_that_the_budget_is_not_the_papers(root, tmp_path):
+    words = "MNIST: 3 epochs on 5000 images here, 100 epochs on 60000 images in the paper"
+    assert words in root.text
+    same = {"epochs": 100, "train_size": None, "validation_size": 0}
+    assert "budget" not in page_of(tmp_path, [fake.run(**same)]).text
+
+
+def test_the_headline_names_the_best_and_those_level_with_it(tmp_path):
+    shown = {"iot": (0.90, 0.92), "infonce": (0.91, 0.93), "neg_mmiot": (0.5, 0.5)}
+    records = [
+        fake.run(loss, accuracy=value, seed=seed)
+        for loss, values in shown.items()
+        for seed, value in enumerate(values)
+    ]
+    found = page_of(tmp_path, records).all("div", "found")[0].text
+    assert "best InfoNCE (92.00 ± 1.41 %), level with IOT; last Neg-MMIOT (50.00 ± 0.00" in found
+
+
+def test_the_headline_tells_what_the_papers_sharpness_costs(tmp_path):
+    accuracies = {3.0: 0.80, 10.0: 0.90, 100.0: 0.85}
+    records = [
+        fake.run(loss, part="sharpness", c=c, accuracy=accuracy)
+        for loss in ("infonce", "neg_mmiot")
+        for c, accuracy in accuracies.items()
+    ]
+    found = page_of(tmp_path, records).all("div", "found")[0].text
+    assert "percentage points: InfoNCE 0.0 (c = 10); Neg-MMIOT 5.0 (c = 100)." in found
+
+
+def test_accuracy_over_sharpness_is_measured_on_validation_images_alone(study):
+    lines = read_lines(study)
+    assert len(lines) == 4 * 5
+    line = next(line for line in lines if (line.block, line.loss) == (MNIST, "pushpull"))
+    assert [c for c, _ in line.points("penultimate/knn")] == list(fake.SHARPNESS)
+    assert {run.part for own in line.groups for run in own.runs} == {"sharpness"}
+
+
+@pytest.mark.parametrize(("loss", "c"), [("neg_mmiot", 100), ("pushpull", 100), ("infonce", 10),
+                                         ("iot", 10), ("invaspread", 10)])  # fmt: skip
+def test_the_papers_sharpness_is_marked(study, loss, c):
+    figure = sharpness.figure(read_lines(study))
+    panel = figure.panels[0]
+    name = sharpness.loss_name(loss)
+    rings = [t for t in panel.drawing.data if t.marker.symbol == "circle-open"
+             and t.hovertemplate.startswith(f"{name}:")]  # fmt: skip
+    assert len(rings) == len(sharpness.CHOICES)
+    assert {ring.x[0] for ring in rings} == {c}
+    assert f"(the paper's c = {c})" in panel.label
+
+
+def test_every_panel_says_its_content_in_words(study):
+    figures = (sharpness.figure(read_lines(study)), curves.figure(final_groups(study)))
+    for figure in figures:
+        for panel in figure.panels:
+            for name in ("InfoNCE", "InvaSpread", "IOT", "PushPull", "Neg-MMIOT"):
+                assert name in panel.label
+
+
+def test_curves_show_geometry_over_epochs(study):
+    figure = curves.figure(final_groups(study))
+    titles = [panel.title.partition(",")[0] for panel in figure.panels]
+    assert titles == ["training loss", "NC1", "NC2", "effective rank", "α", "β"]
+    assert list(figure.panels[1].drawing.data[-1].x) == [0, 1, 2]
+
+
+def test_half_a_study_says_what_is_missing(tmp_path):
+    records = [r for r in fake.runs((("mnist", "scl"),)) if r["config"]["loss"] != "iot"
+               and (r["config"]["loss"], r["part"]) != ("neg_mmiot", "final")]  # fmt: skip
+    records = [r for r in records if r["config"]["sharpness"] != 30.0]
+    root = page_of(tmp_path, records)
+    texts = [item.text for item in section(root, "missing").all("li")]
+    assert texts == [
+        "25 of 160 planned runs have been recorded.",
+        "MNIST, SCL: not yet run: InfoNCE at c = 30; InvaSpread at c = 30; "
+        "IOT at c = 3, 10, 30 and 100; PushPull at c = 30; Neg-MMIOT at c = 30.",
+        "MNIST, SCL: no final accuracy yet of IOT (seed 0, 1 and 2); Neg-MMIOT (seed 0, 1 and 2).",
+        "CIFAR-10, SCL: no run yet.",
+        "MNIST, UCL: no run yet.",
+        "CIFAR-10, UCL: no run yet.",
+    ]
+    assert texts[0] in root.all("p", "warning")[0].text
+
+
+def test_no_run_and_no_finished_run(tmp_path):
+    root = page_of(tmp_path / "none", [])
+    assert names(root) == ["missing", "provenance"]
+    assert "nothing can be said yet" in root.text
+    diverged = {**fake.run(), "status": "diverged", "metrics": {}, "curves": {}}
+    root = page_of(tmp_path / "diverged", [diverged])
+    assert "1 of 1 runs diverged: mnist-scl-neg_mmiot" in root.text
+    assert "results" not in names(root)
+
+
+def test_a_run_that_does_not_say_what_it_is_is_refused(tmp_path, capsys):
+    record = fake.run()
+    del record["config"]["backbone"]
+    fake.write_study(tmp_path, [fake.run("iot"), record])
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert "runs.jsonl, line 2: config of run mnist-scl-neg_mmiot" in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_is_a_study_too(tmp_path, capsys):
+    for seed in (0, 1):
+        for c in (10.0, 100.0):
+            fake.write_run(tmp_path, fake.run(c=c, seed=seed))
+    fake.write_run(tmp_path, fake.run("iot", seed=1))
+    fake.write_run(tmp_path, fake.run("iot", seed=2), finished=False)
+    assert cli.main(["report", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    root = parse((tmp_path / "report.html").read_text(encoding="utf-8"))
+    body = rows(section(root, "results").all("table")[0])[2:]
+    assert [row[0] for row in body] == ["IOT", "Neg-MMIOT, c = 10", "Neg-MMIOT, c = 100"]
+    assert "Neg-MMIOT, c = 100" in shown
+    assert len(section(root, "sharpness").all("div", "panel")) == 1
+    missing = section(root, "missing").text
+    assert "1 of 6 runs did not finish: mnist-scl-iot-c10.0-lr0.001-seed2-test." in missing
+    assert "IOT on MNIST, ResNet-18, SCL lacks seed 0." in missing
+    assert "2 epochs on 7000 images here" in root.text
+
+
+def test_one_run_is_a_folder_of_runs(tmp_path):
+    path = fake.write_run(tmp_path, fake.run())
+    root = parse(write_report(path).read_text(encoding="utf-8"))
+    assert names(root) == ["results", "curves", "geometry", "provenance"]
+
+
+def test_a_run_without_labels_has_curves_and_no_accuracy(tmp_path):
+    path = fake.write_run(tmp_path, fake.run())
+    text = (path / "evaluation.json").read_text()
+    content = fake.json.loads(text)
+    content |= {"accuracy": None, "result": "there are no labelled images to evaluate on"}
+    (path / "evaluation.json").write_text(fake.json.dumps(content))
+    root = parse(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert "having no labelled images" in section(root, "missing").text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("evaluation.json", "{cut", "cannot read"),
+        ("evaluation.json", "[]", "it has no configuration"),
+        ("evaluation.json", '{"config": {"data": 3}}', "not a run of tricouple train"),
+    ],
+)
+def test_a_broken_run_is_named(name, text, complaint, tmp_path, capsys):
+    path = fake.write_run(tmp_path, fake.run())
+    (path / name).write_text(text)
+    assert cli.main(["report", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert str(path) in error
+    assert error.count("\n") == 1
+
+
+def test_an_unfinished_run_with_a_broken_configuration_is_named(tmp_path, capsys):
+    path = fake.write_run(tmp_path, fake.run(), finished=False)
+    for text in ("a: [", "- 1", "data: {}"):
+        (path / "config.yaml").write_text(text)
+        assert cli.main(["report", str(tmp_path)]) == 2
+        assert str(path / "config.yaml") in capsys.readouterr().err
+
+
+def test_figures_are_a_picture_and_a_markdown_table(study, tmp_path, capsys):
+    assert cli.main(["report", str(study.folder), "--figures", str(tmp_path)]) == 0
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["vision-sharpness.png", "vision-table.md"]
+    content = files[0].read_bytes()
+    assert len(content) < 150 * 1024
+    picture = Image.open(io.BytesIO(content)).convert("RGB")
+    assert picture.getpixel((0, 0)) == (255, 255, 255)
+    assert len(picture.getcolors(1 << 24)) > 20
+    text = files[1].read_text(encoding="utf-8")
+    assert text == markdown_tables(study)
+    lines = text.splitlines()
+    assert lines[0].startswith("| SCL, % | MNIST, ResNet-18: linear probe | MNIST, ResNet-18: k-NN")
+    assert {line.count("|") for line in lines if line.startswith("|")} == {6}
+    assert text.count("**") >= 2 * 8  # a best in each of eight columns
+    assert "(99.21)" in text
+    assert "The budget is not the paper's" in text
+
+
+def test_a_terminal_shows_the_tables_and_what_they_are_worth(tmp_path, capsys):
+    fake.write_study(tmp_path, [fake.run(loss) for loss in fake.LOSSES])
+    assert cli.main(["report", str(tmp_path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "SCL, MNIST: accuracy on the features before the projection, %" in shown
+    assert "99.21 ± 0.09" in shown
+    assert "The budget is not the paper's" in shown
+    assert "5 of 160 planned runs have been recorded." in shown
