@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,11 +75,17 @@ print(json.dumps({"seconds": seconds, "packages": packages, "before": before, "a
 
 
 @pytest.fixture(scope="module")
-def fresh_import() -> list[dict]:
-    """What `import tricouple` does after `import torch`, in three new interpreters."""
+def fresh_import(tmp_path_factory) -> list[dict]:
+    """What `import tricouple` does after `import torch`, in three new interpreters.
+
+    An installed package has its bytecode: the first of them writes it, whatever is set around here.
+    """
+    environment = {key: os.environ[key] for key in os.environ if key != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("bytecode"))
+    command = [sys.executable, "-c", FRESH]
     runs = [
         subprocess.run(
-            [sys.executable, "-c", FRESH], capture_output=True, text=True, check=True, timeout=120
+            command, capture_output=True, text=True, check=True, timeout=120, env=environment
         )
         for _ in range(3)
     ]
