@@ -123,8 +123,8 @@ def test_the_compiled_exponential_is_exact_to_the_last_digit():
     for dtype, low in ((torch.float32, -87.0), (torch.float64, -708.0)):
         x = torch.linspace(low - 2, 0, 9 * 1024, dtype=dtype)
         shifts, out = torch.zeros_like(x), torch.empty_like(x)
-        addresses = native.addresses(x, shifts, out)
-        native.compiled.tile_kernel(x.element_size(), 9, 1024, 0, 1.0, *addresses)
+        addresses = native.addresses(x, shifts, shifts, out)
+        native.compiled.tile_kernel(x.element_size(), 9, 1024, 9, 0, 1.0, *addresses)
         diagonal = torch.zeros(9 * 1024, dtype=torch.bool)
         diagonal[torch.arange(9) * 1025] = True
         assert not out[diagonal].any()

@@ -198,18 +198,19 @@ static PyObject *tile_tops(PyObject *self, PyObject *const *args, Py_ssize_t nar
 
 static PyObject *tile_kernel(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 5, 3, p)) return NULL;
+    if (!addresses(args, nargs, 6, 4, p)) return NULL;
     long bytes = PyLong_AsLong(args[0]);
     long rows = PyLong_AsLong(args[1]);
     long width = PyLong_AsLong(args[2]);
-    long offset = PyLong_AsLong(args[3]);
-    double factor = PyFloat_AsDouble(args[4]);
+    long own = PyLong_AsLong(args[3]);
+    long offset = PyLong_AsLong(args[4]);
+    double factor = PyFloat_AsDouble(args[5]);
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS
     if (bytes == 4)
-        tile_kernel_float(rows, width, offset, factor, p[0], p[1], p[2]);
+        tile_kernel_float(rows, width, own, offset, factor, p[0], p[1], p[2], p[3]);
     else
-        tile_kernel_double(rows, width, offset, factor, p[0], p[1], p[2]);
+        tile_kernel_double(rows, width, own, offset, factor, p[0], p[1], p[2], p[3]);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -232,19 +233,21 @@ static PyObject *tiles_product(PyObject *self, PyObject *const *args, Py_ssize_t
 
 static PyObject *tile_stream(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 6, 5, p)) return NULL;
+    if (!addresses(args, nargs, 7, 5, p)) return NULL;
     long bytes = PyLong_AsLong(args[0]);
     long rows = PyLong_AsLong(args[1]);
     long width = PyLong_AsLong(args[2]);
     long own = PyLong_AsLong(args[3]);
-    long offset = PyLong_AsLong(args[4]);
-    double factor = PyFloat_AsDouble(args[5]);
+    long row = PyLong_AsLong(args[4]);
+    long column = PyLong_AsLong(args[5]);
+    double factor = PyFloat_AsDouble(args[6]);
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS
     if (bytes == 4)
-        tile_stream_float(rows, width, own, offset, factor, p[0], p[1], p[2], p[3], p[4]);
+        tile_stream_float(rows, width, own, row, column, factor, p[0], p[1], p[2], p[3], p[4]);
     else
-        tile_stream_double(rows, width, own, offset, factor, p[0], p[1], p[2], p[3], p[4]);
+        tile_stream_double(rows, width, own, row, column, factor, p[0], p[1], p[2], p[3],
+                           p[4]);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

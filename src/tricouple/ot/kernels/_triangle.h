@@ -1,9 +1,9 @@
 /* Tiles of symmetric kernels, for one floating-point type.
  *
- * Included by _native.c like _sweeps.h. A tile has `rows` rows of a symmetric matrix, from some
- * column on to the last, `width` of them, row-major and dense. Its first `own` columns are a block on
- * the diagonal, to which its rows belong, the first of them at `offset`; every other entry stands for
- * its mirror image too. See symmetric_kernels.py, which says why.
+ * Included by _native.c like _sweeps.h. A tile has `rows` rows of a symmetric matrix and `width` of its
+ * columns, row-major and dense. Its first `own` columns are a block on the diagonal, to which its rows
+ * belong, the first of them at `offset`; every other entry stands for its mirror image too. A tile off
+ * the diagonal has own = 0. See symmetric_kernels.py, which says why.
  */
 
 /* The largest ±s_ij − u_j of every row and, through the mirror images, of every column; without the
@@ -35,27 +35,26 @@ FAST_LOOP static void NAME(tile_tops)(long rows, long width, long own, long offs
     }
 }
 
-/* exp(c · (sign·s_ij − u_i − u_j)), 0 on the diagonal; u begins with the tile's columns. `out` may be
- * the tile. */
-FAST_LOOP static void NAME(tile_kernel)(long rows, long width, long offset, double factor,
-                                        const real *tile, const real *shifts, real *out) {
+/* exp(c · (sign·s_ij − u_i − u_j)), 0 on the diagonal; u_i begins with the tile's rows, u_j with its
+ * columns. `out` may be the tile. */
+FAST_LOOP static void NAME(tile_kernel)(long rows, long width, long own, long offset, double factor,
+                                        const real *tile, const real *u_rows,
+                                        const real *u_columns, real *out) {
     const real sign = factor > 0 ? 1 : -1, c = (real)fabs(factor);
     for (long i = 0; i < rows; i++) {
-        const real *s = tile + i * width, mine = shifts[offset + i];
+        const real *s = tile + i * width, mine = u_rows[i];
         real *o = out + i * width;
 #pragma omp simd
         for (long j = 0; j < width; j++)
-            o[j] = NAME(exponential)(c * ((sign * s[j] - mine) - shifts[j]));
-        o[offset + i] = 0;
+            o[j] = NAME(exponential)(c * ((sign * s[j] - mine) - u_columns[j]));
+        if (own > 0) o[offset + i] = 0;
     }
 }
 
-/* Add the tile and its mirror image, times x, to y; both begin with the tile's columns. */
-FAST_LOOP static void NAME(tile_product)(long rows, long width, long own, long offset,
-                                         const real *tile, const real *x_columns,
+/* Add the tile and its mirror image, times x, to y; both of the tile's rows and of its columns. */
+FAST_LOOP static void NAME(tile_product)(long rows, long width, long own, const real *tile,
+                                         const real *x_rows, const real *x_columns, real *y_rows,
                                          real *y_columns) {
-    const real *x_rows = x_columns + offset;
-    real *y_rows = y_columns + offset;
     long i = 0;
     for (; i + 4 <= rows; i += 4) { /* four rows at once: a quarter of the traffic on x and y */
         const real *r0 = tile + i * width, *r1 = r0 + width, *r2 = r1 + width, *r3 = r2 + width;
@@ -92,22 +91,26 @@ FAST_LOOP static void NAME(tile_product)(long rows, long width, long own, long o
     }
 }
 
-/* The same for several tiles, which `parts` tells of: where they are in memory, rows, columns, own
- * columns, offset. */
+/* The same for several tiles that end with the last column, which `parts` tells of: where they are in
+ * memory, rows, columns, own columns, offset. */
 static void NAME(tiles_product)(long count, const int64_t *parts, long n, const real *tiles,
                                 const real *x, real *y) {
-    for (const int64_t *p = parts; p < parts + 5 * count; p += 5)
-        NAME(tile_product)(p[1], p[2], p[3], p[4], tiles + p[0], x + (n - p[2]), y + (n - p[2]));
+    for (const int64_t *p = parts; p < parts + 5 * count; p += 5) {
+        const long column = n - p[2], row = column + p[4];
+        NAME(tile_product)(p[1], p[2], p[3], tiles + p[0], x + row, x + column, y + row, y + column);
+    }
 }
 
-/* The same for the kernel of a tile of similarities, four rows of which are in `work` at a time. */
-static void NAME(tile_stream)(long rows, long width, long own, long offset, double factor,
+/* The same for the kernel of a tile of similarities at a row and a column of the matrix; four rows of
+ * the kernel are in `work` at a time. */
+static void NAME(tile_stream)(long rows, long width, long own, long row, long column, double factor,
                               const real *tile, const real *shifts, const real *x, real *y,
                               real *work) {
-    for (long i = 0; i < rows; i += 4) {
-        long few = rows - i < 4 ? rows - i : 4;
-        NAME(tile_kernel)(few, width, offset + i, factor, tile + i * width, shifts, work);
-        NAME(tile_product)(few, width, own, offset + i, work, x, y);
+    for (long end = row + rows; row < end; row += 4, tile += 4 * width) {
+        const long few = end - row < 4 ? end - row : 4;
+        NAME(tile_kernel)(few, width, own, row - column, factor, tile, shifts + row,
+                          shifts + column, work);
+        NAME(tile_product)(few, width, own, work, x + row, x + column, y + row, y + column);
     }
 }
 

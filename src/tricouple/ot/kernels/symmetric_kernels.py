@@ -11,7 +11,6 @@ of a sample have closer neighbours themselves; the same step on what is left hal
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
@@ -30,6 +29,9 @@ from tricouple.ot.kernels.triangle import ROWS, Part, table, triangle
 # Entries of a tile: enough for BLAS to use all cores, and for the cache to hold it.
 LINE = 1 << 20
 
+# Columns of a block that a thread computes and uses at once, not fewer than ROWS.
+COLUMNS = 1024
+
 # Rows whose largest entry is above e^{−SHORTFALL} keep their digits.
 SHORTFALL, ROUNDS = 10.0, 6
 
@@ -41,7 +43,7 @@ class SymmetricKernels:
         similarities: Of one set with itself.
         factors: The factors, of one size; negative for a repelling kernel.
         memory: Whether the kernels are stored, or recomputed a tile at a time. Some similarities
-            are kept even then: a quarter of them, or what a quarter of the budget holds.
+            are kept even then: half of them, or what half of the budget holds.
     """
 
     n_terms = 1
@@ -53,9 +55,9 @@ class SymmetricKernels:
         self.shape = similarities.shape
         self.factors = tuple(factors)
         n = len(self.like)
-        affordable = memory.budget / 4 / self.like.element_size() if memory.streamed else math.inf
-        height = min(max(LINE // n, ROWS // 4), ROWS, affordable // (2 * n))
-        self._parts = triangle(n, max(1, int(height)))
+        budget = memory.budget / self.like.element_size()
+        height = budget / 8 // n if memory.streamed else max(LINE // n, ROWS // 4)
+        self._parts = triangle(n, int(min(max(1, height), ROWS)))
         self._n_threads = max(1, torch.get_num_threads())
         split = [part.split(self._n_threads) for part in self._parts]
         shares = [[line[k] for line in split if k < len(line)] for k in range(self._n_threads)]
@@ -64,7 +66,7 @@ class SymmetricKernels:
         self._matrices: list[Tensor] = []
         self._kept = self._nothing = self.like.new_empty(0)
         if memory.streamed:
-            self._loan: Loan | None = Loan(1, self.like, int(min(entries / 4, affordable)))
+            self._loan: Loan | None = Loan(1, self.like, int(min(entries, budget) / 2))
         else:
             self._loan = Loan(len(factors), self.like, entries)
         self._keep(self._loan.matrices[0])
@@ -113,23 +115,37 @@ class SymmetricKernels:
         in_threads(work, range(len(self._tables)))
 
     def _add_streamed(self, which: int, weights: Tensor, sums: Tensor) -> None:
-        """Every thread computes tiles of its own, and uses them while they are in its cache."""
+        """Every thread computes blocks of its own, and uses them while they are in its cache."""
         n, size, factor = len(weights), weights.element_size(), self.factors[which]
-        rooms = self.like.new_empty(self._n_threads, self._parts[0].size)
-        few_rows = self.like.new_empty(self._n_threads, 4, n)
+        height = self._parts[0].shape[0]
+        rooms = self.like.new_empty(self._n_threads, height * min(COLUMNS, n))
+        few_rows = self.like.new_empty(self._n_threads, 4 * n)
         vectors = native.addresses(self._shifts[_side(factor)], weights)
 
         @torch.inference_mode()
         def work(thread: int) -> None:
-            ends = (*vectors, sums.data_ptr() + thread * n * size)
-            work_rows = few_rows.data_ptr() + thread * 4 * n * size
+            ends = (*vectors, *native.addresses(sums[thread], few_rows[thread]))
             for part in dealt(self._parts, thread, self._n_threads):
-                tile = self._similarities(part, rooms[thread]).data_ptr()
-                here = (end + (n - part.width) * size for end in ends)
-                shape = (*part.shape, part.own, part.offset)
-                native.compiled.tile_stream(size, *shape, factor, tile, *here, work_rows)
+                row = part.rows.start
+                for columns, own, block in self._blocks(part, rooms[thread]):
+                    place = (*block.shape, own, row, columns)
+                    native.compiled.tile_stream(size, *place, factor, block.data_ptr(), *ends)
 
         in_passing_threads(work, range(self._n_threads))
+
+    def _blocks(self, part: Part, room: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+        """The similarities of a tile: first column, how many are its own, values."""
+        n, n_rows = len(self.like), part.shape[0]
+        first = n - part.width
+        if part.stop <= len(self._kept):
+            yield first, part.own, _stored(self._kept, part).view(part.shape)
+            return
+        rows = self.like[part.rows]
+        for start in range(first, n, COLUMNS):
+            columns = self.like[start : start + COLUMNS]
+            block = room[: n_rows * len(columns)].view(n_rows, -1)
+            own = part.own if start == first else 0
+            yield start, own, torch.mm(rows, columns.T, out=block)
 
     def column_sums(self, which: int, weights: Tensor) -> Tensor:
         """``Σ_i kernel_ij weights_i``, shape (N,)."""
@@ -244,13 +260,15 @@ class SymmetricKernels:
 
     def _exponentiate(self, which: int, part: Part, tile: Tensor, out: Tensor) -> None:
         size, factor = out.element_size(), self.factors[which]
-        shifts = self._shifts[_side(factor)][len(self.like) - part.width :].data_ptr()
+        shifts = self._shifts[_side(factor)].data_ptr()
+        columns = shifts + (len(self.like) - part.width) * size
         source, target = native.addresses(tile, out)
 
         def work(_: int, own: Part) -> None:
             skipped = (own.start - part.start) * size
-            ends = (source + skipped, shifts, target + skipped)
-            native.compiled.tile_kernel(size, *own.shape, own.offset, factor, *ends)
+            rows = shifts + own.rows.start * size
+            ends = (source + skipped, rows, columns, target + skipped)
+            native.compiled.tile_kernel(size, *own.shape, own.own, own.offset, factor, *ends)
 
         self._in_rows(part, work)
 
