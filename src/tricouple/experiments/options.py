@@ -13,7 +13,12 @@ class CommandError(Exception):
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of examples and shows the default of every option."""
+    """Keeps the line breaks of examples and shows the default of every option that has a value."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or action.default is False or action.default == []:
+            return action.help
+        return super()._get_help_string(action)
 
 
 def positive_float(text: str) -> float:

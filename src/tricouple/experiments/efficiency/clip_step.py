@@ -29,7 +29,7 @@ class ClipStepPlan:
 
     model: str = "small"
     batch_size: int = 64
-    rounds: int = 15
+    rounds: int = 60
     seed: int = 0
 
     @classmethod

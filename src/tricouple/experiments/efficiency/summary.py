@@ -92,7 +92,7 @@ def speed_claims(
     for size in sizes:
         ratio = speed_ratio(report.find(peer, size), report.find(ours, size))
         if ratio is not None:
-            text = f"{ours} is {ratio:.3g}× as fast as {peer} at N={size}"
+            text = f"{ours} is {three_digits(ratio)}× as fast as {peer} at N={size}"
             found.append(Claim(text, f"at least {target:g}×", ratio >= target))
     return found
 
@@ -102,6 +102,11 @@ def speed_ratio(slow: Measurement | None, fast: Measurement | None) -> float | N
     if slow is None or fast is None or slow.seconds is None or fast.seconds is None:
         return None
     return slow.seconds / fast.seconds
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three significant digits, never in powers of ten."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def growth_claims(report: Report, ours: str = "NegMMIOT") -> list[Claim]:

@@ -8,9 +8,11 @@ from rich.table import Table
 
 from tricouple.experiments.efficiency.contenders import LOSS, PAIR_PLAN, TRIPLET_PLAN
 from tricouple.experiments.efficiency.record import Measurement, Report
-from tricouple.experiments.efficiency.summary import Claim, claims, growth
+from tricouple.experiments.efficiency.summary import Claim, claims, growth, three_digits
 
+# Of a run with more sizes than a page has room for.
 README_SIZES = (256, 1024, 4096, 8192)
+ROOM = 5
 START, END = "<!-- bench -->", "<!-- /bench -->"
 
 
@@ -53,7 +55,9 @@ def claims_table(found: Sequence[Claim]) -> Table:
 
 def readme_section(report: Report) -> str:
     """Return the Markdown that stands between the markers of the README."""
-    sizes = [size for size in README_SIZES if size in report.sizes()]
+    sizes = report.sizes()
+    if len(sizes) > ROOM:
+        sizes = tuple(size for size in README_SIZES if size in sizes)
     header = ["value and gradient, time in ms", *(f"N = {size}" for size in sizes), "extra memory"]
     rows = [
         [
@@ -118,11 +122,6 @@ def largest_memory(report: Report, contender: str) -> str:
         if found is not None and found.extra_matrices is not None:
             return f"{three_digits(found.extra_matrices)} N² at {size}"
     return "–"
-
-
-def three_digits(value: float) -> str:
-    """Return a number with three significant digits, never in powers of ten."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def slope_cell(slope: float | None) -> str:
