@@ -41,7 +41,7 @@ def test_out_names_the_page_and_makes_its_folder(small, tmp_path):
 
 def test_figures_are_small_pictures_on_white(study_folder, tmp_path, capsys):
     assert cli.main(["report", str(study_folder), "--figures", str(tmp_path / "figures")]) == 0
-    files = sorted((tmp_path / "figures").iterdir())
+    files = sorted((tmp_path / "figures").glob("*.png"))
     names = ["synthetic-curves.png", "synthetic-map.png", "synthetic-spectra.png"]
     assert [file.name for file in files] == names
     shown = capsys.readouterr().out
@@ -58,10 +58,22 @@ def test_figures_are_small_pictures_on_white(study_folder, tmp_path, capsys):
     )  # repeatable
 
 
+def test_table_is_that_of_the_page_as_markdown(study_folder, tmp_path):
+    assert cli.main(["report", str(study_folder), "--figures", str(tmp_path)]) == 0
+    lines = (tmp_path / "synthetic-table.md").read_text().splitlines()
+    classes = {run.config["n_classes"] for run in read_known(study_folder).part("main")}
+    captions = [f"Final figures at K = {k}, mean ± std over seeds:" for k in sorted(classes)]
+    assert [line for line in lines if line.startswith("Final")] == captions
+    cells = [line.count("|") for line in lines if line.startswith("|")]
+    assert len(cells) > 5
+    assert set(cells) == {12}
+    assert any("**" in line for line in lines)
+
+
 def test_figures_without_data_are_left_out(small, tmp_path):
     assert cli.main(["report", str(small), "--figures", str(tmp_path / "figures")]) == 0
     names = {file.name for file in (tmp_path / "figures").iterdir()}
-    assert names == {"synthetic-curves.png", "synthetic-spectra.png"}
+    assert names == {"synthetic-curves.png", "synthetic-spectra.png", "synthetic-table.md"}
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""Tables as HTML: escaped, captioned, scrollable on a phone, the best of a column in bold."""
+"""Tables as HTML (escaped, captioned, scrollable on a phone) or Markdown, the best in bold."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from html import escape
 
@@ -29,7 +29,7 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: int = 1
-    bold: frozenset[tuple[int, int]] = frozenset()
+    bold: Set[tuple[int, int]] = frozenset()
     notes: dict[tuple[int, int], str] | None = None
     spans: Sequence[tuple[str, int]] = ()
 
@@ -98,6 +98,28 @@ def html_table(table: Table) -> str:
         f"<caption>{caption}</caption>\n<thead>{above}<tr>{head}</tr></thead>\n"
         f"<tbody>\n{body}\n</tbody></table></div>"
     )
+
+
+def markdown_table(table: Table) -> str:
+    """Return a table as Markdown, under its caption.
+
+    Example:
+        >>> print(markdown_table(Table("Errors", ("loss", "error"), [("a", "1")], bold={(0, 1)})))
+        Errors:
+        <BLANKLINE>
+        | loss | error |
+        | --- | --: |
+        | a | **1** |
+        <BLANKLINE>
+    """
+    rule = ["---" if column < table.words else "--:" for column in range(len(table.head))]
+    bold = table.bold
+    body = [
+        [f"**{text}**" if (row, column) in bold else text for column, text in enumerate(cells)]
+        for row, cells in enumerate(table.rows)
+    ]
+    lines = "".join(f"| {' | '.join(cells)} |\n" for cells in (table.head, rule, *body))
+    return f"{table.caption}:\n\n{lines}"
 
 
 def _row(table: Table, number: int) -> str:

@@ -16,6 +16,7 @@ CURVES = {
     "gap": "modality gap",
     "alignment": "alignment",
     "image_uniformity": "uniformity of the images",
+    "sharpness": "sharpness c that learns",
 }
 MATRICES = {
     "similarity": "cosine",

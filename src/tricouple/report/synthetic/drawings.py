@@ -1,4 +1,4 @@
-"""The README's pictures of a synthetic study, drawn with matplotlib."""
+"""The README's pictures of a synthetic study, drawn with matplotlib, and its table."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from tricouple.report.ink import ink, with_legend
 from tricouple.report.read import Study
 from tricouple.report.statistics import Curve
+from tricouple.report.synthetic.finals import finals_markdown
 from tricouple.report.synthetic.groups import Group, group
 from tricouple.report.synthetic.sweeps import Sweep, read_sweeps
 from tricouple.report.synthetic.verdicts import VERDICTS, verdict
@@ -50,6 +51,7 @@ def spectra_picture(study: Study) -> Figure | None:
                 _line(axis, own.spectrum(), own)
         axis.set(yscale="log", title=f"K = {n_classes}", xlabel="eigenvalue, from the largest")
         axis.set_ylim(max(min(axis.get_ylim()[0], 0.1), FLOOR), 1.3)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel("share of the largest")
     return with_legend(picture, axes)
 
@@ -83,10 +85,11 @@ def map_picture(study: Study) -> Figure | None:
     return picture
 
 
-DRAWINGS: dict[str, Callable[[Study], Figure | None]] = {
+DRAWINGS: dict[str, Callable[[Study], Figure | str | None]] = {
     "synthetic-curves.png": curves_picture,
     "synthetic-spectra.png": spectra_picture,
     "synthetic-map.png": map_picture,
+    "synthetic-table.md": finals_markdown,
 }
 
 

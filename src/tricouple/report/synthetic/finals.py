@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import neg, pos
 
-from tricouple.report.synthetic.groups import Group
+from tricouple.report.read import Study
+from tricouple.report.synthetic.groups import Group, group
 from tricouple.report.synthetic.verdicts import majority
-from tricouple.report.tables import Column, Table, html_table, measured_table
+from tricouple.report.tables import Column, Table, html_table, markdown_table, measured_table
 from tricouple.report.words import method_name, number
 
 TARGET = "simplex ETF (target)"
@@ -18,11 +19,20 @@ NOTE = (
 )
 
 
-def finals_tables(groups: tuple[Group, ...]) -> str:
-    """Return one table for each K."""
-    classes = sorted({group.n_classes for group in groups})
-    tables = [html_table(finals_table([g for g in groups if g.n_classes == k], k)) for k in classes]
-    return "\n".join([*tables, f'<p class="quiet">{NOTE}</p>'])
+def finals_tables(groups: Sequence[Group]) -> str:
+    """Return one table for each K, as HTML."""
+    return "\n".join([*map(html_table, _tables(groups)), f'<p class="quiet">{NOTE}</p>'])
+
+
+def finals_markdown(study: Study) -> str | None:
+    """Return the same as Markdown; None if the main comparison was not begun."""
+    groups = group(study.part("main"))
+    return "\n".join([*map(markdown_table, _tables(groups)), NOTE, ""]) if groups else None
+
+
+def _tables(groups: Sequence[Group]) -> list[Table]:
+    classes = sorted({own.n_classes for own in groups})
+    return [finals_table([g for g in groups if g.n_classes == k], k) for k in classes]
 
 
 def finals_table(groups: list[Group], n_classes: int) -> Table:
@@ -42,7 +52,7 @@ def finals_table(groups: list[Group], n_classes: int) -> Table:
         column("k-NN", "knn", neg),
         column("effective rank", "effective_rank", None),
     )
-    names = [method_name(group.method, group.shaping) for group in groups]
+    names = [method_name(own.method, own.shaping) for own in groups]
     caption = f"Final figures at K = {n_classes}, mean ± std over seeds"
     table = measured_table(caption, "method", names, columns)
     top = number(n_classes - 1.0)
