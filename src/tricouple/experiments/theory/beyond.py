@@ -8,7 +8,6 @@ from tricouple import geometry
 from tricouple.experiments.theory.configurations import balanced_labels, gram
 from tricouple.experiments.theory.coupling import (
     SHAPINGS,
-    Shaping,
     divergence_by_envelope,
     triplet_cost,
     triplet_target,
@@ -18,6 +17,7 @@ from tricouple.experiments.theory.frames import SHARPNESS, STARTS, gap_series, o
 from tricouple.experiments.theory.results import Figure, Finding, Row, Series
 from tricouple.experiments.theory.setting import Criterion, Setting
 from tricouple.experiments.theory.stationarity import tangential_gradient
+from tricouple.shaping import Shaping
 
 LOW_CLASSES, LOW_PER_CLASS = 10, 3
 LOW_DIMS = (2, 3, 5, 7, 8, 9, 12)

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from tricouple.experiments.theory.setting import TOLERANCE
-
-Shaping = Callable[[Tensor], Tensor]
+from tricouple.shaping import Shaping, exponential, linear, log_sigmoid
 
 SWEEPS = 5000  # at most; a plan that needs more would be no proof of anything
 
 SHAPINGS: dict[str, Shaping] = {
-    "linear": lambda t: -t,
-    "log-sigmoid": lambda t: softplus(-t, threshold=1000.0),
-    "exponential": lambda t: torch.exp(-t),
+    "linear": linear,
+    "log-sigmoid": log_sigmoid,
+    "exponential": exponential,
     "tanh": lambda t: -torch.tanh(t),
     "cubic": lambda t: -t - t**3 / 3,
 }

@@ -15,7 +15,6 @@ from tricouple.experiments.theory.configurations import (
 )
 from tricouple.experiments.theory.coupling import (
     SHAPINGS,
-    Shaping,
     divergence,
     pair_target,
     triplet_cost,
@@ -23,6 +22,7 @@ from tricouple.experiments.theory.coupling import (
 )
 from tricouple.experiments.theory.results import Figure, Finding, Row, Series
 from tricouple.experiments.theory.setting import Criterion, Setting
+from tricouple.shaping import Shaping
 
 SIZES = ((3, 3), (5, 2))
 EPSILON = 0.5

@@ -17,13 +17,13 @@ from tricouple.experiments.theory.configurations import (
 )
 from tricouple.experiments.theory.coupling import (
     SHAPINGS,
-    Shaping,
     divergence,
     triplet_cost,
     triplet_target,
 )
 from tricouple.experiments.theory.results import Figure, Finding, Row, Series
 from tricouple.experiments.theory.setting import Criterion, Setting
+from tricouple.shaping import Shaping
 
 SIZES = ((2, 3), (3, 2), (4, 3), (10, 4))
 DENSE_SIZES = ((2, 3), (4, 3))
