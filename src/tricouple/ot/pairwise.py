@@ -45,15 +45,15 @@ class PairPlan:
 
     def dense(self) -> Tensor:
         """The plan as a matrix, shape (N, M)."""
-        f, g = self.potentials
+        f, g = (potential / self.epsilon for potential in self.potentials)
         rows = []
-        # Potentials and costs nearly cancel: in float64, a block at a time.
+        # Potentials and costs nearly cancel: in float64, a block at a time. What is left is small.
         for block in row_blocks(*self.cost.shape):
             cost = self.cost[block]
             if self.anti:
                 cost = torch.where(cost == torch.inf, cost, -cost)
-            logs = (f[block, None] + g - cost) / self.epsilon
-            rows.append(torch.exp(logs).to(cost.dtype))
+            logs = torch.add(f[block, None], g).sub_(cost, alpha=1 / self.epsilon)
+            rows.append(logs.to(cost.dtype).exp_())
         return torch.cat(rows)
 
     def marginals(self) -> tuple[Tensor, Tensor]:
