@@ -100,6 +100,10 @@ def add_empty(content):
     content["annotations"] += [{"id": n, "image_id": 100, "caption": "  "} for n in (7, 8)]
 
 
+def add_repeated(content):
+    content["images"] += [{"id": 101, "file_name": f"{n}.png"} for n in (0, 2)]
+
+
 def add_missing(content):
     content["images"] += [{"id": n, "file_name": f"gone{n}.png"} for n in (1, 2)]
     content["annotations"] += [{"id": 50, "image_id": 1, "caption": "x"}]
@@ -111,6 +115,7 @@ def add_missing(content):
         (add_unknown, r"2 captions of unknown images, the first is annotations\[6\], image_id 999"),
         (add_empty, r"2 empty captions, the first is annotations\[6\] of image_id 100"),
         (add_missing, r"2 missing image files, the first is .*gone1\.png"),
+        (add_repeated, r"2 images with the id of another, the first is images\[3\], id 101"),
     ],
 )
 def test_unusable_captions_are_refused_or_left_out_with_a_word(tmp_path, edit, complaint):
@@ -162,6 +167,10 @@ def test_a_damaged_picture_is_named_and_counted(tmp_path):
         ("[]", 'no list "images"'),
         (json.dumps({"images": []}), 'no list "annotations"'),
         (json.dumps({"images": [{"id": 1}], "annotations": []}), r"images\[0\] has no text"),
+        (
+            json.dumps({"images": [{"file_name": "0.png"}], "annotations": []}),
+            r'images\[0\] has no number or text "id"',
+        ),
         (json.dumps({"images": [], "annotations": []}), "no image with a caption"),
     ],
 )
@@ -198,6 +207,14 @@ def test_impossible_sizes_and_missing_files_of_captions_are_told(tmp_path):
         captions.load(wanted(tmp_path, "json", "data.test_size=3"), side=8, seed=0)
     with pytest.raises(ValueError, match=r"data=json needs data\.train"):
         captions.load(replace(wanted(tmp_path, "json"), train=None), side=8, seed=0)
+
+
+def test_a_missing_folder_tells_where_to_say_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRICOUPLE_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"flickr8k: there is no such folder: set data\.root, or"):
+        captions.load(configure(["data=flickr8k"], Clip).data, side=8, seed=0)
+    with pytest.raises(DataError, match=r"gone: there is no such folder: set data\.root$"):
+        captions.load(wanted(tmp_path / "gone", "csv"), side=8, seed=0)
 
 
 # --- tokens, samples, shapes ---------------------------------------------------------------------
@@ -244,3 +261,11 @@ def test_shapes_are_all_different_and_look_like_their_captions():
         assert colour not in (ground, frame)
     with pytest.raises(ValueError, match=r"has 2016 different images, 2017 were asked for"):
         draw_shapes((2017,), side=4)
+
+
+def test_shapes_have_as_many_parts_as_are_asked_for():
+    words = ["data.train_size=null", "data.validation_size=0", "data.test_size=16"]
+    data = captions.load(configure(words, Clip).data, side=4, seed=0)
+    assert (len(data.train), data.validation, len(data.test)) == (2000, None, 16)
+    with pytest.raises(ValueError, match=r"data\.test_size must be at least 1, got 0"):
+        captions.load(configure(["data.test_size=0"], Clip).data, side=4, seed=0)

@@ -114,7 +114,9 @@ def test_tables_name_the_candidates_and_stand_beside_the_papers(page):
 
 def test_losses_at_chance_are_named_with_a_reason(page):
     (found,) = page.all("div", "found")
-    assert "Neg-MMIOT is first among 64 candidates in 12.1" in found.text
+    first = "with Neg-MMIOT the right answer is the nearest of 64 candidates in 12.1 ± 0.1 %"
+    assert first in found.text
+    assert "The others are lower by more than the spread over seeds" in found.text
     assert "Fused-Gromov, published code is not well above chance" in found.text
     assert "sign of the kernel flipped" in found.text
     assert "Standard OT is not well above chance" in found.text
@@ -128,6 +130,16 @@ def test_all_losses_above_chance_are_said_so(tmp_path):
     text = write_report(folder).read_text(encoding="utf-8")
     assert "Every loss is well above chance in both directions" in text
     assert "The study is not complete" not in text
+
+
+def test_a_difference_within_the_spread_over_seeds_is_not_called_one(tmp_path, monkeypatch):
+    monkeypatch.setitem(LOSSES, "iot", LOSSES["neg_mmiot"] - 0.001)
+    folder = write_study(
+        tmp_path, [record(loss, n) for loss in ("iot", "neg_mmiot") for n in (0, 2)]
+    )
+    (found,) = parse(write_report(folder).read_text(encoding="utf-8")).all("div", "found")
+    assert "with Neg-MMIOT the right answer is the nearest" in found.text
+    assert "Within the spread over seeds: Standard OT." in found.text
 
 
 def test_a_partial_study_says_what_is_missing(tmp_path):
@@ -146,7 +158,7 @@ def test_queries_show_pictures_and_mark_right_answers(tmp_path):
     text = write_report(folder).read_text(encoding="utf-8")
     queries = section(parse(text), "queries")
     right = [item.text for item in queries.all("li", "right")]
-    assert right == ["a <dog> (0.90) ✓"]
+    assert right == ["a <dog> 0.90 ✓"]
     marked = [one.text.strip() for one in queries.all("figure", "right")]
     assert marked == ["✓ 0.70", "✓ 0.60"]
     assert len(queries.all("img")) == 2 + 4
@@ -154,9 +166,13 @@ def test_queries_show_pictures_and_mark_right_answers(tmp_path):
     plots = section(parse(text), "matrices-run").all("h4")
     assert [plot.text for plot in plots] == [
         f"{what}, {when} training"
-        for what in ("cosine", "plan, anchor and positive", "plan, anchor and negative")
         for when in ("before", "after")
+        for what in ("cosine", "plan, positive", "plan, negative")
     ]
+    labels = [
+        p.attributes["aria-label"] for p in section(parse(text), "matrices-run").all("div", "plot")
+    ]
+    assert "plan, positive, of 4 pairs after training: 1.00 on average for matching" in labels[4]
 
 
 def test_broken_files_are_named(tmp_path):

@@ -40,7 +40,7 @@ class History(Callback):
 
     Attributes:
         rows: ``epoch`` and ``step`` (0 is before training), ``seconds`` of training so far,
-            ``loss`` (mean of the epoch) and the measures.
+            ``loss`` (mean of the epoch), ``sharpness`` if it learns, and the measures.
     """
 
     def __init__(self, path: Path, held_out: Measured | None, every: int) -> None:
@@ -59,8 +59,11 @@ class History(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add the row of this epoch."""
-        loss = float(trainer.callback_metrics["loss_epoch"])
-        self._add(trainer, pl_module, trainer.current_epoch + 1, {"loss": loss})
+        found = trainer.callback_metrics
+        logged: Row = {"loss": float(found["loss_epoch"])}
+        if "sharpness" in found:
+            logged["sharpness"] = float(found["sharpness"])
+        self._add(trainer, pl_module, trainer.current_epoch + 1, logged)
 
     def _add(
         self, trainer: L.Trainer, pl_module: L.LightningModule, epoch: int, logged: Row

@@ -89,7 +89,8 @@ def test_the_study_of_the_project_has_all_losses_and_one_grid():
     assert {"infonce", "iot", "iot_uniformity", "dbot", "fused_gromov", "pushpull",
             "neg_mmiot"} <= set(study.losses)  # fmt: skip
     assert len(study.seeds) >= 3
-    assert {10, 100} <= set(study.sharpness)
+    assert {1, 10, 100} <= set(study.sharpness)  # what public code and the paper use
+    assert study.learning_rates == [5e-4]
     assert not any("loss" in word for words in [study.base, *study.blocks] for word in words)
 
 

@@ -1,6 +1,7 @@
 """The first thing that a user tries: trained, evaluated and shown on data made on the spot."""
 
 import json
+import time
 
 import pytest
 
@@ -10,11 +11,12 @@ from tricouple import cli
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["neg_mmiot", "pushpull"])
 def test_a_smoke_run_learns_shapes_and_colours(loss, tmp_path, capsys):
-    run = tmp_path / "run"
+    run, started = tmp_path / "run", time.process_time()
     assert cli.main(["clip", "scale=smoke", f"loss={loss}", f"run={run}", "progress=false"]) == 0
     evaluation = json.loads((run / "evaluation.json").read_text())
     metrics = evaluation["metrics"]
     assert metrics["in_batch/image_to_text/at1"] >= 0.9
     assert metrics["in_batch/text_to_image/at1"] >= 0.9
-    # Processor time would be the fair measure; the wall clock of a busy machine is none.
+    # Processor time: the wall clock of a busy machine measures its other work too.
+    assert time.process_time() - started < 180
     assert (run / "report.html").read_text().count("✓") > 6

@@ -178,6 +178,14 @@ def test_captions_are_drawn_anew_in_every_epoch(tiny, console):
     assert isinstance(work.captions.data.train, CaptionedImages)
 
 
+def test_a_sharpness_that_learns_is_followed_and_reported(tiny, console):
+    finished = train(tiny("training.learn_temperature=true"), console)
+    table = rows(finished.folder.path)
+    assert table[0]["sharpness"] == ""
+    assert float(table[1]["sharpness"]) != float(table[2]["sharpness"])
+    assert finished.evaluation["sharpness"] == float(table[2]["sharpness"]) != 10
+
+
 def test_evaluation_is_json_with_provenance(tiny, console):
     folder = train(tiny("training.epochs=1"), console).folder
     record = json.loads(folder.evaluation.read_text())

@@ -28,7 +28,7 @@ class Captions:
         separator: Of a CSV file: what is between two columns.
         skip: Leave out what is not usable (missing files, empty captions, unknown images) and say
             how much, instead of refusing.
-        train_size: Train on this many images; None for all.
+        train_size: Train on this many images at most; None for all.
         validation_size: How many images to hold out if there is no file for validation.
         test_size: How many images to hold out if there is no file for the test.
         cache: Folder for decoded images; None to decode them again and again.

@@ -27,28 +27,32 @@ def read_coco(path: Path, images: Path) -> tuple[list[Entry], Problems]:
     """
     content = _content(path)
     problems = Problems(str(path))
-    files: dict[Any, Path] = {}
-    captions: dict[Any, list[str]] = {}
+    files: dict[int | str, Path | None] = {}  # None: there is no such file
+    captions: dict[int | str, list[str]] = {}
     for number, image in enumerate(content["images"]):
-        name, key = _entry(image, "file_name", path, f"images[{number}]"), image.get("id")
-        if (images / name).is_file():
-            files[key] = images / name
-        else:
-            problems.add("missing image files", images / name)
-            files[key] = Path()
+        where = f"images[{number}]"
+        name, key = _text(image, "file_name", path, where), _id(image, "id", path, where)
+        file = images / name
+        if key in files:
+            problems.add("images with the id of another", f"{where}, id {key!r}")
+            continue
+        files[key] = file if file.is_file() else None
+        if files[key] is None:
+            problems.add("missing image files", file)
     for number, annotation in enumerate(content["annotations"]):
-        text = _entry(annotation, "caption", path, f"annotations[{number}]")
-        key = annotation.get("image_id")
+        where = f"annotations[{number}]"
+        text = _text(annotation, "caption", path, where).strip()
+        key = _id(annotation, "image_id", path, where)
         if key not in files:
-            problems.add("captions of unknown images", f"annotations[{number}], image_id {key!r}")
-        elif not text.strip():
-            problems.add("empty captions", f"annotations[{number}] of image_id {key!r}")
+            problems.add("captions of unknown images", f"{where}, image_id {key!r}")
+        elif not text:
+            problems.add("empty captions", f"{where} of image_id {key!r}")
         else:
-            captions.setdefault(key, []).append(text.strip())
+            captions.setdefault(key, []).append(text)
     return [
         Entry(Picture(file), tuple(captions[key]))
         for key, file in files.items()
-        if file != Path() and key in captions
+        if file is not None and key in captions
     ], problems
 
 
@@ -66,8 +70,15 @@ def _content(path: Path) -> dict[str, list[Any]]:
     return found
 
 
-def _entry(record: Any, name: str, path: Path, where: str) -> str:
-    if not isinstance(record, dict) or not isinstance(record.get(name), str):
+def _text(record: Any, name: str, path: Path, where: str) -> str:
+    found = record.get(name) if isinstance(record, dict) else None
+    if not isinstance(found, str):
         raise DataError(f'{path}: {where} has no text "{name}"')
-    text: str = record[name]
-    return text
+    return found
+
+
+def _id(record: dict[str, Any], name: str, path: Path, where: str) -> int | str:
+    found = record.get(name)
+    if not isinstance(found, int | str):
+        raise DataError(f'{path}: {where} has no number or text "{name}"')
+    return found

@@ -15,7 +15,7 @@ from tricouple.data.captions.coco import read_coco
 from tricouple.data.captions.pictures import Pictures
 from tricouple.data.captions.problems import Problems
 from tricouple.data.captions.sets import CaptionData, CaptionedImages, Entry
-from tricouple.data.captions.shapes import draw_shapes
+from tricouple.data.captions.shapes import N_SHAPES, draw_shapes
 from tricouple.data.captions.shards import read_shards
 from tricouple.data.captions.table import read_table
 from tricouple.data.images.errors import DataError
@@ -40,9 +40,7 @@ def load(wanted: Captions, side: int, seed: int) -> CaptionData:
     """
     checks.one_of("data.format", wanted.format, FORMATS)
     if wanted.format == "shapes":
-        sizes = (wanted.train_size, wanted.validation_size, wanted.test_size)
-        drawn = draw_shapes(tuple(size or 256 for size in sizes), side)
-        return CaptionData(drawn[0], drawn[1], drawn[2])
+        return _shapes(wanted, side)
     notes: list[str] = []
     train = _read(wanted, "train", notes)
     test = _read(wanted, "test", notes) if wanted.test is not None else None
@@ -62,6 +60,15 @@ def load(wanted: Captions, side: int, seed: int) -> CaptionData:
         _captioned(test, side, wanted.cache),
         tuple(notes),
     )
+
+
+def _shapes(wanted: Captions, side: int) -> CaptionData:
+    checks.count("data.test_size", wanted.test_size)
+    held_out = [size for size in (wanted.validation_size, wanted.test_size) if size]
+    size = N_SHAPES - sum(held_out) if wanted.train_size is None else wanted.train_size
+    checks.count("data.train_size", size)
+    train, *others = draw_shapes((size, *held_out), side)
+    return CaptionData(train, others[0] if wanted.validation_size else None, others[-1])
 
 
 def root_of(wanted: Captions) -> Path:
@@ -84,6 +91,9 @@ def _read(wanted: Captions, part: str, notes: list[str]) -> list[Entry]:
     if name is None:
         raise ValueError(f"data={wanted.name} needs data.{part}: a file of captions")
     root = root_of(wanted)
+    if not root.is_dir():
+        above = f", or TRICOUPLE_DATA to the folder that has {wanted.folder}/" * bool(wanted.folder)
+        raise DataError(f"{root}: there is no such folder: set data.root{above}")
     images = root / getattr(wanted, f"{part}_images")
     problems: Problems
     if wanted.format == "coco":

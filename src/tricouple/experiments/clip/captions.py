@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -157,7 +158,7 @@ def _cut_note(tokens: dict[str, Tokens], length: int) -> list[str]:
     if not cut:
         return []
     counts = ", ".join(f"{found.truncated} {name}" for name, found in cut.items())
-    first = next(iter(cut.values())).first_truncated
+    first = shorten(next(iter(cut.values())).first_truncated, 80, placeholder=" …")
     return [f"captions of more than {length} tokens were cut ({counts}), the first is {first!r}"]
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 
 from rich.console import Console
 
-from tricouple.experiments.options import CommandError
-from tricouple.experiments.vision.command import user_errors
+from tricouple.experiments.runs.command import add_options, run_words
 
 DESCRIPTION = """\
 Train an image and a text encoder (open_clip's CLIP) on captioned images, and evaluate them by
@@ -21,6 +18,10 @@ bundle of settings:
           dbot_published fused_gromov_published (as the public code of these two computes)
   model   rn50 (the paper's)  small tiny; any of open_clip: model.vision.width=96
   scale   smoke (a minute)  cpu (minutes)  paper (the paper's settings, for GPUs)
+
+Single settings that are often wanted: loss.sharpness=30 (c = 1/(τε)), training.epochs=20,
+training.learn_temperature=true (c learns, as in CLIP), training.captions=all (an epoch shows every
+caption, not every image), data.skip=true (leave out captions and images that cannot be used).
 
 The folder of a run is named after its settings, and gets a page, report.html, with queries and
 their answers. The same command again continues a run that was interrupted, to the same numbers,
@@ -43,36 +44,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     parser.description = DESCRIPTION
     parser.epilog = EXAMPLES
-    add = parser.add_argument
-    add("words", nargs="*", metavar="name=value", help="settings, as Hydra understands them")
-    add("-m", "--multirun", action="store_true", help="run every combination of listed values")
-    add("--show", action="store_true", help="print the settings and the folder, and stop")
-    add("--study", metavar="NAME", help="run a study: its name, or a YAML file")
-    add("--out", type=Path, default=Path("results/clip"), help="results of a study")
+    add_options(parser, results="results/clip")
 
 
 def run(args: argparse.Namespace) -> int:
     """Train what the words say."""
-    # With several devices Lightning starts this command again for each; one of them speaks.
-    console = Console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
-    with user_errors():
-        if args.study is not None:
-            return study(args, console)
-        if args.multirun:
-            return multirun(args, console)
-        return single(args, console)
-
-
-def study(args: argparse.Namespace, console: Console) -> int:
-    """Run a study, or go on with it."""
-    if args.words:
-        raise CommandError("a study has its own settings: leave out " + " ".join(args.words))
-
-    from tricouple.experiments.clip.study_runs import StudyRuns, read_study
-
-    found = read_study(args.study)
-    StudyRuns(found, args.out, Path("runs") / found.name, console).go()
-    return 0
+    studies = "tricouple.experiments.clip.study_runs"
+    return run_words(args, single=single, multirun=multirun, studies=studies)
 
 
 def multirun(args: argparse.Namespace, console: Console) -> int:

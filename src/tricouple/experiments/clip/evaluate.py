@@ -57,12 +57,13 @@ def evaluate_trained(
         "zero_shot": zero_shot(config, model, found),
         "modalities": measure_modalities(images, texts, pairs.owners).row(),
     }
-    gallery = draw_gallery(config, found, model, images, texts)
+    sharpness = sharpness_now(config, trained)
+    gallery = draw_gallery(config, found, model, images, texts, sharpness)
     write_atomically(folder.path / GALLERY, lambda file: file.write(gallery))
     record = {
         "run": folder.path.name,
         "epoch": trained.epoch,
-        "sharpness": sharpness_of(config.loss),
+        "sharpness": sharpness,
         "settings": asdict(config.evaluation),
         "metrics": metrics(whole, batches, result),
         "result": result,
@@ -79,6 +80,13 @@ def evaluate_trained(
     write_text(folder.evaluation, text)
     content: dict[str, Any] = json.loads(text)
     return content
+
+
+def sharpness_now(config: Clip, trained: Trained) -> float:
+    """The sharpness c of the loss: what was learnt, or what was set."""
+    fixed = sharpness_of(config.loss)
+    assert fixed is not None  # every loss across modalities has one
+    return float(trained.rows[-1].get("sharpness", fixed))
 
 
 def zero_shot(config: Clip, model: CLIP, found: RunCaptions) -> dict[str, dict[str, float]]:

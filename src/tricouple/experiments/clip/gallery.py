@@ -14,7 +14,6 @@ from tricouple.conf.clip.schema import Clip
 from tricouple.evaluation.embed import embed_images, embed_texts
 from tricouple.experiments.clip.captions import RunCaptions
 from tricouple.experiments.clip.method import build_model, normalisation_of
-from tricouple.experiments.runs.loss_settings import sharpness_of
 from tricouple.ot import triplet_sinkhorn
 
 if TYPE_CHECKING:
@@ -26,7 +25,12 @@ THUMBNAIL = 64  # pixels
 
 
 def draw_gallery(
-    config: Clip, found: RunCaptions, trained: CLIP, images: Tensor, texts: Tensor
+    config: Clip,
+    found: RunCaptions,
+    trained: CLIP,
+    images: Tensor,
+    texts: Tensor,
+    sharpness: float,
 ) -> bytes:
     """Choose queries at random and find their answers; an archive of arrays.
 
@@ -36,6 +40,7 @@ def draw_gallery(
         trained: The trained model.
         images: Embeddings of the evaluated part, shape (n, d).
         texts: Embeddings of its captions, shape (m, d).
+        sharpness: c of the plan: that of the run's loss, whatever loss it is.
 
     Returns:
         ``queries`` and ``answers`` (positions of images), captions and thumbnails of all that is
@@ -44,7 +49,7 @@ def draw_gallery(
     pairs = found.part(config.evaluation.part)
     generator = torch.Generator().manual_seed(0)  # the same queries for every loss and seed
     order = torch.randperm(len(pairs), generator=generator)
-    arrays = _matrices(config, found, trained, order[:SHOWN])
+    arrays = _matrices(config, found, trained, order[:SHOWN], sharpness)
     count = min(config.evaluation.gallery, len(pairs))
     if count:
         z, w = normalize(images, dim=1), normalize(texts, dim=1)
@@ -71,16 +76,11 @@ def draw_gallery(
 
 
 def _matrices(
-    config: Clip, found: RunCaptions, trained: CLIP, chosen: Tensor
+    config: Clip, found: RunCaptions, trained: CLIP, chosen: Tensor, sharpness: float
 ) -> dict[str, np.ndarray]:
-    """Similarities of a few pairs, and the pair marginals of their three-marginal plan.
-
-    The plan is solved at the sharpness of the run's loss, whatever loss that is, so that losses
-    can be compared.
-    """
+    """Similarities of a few pairs, and the pair marginals of their three-marginal plan."""
     part = config.evaluation.part
     pairs, tokens = found.part(part), found.tokens[part]
-    sharpness = sharpness_of(config.loss) or 10.0
     firsts = torch.searchsorted(pairs.owners, chosen)
     arrays = {}
     for when, model in (("before", build_model(config)), ("after", trained)):

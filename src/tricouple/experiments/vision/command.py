@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 
-from tricouple.experiments.options import CommandError
+from tricouple.experiments.runs.command import add_options, run_words
 
 DESCRIPTION = """\
 Train an image encoder with a contrastive loss and evaluate it. Settings are words of the form
@@ -43,36 +39,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     parser.description = DESCRIPTION
     parser.epilog = EXAMPLES
-    add = parser.add_argument
-    add("words", nargs="*", metavar="name=value", help="settings, as Hydra understands them")
-    add("-m", "--multirun", action="store_true", help="run every combination of listed values")
-    add("--show", action="store_true", help="print the settings and the folder, and stop")
-    add("--study", metavar="NAME", help="run a study: its name, or a YAML file")
-    add("--out", type=Path, default=Path("results/vision"), help="results of a study")
+    add_options(parser, results="results/vision")
 
 
 def run(args: argparse.Namespace) -> int:
     """Train what the words say."""
-    # With several devices Lightning starts this command again for each; one of them speaks.
-    console = Console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
-    with user_errors():
-        if args.study is not None:
-            return study(args, console)
-        if args.multirun:
-            return multirun(args, console)
-        return single(args, console)
-
-
-def study(args: argparse.Namespace, console: Console) -> int:
-    """Run a study, or go on with it."""
-    if args.words:
-        raise CommandError("a study has its own settings: leave out " + " ".join(args.words))
-
-    from tricouple.experiments.vision.study_runs import StudyRuns, read_study
-
-    found = read_study(args.study)
-    StudyRuns(found, args.out, Path("runs") / found.name, console).go()
-    return 0
+    studies = "tricouple.experiments.vision.study_runs"
+    return run_words(args, single=single, multirun=multirun, studies=studies)
 
 
 def multirun(args: argparse.Namespace, console: Console) -> int:
@@ -104,12 +77,3 @@ def single(args: argparse.Namespace, console: Console) -> int:
     if finished.evaluation:
         console.print(evaluation_table(finished.evaluation))
     return 0
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """Errors that a user can act on become one line: wrong values, files, divergence."""
-    try:
-        yield
-    except (ValueError, FloatingPointError, OSError) as error:
-        raise CommandError(" ".join(str(error).split())) from error

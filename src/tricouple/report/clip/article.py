@@ -8,6 +8,7 @@ from tricouple.report.clip import figures
 from tricouple.report.clip.gallery import FILE, queries_html, read_gallery
 from tricouple.report.clip.groups import FINAL, SHARPNESS, Group, group, where
 from tricouple.report.clip.headline import gaps, headline
+from tricouple.report.clip.matrices import CAPTION, TITLE, matrices
 from tricouple.report.clip.tables import geometry_table, retrieval_table, zero_shot_table
 from tricouple.report.frame import Article, Section, figure_html, items
 from tricouple.report.provenance import provenance_tables
@@ -75,16 +76,16 @@ def _pictures(study: Study, groups: tuple[Group, ...]) -> list[Section]:
     if own is not None:
         if own.has_queries:
             sections.append(Section("queries", "Queries and answers", queries_html(own)))
-        figure = figures.matrices(own, "run")
+        figure = matrices(own, "run")
         sections.append(Section(figure.id, figure.title, figure_html(figure)))
     parts = []
     for each in groups:
         for run in each.finished:
             kept = read_gallery(study.folder / "galleries" / f"{run.id}.npz")
             if kept is not None:
-                figure = figures.matrices(kept, each.loss)
+                figure = matrices(kept, each.loss, caption="")
                 parts.append(f"<h3>{escape(each.name)}</h3>\n{figure_html(figure)}")
     if parts:
-        title = "Similarities and the three-marginal plan of a batch"
-        sections.append(Section("matrices", title, "\n".join(parts)))
+        body = "\n".join([f"<p>{escape(CAPTION)}</p>", *parts])
+        sections.append(Section("matrices", TITLE, body))
     return sections

@@ -1,10 +1,7 @@
-"""Curves over training, recall over the sharpness, similarities and plans."""
+"""Curves over training, recall over the sharpness."""
 
 from __future__ import annotations
 
-import plotly.graph_objects as go
-
-from tricouple.report.clip.gallery import Gallery
 from tricouple.report.clip.groups import Group
 from tricouple.report.panel import Figure, Panel, line_with_band, line_with_bars, plot
 from tricouple.report.words import AXES, axis_value, number
@@ -18,12 +15,6 @@ CURVES = {
     "image_uniformity": "uniformity of the images",
     "sharpness": "sharpness c that learns",
 }
-MATRICES = {
-    "similarity": "cosine",
-    "plan_positive": "plan, anchor and positive",
-    "plan_negative": "plan, anchor and negative",
-}
-TIMES = {"before": "before training", "after": "after training"}
 
 
 def curves(groups: tuple[Group, ...]) -> Figure:
@@ -76,47 +67,4 @@ def sharpness(groups: tuple[Group, ...]) -> Figure:
         "with all seeds and measured on the test images.",
         panels=(Panel(title, f"{title}, %: {'; '.join(words)}.", drawing),) if words else (),
         methods=tuple(dict.fromkeys(own.method for own in groups)),
-    )
-
-
-def matrices(gallery: Gallery, name: str) -> Figure:
-    """Similarities and the plan of a batch, before and after training."""
-    panels = []
-    for key, title in MATRICES.items():
-        for when, time in TIMES.items():
-            values = gallery.matrix(f"{key}_{when}")
-            if values is None:
-                continue
-            n = len(values)
-            drawing = plot("caption", "image")
-            drawing.add_trace(
-                go.Heatmap(
-                    z=values.round(5),
-                    colorscale="Viridis" if key != "similarity" else "RdBu",
-                    zmid=0 if key == "similarity" else None,
-                    colorbar={"thickness": 10, "tickfont": {"color": "var(--ink)"}},
-                    hovertemplate="image %{y}, caption %{x}: %{z:.3g}<extra></extra>",
-                )
-            )
-            drawing.update_layout(
-                yaxis={"autorange": "reversed", "scaleanchor": "x", "showgrid": False},
-                xaxis={"showgrid": False},
-            )
-            own = float(values.diagonal().mean())
-            rest = float((values.sum() - values.trace()) / (n * n - n))
-            label = (
-                f"{title} of {n} pairs {time}: {number(own)} on average for matching pairs, "
-                f"{number(rest)} for the others."
-            )
-            panels.append(Panel(f"{title}, {time}", label, drawing))
-    return Figure(
-        id=f"matrices-{name}",
-        title="Similarities and the three-marginal plan of a batch",
-        caption=(
-            "Rows are images, columns captions; the matching caption is on the diagonal. The plan "
-            "couples anchor image, positive and negative caption; shown are its two pair marginals "
-            "at the sharpness of the run: mass on the diagonal of the first and off the diagonal "
-            "of the second is what Neg-MMIOT trains for."
-        ),
-        panels=tuple(panels),
     )

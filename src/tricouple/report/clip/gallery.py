@@ -97,7 +97,7 @@ def queries_html(gallery: Gallery) -> str:
 
 def _caption(text: str, right: bool, score: float) -> str:
     mark, kind = (" ✓", ' class="right"') if right else ("", "")
-    return f"<li{kind}>{escape(text)} ({score:.2f}){mark}</li>"
+    return f'<li{kind}>{escape(text)} <span class="score">{score:.2f}{mark}</span></li>'
 
 
 def _answer(picture: str, right: bool, score: float) -> str:

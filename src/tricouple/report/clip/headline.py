@@ -5,6 +5,7 @@ from __future__ import annotations
 from tricouple.report.clip.groups import Group
 from tricouple.report.clip.tables import DIRECTIONS
 from tricouple.report.read import Study
+from tricouple.report.statistics import beyond_spread
 from tricouple.report.words import listing, mean_std
 
 CLEARLY = 2.0  # times chance, the spread over seeds taken off
@@ -27,11 +28,10 @@ def headline(groups: tuple[Group, ...]) -> list[str]:
         return []
     found = [_best(done, direction) for direction in DIRECTIONS]
     weak = [text for own in done for text in _weak(own)]
-    if not weak:
+    if not weak and len(done) > 1:
         found.append(
-            f"{'Every loss is' if len(done) > 1 else 'It is'} well above chance in both "
-            f"directions (recall@1 in batches more than {CLEARLY:g} times chance, spread over "
-            "seeds taken off)."
+            "Every loss is well above chance in both directions (recall@1 in batches more than "
+            f"{CLEARLY:g} times chance, spread over seeds taken off)."
         )
     return [*found, *weak]
 
@@ -59,12 +59,19 @@ def gaps(study: Study, groups: tuple[Group, ...]) -> list[str]:
 def _best(groups: list[Group], direction: str) -> str:
     name = f"in_batch/{direction}/at1"
     best = max(groups, key=lambda own: own.metric(name).mean)
-    chance = best.percent(f"chance/{name}").mean
-    return (
-        f"{DIRECTIONS[direction]}: {best.name} is first among "
-        f"{best.metric('batch_size').mean:.0f} candidates in {mean_std(best.percent(name))} % "
-        f"of the queries; guessing gives {chance:.1f} %."
+    value, chance = best.percent(name), best.percent(f"chance/{name}").mean
+    text = (
+        f"{DIRECTIONS[direction]}: with {best.name} the right answer is the nearest of "
+        f"{best.metric('batch_size').mean:.0f} candidates in {mean_std(value)} % of the queries; "
+        f"guessing gives {chance:.1f} %."
     )
+    if len(groups) == 1:
+        return text
+    level = [own for own in groups if beyond_spread(own.percent(name), value) == 0]
+    close = [own.name for own in level if own is not best]
+    if close:
+        return f"{text} Within the spread over seeds: {listing(close)}."
+    return f"{text} The others are lower by more than the spread over seeds."
 
 
 def _weak(own: Group) -> list[str]:

@@ -29,7 +29,7 @@ def retrieval_table(groups: tuple[Group, ...], place: str, caption: str, *, pape
     for direction, words in DIRECTIONS.items():
         for k in (1, 5, 10):
             name = f"{place}/{direction}/at{k}"
-            columns.append(_column(groups, name, f"{words} @{k}, %"))
+            columns.append(_column(groups, name, f"{words} @{k}"))
             if paper and k < 10:
                 columns.append(_paper(groups, f"{direction}_at{k}"))
     return _table(groups, columns, caption)
@@ -49,9 +49,9 @@ def zero_shot_table(groups: tuple[Group, ...]) -> str:
     columns = []
     for name in names:
         for top in (1, 5):
-            columns.append(_column(groups, f"zero_shot/{name}/top{top}", f"{name} top-{top}, %"))
+            columns.append(_column(groups, f"zero_shot/{name}/top{top}", f"{name} top-{top}"))
             columns.append(_paper(groups, f"{name}_top{top}"))
-    caption = "Zero-shot classification, the mean of several sentences for each class"
+    caption = "Zero-shot classification, the mean of several sentences for each class, %"
     return _table(groups, columns, caption) if columns else ""
 
 
@@ -74,7 +74,7 @@ def _column(groups: tuple[Group, ...], name: str, title: str) -> Column:
     guess = [own.percent(f"chance/{name}").mean for own in groups]
     chance = MeanStd(guess[0] if guess else float("nan"), float("nan"), 1)
     values = [*(own.percent(name) for own in groups), chance]
-    return Column(title, values, lambda value: -value)
+    return Column(title, values, (lambda value: -value) if len(groups) > 1 else None)
 
 
 def _paper(groups: tuple[Group, ...], name: str) -> Column:
