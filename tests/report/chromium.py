@@ -163,3 +163,15 @@ def browser(program: str) -> Iterator[Browser]:
                 process.wait()
             os.close(write_end)
             os.close(read_end)
+
+
+@contextlib.contextmanager
+def silent_page(program: str, page: Path) -> Iterator[Browser]:
+    """Open a page on a desktop screen; in the end it must have said and fetched nothing."""
+    with browser(program) as opened:
+        opened.resize(1280, 900)
+        opened.prefer("light")
+        opened.open(page)
+        yield opened
+        assert opened.complaints == []
+        assert set(opened.requests) == {page.resolve().as_uri()}

@@ -19,13 +19,8 @@ LINE_COLOUR = "getComputedStyle(document.querySelector('.plot .trace + .trace .j
 
 @pytest.fixture(scope="module")
 def tab(page_file):
-    with chromium.browser(PROGRAM) as opened:
-        opened.resize(1280, 900)
-        opened.prefer("light")
-        opened.open(page_file)
+    with chromium.silent_page(PROGRAM, page_file) as opened:
         yield opened
-        assert opened.complaints == []
-        assert set(opened.requests) == {page_file.resolve().as_uri()}
 
 
 def choose(tab, key, value):

@@ -32,13 +32,8 @@ def page_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tab(page_file):
-    with chromium.browser(PROGRAM) as opened:
-        opened.resize(1280, 900)
-        opened.prefer("light")
-        opened.open(page_file)
+    with chromium.silent_page(PROGRAM, page_file) as opened:
         yield opened
-        assert opened.complaints == []
-        assert set(opened.requests) == {page_file.resolve().as_uri()}
 
 
 def choose(tab, key, number):

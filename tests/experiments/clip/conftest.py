@@ -1,10 +1,8 @@
 """Runs of a second or two: a few coloured shapes, a tiny network."""
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tricouple.conf.clip.schema import Clip
 from tricouple.conf.compose import configure
@@ -41,9 +39,3 @@ def tiny(words):
         return configure([*words, *more], Clip)
 
     return make
-
-
-@pytest.fixture
-def console() -> Console:
-    """A console whose text a test can read."""
-    return Console(file=io.StringIO(), width=1000)

@@ -1,10 +1,8 @@
 """Runs of about a second: tiny digits, a tiny network."""
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tricouple.conf.compose import configure
 from tricouple.conf.schema import Train
@@ -36,9 +34,3 @@ def tiny(words):
         return configure([*words, *more], Train)
 
     return make
-
-
-@pytest.fixture
-def console() -> Console:
-    """A console whose text a test can read."""
-    return Console(file=io.StringIO(), width=1000)
