@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from abc import ABC, abstractmethod
@@ -120,6 +121,7 @@ class TrialRuns(ABC, Generic[C]):
         if record is None:
             record = {"id": name, "part": trial.part, **self.compute(trial, config)}
             self.records.add(record)
+            gc.collect()  # trainer and module refer to each other: they would stay in memory
             accuracy = record.get("metrics", {}).get(self.chosen_by)
             self.console.print(f"{trial.part}: {name}: {accuracy or record['status']}")
         elif record["config"] != shortened(self.flat(config)):
