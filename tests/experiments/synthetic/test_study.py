@@ -288,8 +288,15 @@ def test_a_dead_worker_is_noticed():
 def test_ctrl_c_in_a_real_demo_leaves_a_partial_study_and_no_processes(tmp_path):
     command = [sys.executable, "-m", "tricouple.cli", "demo", "--classes", "3", "--steps", "200000",
                "--workers", "1", "--out", str(tmp_path / "demo")]  # fmt: skip
-    # A session of its own, as a terminal gives: Ctrl-C goes to all its processes.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    # A session of its own, as a terminal gives: Ctrl-C goes to all its processes. They listen to it
+    # even if these tests are a shell's background job, which does not.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (tmp_path / "demo/study.json").exists():
         time.sleep(0.1)
