@@ -7,7 +7,7 @@ import pytest
 from tricouple.conf.compose import ConfigurationError, configure, override, read_yaml, to_yaml
 from tricouple.conf.schema import Train
 from tricouple.data.images import NAMES
-from tricouple.experiments.vision.loss_settings import loss_parameters, sharpness_of
+from tricouple.experiments.runs.loss_settings import loss_parameters, sharpness_of
 
 LOSSES = [
     "neg_mmiot", "pushpull", "iot", "iot_uniformity", "infonce", "invaspread", "dbot", "vicreg",

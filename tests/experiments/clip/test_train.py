@@ -35,7 +35,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 def test_there_is_one_loop_for_all_kinds_of_runs():
     assert train_module.run_once is vision_train.run_once is once.run_once
-    assert train_module.fit is vision_train.fit_module is once.fit
+    assert train_module.fit is vision_train.fit is once.fit
 
 
 @pytest.mark.parametrize("loss", LOSSES)

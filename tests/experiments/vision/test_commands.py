@@ -87,13 +87,13 @@ def test_evaluate_computes_everything_on_the_device_of_the_run(tiny, console, mo
 def test_evaluate_takes_the_last_epoch_of_a_run_that_is_not_finished(
     tiny, console, capsys, monkeypatch
 ):
-    from tricouple.experiments.vision import train as train_module
+    from tricouple.experiments.runs import once
 
     def killed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(train_module, "save_trained", killed)
+        context.setattr(once, "save_trained", killed)
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), console)
     folder = folder_of(tiny())

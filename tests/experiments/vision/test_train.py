@@ -16,6 +16,7 @@ import torch
 
 from tricouple.data import images
 from tricouple.data.images import ImageSet
+from tricouple.experiments.runs import once
 from tricouple.experiments.vision import evaluate
 from tricouple.experiments.vision import train as train_module
 from tricouple.experiments.vision.images import load_images
@@ -226,7 +227,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(tiny, console, monkeyp
 
     one, other = tiny("seed=1"), tiny("seed=2")
     with monkeypatch.context() as context:
-        context.setattr(train_module, "save_trained", full)
+        context.setattr(once, "save_trained", full)
         for config in (one, other):
             with pytest.raises(WriteError):
                 train(config, console)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +17,11 @@ from tricouple.experiments.clip.captions import RunCaptions
 from tricouple.experiments.clip.gallery import draw_gallery
 from tricouple.experiments.clip.method import build_model, normalisation_of
 from tricouple.experiments.clip.run_folder import GALLERY
-from tricouple.experiments.provenance import collect_provenance
+from tricouple.experiments.runs.evaluation import Beginning, write_evaluation
 from tricouple.experiments.runs.loss_settings import sharpness_of
 from tricouple.experiments.runs.run_folder import RunFolder, digest
 from tricouple.experiments.runs.trained import Trained
-from tricouple.training.files import write_atomically, write_text
-from tricouple.training.history import curves
+from tricouple.training.files import write_atomically
 
 if TYPE_CHECKING:
     from open_clip import CLIP
@@ -38,8 +35,7 @@ def evaluate_trained(
     Returns:
         The content of evaluation.json.
     """
-    started = time.monotonic()
-    provenance = collect_provenance()
+    began = Beginning()
     model = build_model(config)
     trained.restore(model, digest(config), folder)
     part = config.evaluation.part
@@ -60,26 +56,16 @@ def evaluate_trained(
     sharpness = sharpness_now(config, trained)
     gallery = draw_gallery(config, found, model, images, texts, sharpness)
     write_atomically(folder.path / GALLERY, lambda file: file.write(gallery))
-    record = {
-        "run": folder.path.name,
-        "epoch": trained.epoch,
-        "sharpness": sharpness,
-        "settings": asdict(config.evaluation),
-        "metrics": metrics(whole, batches, result),
-        "result": result,
-        "notes": list(found.notes),
-        "curves": curves(trained.rows),
-        "seconds": {
-            "training": trained.rows[-1]["seconds"],
-            "evaluation": round(time.monotonic() - started, 3),
-        },
-        "config": asdict(config),
-        "provenance": provenance,
-    }
-    text = json.dumps(record, indent=1) + "\n"
-    write_text(folder.evaluation, text)
-    content: dict[str, Any] = json.loads(text)
-    return content
+    return write_evaluation(
+        config,
+        folder,
+        trained,
+        began,
+        sharpness=sharpness,
+        metrics=metrics(whole, batches, result),
+        result=result,
+        notes=list(found.notes),
+    )
 
 
 def sharpness_now(config: Clip, trained: Trained) -> float:
@@ -119,14 +105,3 @@ def metrics(whole: Retrieval, batches: Retrieval, result: dict[str, Any]) -> dic
     for name, value in result["modalities"].items():
         found[f"modalities/{name}"] = value
     return found
-
-
-def is_evaluated(folder: RunFolder, config: Clip) -> bool:
-    """Whether the whole training was evaluated, in the way that the configuration asks for."""
-    record = folder.read_evaluation()
-    return (
-        record is not None
-        and record.get("epoch") == config.training.epochs
-        and record.get("settings") == asdict(config.evaluation)
-        and (folder.path / GALLERY).is_file()
-    )

@@ -14,13 +14,14 @@ from tricouple.experiments.clip.captions import (
     held_out,
     load_captions,
 )
-from tricouple.experiments.clip.evaluate import evaluate_trained, is_evaluated
+from tricouple.experiments.clip.evaluate import evaluate_trained
 from tricouple.experiments.clip.method import build_training
 from tricouple.experiments.clip.records import write_as_study
-from tricouple.experiments.clip.run_folder import folder_of
+from tricouple.experiments.clip.run_folder import GALLERY, folder_of
+from tricouple.experiments.runs.evaluation import is_evaluated
 from tricouple.experiments.runs.once import Finished, fit, run_once
 from tricouple.experiments.runs.run_folder import digest
-from tricouple.experiments.runs.trained import Trained, save_trained
+from tricouple.experiments.runs.trained import Trained
 from tricouple.training.module import Training
 from tricouple.training.trainer import check_flags
 
@@ -51,7 +52,8 @@ class ClipWork:
 
     def is_evaluated(self) -> bool:
         """Whether nothing is left to do."""
-        return is_evaluated(self.folder, self.config)
+        drawn = (self.folder.path / GALLERY).is_file()
+        return drawn and is_evaluated(self.folder, self.config)
 
     def load(self, console: Console) -> None:
         """Load images and captions, and say what was left out."""
@@ -67,10 +69,7 @@ class ClipWork:
     def fit(self, module: Training, console: Console) -> Trained | None:
         """Train, following the retrieval of held-out pairs."""
         samples = self.captions.samples(all_captions=self.config.training.captions == "all")
-        trained = fit(self, module, samples, held_out(self.config, self.captions), console)
-        if trained is not None:
-            save_trained(self.folder, trained)
-        return trained
+        return fit(self, module, samples, held_out(self.config, self.captions), console)
 
     def evaluate(self, trained: Trained, console: Console) -> dict[str, Any]:
         """Retrieval, zero-shot classification, geometry."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from tricouple.experiments.runs.run_folder import RunConfig, RunFolder, digest
-from tricouple.experiments.runs.trained import Trained, load_trained
+from tricouple.experiments.runs.trained import Trained, load_trained, save_trained
 from tricouple.training.batches import BatchedSet, ShuffledBatches
 from tricouple.training.history import History, Measured
 from tricouple.training.module import Training
@@ -98,10 +98,10 @@ def fit(
     held_out: Measured | None,
     console: Console,
 ) -> Trained | None:
-    """Train from the start, or from the last finished epoch, to the end.
+    """Train from the start, or from the last finished epoch, to the end, and keep the weights.
 
     Returns:
-        The weights; None in all processes but the first.
+        The weights, which are on disk as well; None in all processes but the first.
     """
     config, folder = work.config, work.folder
     training = config.training
@@ -123,4 +123,6 @@ def fit(
         train_to_the_end(trainer, module, batches, folder.checkpoint if resumed else None)
     if not trainer.is_global_zero:
         return None
-    return Trained(digest(config), module.encoder.state_dict(), history.rows)
+    trained = Trained(digest(config), module.encoder.state_dict(), history.rows)
+    save_trained(folder, trained)
+    return trained

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,14 +13,12 @@ from tricouple.conf.schema import Train
 from tricouple.evaluation.features import extract
 from tricouple.evaluation.report import evaluate_features, write_figures
 from tricouple.evaluation.results import Evaluation
-from tricouple.experiments.provenance import collect_provenance
+from tricouple.experiments.runs.evaluation import Beginning, write_evaluation
+from tricouple.experiments.runs.loss_settings import sharpness_of
+from tricouple.experiments.runs.trained import Trained, load_trained
 from tricouple.experiments.vision.images import RunImages, load_images
-from tricouple.experiments.vision.loss_settings import sharpness_of
 from tricouple.experiments.vision.method import build_run_encoder
 from tricouple.experiments.vision.run_folder import RunFolder, digest
-from tricouple.experiments.vision.trained import Trained, load_trained
-from tricouple.training.files import write_text
-from tricouple.training.history import curves
 
 NOT_LABELLED = "there are no labelled images to evaluate on"
 
@@ -43,30 +38,19 @@ def evaluate_trained(
     Returns:
         The content of that file.
     """
-    started = time.monotonic()
-    provenance = collect_provenance()
+    began = Beginning()
     encoder = build_run_encoder(config, images.data)
     trained.restore(encoder, digest(config), folder)
     result = measure(config, folder, encoder, images, console)
-    record = {
-        "run": folder.path.name,
-        "epoch": trained.epoch,
-        "sharpness": sharpness_of(config.loss),
-        "settings": asdict(config.evaluation),
-        "accuracy": None if result is None else result.accuracy(),
-        "result": NOT_LABELLED if result is None else result.as_json(),
-        "curves": curves(trained.rows),
-        "seconds": {
-            "training": trained.rows[-1]["seconds"],
-            "evaluation": round(time.monotonic() - started, 3),
-        },
-        "config": asdict(config),
-        "provenance": provenance,
-    }
-    text = json.dumps(record, indent=1) + "\n"
-    write_text(folder.evaluation, text)
-    content: dict[str, Any] = json.loads(text)
-    return content
+    return write_evaluation(
+        config,
+        folder,
+        trained,
+        began,
+        sharpness=sharpness_of(config.loss),
+        accuracy=None if result is None else result.accuracy(),
+        result=NOT_LABELLED if result is None else result.as_json(),
+    )
 
 
 def measure(
@@ -101,16 +85,6 @@ def measure(
     if settings.figures:
         write_figures(result, unseen, folder.figures, config.seed)
     return result
-
-
-def is_evaluated(folder: RunFolder, config: Train) -> bool:
-    """Whether the whole training was evaluated, in the way that the configuration asks for."""
-    record = folder.read_evaluation()
-    return (
-        record is not None
-        and record.get("epoch") == config.training.epochs
-        and record.get("settings") == asdict(config.evaluation)
-    )
 
 
 def device_of(config: Train) -> torch.device:

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from tricouple import checks
 from tricouple.conf.schema import Train
-from tricouple.experiments.runs.once import Finished, run_once
-from tricouple.experiments.runs.once import fit as fit_module
-from tricouple.experiments.runs.trained import Trained, save_trained
-from tricouple.experiments.vision.evaluate import evaluate_trained, is_evaluated
+from tricouple.experiments.runs.evaluation import is_evaluated
+from tricouple.experiments.runs.once import Finished, fit, run_once
+from tricouple.experiments.runs.trained import Trained
+from tricouple.experiments.vision.evaluate import evaluate_trained
 from tricouple.experiments.vision.images import RunImages, check_trainable, load_images
 from tricouple.experiments.vision.method import build_training
 from tricouple.experiments.vision.run_folder import digest, folder_of
@@ -63,7 +63,10 @@ class VisionWork:
 
     def fit(self, module: Training, console: Console) -> Trained | None:
         """Train, following the geometry of held-out images."""
-        return fit(self, module, console)
+        config, data = self.config, self.images.data
+        followed = self.images.held_out(config.training.geometry_samples, config.seed)
+        held_out = None if followed is None else HeldOut(followed, data.normalisation)
+        return fit(self, module, data.train, held_out, console)
 
     def evaluate(self, trained: Trained, console: Console) -> dict[str, Any]:
         """Probe, k-NN and geometry."""
@@ -88,18 +91,3 @@ def check_values(config: Train) -> None:
         "evaluation.probe_batch_size": evaluation.probe_batch_size,
     }.items():
         checks.count(name, value)
-
-
-def fit(work: VisionWork, module: Training, console: Console) -> Trained | None:
-    """Train to the end, and keep the weights.
-
-    Returns:
-        The weights, which are on disk as well; None in all processes but the first.
-    """
-    config, data = work.config, work.images.data
-    followed = work.images.held_out(config.training.geometry_samples, config.seed)
-    held_out = None if followed is None else HeldOut(followed, data.normalisation)
-    trained = fit_module(work, module, data.train, held_out, console)
-    if trained is not None:
-        save_trained(work.folder, trained)
-    return trained
