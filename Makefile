@@ -35,6 +35,7 @@ bench: $(STAMP)  ## time and memory against the dense algorithm and peers (minut
 figures: $(STAMP)  ## redraw the README's pictures and tables from results
 	$(BIN)/tricouple report results/synthetic --figures docs/assets
 	$(BIN)/tricouple report results/vision --figures docs/assets
+	$(BIN)/tricouple report results/clip --figures docs/assets
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from report.html_check import parse, rows
+from tricouple import cli
+from tricouple.report.clip.drawings import sharpness_picture
 from tricouple.report.page import read_known, write_report
 from tricouple.report.read import StudyError
 
@@ -150,6 +152,38 @@ def test_a_partial_study_says_what_is_missing(tmp_path):
     assert "infonce (2 of 3), neg_mmiot (0 of 3)" in missing
     empty = write_study(tmp_path / "empty", [])
     assert "nothing can be said yet" in write_report(empty).read_text(encoding="utf-8")
+
+
+def test_a_terminal_shows_retrieval_and_what_was_found(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["report", str(write_study(tmp_path, list(whole())))]) == 0
+    shown = capsys.readouterr().out
+    for words in ("12.1 ± 0.1", "60.5 ± 0.5", "guessing", "20.0 ± 0.0", "with Neg-MMIOT the right"):
+        assert words in shown
+    assert max(map(len, shown.splitlines()[:-1])) <= 80
+    assert "…" not in shown
+
+
+def test_figures_are_recall_over_c_and_markdown_tables(tmp_path):
+    folder = write_study(tmp_path / "study", list(whole())[:-1])
+    assert cli.main(["report", str(folder), "--figures", str(tmp_path)]) == 0
+    picture = sharpness_picture(read_known(folder))
+    (axis,) = picture.axes
+    lines = {box.get_label(): box.lines[0].get_ydata() for box in axis.containers}
+    assert list(lines) == ["InfoNCE", "Standard OT", "Neg-MMIOT", "Fused-Gromov, published code"]
+    assert lines["Neg-MMIOT"] == pytest.approx([1.2, 0.12])
+    assert (tmp_path / "clip-sharpness.png").stat().st_size > 5000
+    text = (tmp_path / "clip-table.md").read_text(encoding="utf-8")
+    row = next(line for line in text.splitlines() if line.startswith("| Neg-MMIOT (c = 10)"))
+    assert row.split(" | ")[1:3] == ["**12.1 ± 0.1**", "**60.5 ± 0.5**"]
+    assert "- Standard OT is not well above chance" in text
+    assert "- 19 of 20 planned runs have been recorded." in text
+
+
+def test_a_study_without_results_has_no_pictures(tmp_path):
+    folder = write_study(tmp_path / "study", [])
+    assert cli.main(["report", str(folder), "--figures", str(tmp_path / "figures")]) == 0
+    assert list((tmp_path / "figures").iterdir()) == []
 
 
 def test_queries_show_pictures_and_mark_right_answers(tmp_path):

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table as RichTable
 
 from tricouple.experiments.options import CommandError, require_writable
+from tricouple.report.clip import drawings as clip
 from tricouple.report.page import read_known, write_page
 from tricouple.report.pictures import drawings, write_pictures
 from tricouple.report.read import Study, StudyError
-from tricouple.report.vision.tables import terminal_tables
+from tricouple.report.vision import tables as vision
 
+# What each kind of study prints beside its page; others print nothing.
+TABLES: dict[str, Callable[[Study], Sequence[RichTable | str]]] = {
+    "clip": clip.terminal_tables,
+    "vision": vision.terminal_tables,
+}
 DESCRIPTION = """\
 Turn the result files of studies, or a folder of runs, into one self-contained HTML page: what was
 found, interactive figures, tables with mean ± std over seeds beside the paper's claims, and where
@@ -23,6 +31,7 @@ EXAMPLES = """\
 examples:
   tricouple report results/synthetic                         writes results/synthetic/report.html
   tricouple report results/vision                            image encoders; prints the tables too
+  tricouple report results/clip                              image and text; likewise
   tricouple report runs                                      the runs of tricouple train -m
   tricouple report results/a results/b --out both.html       two studies on one page
   tricouple report results/synthetic --figures docs/assets   the README's pictures (PNG), no page
@@ -73,8 +82,8 @@ def show_tables(studies: list[Study]) -> None:
     """Print the main tables of studies that have some."""
     console = Console()
     for study in studies:
-        if study.kind == "vision":
-            for table in terminal_tables(study):
+        if study.kind in TABLES:
+            for table in TABLES[study.kind](study):
                 console.print(table, highlight=False)
 
 

@@ -41,6 +41,10 @@ def with_legend(picture: Figure, axes: list[Axes]) -> Figure:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
     }
     picture.legend(
-        named.values(), named.keys(), loc="outside lower center", ncols=len(named), frameon=False
+        named.values(),
+        named.keys(),
+        loc="outside lower center",
+        ncols=min(len(named), 5),
+        frameon=False,
     )
     return picture

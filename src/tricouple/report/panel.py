@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 
 from tricouple.report.palette import style
 from tricouple.report.statistics import Curve, MeanStd
-from tricouple.report.words import method_name
+from tricouple.report.words import axis_value, method_name, number
 
 Choice = dict[str, str]
 
@@ -54,10 +54,63 @@ class Figure:
     text: str = ""
 
 
-def plot(x: str, y: str, *, log_x: bool = False, log_y: bool = False) -> go.Figure:
-    """Return an empty plot with titled axes in the colours of the page."""
+@dataclass(frozen=True)
+class Line:
+    """A method over training.
+
+    Attributes:
+        name: What to call it.
+        method: Whose colours it has.
+        curve: Its values.
+        band: Whether there is a spread over seeds to show.
+        when: The choices under which it is shown.
+    """
+
+    name: str
+    method: str
+    curve: Curve
+    band: bool
+    when: Choice
+
+
+def curves_panel(title: str, lines: Sequence[Line], *, unit: str, log_y: bool = False) -> Panel:
+    """Return lines over training; its words are where they end.
+
+    Args:
+        title: The quantity.
+        lines: The methods.
+        unit: What x counts: epochs are whole numbers, and so are their ticks.
+        log_y: Whether the values are on a logarithmic axis.
+    """
+    drawing = plot(unit, "", log_y=log_y)
+    if unit == "epoch":
+        last = max((float(line.curve.x[-1]) for line in lines if len(line.curve.x)), default=0.0)
+        drawing.update_layout(xaxis={"dtick": max(1, round(last / 5))})
+    ends = []
+    for line in lines:
+        drawing.add_traces(
+            line_with_band(line.curve, line.method, line.when, unit=unit, band=line.band)
+        )
+        mean = line.curve.mean
+        ends.append(f"{line.name}: {number(float(mean[-1])) if len(mean) else 'nothing'}")
+    return Panel(title, f"{title} over training, ends at: {'; '.join(ends)}.", drawing)
+
+
+def plot(
+    x: str, y: str, *, log_x: bool = False, log_y: bool = False, ticks: Sequence[float] = ()
+) -> go.Figure:
+    """Return an empty plot with titled axes in the colours of the page.
+
+    Args:
+        x: Title of the horizontal axis.
+        y: Title of the vertical axis.
+        log_x: Whether the horizontal axis is logarithmic.
+        log_y: Whether the vertical axis is logarithmic.
+        ticks: The horizontal ticks, where they are few settings; empty: plotly's choice.
+    """
     axis = {"gridcolor": "var(--faint)", "zeroline": False, "automargin": True, "nticks": 7}
     log = {"type": "log", "exponentformat": "power", "dtick": None}
+    shown = {"tickvals": ticks, "ticktext": list(map(axis_value, ticks)), "nticks": None}
     return go.Figure(
         layout={
             "template": "none",
@@ -68,7 +121,10 @@ def plot(x: str, y: str, *, log_x: bool = False, log_y: bool = False) -> go.Figu
             "showlegend": False,
             "hovermode": "closest",
             "hoverlabel": {"bgcolor": "var(--paper)", "font": {"color": "var(--ink)"}},
-            "xaxis": axis | (log if log_x else {}) | {"title": {"text": x}},
+            "xaxis": axis
+            | (log if log_x else {})
+            | (shown if ticks else {})
+            | {"title": {"text": x}},
             "yaxis": axis | (log if log_y else {}) | {"title": {"text": y}},
         }
     )

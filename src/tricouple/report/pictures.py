@@ -11,6 +11,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from PIL import Image
 
+from tricouple.report.clip import drawings as clip
 from tricouple.report.page import write_whole
 from tricouple.report.read import Study, StudyError
 from tricouple.report.synthetic import drawings as synthetic
@@ -20,6 +21,7 @@ Drawings = Mapping[str, Callable[[Study], Figure | str | None]]
 
 # File names and drawings (or texts) of each kind of study; one without data is None.
 PICTURES: dict[str, Drawings] = {
+    "clip": clip.DRAWINGS,
     "synthetic": synthetic.DRAWINGS,
     "vision": vision.DRAWINGS,
 }

@@ -1,4 +1,4 @@
-"""Tables as HTML (escaped, captioned, scrollable on a phone) or Markdown, the best in bold."""
+"""Tables as HTML (escaped, scrollable on a phone), Markdown or for a terminal, the best in bold."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from html import escape
+
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from tricouple.report.statistics import MeanStd
 from tricouple.report.words import mean_std
@@ -120,6 +123,21 @@ def markdown_table(table: Table) -> str:
     ]
     lines = "".join(f"| {' | '.join(cells)} |\n" for cells in (table.head, rule, *body))
     return f"{table.caption}:\n\n{lines}"
+
+
+def terminal_table(table: Table) -> RichTable:
+    """Return a table for a terminal: words wrap where it is narrow, numbers do not."""
+    shown = RichTable(title=table.caption)
+    for column, title in enumerate(table.head):
+        if column < table.words:
+            shown.add_column(title)
+        else:
+            width = max((len(row[column]) for row in table.rows), default=0)
+            shown.add_column(title, justify="right", min_width=width)
+    for row, cells in enumerate(table.rows):
+        bold = [(row, column) in table.bold for column in range(len(cells))]
+        shown.add_row(*(Text(t, style="bold" * b) for t, b in zip(cells, bold, strict=True)))
+    return shown
 
 
 def _row(table: Table, number: int) -> str:

@@ -9,17 +9,16 @@ from tricouple.report.clip.gallery import FILE, queries_html, read_gallery
 from tricouple.report.clip.groups import FINAL, SHARPNESS, Group, group, where
 from tricouple.report.clip.headline import gaps, headline
 from tricouple.report.clip.matrices import CAPTION, TITLE, matrices
-from tricouple.report.clip.tables import geometry_table, retrieval_table, zero_shot_table
+from tricouple.report.clip.tables import geometry_table, retrieval_tables, zero_shot_table
 from tricouple.report.frame import Article, Section, figure_html, items
 from tricouple.report.provenance import provenance_tables
 from tricouple.report.read import Study
+from tricouple.report.tables import html_table
 
 LEAD = (
     "An image and a text encoder trained on captions with contrastive losses, then asked to find "
     "the caption of an image, the image of a caption, and the class of an image by its name."
 )
-IN_BATCH = "Recall in batches of the training size, one caption an image, %"
-WHOLE = "Recall among all images and all captions of the split, %"
 PAPER = (
     "The paper (MS-COCO, ResNet-50, 35 epochs) does not say how many candidates its retrieval has; "
     "figures near 67 % suggest batches of 64, so they stand beside ours in batches. Ours are of "
@@ -40,21 +39,17 @@ def article(study: Study) -> Article:
     if groups:
         paper = len(groups) > 1
         note = f"<p>{escape(PAPER)}</p>" if paper else ""
-        tables = (
-            note
-            + retrieval_table(groups, "in_batch", IN_BATCH, paper=paper)
-            + retrieval_table(groups, "whole_split", WHOLE, paper=False)
-        )
-        sections.append(Section("retrieval", "Retrieval", tables))
-        zero_shot = zero_shot_table(groups)
+        tables = "\n".join(map(html_table, retrieval_tables(groups, paper=paper)))
+        sections.append(Section("retrieval", "Retrieval", note + tables))
+        zero_shot = zero_shot_table(groups, paper=paper)
         if zero_shot:
-            sections.append(Section("zero-shot", "Zero-shot classification", zero_shot))
+            sections.append(Section("zero-shot", "Zero-shot classification", html_table(zero_shot)))
     sections += _pictures(study, groups)
     for figure in (figures.sharpness(trials), figures.curves(groups)):
         if figure.panels:
             sections.append(Section(figure.id, figure.title, figure_html(figure)))
     if groups:
-        geometry = f"<p>{escape(GEOMETRY)}</p>{geometry_table(groups)}"
+        geometry = f"<p>{escape(GEOMETRY)}</p>{html_table(geometry_table(groups))}"
         sections.append(Section("geometry", "How the modalities share the sphere", geometry))
     if missing:
         sections.append(Section("missing", "What is missing", items(missing)))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from tricouple.report.clip.groups import Group
-from tricouple.report.panel import Figure, Panel, line_with_band, line_with_bars, plot
-from tricouple.report.words import AXES, axis_value, number
+from tricouple.report.over_sharpness import Series
+from tricouple.report.panel import Figure, Line, Panel, curves_panel, line_with_bars, plot
+from tricouple.report.words import AXES, axis_value
 
+CHOSEN_BY = "Recall@1 in batches, mean of both directions"
 CURVES = {
     "loss": "training loss",
     "image_to_text": "recall@1 in batches, image → text",
@@ -21,15 +23,13 @@ def curves(groups: tuple[Group, ...]) -> Figure:
     """Loss, recall and geometry on held-out pairs over the epochs."""
     panels = []
     for name, title in CURVES.items():
-        drawing, words = plot("epoch", ""), []
-        for own in groups:
-            if any(name in run.curves for run in own.finished):
-                curve = own.curve(name)
-                band = len(own.finished) > 1
-                drawing.add_traces(line_with_band(curve, own.method, {}, unit="epoch", band=band))
-                words.append(f"{own.name} {number(float(curve.mean[-1]))}")
-        if words:
-            panels.append(Panel(title, f"{title} ends at: {'; '.join(words)}.", drawing))
+        lines = [
+            Line(own.name, own.method, own.curve(name), band=len(own.finished) > 1, when={})
+            for own in groups
+            if any(name in run.curves for run in own.finished)
+        ]
+        if lines:
+            panels.append(curves_panel(title, lines, unit="epoch"))
     return Figure(
         id="curves",
         title="During training",
@@ -44,27 +44,36 @@ def curves(groups: tuple[Group, ...]) -> Figure:
 
 def sharpness(groups: tuple[Group, ...]) -> Figure:
     """Validation recall over the grid of c, from which each loss has its setting."""
-    name = "in_batch/at1"
-    drawing, words = plot(AXES["sharpness"], "%", log_x=True), []
-    values = sorted({own.sharpness for own in groups if own.finished})
-    drawing.update_layout(
-        xaxis={"tickvals": values, "ticktext": list(map(axis_value, values)), "nticks": None}
-    )
-    for loss in dict.fromkeys(own.loss for own in groups):
-        line = [own for own in groups if own.loss == loss and own.finished]
-        if line:
-            x, y = [own.sharpness for own in line], [own.percent(name) for own in line]
-            drawing.add_trace(line_with_bars(x, y, line[0].method, line[0].name, {}))
-            points = ", ".join(
-                f"{v.mean:.1f} at {axis_value(c)}" for c, v in zip(x, y, strict=True)
-            )
-            words.append(f"{line[0].name}: {points}")
-    title = "Recall@1 in batches, mean of both directions"
+    series = over_sharpness(groups)
+    ticks = sorted({c for own in series for c, _ in own.points})
+    drawing, words = plot(AXES["sharpness"], "%", log_x=True, ticks=ticks), []
+    for own in series:
+        x, y = zip(*own.points, strict=True)
+        drawing.add_trace(line_with_bars(x, y, own.method, own.name, {}))
+        points = ", ".join(f"{value.mean:.1f} at {axis_value(c)}" for c, value in own.points)
+        words.append(f"{own.name}: {points}")
+    label = f"{CHOSEN_BY}, %: {'; '.join(words)}."
     return Figure(
         id="sharpness",
         title="Which sharpness suits each loss",
         caption="On validation images, at the first seed; the best of each loss is then trained "
         "with all seeds and measured on the test images.",
-        panels=(Panel(title, f"{title}, %: {'; '.join(words)}.", drawing),) if words else (),
-        methods=tuple(dict.fromkeys(own.method for own in groups)),
+        panels=(Panel(CHOSEN_BY, label, drawing),) if words else (),
+        methods=tuple(own.method for own in series),
     )
+
+
+def over_sharpness(groups: tuple[Group, ...]) -> list[Series]:
+    """The recall by which c is chosen, over c, for every loss with a finished run."""
+    found: dict[str, list[Group]] = {}
+    for own in groups:
+        if own.finished:
+            found.setdefault(own.loss, []).append(own)
+    return [
+        Series(
+            line[0].name,
+            line[0].method,
+            [(own.sharpness, own.percent("in_batch/at1")) for own in line],
+        )
+        for line in found.values()
+    ]

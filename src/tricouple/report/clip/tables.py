@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from functools import cache
 
 from tricouple.report.clip.groups import Group
 from tricouple.report.frame import asset
 from tricouple.report.statistics import MeanStd
-from tricouple.report.tables import Column, html_table, measured_table
+from tricouple.report.tables import Column, Table, measured_table
 
+IN_BATCH = "Recall in batches of the training size, one caption an image, %"
+WHOLE = "Recall among all images and all captions of the split, %"
 DIRECTIONS = {"image_to_text": "image → text", "text_to_image": "text → image"}
 GEOMETRY = {
     "gap": "modality gap",
@@ -23,20 +26,18 @@ GEOMETRY = {
 }
 
 
-def retrieval_table(groups: tuple[Group, ...], place: str, caption: str, *, paper: bool) -> str:
-    """Recall@1, 5 and 10 in both directions, and what guessing gives; one row a loss."""
-    columns = []
-    for direction, words in DIRECTIONS.items():
-        for k in (1, 5, 10):
-            name = f"{place}/{direction}/at{k}"
-            columns.append(_column(groups, name, f"{words} @{k}"))
-            if paper and k < 10:
-                columns.append(_paper(groups, f"{direction}_at{k}"))
-    return _table(groups, columns, caption)
+def retrieval_tables(
+    groups: tuple[Group, ...], *, paper: bool, at: Sequence[int] = (1, 5, 10)
+) -> list[Table]:
+    """Recall in batches, beside the paper's if asked for, and on the whole split."""
+    return [
+        _retrieval(groups, "in_batch", IN_BATCH, at, paper=paper),
+        _retrieval(groups, "whole_split", WHOLE, at, paper=False),
+    ]
 
 
-def zero_shot_table(groups: tuple[Group, ...]) -> str:
-    """Top-1 and top-5 on each image set; empty if none was looked at."""
+def zero_shot_table(groups: tuple[Group, ...], *, paper: bool) -> Table | None:
+    """Top-1 and top-5 on each image set; None if none was looked at."""
     names = sorted(
         {
             name.split("/")[1]
@@ -50,24 +51,38 @@ def zero_shot_table(groups: tuple[Group, ...]) -> str:
     for name in names:
         for top in (1, 5):
             columns.append(_column(groups, f"zero_shot/{name}/top{top}", f"{name} top-{top}"))
-            columns.append(_paper(groups, f"{name}_top{top}"))
+            if paper:
+                columns.append(_paper(groups, f"{name}_top{top}"))
     caption = "Zero-shot classification, the mean of several sentences for each class, %"
-    return _table(groups, columns, caption) if columns else ""
+    return _table(groups, columns, caption) if columns else None
 
 
-def geometry_table(groups: tuple[Group, ...]) -> str:
+def geometry_table(groups: tuple[Group, ...]) -> Table:
     """Gap, alignment and uniformity; one row a loss."""
     columns = [
         Column(title, [own.metric(f"modalities/{name}") for own in groups])
         for name, title in GEOMETRY.items()
     ]
     names = [own.name for own in groups]
-    return html_table(measured_table("Geometry of unit embeddings", "loss", names, columns))
+    return measured_table("Geometry of unit embeddings", "loss", names, columns)
 
 
-def _table(groups: tuple[Group, ...], columns: list[Column], caption: str) -> str:
+def _retrieval(
+    groups: tuple[Group, ...], place: str, caption: str, at: Sequence[int], *, paper: bool
+) -> Table:
+    columns = []
+    for direction, words in DIRECTIONS.items():
+        for k in at:
+            name = f"{place}/{direction}/at{k}"
+            columns.append(_column(groups, name, f"{words} @{k}"))
+            if paper and k < 10:
+                columns.append(_paper(groups, f"{direction}_at{k}"))
+    return _table(groups, columns, caption)
+
+
+def _table(groups: tuple[Group, ...], columns: list[Column], caption: str) -> Table:
     names = [*(f"{own.name} (c = {own.sharpness:g})" for own in groups), "guessing"]
-    return html_table(measured_table(caption, "loss", names, columns))
+    return measured_table(caption, "loss", names, columns)
 
 
 def _column(groups: tuple[Group, ...], name: str, title: str) -> Column:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tricouple.report.panel import Figure, Panel, line_with_band, plot
+from tricouple.report.panel import Figure, Line, Panel, curves_panel
 from tricouple.report.synthetic.groups import Group, methods_of
 from tricouple.report.tables import Table, html_table
-from tricouple.report.words import QUANTITIES, mean_std, method_name, number
+from tricouple.report.words import QUANTITIES, mean_std, method_name
 
 PANELS = ("nc1", "nc2_std", "nc2_deviation", "effective_rank")
 CAPTION = (
@@ -29,25 +29,19 @@ def figure(groups: tuple[Group, ...]) -> Figure:
 
 
 def _panel(groups: tuple[Group, ...], name: str) -> list[Panel]:
-    recorded = [group for group in groups if any(name in run.curves for run in group.shown)]
-    if not recorded:
-        return []
-    drawing = plot("training step", "", log_y=name != "effective_rank")
-    for group in recorded:
-        band = len(group.shown) > 1
-        curve, when = group.curve(name), group.choice()
-        drawing.add_traces(line_with_band(curve, group.method, when, unit="step", band=band))
-    return [Panel(QUANTITIES[name], _label(recorded, name), drawing)]
-
-
-def _label(groups: list[Group], name: str) -> str:
-    """The last value of every line, in words."""
-    ends = []
-    for group in groups:
-        mean = group.curve(name).mean
-        ending = number(float(mean[-1])) if len(mean) else "nothing"
-        ends.append(f"{method_name(group.method, group.shaping)} K={group.n_classes}: {ending}")
-    return f"{QUANTITIES[name]}, over training, ends at: {'; '.join(ends)}."
+    lines = [
+        Line(
+            f"{method_name(group.method, group.shaping)} K={group.n_classes}",
+            group.method,
+            group.curve(name),
+            band=len(group.shown) > 1,
+            when=group.choice(),
+        )
+        for group in groups
+        if any(name in run.curves for run in group.shown)
+    ]
+    log_y = name != "effective_rank"
+    return [curves_panel(QUANTITIES[name], lines, unit="step", log_y=log_y)] if lines else []
 
 
 def _numbers(groups: tuple[Group, ...]) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tricouple.report.panel import Figure, Panel, line_with_band, plot
+from tricouple.report.panel import Figure, Line, Panel, curves_panel
 from tricouple.report.tables import Table, html_table
 from tricouple.report.vision.groups import Group
 from tricouple.report.words import QUANTITIES, number
@@ -30,20 +30,19 @@ def figure(groups: tuple[Group, ...]) -> Figure:
 
 
 def _panel(groups: tuple[Group, ...], name: str) -> list[Panel]:
-    recorded = [own for own in groups if any(name in run.curves for run in own.shown)]
-    if not recorded:
-        return []
-    drawing = plot("epoch", "", log_y=name in LOGARITHMIC)
-    epochs = max(float(own.curve(name).x[-1]) for own in recorded)
-    drawing.update_layout(xaxis={"dtick": max(1, round(epochs / 5))})  # whole epochs only
-    words = []
-    for own in recorded:
-        curve, when = own.curve(name), {"block": str(own.block)}
-        band = len(own.shown) > 1
-        drawing.add_traces(line_with_band(curve, own.method, when, unit="epoch", band=band))
-        words.append(f"{own.name} on {own.block}: {number(float(curve.mean[-1]))}")
-    label = f"{QUANTITIES[name]} over training, ends at: {'; '.join(words)}."
-    return [Panel(QUANTITIES[name], label, drawing)]
+    lines = [
+        Line(
+            f"{own.name} on {own.block}",
+            own.method,
+            own.curve(name),
+            band=len(own.shown) > 1,
+            when={"block": str(own.block)},
+        )
+        for own in groups
+        if any(name in run.curves for run in own.shown)
+    ]
+    log_y = name in LOGARITHMIC
+    return [curves_panel(QUANTITIES[name], lines, unit="epoch", log_y=log_y)] if lines else []
 
 
 def _numbers(groups: tuple[Group, ...]) -> Table:

@@ -42,11 +42,8 @@ def figure(lines: tuple[Line, ...]) -> Figure:
 
 
 def _panel(block: Block, lines: list[Line]) -> Panel:
-    drawing = plot(AXIS, "accuracy, %", log_x=True)
     values = sorted({c for line in lines for key in CHOICES for c, _ in line.points(key)})
-    drawing.update_layout(
-        xaxis={"tickvals": values, "ticktext": list(map(axis_value, values)), "nticks": None}
-    )
+    drawing = plot(AXIS, "accuracy, %", log_x=True, ticks=values)
     for line in lines:
         for key in CHOICES:
             points = line.points(key)
