@@ -285,4 +285,11 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods,
                                     NULL,                  NULL,      NULL, NULL};
 
-PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }
+/* Of the calls above, as native.py makes them: a module built from older sources is not used. */
+enum { CALLS = 1 };
+
+PyMODINIT_FUNC PyInit__native(void) {
+    PyObject *own = PyModule_Create(&module);
+    if (own != NULL && PyModule_AddIntConstant(own, "CALLS", CALLS) < 0) Py_CLEAR(own);
+    return own;
+}

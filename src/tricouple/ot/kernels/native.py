@@ -8,14 +8,32 @@ only where it pays.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any, Protocol
 
 from torch import Tensor
 
-try:
-    compiled: Any = importlib.import_module("tricouple.ot.kernels._native")
-except ImportError:  # built without a compiler
-    compiled = None
+# The calls of the compiled module; to be raised here and in _native.c whenever one changes.
+CALLS = 1
+
+
+def load() -> Any:
+    """The compiled module; None where it was not built, or from other sources than these."""
+    try:
+        module = importlib.import_module("tricouple.ot.kernels._native")
+    except ImportError:  # built without a compiler
+        return None
+    if getattr(module, "CALLS", 0) != CALLS:
+        warnings.warn(
+            f"{module.__file__} was built from another version of tricouple and is not used, which "
+            "costs speed: install the package again (pip install -e .)",
+            stacklevel=2,
+        )
+        return None
+    return module
+
+
+compiled = load()
 
 # Above this many entries PyTorch's products on all cores win over one core here.
 LARGEST = 1024 * 1024
