@@ -247,6 +247,16 @@ def test_weights_without_a_configuration_are_not_touched(tiny, console):
     assert folder.checkpoint.read_bytes() == b"somebody's"
 
 
+def test_a_folder_of_another_version_is_named_and_not_touched(tiny, console):
+    folder = folder_of(tiny())
+    folder.path.mkdir(parents=True)
+    folder.config.write_text("a_setting_of_old: 3\n")
+    complaint = rf"{folder.config}: .*a_setting_of_old.*another version .* run=FOLDER, or delete"
+    with pytest.raises(RunError, match=complaint):
+        train(tiny(), console)
+    assert folder.config.read_text() == "a_setting_of_old: 3\n"
+
+
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from tricouple.conf.clip.schema import Clip
-from tricouple.conf.compose import read_yaml, to_yaml
+from tricouple.conf.compose import ConfigurationError, read_yaml, to_yaml
 from tricouple.conf.schema import Train
 from tricouple.training.files import write_text
 
@@ -106,7 +106,13 @@ class RunFolder:
             RunError: If another configuration lives here.
         """
         if self.config.exists():
-            there = self.read(Train) if isinstance(config, Train) else self.read(Clip)
+            try:
+                there = self.read(Train) if isinstance(config, Train) else self.read(Clip)
+            except ConfigurationError as error:
+                raise RunError(
+                    f"{error}; another version of tricouple may have written it: choose another "
+                    "folder with run=FOLDER, or delete this one"
+                ) from error
             differences = list(_differences(identity(there), identity(config)))
             if differences:
                 raise RunError(
