@@ -37,6 +37,7 @@ STARTS: dict[type, Start] = {
     schema.Train: Start("tricouple.conf", "train"),
     Clip: Start("tricouple.conf.clip", "clip"),
 }
+KINDS = {start.name: kind for kind, start in STARTS.items()}  # by the command that takes them
 
 
 class ConfigurationError(ValueError):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
-
 from tricouple.experiments.runs.command import add_options, run_words
 
 DESCRIPTION = """\
@@ -49,42 +47,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train what the words say."""
-    studies = "tricouple.experiments.clip.study_runs"
-    return run_words(args, single=single, multirun=multirun, studies=studies)
-
-
-def multirun(args: argparse.Namespace, console: Console) -> int:
-    """Every combination of the listed values; 1 if some run failed."""
-    from tricouple.conf.clip.schema import Clip
-    from tricouple.conf.compose import STARTS
-    from tricouple.experiments.runs.sweep import sweep
-
-    jobs = sweep(args.words, console, "clip", STARTS[Clip])
-    return int(any(job.failed for job in jobs))
-
-
-def single(args: argparse.Namespace, console: Console) -> int:
-    """One run, and its page."""
-    from tricouple.conf.clip.schema import Clip
-    from tricouple.conf.compose import configure as configuration
-    from tricouple.conf.compose import to_yaml
-
-    # Before the imports below, which take seconds: a mistyped word is answered at once.
-    config = configuration(args.words, Clip)
-
-    from tricouple.experiments.clip.run_folder import folder_of
-
-    if args.show:
-        console.print(f"# {folder_of(config).path}\n{to_yaml(config)}", markup=False)
-        return 0
-
-    from tricouple.experiments.clip.show import evaluation_table
-    from tricouple.experiments.clip.train import train
-    from tricouple.report.page import write_report
-
-    finished = train(config, console)
-    if finished.evaluation:
-        console.print(evaluation_table(finished.evaluation))
-        page = write_report(finished.folder.path)
-        console.print(f"Queries and answers: {page}", soft_wrap=True)
-    return 0
+    return run_words(args, command="clip", package="tricouple.experiments.clip")

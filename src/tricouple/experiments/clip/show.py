@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
+
+from tricouple.experiments.runs.once import Finished
+from tricouple.report.page import write_report
 
 DIRECTIONS = {"image_to_text": "image → text", "text_to_image": "text → image"}
 CHANCES = {"image_to_text": "chance", "text_to_image": "chance_text"}
+
+
+def show(finished: Finished, console: Console) -> None:
+    """Print what a run has reached, and write its page."""
+    console.print(evaluation_table(finished.evaluation))
+    page = write_report(finished.folder.path)
+    console.print(f"Queries and answers: {page}", soft_wrap=True)
 
 
 def evaluation_table(record: Mapping[str, Any]) -> Table:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from tricouple.experiments.options import CommandError
-
-Action = Callable[[argparse.Namespace, Console], int]
 
 
 def add_options(parser: argparse.ArgumentParser, results: str) -> None:
@@ -26,14 +25,14 @@ def add_options(parser: argparse.ArgumentParser, results: str) -> None:
     add("--out", type=Path, default=Path(results), help="results of a study")
 
 
-def run_words(args: argparse.Namespace, *, single: Action, multirun: Action, studies: str) -> int:
+def run_words(args: argparse.Namespace, *, command: str, package: str) -> int:
     """Do one run, a sweep, or a study.
 
     Args:
         args: What the user said.
-        single: Does one run.
-        multirun: Does every combination of the listed values.
-        studies: The module that has ``StudyRuns`` and ``read_study``; imported if it is needed.
+        command: The command that this is.
+        package: Its modules ``run_folder``, ``train``, ``show`` and ``study_runs`` do the work.
+            Importing them takes seconds, and comes late: a mistyped word is answered at once.
 
     Returns:
         The exit code.
@@ -42,18 +41,46 @@ def run_words(args: argparse.Namespace, *, single: Action, multirun: Action, stu
     console = Console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
     with user_errors():
         if args.study is not None:
-            return _study(args, console, studies)
-        return multirun(args, console) if args.multirun else single(args, console)
+            return _study(args, console, package)
+        if args.multirun:
+            return _multirun(args, console, command)
+        return _single(args, console, command, package)
 
 
-def _study(args: argparse.Namespace, console: Console, studies: str) -> int:
+def _single(args: argparse.Namespace, console: Console, command: str, package: str) -> int:
+    """One run."""
+    from tricouple.conf.compose import KINDS, configure, to_yaml
+
+    config: object = configure(args.words, KINDS[command])
+    if args.show:
+        folder = _part(package, "run_folder").folder_of(config)
+        console.print(f"# {folder.path}\n{to_yaml(config)}", markup=False)
+        return 0
+    finished = _part(package, "train").train(config, console)
+    if finished.evaluation:
+        _part(package, "show").show(finished, console)
+    return 0
+
+
+def _multirun(args: argparse.Namespace, console: Console, command: str) -> int:
+    """Every combination of the listed values; 1 if some run failed."""
+    from tricouple.experiments.runs.sweep import sweep
+
+    return int(any(job.failed for job in sweep(args.words, console, command)))
+
+
+def _study(args: argparse.Namespace, console: Console, package: str) -> int:
     """Run a study, or go on with it."""
     if args.words:
         raise CommandError("a study has its own settings: leave out " + " ".join(args.words))
-    module = importlib.import_module(studies)
-    found = module.read_study(args.study)
-    module.StudyRuns(found, args.out, Path("runs") / found.name, console).go()
+    studies = _part(package, "study_runs")
+    found = studies.read_study(args.study)
+    studies.StudyRuns(found, args.out, Path("runs") / found.name, console).go()
     return 0
+
+
+def _part(package: str, name: str) -> Any:
+    return importlib.import_module(f"{package}.{name}")
 
 
 @contextmanager

@@ -18,8 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from tricouple.conf.compose import STARTS, Start, hydra_ready, one_line_errors
-from tricouple.conf.schema import Train
+from tricouple.conf.compose import KINDS, STARTS, hydra_ready, one_line_errors
 
 KILLED = 128
 
@@ -47,20 +46,18 @@ class Job:
         return f"{' '.join(self.words)}: {self.error or f'exit code {self.code}'}"
 
 
-def sweep(
-    words: Sequence[str], console: Console, command: str = "train", start: Start = STARTS[Train]
-) -> list[Job]:
+def sweep(words: Sequence[str], console: Console, command: str = "train") -> list[Job]:
     """Run every combination; settings are checked before the first.
 
     Args:
         words: Settings, some with several values.
         console: Says what failed, at the end.
         command: The command of a single run.
-        start: Where its configuration starts.
 
     Raises:
         ConfigurationError: If a word makes no configuration.
     """
+    start = STARTS[KINDS[command]]
     with hydra_ready(start) as ready, one_line_errors(words, start.name):
         assert ready.hydra is not None
         batches = ready.hydra.multirun(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
-
 from tricouple.experiments.runs.command import add_options, run_words
 
 DESCRIPTION = """\
@@ -44,36 +42,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train what the words say."""
-    studies = "tricouple.experiments.vision.study_runs"
-    return run_words(args, single=single, multirun=multirun, studies=studies)
-
-
-def multirun(args: argparse.Namespace, console: Console) -> int:
-    """Every combination of the listed values; 1 if some run failed."""
-    from tricouple.experiments.runs.sweep import sweep
-
-    return int(any(job.failed for job in sweep(args.words, console)))
-
-
-def single(args: argparse.Namespace, console: Console) -> int:
-    """One run."""
-    from tricouple.conf.compose import configure as configuration
-    from tricouple.conf.compose import to_yaml
-    from tricouple.conf.schema import Train
-
-    # Before the imports below, which take seconds: a mistyped word is answered at once.
-    config = configuration(args.words, Train)
-
-    from tricouple.experiments.vision.run_folder import folder_of
-    from tricouple.experiments.vision.show import evaluation_table
-
-    if args.show:
-        console.print(f"# {folder_of(config).path}\n{to_yaml(config)}", markup=False)
-        return 0
-
-    from tricouple.experiments.vision.train import train
-
-    finished = train(config, console)
-    if finished.evaluation:
-        console.print(evaluation_table(finished.evaluation))
-    return 0
+    return run_words(args, command="train", package="tricouple.experiments.vision")

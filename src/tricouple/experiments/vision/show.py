@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
+
+from tricouple.experiments.runs.once import Finished
+
+
+def show(finished: Finished, console: Console) -> None:
+    """Print what a run has reached."""
+    console.print(evaluation_table(finished.evaluation))
 
 
 def evaluation_table(record: Mapping[str, Any]) -> Table | str:
