@@ -242,7 +242,7 @@ def test_a_run_without_labels_has_curves_and_no_accuracy(tmp_path):
     content |= {"accuracy": None, "result": "there are no labelled images to evaluate on"}
     (path / "evaluation.json").write_text(fake.json.dumps(content))
     root = parse(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert "having no labelled images" in section(root, "missing").text
+    assert "for lack of labelled images" in section(root, "missing").text
 
 
 @pytest.mark.parametrize(

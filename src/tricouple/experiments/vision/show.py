@@ -26,7 +26,7 @@ def evaluation_table(record: Mapping[str, Any]) -> Table | str:
     table = Table(
         title=record["run"],
         caption=(
-            f"{record['epoch']} epochs, {seconds:.0f} s"
+            f"epochs: {record['epoch']}, {seconds:.0f} s"
             + ("" if sharpness is None else f"; sharpness c = {sharpness:g}")
             + f"; {result['n_test']} {settings['part']} images, {result['n_train']} to learn "
             f"from; probe of {settings['probe_epochs']} epochs, k = {result['k']}"

@@ -65,7 +65,7 @@ def _unfinished(study: Study) -> Iterator[str]:
 def _unlabelled(study: Study) -> Iterator[str]:
     names = [run.id for run in study.runs if run.status == "done" and not run.metrics]
     if names:
-        yield f"{len(names)} runs have no accuracy, having no labelled images: {listing(names)}."
+        yield f"No accuracy, for lack of labelled images: {listing(names)}."
 
 
 def _seeds(groups: tuple[Group, ...]) -> Iterator[str]:
