@@ -30,8 +30,8 @@ def evaluation_table(record: Mapping[str, Any]) -> Table:
     table = Table(
         title=record["run"],
         caption=(
-            f"epochs: {record['epoch']}, {seconds:.0f} s; sharpness c = {sharpness:g}; modality gap "
-            f"{geometry['gap']:.2f}, alignment {geometry['alignment']:.2f}, uniformity "
+            f"epochs: {record['epoch']}, {seconds:.0f} s; sharpness c = {sharpness:g}; modality "
+            f"gap {geometry['gap']:.2f}, alignment {geometry['alignment']:.2f}, uniformity "
             f"{geometry['image_uniformity']:.2f} (images) {geometry['text_uniformity']:.2f} (texts)"
         ),
     )
