@@ -15,6 +15,7 @@ LINES = {
 }  # fmt: skip
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": "X",
            "cross": "P", "star": "*"}  # fmt: skip
+ROW = 6  # names that fit beside each other
 
 
 def ink(method: str) -> dict[str, Any]:
@@ -40,11 +41,7 @@ def with_legend(picture: Figure, axes: list[Axes]) -> Figure:
         for axis in axes
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
     }
-    picture.legend(
-        named.values(),
-        named.keys(),
-        loc="outside lower center",
-        ncols=min(len(named), 5),
-        frameon=False,
-    )
+    columns = len(named) if len(named) <= ROW else -(-len(named) // 2)
+    handles, names = named.values(), named.keys()
+    picture.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
     return picture
