@@ -6,7 +6,7 @@ from html import escape
 
 from tricouple.report.clip import figures
 from tricouple.report.clip.gallery import FILE, queries_html, read_gallery
-from tricouple.report.clip.groups import FINAL, SHARPNESS, Group, group, where
+from tricouple.report.clip.groups import SHARPNESS, Group, finals, group, where
 from tricouple.report.clip.headline import gaps, headline
 from tricouple.report.clip.matrices import CAPTION, TITLE, matrices
 from tricouple.report.clip.tables import geometry_table, retrieval_tables, zero_shot_table
@@ -32,9 +32,9 @@ GEOMETRY = (
 
 def article(study: Study) -> Article:
     """Return everything the page says about a study, or about a single run."""
-    groups = tuple(own for own in group(study, FINAL) if own.finished)
+    groups = finals(study)
     trials = group(study, SHARPNESS)
-    missing = gaps(study, group(study, FINAL))
+    missing = gaps(study, groups)
     sections = []
     if groups:
         paper = len(groups) > 1

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 
 from tricouple.report.clip.figures import CHOSEN_BY, over_sharpness
-from tricouple.report.clip.groups import FINAL, SHARPNESS, Group, group, where
+from tricouple.report.clip.groups import SHARPNESS, Group, finals, group, where
 from tricouple.report.clip.headline import gaps, headline
 from tricouple.report.clip.tables import retrieval_tables, zero_shot_table
 from tricouple.report.ink import with_legend
@@ -32,7 +32,7 @@ def sharpness_picture(study: Study) -> Figure | None:
 
 def markdown_tables(study: Study) -> str | None:
     """Retrieval and zero-shot, what they say, and how they were trained; None without results."""
-    groups = _final(study)
+    groups = finals(study)
     if not groups:
         return None
     budget = f"Mean ± std over seeds, the best in bold. Trained on {where(study)}."
@@ -43,7 +43,7 @@ def markdown_tables(study: Study) -> str | None:
 
 def terminal_tables(study: Study) -> list[RichTable | str]:
     """The same for a terminal, as many columns as 80 characters hold."""
-    groups = _final(study)
+    groups = finals(study)
     if not groups:
         return []
     tables = map(terminal_table, _tables(groups, at=(1, 5)))
@@ -54,10 +54,6 @@ DRAWINGS: dict[str, Callable[[Study], Figure | str | None]] = {
     "clip-sharpness.png": sharpness_picture,
     "clip-table.md": markdown_tables,
 }
-
-
-def _final(study: Study) -> tuple[Group, ...]:
-    return tuple(own for own in group(study, FINAL) if own.finished)
 
 
 def _tables(groups: tuple[Group, ...], at: Sequence[int] = (1, 5, 10)) -> list[Table]:

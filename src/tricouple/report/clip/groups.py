@@ -98,6 +98,11 @@ def group(study: Study, part: str) -> tuple[Group, ...]:
     )
 
 
+def finals(study: Study) -> tuple[Group, ...]:
+    """The final runs of every loss that has a finished one."""
+    return tuple(own for own in group(study, FINAL) if own.finished)
+
+
 def where(study: Study) -> str:
     """What the runs were trained on, in words."""
     for run in study.runs:
