@@ -5,12 +5,15 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from report.html_check import parse, rows
 from tricouple import cli
 from tricouple.report.clip.drawings import sharpness_picture
+from tricouple.report.ink import with_legend
 from tricouple.report.page import read_known, write_report
 from tricouple.report.read import StudyError
+from tricouple.report.tables import Table, terminal_table
 
 LOSSES = {"infonce": 0.10, "neg_mmiot": 0.12, "fused_gromov_published": 0.016, "iot": 0.02}
 PLAN = {"losses": list(LOSSES), "seeds": [0, 1, 2], "sharpness": [10, 100]}
@@ -162,6 +165,23 @@ def test_a_terminal_shows_retrieval_and_what_was_found(tmp_path, monkeypatch, ca
         assert words in shown
     assert max(map(len, shown.splitlines()[:-1])) <= 80
     assert "…" not in shown
+
+
+def test_a_terminal_stresses_the_best_alone():
+    table = Table("recall", ("loss", "@1"), [("a", "1.0"), ("b", "2.0")], bold={(1, 1)})
+    names, values = terminal_table(table).columns
+    assert [cell.style for cell in names.cells] == ["", ""]
+    assert [(cell.plain, cell.style) for cell in values.cells] == [("1.0", ""), ("2.0", "bold")]
+
+
+def test_many_losses_are_named_in_two_rows():
+    for count, columns in ((6, 6), (9, 5)):
+        picture = Figure()
+        axis = picture.add_subplot()
+        for number in range(count):
+            axis.plot([0, 1], label=f"loss {number}")
+        (legend,) = with_legend(picture, [axis]).legends
+        assert legend._ncols == columns
 
 
 def test_figures_are_recall_over_c_and_markdown_tables(tmp_path):
