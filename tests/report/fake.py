@@ -12,13 +12,13 @@ STEPS = [0, 50, 100, 150, 200]
 # method → (how fast the classes shrink, how much of the spectrum survives)
 METHODS = {
     "neg_mmiot": (6.0, 0.9),
-    "push_pull": (5.0, 0.8),
+    "pushpull": (5.0, 0.8),
     "iot": (1.0, 0.3),
-    "info_nce": (5.5, 0.85),
+    "infonce": (5.5, 0.85),
     "byol": (2.0, 0.05),
     "vicreg": (1.5, 0.4),
 }
-SHAPED = ("neg_mmiot", "push_pull")
+SHAPED = ("neg_mmiot", "pushpull")
 
 
 def noise(*words: object) -> np.random.Generator:

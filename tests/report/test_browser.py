@@ -70,7 +70,7 @@ def test_choosing_psi_keeps_the_losses_without_one(tab):
     choose(tab, "shaping", "log_sigmoid")
     shown = set(tab.evaluate(methods))
     choose(tab, "shaping", "linear")
-    assert {"neg_mmiotlog_sigmoid", "push_pulllog_sigmoid", "iotundefined"} <= shown
+    assert {"neg_mmiotlog_sigmoid", "pushpulllog_sigmoid", "iotundefined"} <= shown
     assert "neg_mmiotlinear" not in shown
 
 

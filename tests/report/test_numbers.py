@@ -33,7 +33,7 @@ def test_the_table_of_final_figures_equals_the_runs(page, study_folder, n_classe
     columns = ("nc1", "nc2_std", "nc2_deviation", "alpha", "beta", None, "knn", "effective_rank")
     for method, shaping, shown in (
         ("neg_mmiot", "linear", "Neg-MMIOT"),
-        ("push_pull", "log_sigmoid", "PushPull (log-sigmoid ψ)"),
+        ("pushpull", "log_sigmoid", "PushPull (log-sigmoid ψ)"),
         ("vicreg", None, "VICReg"),
     ):
         runs = [
@@ -132,7 +132,7 @@ FLAT, STEEP = [1.0, 1.0], [1.0, 0.01]
 def planted_groups(tmp_path):
     records = [
         *planted("neg_mmiot", 1.0, 0.01, FLAT, "linear"),
-        *planted("push_pull", 4.0, 0.02, FLAT, "linear"),
+        *planted("pushpull", 4.0, 0.02, FLAT, "linear"),
         *planted("iot", 2.0, 0.3, FLAT),  # tighter than PushPull, as rich as both
         *planted("byol", 5.0, 0.015, STEEP),  # nearer to the ETF than PushPull
     ]

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from typing import Any
 import torch
 
 import tricouple
+from tricouple.experiments.options import CommandError
+
+PACKAGE = Path(tricouple.__file__).parent
 
 PACKAGES = (
     "torch",
@@ -35,10 +39,12 @@ def collect_provenance() -> dict[str, Any]:
 
     Called before the run: ``load`` then tells how busy others kept the machine.
     """
+    changes = git_changes()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["tricouple", *sys.argv[1:]]),
         "commit": git_commit(),
+        **({"diff": sha256(changes.encode()).hexdigest()[:16]} if changes else {}),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_model(),
@@ -70,17 +76,43 @@ def cpu_model() -> str:
 
 def git_commit() -> str | None:
     """Return the commit of the sources, marked if they were changed since, None outside git."""
-    package = Path(tricouple.__file__)
     try:
         # An installed copy may lie inside the checkout of another project: not ours to name.
-        git(package.parent, "ls-files", "--error-unmatch", package.name)
-        return git(package.parent, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("rev-parse", "HEAD") + ("-dirty" if git_changes() else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
-def git(folder: Path, *words: str) -> str:
-    """Return what a git command says in a folder."""
+def git_changes() -> str:
+    """Return how the package differs from its commit: changed lines and files git does not know.
+
+    Results, tests and documents may change while a study runs; the package may not.
+    """
+    try:
+        unknown = git("ls-files", "--others", "--exclude-standard", ".").splitlines()
+        texts = [(PACKAGE / name).read_text(errors="replace") for name in unknown]
+        return "\n".join([git("diff", "HEAD", "--", "."), *unknown, *texts]).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def require_clean(*, allow_dirty: bool) -> None:
+    """Refuse to record results of sources that no commit names.
+
+    Raises:
+        CommandError: If the package was changed since its commit, unless that is allowed; the
+            records then carry a hash of the changes.
+    """
+    if not allow_dirty and git_changes():
+        raise CommandError(
+            f"the sources in {PACKAGE} were changed since their commit: nobody could repeat this "
+            "study: commit them first, or give --allow-dirty to record a hash of the changes"
+        )
+
+
+def git(*words: str) -> str:
+    """Return what a git command says in the folder of the package."""
     command = ["git", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, check=True)
     return done.stdout.strip()

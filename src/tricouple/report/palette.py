@@ -44,12 +44,12 @@ class Style:
 
 STYLES = {
     "neg_mmiot": Style("blue", "solid", "circle"),
-    "push_pull": Style("vermillion", "dash", "square"),
+    "pushpull": Style("vermillion", "dash", "square"),
     "iot": Style("green", "dashdot", "diamond"),
-    "info_nce": Style("purple", "dot", "triangle-up"),
+    "infonce": Style("purple", "dot", "triangle-up"),
     "byol": Style("orange", "longdash", "x"),
     "vicreg": Style("grey", "longdashdot", "cross"),
-    "inva_spread": Style("black", "longdash", "star"),
+    "invaspread": Style("black", "longdash", "star"),
     "iot_uniformity": Style("green", "dot", "cross"),
     "dbot": Style("orange", "dot", "square"),
     "fused_gromov": Style("grey", "dashdot", "diamond"),

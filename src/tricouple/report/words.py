@@ -8,12 +8,12 @@ from tricouple.report.statistics import MeanStd
 
 METHODS = {
     "neg_mmiot": "Neg-MMIOT",
-    "push_pull": "PushPull",
+    "pushpull": "PushPull",
     "iot": "IOT",
-    "info_nce": "InfoNCE",
+    "infonce": "InfoNCE",
     "byol": "BYOL",
     "vicreg": "VICReg",
-    "inva_spread": "InvaSpread",
+    "invaspread": "InvaSpread",
     "iot_uniformity": "IOT with uniformity",
     "dbot": "DBOT",
     "fused_gromov": "Fused-Gromov",

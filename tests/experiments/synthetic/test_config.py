@@ -41,23 +41,32 @@ def test_impossible_settings_are_refused(change, message):
 
 @pytest.mark.parametrize(
     ("method", "expected"),
-    [("neg_mmiot", 8.0), ("push_pull", 8.0), ("iot", 2.0), ("info_nce", 4.0), ("byol", None)],
+    [("neg_mmiot", 8.0), ("pushpull", 8.0), ("iot", 2.0), ("infonce", 4.0), ("byol", None)],
 )
 def test_sharpness_is_what_the_loss_knows_of_its_settings(method, expected):
-    shaping = "linear" if method in ("neg_mmiot", "push_pull") else None
+    shaping = "linear" if method in ("neg_mmiot", "pushpull") else None
     config = RunConfig(method, shaping, epsilon=0.5, temperature=0.25)
     assert config.sharpness == config.flat()["sharpness"] == expected
 
 
 def test_main_part_compares_all_methods_at_each_k_and_seed():
     cells = main_cells(RunConfig(), [10, 20, 50], range(3))
-    assert len(cells) == len({cell.id for cell in cells}) == 3 * 3 * 8
+    assert len(cells) == len({cell.id for cell in cells}) == 3 * 3 * 9
     assert {cell.config.method for cell in cells} == set(METHODS)
     assert {cell.part for cell in cells} == {"main"}
     # Whoever stops early has whole comparisons.
-    assert {cell.config.seed for cell in cells[:24]} == {0}
-    # The same budget for all.
-    assert len({tuple(cell.config.shared().items()) for cell in cells}) == 1
+    assert {cell.config.seed for cell in cells[:27]} == {0}
+    # The same budget for all, but for the τ of InfoNCE, which alone makes its sharpness.
+    budgets = [cell.config.shared() | {"temperature": None} for cell in cells]
+    assert all(budget == budgets[0] for budget in budgets)
+
+
+def test_info_nce_runs_at_the_sharpness_of_the_others_too():
+    cells = main_cells(RunConfig(epsilon=0.5, temperature=1.0), [10], [0])
+    found = {cell.id: cell.config.sharpness for cell in cells if cell.config.method == "infonce"}
+    assert found == {"infonce-K10-seed0": 1.0, "infonce-c2-K10-seed0": 2.0}
+    others = {cell.config.sharpness for cell in cells if cell.config.method == "neg_mmiot"}
+    assert others == {2.0}
 
 
 def test_maps_change_one_setting_at_a_time():
@@ -69,7 +78,10 @@ def test_maps_change_one_setting_at_a_time():
         axis = cell.part.removeprefix("maps/")
         changed = {key for key, value in base.shared().items()
                    if cell.config.shared()[key] != value}  # fmt: skip
-        assert changed <= {axis} | ({"sampler"} if axis == "imbalance" else set())
+        allowed = {"sampler"} if axis == "imbalance" else set()
+        if cell.config.method == "infonce":  # once more at the sharpness of the others
+            allowed |= {"temperature"}
+        assert changed <= {axis} | allowed
         assert "/" not in cell.id
 
 

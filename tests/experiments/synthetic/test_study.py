@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tricouple import cli
+from tricouple.experiments import provenance
 from tricouple.experiments.options import CommandError
 from tricouple.experiments.synthetic import command, pool, study
 from tricouple.experiments.synthetic.config import RunConfig
@@ -224,9 +225,31 @@ def test_impossible_studies_leave_no_folder(options, complaint, tmp_path, capsys
     assert not out.exists()
 
 
+def test_a_study_of_changed_sources_is_refused_or_carries_their_hash(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(provenance, "git_changes", lambda: "one line changed")
+    assert cli.main(["synthetic", "--out", str(tmp_path / "study")]) == 2
+    assert "commit them first, or give --allow-dirty" in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+    origin = provenance.collect_provenance()
+    assert origin["commit"] is None or origin["commit"].endswith("-dirty")
+    assert len(origin["diff"]) == 16
+    monkeypatch.setattr(provenance, "git_changes", lambda: "")
+    assert "diff" not in provenance.collect_provenance()
+
+
+def test_every_run_names_code_command_machine_load_and_steps(here, tmp_path):
+    folder = opened(tmp_path / "s")
+    run_cells(folder, CELLS[:1], Log(), workers=1)
+    (record,) = folder.records().values()
+    assert {"commit", "command", "cpu", "cores", "load", "date", "torch"} <= set(
+        record["provenance"]
+    )
+    assert record["config"]["steps"] == TINY.steps == record["curves"]["step"][-1]
+
+
 def test_command_shows_final_figures_beside_the_papers_claims(here, tmp_path, capsys):
     words = ["synthetic", "--classes", "3", "--seeds", "2", "--per-class", "6", "--data-dim", "9",
-             "--steps", "3", "--dim", "4", "--out", str(tmp_path)]  # fmt: skip
+             "--steps", "3", "--dim", "4", "--allow-dirty", "--out", str(tmp_path)]  # fmt: skip
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
     for word in ("Neg-MMIOT", "VICReg", "NC2 dev.", "k-NN", "±", "the paper says", "report.html"):
@@ -234,14 +257,14 @@ def test_command_shows_final_figures_beside_the_papers_claims(here, tmp_path, ca
     (verdict, *_) = {record["verdict"] for record in StudyFolder(tmp_path).records().values()}
     assert f"{verdict}: " in shown
     assert cli.main(words) == 0
-    assert "16 of 16 runs are done already" in capsys.readouterr().out
+    assert "18 of 18 runs are done already" in capsys.readouterr().out
 
 
 def test_maps_show_where_each_method_ends_along_every_axis(here, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "map_cells", lambda base: [
         Cell(f"dim={dim}", "maps/dim", replace(base, dim=dim)) for dim in (2, 4)
     ])  # fmt: skip
-    words = ["synthetic", "--study", "maps", "--classes", "3", "--per-class", "6",
+    words = ["synthetic", "--study", "maps", "--classes", "3", "--per-class", "6", "--allow-dirty",
              "--data-dim", "9", "--steps", "3", "--out", str(tmp_path)]  # fmt: skip
     assert cli.main(words) == 0
     assert "where they end, by dim" in capsys.readouterr().out

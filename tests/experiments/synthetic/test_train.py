@@ -26,7 +26,7 @@ def test_every_method_lowers_its_loss(method, shaping):
     assert all(point.finite for point in points)
 
 
-@pytest.mark.parametrize("method", ["neg_mmiot", "push_pull"])
+@pytest.mark.parametrize("method", ["neg_mmiot", "pushpull"])
 def test_losses_with_negatives_reach_the_simplex(method):
     config = replace(SMALL, method=method, steps=400, learning_rate=4e-3)
     *_, (point, _) = train(config)

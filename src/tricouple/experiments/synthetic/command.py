@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tricouple.experiments.options import CommandError, at_least, positive_float
-from tricouple.experiments.provenance import collect_provenance
+from tricouple.experiments.provenance import collect_provenance, require_clean
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.folder import StudyFolder, open_folder
 from tricouple.experiments.synthetic.grid import AXES, Cell, main_cells, map_cells
@@ -22,7 +22,7 @@ from tricouple.experiments.synthetic.verdict import MEANINGS
 
 DESCRIPTION = """\
 Train a three-layer MLP on a mixture of Gaussians with each of six methods (Neg-MMIOT, PushPull,
-IOT-CL, InfoNCE, BYOL, VICReg; the first two also with log-sigmoid ψ) and follow the geometry of
+IOT, InfoNCE, BYOL, VICReg; the first two also with log-sigmoid ψ) and follow the geometry of
 the training embeddings: neural collapse, spectrum of the class means, effective rank; and the k-NN
 accuracy on held-out samples. "main" compares the methods at several K with several seeds, "maps"
 varies one setting at a time at the first K and says where each method ends.
@@ -66,6 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--snapshots", action="store_true", help="keep embeddings of the first seed (1 MB a run)")
     add("--workers", type=at_least(1), default=os.cpu_count() or 1, help="runs at a time")
     add("--out", type=Path, default=Path("runs/synthetic"), help="folder of the study")
+    add("--allow-dirty", action="store_true", help="record runs of sources that no commit names")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
             cells += map_cells(base)
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from error
+    require_clean(allow_dirty=args.allow_dirty)
     conduct(args.out, "synthetic", base, cells, workers=args.workers, snapshots=args.snapshots)
     return 0
 

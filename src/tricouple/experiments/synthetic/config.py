@@ -7,8 +7,8 @@ from typing import Any
 
 from tricouple import checks
 
-METHODS = ("neg_mmiot", "push_pull", "iot", "info_nce", "byol", "vicreg")
-SHAPED = ("neg_mmiot", "push_pull")
+METHODS = ("neg_mmiot", "pushpull", "iot", "infonce", "byol", "vicreg")
+SHAPED = ("neg_mmiot", "pushpull")
 """The methods that have a ψ."""
 
 SAMPLERS = ("class_uniform", "shuffled")
@@ -122,7 +122,7 @@ class RunConfig:
         """What a linear loss knows of τ and ε: c = 1/(τε), 1/ε for IOT and 1/τ for InfoNCE."""
         if self.method in SHAPED:
             return 1 / (self.temperature * self.epsilon)
-        return {"iot": 1 / self.epsilon, "info_nce": 1 / self.temperature}.get(self.method)
+        return {"iot": 1 / self.epsilon, "infonce": 1 / self.temperature}.get(self.method)
 
     def flat(self) -> dict[str, Any]:
         """All settings, and the sharpness, as a run file has them."""

@@ -12,13 +12,13 @@ Variant = tuple[str, str | None]  # a method and its ψ
 
 LINEAR: tuple[Variant, ...] = (
     ("neg_mmiot", "linear"),
-    ("push_pull", "linear"),
+    ("pushpull", "linear"),
     ("iot", None),
-    ("info_nce", None),
+    ("infonce", None),
     ("byol", None),
     ("vicreg", None),
 )
-LOG_SIGMOID: tuple[Variant, ...] = (("neg_mmiot", "log_sigmoid"), ("push_pull", "log_sigmoid"))
+LOG_SIGMOID: tuple[Variant, ...] = (("neg_mmiot", "log_sigmoid"), ("pushpull", "log_sigmoid"))
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ AXES = (
     Axis(
         "epsilon",
         (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
-        _using("neg_mmiot", "push_pull", "iot") + LOG_SIGMOID,
+        _using("neg_mmiot", "pushpull", "iot") + LOG_SIGMOID,
     ),
     Axis(
         "temperature",
         (0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
-        _using("neg_mmiot", "push_pull", "info_nce") + LOG_SIGMOID,
+        _using("neg_mmiot", "pushpull", "infonce") + LOG_SIGMOID,
     ),
-    Axis("n_iters", (1, 2, 3, 5, 10, 30), _using("neg_mmiot", "push_pull", "iot")),
+    Axis("n_iters", (1, 2, 3, 5, 10, 30), _using("neg_mmiot", "pushpull", "iot")),
     Axis("imbalance", (1.0, 2.0, 5.0, 10.0, 25.0), LINEAR),
     Axis("dim", (2, 3, 5, 8, 9, 16, 64), LINEAR),
     Axis("kappa", (0.2, 1.0, 5.0, 25.0, 100.0), LINEAR),
@@ -72,17 +72,19 @@ def main_cells(
 ) -> list[Cell]:
     """All variants at each K with each seed; a whole comparison comes before the next seed.
 
+    InfoNCE runs at the τ of the others, at ε = 0.5 half as sharp as they, and at their sharpness.
+
     Example:
         >>> [cell.id for cell in main_cells(RunConfig(), [10], [0], LINEAR[:2])]
-        ['neg_mmiot-linear-K10-seed0', 'push_pull-linear-K10-seed0']
+        ['neg_mmiot-linear-K10-seed0', 'pushpull-linear-K10-seed0']
     """
-    configs = (
-        replace(base, method=method, shaping=shaping, n_classes=n_classes, seed=seed)
+    return [
+        Cell(_name(config, base), "main", config)
         for seed in seeds
         for n_classes in classes
-        for method, shaping in variants
-    )
-    return [Cell(_name(config), "main", config) for config in configs]
+        for variant in variants
+        for config in _configs(replace(base, n_classes=n_classes, seed=seed), variant)
+    ]
 
 
 def map_cells(base: RunConfig) -> list[Cell]:
@@ -102,12 +104,30 @@ def _map_cells(base: RunConfig) -> Iterator[Cell]:
         if axis.name == "imbalance":
             values = tuple(value for value in values if value <= base.per_class / 2)
         for value in values:
-            for method, shaping in axis.variants:
-                changes: dict[str, Any] = {axis.name: value}
-                config = replace(base, method=method, shaping=shaping, sampler=sampler, **changes)
-                yield Cell(f"{axis.name}={value}-{_name(config)}", f"maps/{axis.name}", config)
+            changes: dict[str, Any] = {axis.name: value}
+            here = replace(base, sampler=sampler, **changes)
+            for variant in axis.variants:
+                for config in _configs(here, variant, twice=axis.name != "temperature"):
+                    name = f"{axis.name}={value}-{_name(config, here)}"
+                    yield Cell(name, f"maps/{axis.name}", config)
 
 
-def _name(config: RunConfig) -> str:
-    words = [config.method, config.shaping, f"K{config.n_classes}", f"seed{config.seed}"]
+def _configs(base: RunConfig, variant: Variant, *, twice: bool = True) -> Iterator[RunConfig]:
+    """The runs of a variant; InfoNCE, whose sharpness is 1/τ, also at the others' 1/(τε)."""
+    method, shaping = variant
+    config = replace(base, method=method, shaping=shaping)
+    yield config
+    if method == "infonce" and twice and base.epsilon != 1:
+        yield replace(config, temperature=base.temperature * base.epsilon)
+
+
+def _name(config: RunConfig, base: RunConfig) -> str:
+    sharper = config.temperature != base.temperature
+    words = [
+        config.method,
+        config.shaping,
+        f"c{config.sharpness:g}" if sharper else None,
+        f"K{config.n_classes}",
+        f"seed{config.seed}",
+    ]
     return "-".join(word for word in words if word)

@@ -85,11 +85,11 @@ def build_loss(config: RunConfig) -> nn.Module:
     match config.method:
         case "neg_mmiot":
             return NegMMIOT(tau, epsilon, n_iters, shaping=psi)
-        case "push_pull":
+        case "pushpull":
             return PushPull(tau, epsilon, epsilon, n_iters, shaping=psi)
         case "iot":
             return IOT(epsilon, n_iters)
-        case "info_nce":
+        case "infonce":
             return InfoNCE(tau)
         case "vicreg":
             return VICReg()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime
@@ -77,7 +78,11 @@ def run_cells(
 
     def store(task: int) -> None:
         run = active.pop(task)
-        record = run.record(provenance | {"date": datetime.now(UTC).isoformat(timespec="seconds")})
+        now = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "load": round(os.getloadavg()[0], 2),
+        }
+        record = run.record(provenance | now)
         keep_record(record)
         for cell in twins[task][1:]:
             keep_record(copied(record, cell))
@@ -116,11 +121,10 @@ def copied(record: dict[str, Any], cell: Cell) -> dict[str, Any]:
 
 
 def run_provenance() -> dict[str, Any]:
-    """What a single run has to say; machine and command stand in ``study.json``."""
+    """What a single run has to say: which code, told to do what, on which machine."""
     origin = collect_provenance()
-    return {
-        "commit": origin["commit"],
-        "python": origin["python"],
+    kept = ("commit", "diff", "command", "system", "cpu", "cores", "python")
+    return {key: origin[key] for key in kept if key in origin} | {
         "torch": origin["versions"]["torch"],
         "tricouple": origin["versions"]["tricouple"],
     }

@@ -16,9 +16,9 @@ Record = dict[str, Any]
 
 NAMES = {
     "neg_mmiot": "Neg-MMIOT",
-    "push_pull": "PushPull",
+    "pushpull": "PushPull",
     "iot": "IOT-CL",
-    "info_nce": "InfoNCE",
+    "infonce": "InfoNCE",
     "byol": "BYOL",
     "vicreg": "VICReg",
 }
@@ -26,9 +26,9 @@ NAMES = {
 # The paper shows curves without numbers in its text; this is what it says of them.
 CLAIMS = {
     "neg_mmiot": "neural collapse, simplex ETF",
-    "push_pull": "neural collapse, simplex ETF",
+    "pushpull": "neural collapse, simplex ETF",
     "iot": "less collapse within classes, fewer directions",
-    "info_nce": "not shown",
+    "infonce": "not shown",
     "byol": "dimensional collapse",
     "vicreg": "dimensional collapse",
 }

@@ -11,12 +11,12 @@ from tricouple.report.words import METHODS, axis_value
 
 # Losses of the command line, in the order of the paper's table, by their name in the report.
 LOSSES = {
-    "infonce": "info_nce",
+    "infonce": "infonce",
     "iot": "iot",
     "iot_uniformity": "iot_uniformity",
     "dbot": "dbot",
     "fused_gromov": "fused_gromov",
-    "pushpull": "push_pull",
+    "pushpull": "pushpull",
     "neg_mmiot": "neg_mmiot",
     "dbot_published": "dbot_published",
     "fused_gromov_published": "fused_gromov_published",

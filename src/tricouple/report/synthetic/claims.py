@@ -16,7 +16,7 @@ RULE = (
     "deviations together and by more than 1 %; otherwise it is level. “mixed” is a claim that "
     "some comparisons support and others do not. The factor is that of the supporting ones."
 )
-OURS = ("neg_mmiot", "push_pull")
+OURS = ("neg_mmiot", "pushpull")
 START = "start"  # compare with the method's own first recorded value
 
 

@@ -22,11 +22,11 @@ BACKBONES = {
 }
 # The losses of the command line, in the order of the paper's tables, by their name in the report.
 LOSSES = {
-    "infonce": "info_nce",
-    "invaspread": "inva_spread",
+    "infonce": "infonce",
+    "invaspread": "invaspread",
     "iot": "iot",
     "iot_uniformity": "iot_uniformity",
-    "pushpull": "push_pull",
+    "pushpull": "pushpull",
     "neg_mmiot": "neg_mmiot",
     "dbot": "dbot",
     "vicreg": "vicreg",
