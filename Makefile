@@ -44,7 +44,7 @@ clean:  ## remove .venv and everything generated
 
 # The stamp makes installing a one-time step, repeated only when the dependencies change.
 # $(PYTHON) is checked first, because an old pip would fail much later and less clearly.
-$(STAMP): pyproject.toml constraints.txt $(wildcard src/tricouple/ot/kernels/*.[ch])
+$(STAMP): pyproject.toml constraints.txt $(wildcard src/tricouple/ot/sweeps/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit("tricouple needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.11 ..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench,clip,dev,train]"

@@ -194,7 +194,7 @@ def settings() -> dict[str, Batch]:
 @pytest.fixture(params=["compiled", "plain"])
 def sweeps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to run the sweeps of small batches: the compiled module and PyTorch alone."""
-    from tricouple.ot.kernels import native
+    from tricouple.ot.sweeps import native
 
     if request.param == "plain":
         monkeypatch.setattr(native, "compiled", None)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tricouple import cli
-from tricouple.experiments.efficiency import command, contenders, measure, memory, summary, table
-from tricouple.experiments.efficiency.contenders import BY_NAME, CONTENDERS, LOSS
-from tricouple.experiments.efficiency.problem import Problem, make_batch
-from tricouple.experiments.efficiency.record import Measurement, Report
-from tricouple.experiments.efficiency.timing import Timing, time_together
+from tricouple.experiments.bench import command, contenders, measure, memory, summary, table
+from tricouple.experiments.bench.contenders import BY_NAME, CONTENDERS, LOSS
+from tricouple.experiments.bench.problem import Problem, make_batch
+from tricouple.experiments.bench.record import Measurement, Report
+from tricouple.experiments.bench.timing import Timing, time_together
 
 PROBLEM = Problem(dim=16, classes=4)
 

@@ -111,7 +111,7 @@ def test_user_errors_are_one_line_without_traceback(
 def test_missing_optional_package_is_named_with_the_way_to_install_it(capsys, monkeypatch):
     for module in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delitem(sys.modules, "tricouple.experiments.theory.command", raising=False)
+    monkeypatch.delitem(sys.modules, "tricouple.experiments.verify.command", raising=False)
     monkeypatch.setitem(sys.modules, "rich", None)
     assert cli.main(["verify"]) == 2
     assert "rich is missing: pip install 'tricouple[bench]'" in capsys.readouterr().err

@@ -14,8 +14,8 @@ import tricouple
 PACKAGE = Path(tricouple.__file__).parent
 # Parts of the package that use the core; the command line is the one door to them.
 EXPERIMENTS = {
-    "adapters", "bench", "benchmarks", "cli", "conf", "data", "demo", "evaluation", "experiments",
-    "models", "report", "training",
+    "adapters", "benchmarks", "cli", "conf", "data", "evaluation", "experiments",
+    "files", "models", "names", "options", "provenance", "report", "training",
 }  # fmt: skip
 CORE = [
     path

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from tricouple import __version__
-from tricouple.experiments.options import CommandError, HelpFormatter
+from tricouple.options import CommandError, HelpFormatter
 
 DESCRIPTION = """\
 Contrastive learning with optimal transport: anchor, positive and negative in one coupling.
@@ -62,7 +62,7 @@ COMMANDS = {
         "train",
     ),
     "verify": Command(
-        "tricouple.experiments.theory.command",
+        "tricouple.experiments.verify.command",
         "test the statements of the paper's theory numerically (a minute)",
         "bench",
     ),
@@ -82,7 +82,7 @@ COMMANDS = {
         "train,clip",
     ),
     "bench": Command(
-        "tricouple.experiments.efficiency.command",
+        "tricouple.experiments.bench.command",
         "time and memory against the dense algorithm and other libraries",
         "bench",
     ),

@@ -15,7 +15,7 @@ from tricouple.data.augment import Recipe, colour, geometric, random_view, recip
 from tricouple.data.augment.parameters import draw_boxes, draw_parameters
 from tricouple.data.augment.views import transform
 from tricouple.data.normalisation import Normalisation
-from tricouple.experiments.efficiency.augmentation import torchvision_pipeline
+from tricouple.experiments.bench.augmentation import torchvision_pipeline
 
 from tricouple.torchvision_ops import declare_missing  # isort: skip
 

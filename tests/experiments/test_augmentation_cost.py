@@ -2,7 +2,7 @@
 
 import json
 
-from tricouple.experiments.efficiency import augmentation
+from tricouple.experiments.bench import augmentation
 
 
 def test_every_way_is_measured(tmp_path, monkeypatch):

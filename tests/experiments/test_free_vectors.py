@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tricouple import geometry
-from tricouple.experiments.theory.descent import descend_from_random
+from tricouple.experiments.verify.descent import descend_from_random
 from tricouple.losses import NegMMIOT
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tricouple.experiments.theory import markdown, quadrature, quadrature_errors
-from tricouple.experiments.theory.page import standalone_chart
-from tricouple.experiments.theory.results import Report
-from tricouple.ot.kernels.quadrature import log_sigmoid_terms, trapezoid_error
+from tricouple.experiments.verify import markdown, quadrature, quadrature_errors
+from tricouple.experiments.verify.page import standalone_chart
+from tricouple.experiments.verify.results import Report
+from tricouple.ot.sweeps.quadrature import log_sigmoid_terms, trapezoid_error
 
 ROOT = Path(__file__).parents[2]
 

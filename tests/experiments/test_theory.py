@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 import reference
 from tricouple import cli
-from tricouple.experiments.theory import (
+from tricouple.experiments.verify import (
     baselines,
     beyond,
     command,
@@ -24,11 +24,11 @@ from tricouple.experiments.theory import (
     markdown,
     unbalanced,
 )
-from tricouple.experiments.theory.page import page
-from tricouple.experiments.theory.results import Figure, Outcome, Report, Series
-from tricouple.experiments.theory.setting import Losses, Setting
-from tricouple.experiments.theory.statements import BY_ID, STATEMENTS, select, verify
-from tricouple.experiments.theory.svg import chart
+from tricouple.experiments.verify.page import page
+from tricouple.experiments.verify.results import Figure, Outcome, Report, Series
+from tricouple.experiments.verify.setting import Losses, Setting
+from tricouple.experiments.verify.statements import BY_ID, STATEMENTS, select, verify
+from tricouple.experiments.verify.svg import chart
 from tricouple.losses import IOT, NegMMIOT, PushPull
 
 ROOT = Path(__file__).parents[2]

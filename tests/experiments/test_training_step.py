@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tricouple import cli
-from tricouple.experiments.efficiency import clip_step, training_step
-from tricouple.experiments.efficiency.clip_step import ClipStepPlan, clip_steps
-from tricouple.experiments.efficiency.training_step import LOSSES, StepPlan, StepTime
+from tricouple.experiments.bench import clip_step, training_step
+from tricouple.experiments.bench.clip_step import ClipStepPlan, clip_steps
+from tricouple.experiments.bench.training_step import LOSSES, StepPlan, StepTime
 from tricouple.models.encoders import build_encoder
 
 TINY = StepPlan(backbone="test_resnet", batch_size=16, image_size=8, rounds=2)

@@ -5,9 +5,9 @@ from types import ModuleType
 
 import pytest
 
-from tricouple.ot.kernels import native
+from tricouple.ot.sweeps import native
 
-NAME = "tricouple.ot.kernels._native"
+NAME = "tricouple.ot.sweeps._native"
 
 
 @pytest.mark.parametrize("calls", [None, native.CALLS - 1, native.CALLS + 1])

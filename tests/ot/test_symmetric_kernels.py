@@ -14,11 +14,11 @@ from torch.nn.functional import normalize
 from tricouple import IOT, NegMMIOT, PushPull
 from tricouple.memory import IN_MATRICES, MemoryPlan
 from tricouple.ot import solvers
-from tricouple.ot.kernels import native, threads
-from tricouple.ot.kernels.similarities import Products
-from tricouple.ot.kernels.symmetric_kernels import SymmetricKernels
-from tricouple.ot.kernels.tiles import Factors
-from tricouple.ot.kernels.triangle import triangle
+from tricouple.ot.sweeps import native, threads
+from tricouple.ot.sweeps.similarities import Products
+from tricouple.ot.sweeps.symmetric_kernels import SymmetricKernels
+from tricouple.ot.sweeps.tiles import Factors
+from tricouple.ot.sweeps.triangle import triangle
 
 pytestmark = pytest.mark.skipif(native.compiled is None, reason="built without a compiler")
 

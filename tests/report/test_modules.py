@@ -33,7 +33,7 @@ def test_only_the_command_knows_the_options_and_nothing_knows_an_experiment(path
         for name in imported(path)
         if name.startswith("tricouple") and not name.startswith("tricouple.report")
     }
-    allowed = {"tricouple.experiments.options"} if path.name == "command.py" else set()
+    allowed = {"tricouple.options"} if path.name == "command.py" else set()
     assert foreign <= allowed
     assert "torch" not in {name.partition(".")[0] for name in imported(path)}
 

@@ -6,10 +6,10 @@ import argparse
 import os
 from pathlib import Path
 
-from tricouple.experiments.options import CommandError, at_least
 from tricouple.experiments.synthetic.command import conduct
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.grid import LINEAR, main_cells
+from tricouple.options import CommandError, at_least
 
 DESCRIPTION = """\
 Six methods learn ten Gaussian classes with the same small network and the same budget. Theory says

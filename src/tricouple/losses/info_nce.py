@@ -14,9 +14,9 @@ from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.memory import DEFAULT_BUDGET, MEMORY_MODES, plan_memory
 from tricouple.numeric import inverse_product
-from tricouple.ot.kernels.plan import Patch, ScoreGradient
-from tricouple.ot.kernels.similarities import row_blocks
 from tricouple.ot.pull import pull
+from tricouple.ot.sweeps.plan import Patch, ScoreGradient
+from tricouple.ot.sweeps.similarities import row_blocks
 
 
 class InfoNCE(ContrastiveLoss):

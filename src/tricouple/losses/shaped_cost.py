@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tricouple.losses.batch import Batch
-from tricouple.ot.kernels.margins import Margins
+from tricouple.ot.sweeps.margins import Margins
 from tricouple.relations import ListedTriplets
 from tricouple.shaping import Shaping
 

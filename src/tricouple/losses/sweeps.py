@@ -8,10 +8,10 @@ from tricouple import checks
 from tricouple.losses.batch import Batch
 from tricouple.memory import MEMORY_MODES, MemoryPlan, plan_memory
 from tricouple.ot.gradients import GRADIENTS
-from tricouple.ot.kernels.balanced import can_be_halved
-from tricouple.ot.kernels.similarities import Products
 from tricouple.ot.potentials import Settings
 from tricouple.ot.solvers import SolverFactory
+from tricouple.ot.sweeps.balanced import can_be_halved
+from tricouple.ot.sweeps.similarities import Products
 
 
 @dataclass(frozen=True)

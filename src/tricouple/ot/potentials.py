@@ -17,10 +17,10 @@ from tricouple.eager import never_compiled
 from tricouple.memory import empty_matrix
 from tricouple.numeric import wide_dtype
 from tricouple.ot.gradients import GRADIENTS
-from tricouple.ot.kernels.plan import Masses, Releasable, ScoreGradient, Solution
-from tricouple.ot.kernels.similarities import Matrix, Products, Similarities
 from tricouple.ot.pull import pull
 from tricouple.ot.solvers import SolverFactory
+from tricouple.ot.sweeps.plan import Masses, Releasable, ScoreGradient, Solution
+from tricouple.ot.sweeps.similarities import Matrix, Products, Similarities
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import wide_dtype
-from tricouple.ot.kernels.plan import ScoreGradient
+from tricouple.ot.sweeps.plan import ScoreGradient
 
 # Up to this many samples it is cheaper to add a gradient to its transpose than to multiply twice.
 _SMALL = 1024

@@ -8,17 +8,17 @@ from typing import Protocol
 
 from tricouple.memory import MemoryPlan
 from tricouple.numeric import wide_dtype
-from tricouple.ot.kernels import native
-from tricouple.ot.kernels.balanced import can_be_halved
-from tricouple.ot.kernels.native_triplet import NativeTriplet
-from tricouple.ot.kernels.pair_log import LogPair
-from tricouple.ot.kernels.pair_scaled import ScaledPair
-from tricouple.ot.kernels.plan import Kernel, Masses, Solution
-from tricouple.ot.kernels.similarities import Similarities
-from tricouple.ot.kernels.triplet_anchors import careful_shaped
-from tricouple.ot.kernels.triplet_log import careful_linear
-from tricouple.ot.kernels.triplet_log_sigmoid import careful_log_sigmoid, scaled_log_sigmoid
-from tricouple.ot.kernels.triplet_scaled import scaled_linear
+from tricouple.ot.sweeps import native
+from tricouple.ot.sweeps.balanced import can_be_halved
+from tricouple.ot.sweeps.native_triplet import NativeTriplet
+from tricouple.ot.sweeps.pair_log import LogPair
+from tricouple.ot.sweeps.pair_scaled import ScaledPair
+from tricouple.ot.sweeps.plan import Kernel, Masses, Solution
+from tricouple.ot.sweeps.similarities import Similarities
+from tricouple.ot.sweeps.triplet_anchors import careful_shaped
+from tricouple.ot.sweeps.triplet_log import careful_linear
+from tricouple.ot.sweeps.triplet_log_sigmoid import careful_log_sigmoid, scaled_log_sigmoid
+from tricouple.ot.sweeps.triplet_scaled import scaled_linear
 from tricouple.shaping import Shaping
 
 # Streamed sweeps have no logarithms to fall back on, but twice the digits: of sixteen, six may go.

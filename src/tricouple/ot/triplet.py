@@ -13,11 +13,6 @@ from tricouple import checks
 from tricouple.memory import DEFAULT_BUDGET, IN_MATRICES
 from tricouple.numeric import compute_dtype, inverse_product, uniform, wide_dtype
 from tricouple.ot.gradients import GRADIENTS
-from tricouple.ot.kernels.log_domain import LogDomainTriplet, LogTripletPlan
-from tricouple.ot.kernels.similarities import Matrix
-from tricouple.ot.kernels.triplet_anchors import careful_shaped
-from tricouple.ot.kernels.triplet_log import careful_linear
-from tricouple.ot.kernels.triplet_log_sigmoid import careful_log_sigmoid
 from tricouple.ot.pairwise import DEFAULT_TOLERANCE, largest_error
 from tricouple.ot.potentials import Settings, solve_potentials
 from tricouple.ot.solvers import (
@@ -25,6 +20,11 @@ from tricouple.ot.solvers import (
     linear_triplet,
     log_sigmoid_triplet,
 )
+from tricouple.ot.sweeps.log_domain import LogDomainTriplet, LogTripletPlan
+from tricouple.ot.sweeps.similarities import Matrix
+from tricouple.ot.sweeps.triplet_anchors import careful_shaped
+from tricouple.ot.sweeps.triplet_log import careful_linear
+from tricouple.ot.sweeps.triplet_log_sigmoid import careful_log_sigmoid
 from tricouple.shaping import Shaping, check_margins, resolve
 
 

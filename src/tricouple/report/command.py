@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from tricouple.experiments.options import CommandError, require_writable
+from tricouple.options import CommandError, require_writable
 from tricouple.report.clip import drawings as clip
 from tricouple.report.page import read_known, write_page
 from tricouple.report.pictures import drawings, write_pictures

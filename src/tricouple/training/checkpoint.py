@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
-from tricouple.training.files import save_tensors
+from tricouple.files import save_tensors
 
 
 class CheckpointError(ValueError):

@@ -16,7 +16,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
-from tricouple.training.files import write_text
+from tricouple.files import write_text
 from tricouple.training.module import Training
 
 Row = dict[str, float | int]

@@ -14,9 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tricouple import cli
-from tricouple.experiments import provenance
-from tricouple.experiments.options import CommandError
+from tricouple import cli, provenance
 from tricouple.experiments.synthetic import command, pool, study
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.folder import StudyFolder, open_folder
@@ -25,6 +23,7 @@ from tricouple.experiments.synthetic.pool import Event, WorkerError, thinned, tr
 from tricouple.experiments.synthetic.record import RunInProgress
 from tricouple.experiments.synthetic.study import run_cells, unfinished
 from tricouple.experiments.synthetic.train import train
+from tricouple.options import CommandError
 
 TINY = RunConfig(n_classes=3, per_class=8, data_dim=10, hidden=16, dim=4, steps=6)
 CELLS = main_cells(TINY, [3], [0, 1], LINEAR[:2])

@@ -22,8 +22,8 @@ from tricouple.experiments.vision import train as train_module
 from tricouple.experiments.vision.images import load_images
 from tricouple.experiments.vision.run_folder import RunError, RunFolder, digest, folder_of
 from tricouple.experiments.vision.train import train
+from tricouple.files import WriteError
 from tricouple.training.checkpoint import CheckpointError, load_tensors
-from tricouple.training.files import WriteError
 from tricouple.training.module import LossTraining
 
 LOSSES = [

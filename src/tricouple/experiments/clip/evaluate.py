@@ -21,7 +21,7 @@ from tricouple.experiments.runs.evaluation import Beginning, write_evaluation
 from tricouple.experiments.runs.loss_settings import sharpness_of
 from tricouple.experiments.runs.run_folder import RunFolder, digest
 from tricouple.experiments.runs.trained import Trained
-from tricouple.training.files import write_atomically
+from tricouple.files import write_atomically
 
 if TYPE_CHECKING:
     from open_clip import CLIP

@@ -10,7 +10,7 @@ from tricouple.conf.clip.schema import Clip
 from tricouple.experiments.clip.run_folder import folder_of
 from tricouple.experiments.runs.loss_settings import loss_parameters, sharpness_of
 from tricouple.experiments.runs.records import DONE, Records, shortened
-from tricouple.training.files import write_text
+from tricouple.files import write_text
 
 KIND = "clip"
 

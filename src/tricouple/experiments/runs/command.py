@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tricouple.experiments.options import CommandError
+from tricouple.options import CommandError
 
 
 def add_options(parser: argparse.ArgumentParser, results: str) -> None:

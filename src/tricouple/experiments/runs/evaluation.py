@@ -7,10 +7,10 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tricouple.experiments.provenance import collect_provenance
 from tricouple.experiments.runs.run_folder import RunConfig, RunFolder
 from tricouple.experiments.runs.trained import Trained
-from tricouple.training.files import write_text
+from tricouple.files import write_text
+from tricouple.provenance import collect_provenance
 from tricouple.training.history import curves
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tricouple.training.files import write_text
+from tricouple.files import write_text
 
 DONE, DIVERGED = "done", "diverged"
 

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 from tricouple.conf.clip.schema import Clip
 from tricouple.conf.compose import ConfigurationError, read_yaml, to_yaml
 from tricouple.conf.schema import Train
-from tricouple.training.files import write_text
+from tricouple.files import write_text
 
 RunConfig: TypeAlias = Train | Clip
 C = TypeVar("C", Train, Clip)

@@ -15,11 +15,11 @@ from rich.console import Console
 
 from tricouple.conf.compose import ConfigurationError, configure, read_yaml
 from tricouple.conf.schema import Study
-from tricouple.experiments.provenance import collect_provenance
 from tricouple.experiments.runs.records import DIVERGED, DONE, Records, shortened
 from tricouple.experiments.runs.run_folder import RunConfig, RunFolder
 from tricouple.experiments.runs.study import Trial, run_block
-from tricouple.training.files import write_text
+from tricouple.files import write_text
+from tricouple.provenance import collect_provenance
 from tricouple.training.module import DivergenceError
 
 C = TypeVar("C", bound=RunConfig)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from tricouple.experiments.runs.run_folder import RunFolder
+from tricouple.files import save_tensors
 from tricouple.training.checkpoint import CheckpointError, load_tensors
-from tricouple.training.files import save_tensors
 from tricouple.training.history import History, Row
 
 _PREFIX = "encoder."  # of the encoder's weights in a checkpoint of the whole training

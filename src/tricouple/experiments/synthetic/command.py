@@ -9,8 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tricouple.experiments.options import CommandError, at_least, positive_float
-from tricouple.experiments.provenance import collect_provenance, require_clean
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.folder import StudyFolder, open_folder
 from tricouple.experiments.synthetic.grid import AXES, Cell, main_cells, map_cells
@@ -19,6 +17,8 @@ from tricouple.experiments.synthetic.progress import LiveProgress
 from tricouple.experiments.synthetic.study import run_cells, unfinished, write_page
 from tricouple.experiments.synthetic.tables import claims_table, final_table, map_table
 from tricouple.experiments.synthetic.verdict import MEANINGS
+from tricouple.options import CommandError, at_least, positive_float
+from tricouple.provenance import collect_provenance, require_clean
 
 DESCRIPTION = """\
 Train a three-layer MLP on a mixture of Gaussians with each of six methods (Neg-MMIOT, PushPull,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tricouple.experiments.options import CommandError, require_writable
 from tricouple.experiments.synthetic.verdict import MEANINGS
+from tricouple.options import CommandError, require_writable
 
 KIND = "synthetic"
 

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from tricouple.experiments.provenance import collect_provenance
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.folder import StudyFolder
 from tricouple.experiments.synthetic.grid import Cell
 from tricouple.experiments.synthetic.pool import train_all
 from tricouple.experiments.synthetic.record import RunInProgress
+from tricouple.provenance import collect_provenance
 
 
 class Watcher(Protocol):

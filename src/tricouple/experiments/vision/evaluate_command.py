@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tricouple.experiments.options import CommandError
 from tricouple.experiments.runs.command import user_errors
+from tricouple.options import CommandError
 
 DESCRIPTION = """\
 Evaluate the encoders of runs: linear probe, k nearest neighbours, confusion matrix, geometry and

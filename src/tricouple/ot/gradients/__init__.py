@@ -14,7 +14,7 @@ from torch import Tensor
 from tricouple.ot.gradients.envelope import envelope
 from tricouple.ot.gradients.implicit import implicit
 from tricouple.ot.gradients.unrolled import unrolled
-from tricouple.ot.kernels.plan import ScoreGradient, Solution
+from tricouple.ot.sweeps.plan import ScoreGradient, Solution
 
 GradientRule = Callable[[Solution, Sequence[Tensor]], ScoreGradient]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tricouple.ot.kernels.plan import ScoreGradient, Solution
+from tricouple.ot.sweeps.plan import ScoreGradient, Solution
 
 
 def envelope(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import divide_or_zero
-from tricouple.ot.kernels.plan import Plan, ScoreGradient, Solution
+from tricouple.ot.sweeps.plan import Plan, ScoreGradient, Solution
 
 
 def implicit(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tricouple.ot.kernels.plan import ScoreGradient, Solution
+from tricouple.ot.sweeps.plan import ScoreGradient, Solution
 
 
 def unrolled(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:

@@ -1,0 +1,211 @@
+"""Lemmas 3.1 and 3.2: g is convex in the cost, and averaging over symmetries never increases it.
+
+Both are tested on dense cost tensors, and on the loss under test: with ψ affine the cost is affine
+in the Gram matrix of the vectors, so the loss must be convex in it too, and averages of Gram
+matrices are Gram matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tricouple.experiments.verify.configurations import (
+    average_over_symmetries,
+    balanced_labels,
+    gram,
+    random_unit,
+    vectors,
+)
+from tricouple.experiments.verify.coupling import (
+    SHAPINGS,
+    divergence,
+    triplet_cost,
+    triplet_target,
+    uniform_marginals,
+)
+from tricouple.experiments.verify.curvature import hessian, lowest_direction
+from tricouple.experiments.verify.results import Figure, Finding, Row, Series
+from tricouple.experiments.verify.setting import Criterion, Setting
+
+Value = Callable[[Tensor], float]
+Draw = Callable[[torch.Generator], Tensor]
+
+SIZES = ((2, 3), (3, 3), (4, 2))
+"""(K, b): classes and samples of each."""
+
+SEGMENTS = 6
+CURVATURE_POINTS = 2
+FRACTIONS = torch.linspace(0.0, 1.0, 9, dtype=torch.float64).tolist()
+EPSILON = 0.5
+SHARPNESS = 1 / EPSILON
+
+
+def chord_gaps(value: Value, start: Tensor, end: Tensor) -> list[float]:
+    """How far a function lies below its chord at fractions of a segment; negative: not convex."""
+    values = [value(torch.lerp(start, end, fraction)) for fraction in FRACTIONS]
+    return [
+        (1 - fraction) * values[0] + fraction * values[-1] - here
+        for fraction, here in zip(FRACTIONS, values, strict=True)
+    ]
+
+
+def random_cost(n: int, order: int = 3) -> Draw:
+    """Draw cost tensors with independent normal entries."""
+    shape = (n,) * order
+    return lambda generator: torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def random_gram(n: int) -> Draw:
+    """Draw Gram matrices of random unit vectors in a random dimension."""
+
+    def draw(generator: torch.Generator) -> Tensor:
+        dim = int(torch.randint(2, n + 1, (), generator=generator))
+        return gram(random_unit(n, dim, generator))
+
+    return draw
+
+
+def dense_value(labels: Tensor) -> Value:
+    """C ↦ g(C) by the dense solver."""
+    target = triplet_target(labels)
+    return lambda cost: float(divergence(cost, EPSILON, target))
+
+
+def loss_value(criterion: Criterion, labels: Tensor) -> Value:
+    """Gram matrix ↦ loss under test."""
+
+    def value(matrix: Tensor) -> float:
+        with torch.no_grad():
+            return float(criterion(vectors(matrix), labels))
+
+    return value
+
+
+def convexity_gaps(
+    value: Value, draw: Draw, generator: torch.Generator, segments: int = SEGMENTS
+) -> list[list[float]]:
+    """The gaps below the chord on random segments."""
+    return [chord_gaps(value, draw(generator), draw(generator)) for _ in range(segments)]
+
+
+def violation(gaps: list[list[float]]) -> float:
+    """The largest excess over a chord, at the inner points; at most 0 for a convex function."""
+    return max(-gap for line in gaps for gap in line[1:-1])
+
+
+def lowest_curvature(labels: Tensor, generator: torch.Generator) -> float:
+    """The smallest eigenvalue of ∂²g/∂C² at a random cost, relative to the largest."""
+    cost = random_cost(len(labels))(generator)
+    target = triplet_target(labels)
+    matrix = hessian(cost, EPSILON, target, uniform_marginals(cost))
+    return lowest_direction(matrix, cost)[0]
+
+
+def convexity(setting: Setting) -> Finding:
+    """Random segments of dense cost tensors and of Gram matrices; the curvature everywhere."""
+    generator = setting.generator("convexity")
+    criterion = setting.losses.at_sharpness(SHARPNESS)["Neg-MMIOT"]
+    rows: list[Row] = []
+    series: list[Series] = []
+    worst_curvature = 0.0
+    for n_classes, per_class in SIZES:
+        labels = balanced_labels(n_classes, per_class)
+        n = len(labels)
+        dense = dense_value(labels)
+        # Random segments hardly meet the directions of small curvature: look at all directions.
+        curvature = min(lowest_curvature(labels, generator) for _ in range(CURVATURE_POINTS))
+        worst_curvature = min(worst_curvature, curvature)
+        for name, value, draw in (
+            ("cost tensors, dense", dense, random_cost(n)),
+            ("Gram matrices, NegMMIOT", loss_value(criterion, labels), random_gram(n)),
+        ):
+            gaps = convexity_gaps(value, draw, generator)
+            middle = [line[len(line) // 2] for line in gaps]
+            rows.append(
+                {
+                    "function of": name,
+                    "K": n_classes,
+                    "b": per_class,
+                    "segments": len(gaps),
+                    "largest excess over chord": violation(gaps),
+                    "mean gap in the middle": sum(middle) / len(middle),
+                    "smallest curvature": curvature if value is dense else "–",
+                }
+            )
+            if (n_classes, per_class) == (3, 3):
+                series += [
+                    Series(f"{name} {number}", tuple(FRACTIONS), tuple(line))
+                    for number, line in enumerate(gaps[:3], 1)
+                ]
+    excess = max(float(row["largest excess over chord"]) for row in rows)
+    residual = max(excess, -worst_curvature)
+    figure = Figure(
+        "Chord minus g on random segments, K = 3, b = 3",
+        "fraction of the segment",
+        "chord − g",
+        tuple(series),
+        "Six arcs that start and end at zero and lie above zero between: "
+        "g is below its chord on every segment."
+        if excess <= 0
+        else "Chord minus g on six segments; some lie below zero.",
+    )
+    return Finding(residual, tuple(rows), figure)
+
+
+def symmetrisation(setting: Setting) -> Finding:
+    """Random tensors, tensors of random vectors, and Gram matrices, before and after averaging."""
+    generator = setting.generator("symmetrisation")
+    criterion = setting.losses.at_sharpness(SHARPNESS)["Neg-MMIOT"]
+    rows: list[Row] = []
+    before: dict[str, list[float]] = {}
+    after: dict[str, list[float]] = {}
+    for n_classes, per_class in SIZES:
+        labels = balanced_labels(n_classes, per_class)
+        n = len(labels)
+        for name, value, draw in (
+            ("random tensors, dense", dense_value(labels), random_cost(n)),
+            ("log-sigmoid costs, dense", dense_value(labels), vector_cost(n)),
+            ("Gram matrices, NegMMIOT", loss_value(criterion, labels), random_gram(n)),
+        ):
+            drawn = [draw(generator) for _ in range(SEGMENTS)]
+            values = [value(tensor) for tensor in drawn]
+            averaged = [value(average_over_symmetries(tensor, labels)) for tensor in drawn]
+            changes = [late - early for early, late in zip(values, averaged, strict=True)]
+            rows.append(
+                {
+                    "function of": name,
+                    "K": n_classes,
+                    "b": per_class,
+                    "draws": len(drawn),
+                    "largest increase": max(changes),
+                    "mean change": sum(changes) / len(changes),
+                }
+            )
+            before.setdefault(name, []).extend(values)
+            after.setdefault(name, []).extend(averaged)
+    every = [value for values in (*before.values(), *after.values()) for value in values]
+    ends = (min(every), max(every))
+    figure = Figure(
+        "g before and after averaging over the symmetries",
+        "g(C)",
+        "g of the average",
+        (
+            *(
+                Series(name, tuple(before[name]), tuple(after[name]), points=True)
+                for name in before
+            ),
+            Series("no change", ends, ends),
+        ),
+        "Points of g before averaging against g after it, with the line of no change: "
+        "points on or below the line mean that averaging did not increase g.",
+    )
+    return Finding(max(float(row["largest increase"]) for row in rows), tuple(rows), figure)
+
+
+def vector_cost(n: int) -> Draw:
+    """Draw log-sigmoid costs of random vectors."""
+    draw = random_gram(n)
+    return lambda generator: triplet_cost(draw(generator), SHAPINGS["log-sigmoid"])

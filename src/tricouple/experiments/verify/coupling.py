@@ -1,0 +1,145 @@
+"""Couplings as the paper writes them: dense tensors, float64, log-domain, to convergence.
+
+One solver for plans of two or three marginals and any cost tensor. All index tuples with a repeated
+index are excluded, as within one set of samples. N³ entries: for small N only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tricouple.experiments.verify.setting import TOLERANCE
+from tricouple.shaping import Shaping, exponential, linear, log_sigmoid
+
+SWEEPS = 5000  # at most; a plan that needs more would be no proof of anything
+
+SHAPINGS: dict[str, Shaping] = {
+    "linear": linear,
+    "log-sigmoid": log_sigmoid,
+    "exponential": exponential,
+    "tanh": lambda t: -torch.tanh(t),
+    "cubic": lambda t: -t - t**3 / 3,
+}
+"""ψ: strictly decreasing and differentiable, convex or not."""
+
+
+def distinct(n: int, order: int) -> Tensor:
+    """Whether all indices of an entry differ, shape (N,) · order."""
+    indices = [
+        torch.arange(n).reshape([-1 if other == axis else 1 for other in range(order)])
+        for axis in range(order)
+    ]
+    allowed = torch.ones((n,) * order, dtype=torch.bool)
+    for one, other in itertools.combinations(indices, 2):
+        allowed &= one != other
+    return allowed
+
+
+def triplet_target(labels: Tensor) -> Tensor:
+    """P̃, uniform on the admissible triplets, shape (N, N, N)."""
+    same = labels[:, None] == labels
+    admissible = distinct(len(labels), 3) & same[:, :, None] & ~same[:, None, :]
+    return admissible.double() / admissible.sum()
+
+
+def pair_target(labels: Tensor, positive: bool = True) -> Tensor:
+    """P̃₊ or P̃₋, uniform on the positive or negative pairs, shape (N, N)."""
+    same = labels[:, None] == labels
+    pairs = distinct(len(labels), 2) & (same if positive else ~same)
+    return pairs.double() / pairs.sum()
+
+
+def triplet_cost(similarity: Tensor, shaping: Shaping, temperature: float = 1.0) -> Tensor:
+    """C_ijk = ψ((s_ij − s_ik)/τ) for all i, j, k; the solver leaves out what may not meet."""
+    return shaping((similarity[:, :, None] - similarity[:, None, :]) / temperature)
+
+
+def marginals(plan: Tensor) -> list[Tensor]:
+    """The sums of a tensor over all axes but one."""
+    axes = range(plan.dim())
+    return [plan.sum(tuple(other for other in axes if other != axis)) for axis in axes]
+
+
+def uniform_marginals(cost: Tensor) -> list[Tensor]:
+    """1/N for every sample, on every axis."""
+    return [torch.full((n,), 1 / n, dtype=torch.float64) for n in cost.shape]
+
+
+def solve(
+    cost: Tensor, epsilon: float, imposed: Sequence[Tensor], tolerance: float = TOLERANCE
+) -> Tensor:
+    """The logarithm of P^C, by Sinkhorn sweeps that autograd can follow.
+
+    Args:
+        cost: C, finite, with two or three axes of length N.
+        epsilon: ε.
+        imposed: A marginal for each axis, positive.
+        tolerance: Marginal error (L1) at which the sweeps stop.
+
+    Returns:
+        log P, −∞ where an index repeats; shape of the cost.
+
+    Raises:
+        ValueError: If the sweeps do not converge: the verdict would be about something else.
+    """
+    axes = range(cost.dim())
+    allowed = distinct(len(cost), cost.dim())
+    log_kernel = (-cost / epsilon).masked_fill(~allowed, -math.inf)
+    scalings = [torch.zeros(n, dtype=torch.float64) for n in cost.shape]
+
+    def plan(skipped: int | None = None) -> Tensor:
+        total = log_kernel
+        for axis in axes:
+            if axis != skipped:
+                total = total + scalings[axis].reshape(
+                    [-1 if other == axis else 1 for other in axes]
+                )
+        return total
+
+    for _ in range(SWEEPS):
+        error = 0.0
+        for axis, mass in enumerate(imposed):
+            others = tuple(other for other in axes if other != axis)
+            scaling = mass.log() - torch.logsumexp(plan(skipped=axis), others)
+            # e^{old − new} is the ratio of the actual to the imposed marginal.
+            ratio = (scalings[axis] - scaling).detach().exp()
+            error = max(error, float((mass * (ratio - 1).abs()).sum()))
+            scalings[axis] = scaling
+        if error < tolerance:
+            return plan()
+    raise ValueError(f"no convergence in {SWEEPS} sweeps (error {error:.1e}): use a larger epsilon")
+
+
+def divergence(
+    cost: Tensor, epsilon: float, target: Tensor, imposed: Sequence[Tensor] | None = None
+) -> Tensor:
+    """g(C) = KL(P̃ ‖ P^C); its gradient is that of the converged sweeps.
+
+    Args:
+        cost: C, finite.
+        epsilon: ε.
+        target: P̃.
+        imposed: Marginals of P^C; uniform if None.
+    """
+    log_plan = solve(cost, epsilon, uniform_marginals(cost) if imposed is None else imposed)
+    return _kl(target, log_plan)
+
+
+def divergence_by_envelope(cost: Tensor, epsilon: float, target: Tensor) -> Tensor:
+    """g(C) with the gradient (P̃ − P)/ε, which is exact for balanced classes and much cheaper.
+
+    Made for descents: they pass through costs at which the last digits would take many sweeps.
+    """
+    log_plan = solve(cost.detach(), epsilon, uniform_marginals(cost), tolerance=1e-9)
+    slope = (target - log_plan.exp()) / epsilon
+    return _kl(target, log_plan) + (slope * (cost - cost.detach())).sum()
+
+
+def _kl(target: Tensor, log_plan: Tensor) -> Tensor:
+    support = target > 0
+    return (target[support] * (target[support].log() - log_plan[support])).sum()

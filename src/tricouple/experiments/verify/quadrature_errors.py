@@ -1,0 +1,200 @@
+"""How exact the log-sigmoid kernel's quadrature is, from one kernel entry to a whole loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tricouple.experiments.verify.results import Figure, Finding, Row, Series
+from tricouple.losses import NegMMIOT
+from tricouple.losses.batch import prepare
+from tricouple.losses.log_sigmoid_cost import mean_log_sigmoid_cost
+from tricouple.losses.shaped_cost import mean_cost
+from tricouple.memory import DEFAULT_BUDGET
+from tricouple.ot.sweeps.quadrature import log_sigmoid_terms, trapezoid_error
+from tricouple.shaping import log_sigmoid
+
+EPSILONS = (1.0, 0.5, 0.2, 0.1, 0.05)
+TEMPERATURES = (1.0, 0.1, 0.05)
+TOLERANCES = tuple(10.0**-power for power in range(1, 13))
+SHOWN = (1e-4, 1e-6, 1e-8)  # in the table; the figure has all
+FLOOR = 1e-6  # the mean cost has a step of its own, whatever the tolerance of the kernel
+SEED = 0
+
+
+def kernel_errors(temperature: float, epsilon: float, tolerance: float) -> Row:
+    """Number of terms for a tolerance, and the largest errors over the square of similarities.
+
+    The error of the slope is that of ∂ log K/∂x, relative to m = 1/ε, which it never exceeds.
+    """
+    reach, power = 1 / temperature, 1 / epsilon
+    grid = torch.linspace(-reach, reach, 41, dtype=torch.float64)
+    x, y = grid[:, None], grid[None, :]
+    terms = log_sigmoid_terms(power, -reach, reach, tolerance)
+    logs = torch.stack([terms.attract(x, v) + terms.repel(y, v) for v in terms.nodes])
+    log_kernel = torch.nn.functional.logsigmoid(x - y) * power
+    slopes = torch.stack([terms.attract_slope(x, v) for v in terms.nodes])
+    slope = (torch.exp(logs - log_kernel) * slopes).sum(0)
+    return {
+        "ε": epsilon,
+        "τ": temperature,
+        "tolerance": tolerance,
+        "step": terms.step,
+        "terms Q": len(terms.nodes),
+        "error of K": _largest(torch.expm1(torch.logsumexp(logs, 0) - log_kernel)),
+        "error of its slope": _largest(slope / power - torch.sigmoid(y - x)),
+    }
+
+
+def kernel() -> Finding:
+    """Ask for tolerances, count terms, measure errors."""
+    rows = [kernel_errors(0.1, epsilon, tol) for epsilon in EPSILONS for tol in TOLERANCES]
+    others = [kernel_errors(tau, 0.1, 1e-6) for tau in TEMPERATURES if tau != 0.1]
+    figure = Figure(
+        title="Relative error of the log-sigmoid kernel against the number of terms, τ = 0.1",
+        x_label="terms Q",
+        y_label="largest relative error",
+        series=_series(rows, "ε", "terms Q", "error of K"),
+        alt="The error falls exponentially with the number of terms. For a small ε it sets in "
+        "later and falls faster, for ε = 1 it sets in early and falls more slowly.",
+        log_y=True,
+    )
+    residual = max(_number(row, "error of K") / _number(row, "tolerance") for row in rows + others)
+    shown = [row for row in rows if row["tolerance"] in SHOWN]
+    return Finding(residual, (*shown, *others), figure)
+
+
+def poisson() -> Finding:
+    """Compare the error of a step with what Poisson's formula predicts."""
+    rows: list[Row] = []
+    for epsilon in EPSILONS:
+        power = 1 / epsilon
+        for step in (2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25):
+            predicted = trapezoid_error(power, step)
+            if 1e-12 < predicted < 1:
+                found = measured_error(power, step)
+                rows.append({"ε": epsilon, "step": step, "predicted": predicted, "measured": found})
+    figure = Figure(
+        title="Error of the trapezoid rule against its step",
+        x_label="step",
+        y_label="largest relative error",
+        series=_series(rows, "ε", "step", "measured"),
+        alt="Error against step: it vanishes faster than any power, later for smaller ε.",
+        log_y=True,
+    )
+    rounding = 1e-14
+    residual = max(
+        (_number(row, "measured") - rounding) / _number(row, "predicted") for row in rows
+    )
+    return Finding(residual, tuple(rows), figure)
+
+
+def measured_error(power: float, step: float) -> float:
+    """Largest error of the rule for a log-Gamma law, which integrates to 1, over node positions."""
+    centre = math.log(power)
+    left, right = centre - 60 / min(1.0, power), centre + 10
+    nodes = torch.arange(left, right, step, dtype=torch.float64)
+    v = nodes + torch.linspace(0, step, 65, dtype=torch.float64)[:, None]
+    density = torch.exp(power * v - torch.exp(v) - math.lgamma(power))
+    return _largest(step * density.sum(1) - 1)
+
+
+def cost() -> Finding:
+    """The mean cost of all triplets of a batch, by Frullani's integral and by summing them."""
+    rows: list[Row] = []
+    for temperature in TEMPERATURES:
+        z, labels = _batch()
+        batch = prepare(z, labels, None, None, None)
+        scores = batch.wide_similarity() / temperature
+        exact = _with_gradient(mean_cost(batch, scores, log_sigmoid, DEFAULT_BUDGET), z)
+        value, gradient = _errors(_with_gradient(mean_log_sigmoid_cost(batch, scores), z), exact)
+        rows.append({"τ": temperature, "error of the mean": value, "of its gradient": gradient})
+    figure = Figure(
+        title="Error of the mean cost against the temperature",
+        x_label="τ",
+        y_label="relative error",
+        series=tuple(
+            Series(name, *_columns(rows, "τ", name)) for name in list(rows[0]) if name != "τ"
+        ),
+        alt="Errors of the mean and of its gradient at three temperatures, all tiny.",
+        log_x=True,
+        log_y=True,
+    )
+    residual = max(_number(row, "of its gradient") for row in rows) / FLOOR
+    return Finding(residual, tuple(rows), figure)
+
+
+def loss() -> Finding:
+    """NegMMIOT by quadrature and with the same ψ as a function, which takes the exact way."""
+    rows: list[Row] = []
+    for epsilon in (0.5, 0.1):
+        z, labels = _batch()
+        exact = _with_gradient(NegMMIOT(0.1, epsilon, shaping=log_sigmoid)(z, labels), z)
+        for tolerance in (1e-2, 1e-4, 1e-6, 1e-8):
+            quick = NegMMIOT(0.1, epsilon, shaping="log_sigmoid", kernel_tol=tolerance)
+            value, gradient = _errors(_with_gradient(quick(z, labels), z), exact)
+            rows.append(
+                {
+                    "ε": epsilon,
+                    "kernel_tol": tolerance,
+                    "error of the loss": value,
+                    "of its gradient": gradient,
+                }
+            )
+    figure = Figure(
+        title="Error of the loss against the tolerance of the kernel, τ = 0.1",
+        x_label="kernel_tol",
+        y_label="relative error",
+        series=_series(rows, "ε", "kernel_tol", "error of the loss"),
+        alt="The error of the loss falls with the tolerance and stays below it.",
+        log_x=True,
+        log_y=True,
+    )
+    residual = max(
+        _number(row, "of its gradient") / max(_number(row, "kernel_tol"), FLOOR) for row in rows
+    )
+    return Finding(residual, tuple(rows), figure)
+
+
+def _batch() -> tuple[Tensor, Tensor]:
+    """48 random vectors of 6 classes."""
+    generator = torch.Generator().manual_seed(SEED)
+    z = torch.randn(48, 8, generator=generator, dtype=torch.float64)
+    return z.requires_grad_(), torch.arange(48) % 6
+
+
+def _with_gradient(value: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    (gradient,) = torch.autograd.grad(value, z, retain_graph=True)
+    return value.detach(), gradient
+
+
+def _errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> tuple[float, float]:
+    """Relative errors of a value and of its gradient."""
+    value, gradient = (
+        float((ours - wanted).norm() / wanted.norm())
+        for ours, wanted in zip(found, exact, strict=True)
+    )
+    return value, gradient
+
+
+def _largest(errors: Tensor) -> float:
+    return float(errors.abs().max())
+
+
+def _number(row: Row, name: str) -> float:
+    return float(row[name])
+
+
+def _columns(rows: Sequence[Row], x: str, y: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return tuple(_number(row, x) for row in rows), tuple(_number(row, y) for row in rows)
+
+
+def _series(rows: Sequence[Row], by: str, x: str, y: str) -> tuple[Series, ...]:
+    """One line for each value of a column."""
+    groups: dict[float, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_number(row, by), []).append(row)
+    return tuple(Series(f"{by} = {value:g}", *_columns(g, x, y)) for value, g in groups.items())

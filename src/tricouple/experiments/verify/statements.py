@@ -1,0 +1,219 @@
+"""The list of statements, and the call that tests them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from tricouple.experiments.verify import (
+    baselines,
+    beyond,
+    convexity,
+    envelope,
+    frames,
+    stationarity,
+    two_distance,
+    unbalanced,
+)
+from tricouple.experiments.verify.results import OBSERVATION, PROVED, Finding, Outcome
+from tricouple.experiments.verify.setting import Losses, Setting
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A sentence and the experiment that tests it.
+
+    Attributes:
+        id: Short name, for the command line.
+        words: The sentence.
+        reference: Where the paper says it, or that it does not.
+        residual_is: What the residual is, in words.
+        measure: The experiment.
+        tolerance: Largest residual at which the statement holds; None for an observation.
+    """
+
+    id: str
+    words: str
+    reference: str
+    residual_is: str
+    measure: Callable[[Setting], Finding]
+    tolerance: float | None = None
+
+    @property
+    def kind(self) -> str:
+        """Whether the paper proves it."""
+        return OBSERVATION if self.tolerance is None else PROVED
+
+    def test(self, setting: Setting) -> Outcome:
+        """Run the experiment."""
+        finding = self.measure(setting)
+        return Outcome(
+            id=self.id,
+            words=self.words,
+            reference=self.reference,
+            kind=self.kind,
+            residual_is=self.residual_is,
+            residual=finding.residual,
+            tolerance=self.tolerance,
+            rows=finding.rows,
+            figure=finding.figure,
+        )
+
+
+STATEMENTS = (
+    Statement(
+        "convexity",
+        "g(C) = KL(P̃ ‖ P^C) is convex in the cost C",
+        "Lemma 3.1",
+        "largest excess over a chord, or negative curvature",
+        convexity.convexity,
+        1e-10,
+    ),
+    Statement(
+        "symmetrisation",
+        "averaging C over class-preserving permutations never increases g",
+        "Lemma 3.2",
+        "largest increase",
+        convexity.symmetrisation,
+        1e-10,
+    ),
+    Statement(
+        "homogeneity",
+        "the optimum has one similarity within classes and one across (ψ affine, d ≥ K−1)",
+        "Lemma 3.3",
+        "largest standard deviation of either",
+        frames.homogeneity,
+        1e-5,
+    ),
+    Statement(
+        "closed-form",
+        "at a two-distance configuration the loss is the closed form in Δ = α − β, for every ψ",
+        "Lemma C.1 (proof of Theorem 3.4)",
+        "largest error",
+        two_distance.closed_form_equality,
+        1e-10,
+    ),
+    Statement(
+        "monotonicity",
+        "that loss is strictly decreasing in Δ for every strictly decreasing ψ",
+        "Lemma C.1 (proof of Theorem 3.4)",
+        "largest step, which must be downwards",
+        two_distance.monotonicity,
+        -1e-6,
+    ),
+    Statement(
+        "etf",
+        "the optimum is the simplex ETF with collapsed classes (ψ affine, d ≥ K−1)",
+        "Theorem 3.4",
+        "largest deviation of an inner product, or loss below the closed form",
+        frames.etf,
+        1e-5,
+    ),
+    Statement(
+        "stationarity",
+        "the ETF is stationary on the sphere for every differentiable ψ, Neg-MMIOT and PushPull",
+        "Proposition 3.5",
+        "tangential gradient, relative to random vectors",
+        stationarity.stationarity,
+        1e-9,
+    ),
+    Statement(
+        "envelope",
+        "∂g/∂C = (P̃ − P)/ε; the library's three gradients agree with it on balanced classes",
+        "proof of Proposition 3.5",
+        "largest relative error of a gradient",
+        envelope.balanced_envelope,
+        1e-8,
+    ),
+    Statement(
+        "low-dimension",
+        "what replaces the ETF when d < K−1",
+        "remark to Theorem 3.4: no ETF exists",
+        "smallest gap to the unattainable closed form",
+        beyond.low_dimension,
+    ),
+    Statement(
+        "other-shapings",
+        "does free descent end at the ETF when ψ is not affine?",
+        "named an open question",
+        "largest deviation of an inner product from the ETF",
+        beyond.other_shapings,
+    ),
+    Statement(
+        "sharpness",
+        "how close descent comes to the ETF in a fixed number of steps, against c = 1/(τε)",
+        "not in the paper",
+        "largest deviation at c = 100",
+        beyond.sharpness,
+    ),
+    Statement(
+        "baselines",
+        "the same questions asked of PushPull, IOT-CL and InfoNCE, balanced classes",
+        "not in the paper, but for the stationarity of PushPull",
+        "largest deviation of an inner product from the ETF",
+        baselines.baselines,
+    ),
+    Statement(
+        "unbalanced-convexity",
+        "convexity and averaging with unbalanced classes, uniform and target marginals",
+        "not in the paper",
+        "most negative curvature, relative to the largest",
+        unbalanced.unbalanced_convexity,
+    ),
+    Statement(
+        "unbalanced-envelope",
+        "the envelope identity with unbalanced classes, uniform and target marginals",
+        "not in the paper",
+        "largest relative error of the envelope gradient",
+        envelope.unbalanced_envelope,
+    ),
+    Statement(
+        "unbalanced-frames",
+        "where free descent ends with unbalanced classes, for every loss",
+        "not in the paper",
+        "largest deviation of an inner product from the ETF",
+        unbalanced.unbalanced_frames,
+    ),
+)
+
+BY_ID = {statement.id: statement for statement in STATEMENTS}
+
+
+def select(names: Iterable[str] | None = None) -> tuple[Statement, ...]:
+    """Return the statements of these names, all if None, in the order of the list.
+
+    Raises:
+        ValueError: If there is no statement of a name.
+    """
+    if names is None:
+        return STATEMENTS
+    wanted = list(names)
+    unknown = [name for name in wanted if name not in BY_ID]
+    if unknown or not wanted:
+        raise ValueError(
+            f"no statement is called {', '.join(unknown) or 'nothing'}: choose from "
+            f"{', '.join(BY_ID)}"
+        )
+    return tuple(statement for statement in STATEMENTS if statement.id in wanted)
+
+
+def verify(
+    losses: Losses | None = None, *, seed: int = 0, only: Iterable[str] | None = None
+) -> Iterator[Outcome]:
+    """Test the statements one after the other.
+
+    Args:
+        losses: The losses under test; the library's if None.
+        seed: Seed of all random numbers.
+        only: Names of the statements to test; all if None.
+
+    Returns:
+        The outcomes, each as soon as it is known.
+
+    Example:
+        >>> [outcome] = verify(only=["symmetrisation"])
+        >>> outcome.verdict
+        'holds'
+    """
+    setting = Setting(seed, Losses() if losses is None else losses)
+    return (statement.test(setting) for statement in select(only))

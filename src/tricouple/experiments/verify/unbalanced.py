@@ -1,0 +1,150 @@
+"""Unbalanced classes, where the paper is silent: convexity and the ends of free descents."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tricouple.experiments.verify.configurations import (
+    average_within_classes,
+    class_labels,
+    gram,
+)
+from tricouple.experiments.verify.convexity import random_cost
+from tricouple.experiments.verify.coupling import (
+    divergence,
+    marginals,
+    triplet_target,
+    uniform_marginals,
+)
+from tricouple.experiments.verify.curvature import hessian, lowest_direction
+from tricouple.experiments.verify.descent import End, descend_from_random
+from tricouple.experiments.verify.results import Figure, Finding, Row, Series
+from tricouple.experiments.verify.setting import Setting
+
+EPSILON = 0.5
+DENSE_SIZES = ((4, 2), (6, 2), (3, 3, 2), (5, 2, 2))
+POINTS = 4
+STEPS = tuple(torch.linspace(-1.0, 1.0, 9, dtype=torch.float64).tolist())
+KINDS = ("uniform", "target")
+
+SHARPNESS = 2.0
+SIZES = ((5, 4, 3), (8, 4, 2), (12, 2, 2), (9, 3, 3, 3))
+DIM = 8
+STARTS = 2
+
+
+def unbalanced_convexity(setting: Setting) -> Finding:
+    """Lemmas 3.1 and 3.2 with uniform marginals, and with those of the target."""
+    rows: list[Row] = []
+    series: list[Series] = []
+    for kind in KINDS:
+        for sizes in DENSE_SIZES:
+            generator = setting.generator("unbalanced-convexity")  # the same costs for both kinds
+            row, line = probe(class_labels(sizes), kind, generator)
+            rows.append({"class sizes": ", ".join(map(str, sizes)), "marginals": kind, **row})
+            if sizes == DENSE_SIZES[0]:
+                series.append(Series(f"{kind} marginals", STEPS, tuple(line)))
+    figure = Figure(
+        f"g along the direction of lowest curvature, class sizes {DENSE_SIZES[0]}",
+        "step from a random cost",
+        "chord − g",
+        tuple(series),
+        "Chord minus g on a segment through a random cost, for uniform marginals and for those of "
+        "the target: below zero g is not convex.",
+    )
+    residual = max(-float(row["smallest curvature"]) for row in rows)
+    return Finding(residual, tuple(rows), figure)
+
+
+def probe(labels: Tensor, kind: str, generator: torch.Generator) -> tuple[Row, list[float]]:
+    """Look for a direction in which g is not convex, and walk along it.
+
+    Args:
+        labels: Classes.
+        kind: ``"uniform"`` or ``"target"`` marginals.
+        generator: Source of the random costs.
+
+    Returns:
+        The numbers, and chord minus g at `STEPS` along the worst direction.
+    """
+    target = triplet_target(labels)
+    imposed = marginals(target) if kind == "target" else uniform_marginals(target)
+
+    def value(cost: Tensor) -> float:
+        return float(divergence(cost, EPSILON, target, imposed))
+
+    draw = random_cost(len(labels))
+    costs = [draw(generator) for _ in range(POINTS)]
+    lowest = [lowest_direction(hessian(cost, EPSILON, target, imposed), cost) for cost in costs]
+    worst = min(range(POINTS), key=lambda index: lowest[index][0])
+    curvature, direction = lowest[worst]
+    values = [value(costs[worst] + step * direction) for step in STEPS]
+    fractions = [(step - STEPS[0]) / (STEPS[-1] - STEPS[0]) for step in STEPS]
+    line = [
+        (1 - part) * values[0] + part * values[-1] - here
+        for part, here in zip(fractions, values, strict=True)
+    ]
+    row: Row = {
+        "smallest curvature": curvature,
+        "excess over chord there": -min(line),
+        "largest increase by averaging": max(
+            value(average_within_classes(cost, labels)) - value(cost) for cost in costs
+        ),
+    }
+    return row, line
+
+
+def unbalanced_frames(setting: Setting) -> Finding:
+    """Where free vectors end: collapsed? equiangular?"""
+    rows: list[Row] = []
+    for sizes in SIZES:
+        labels = class_labels(sizes)
+        for kind in KINDS:
+            for name, criterion in setting.losses.at_sharpness(SHARPNESS, kind).items():
+                if name == "InfoNCE" and kind == "target":
+                    continue  # it has no marginals
+                generator = setting.generator("unbalanced-frames")  # the same starts for all
+                ends = descend_from_random(criterion, labels, DIM, generator, STARTS)
+                shown = "–" if name == "InfoNCE" else kind
+                rows.append({"class sizes": ", ".join(map(str, sizes)), **_row(name, shown, ends)})
+    numbers = tuple(float(number) for number in range(1, len(SIZES) + 1))
+    kinds = dict.fromkeys((str(row["loss"]), str(row["marginals"])) for row in rows)
+    figure = Figure(
+        "Distance of the best end from the simplex ETF, unbalanced classes",
+        "number of the class sizes in the table",
+        "Gram deviation",
+        tuple(
+            Series(
+                f"{loss}, {kind}",
+                numbers,
+                tuple(
+                    float(row["Gram deviation"])
+                    for row in rows
+                    if (row["loss"], row["marginals"]) == (loss, kind)
+                ),
+                points=True,
+            )
+            for loss, kind in kinds
+        ),
+        "For each loss and choice of marginals, the largest difference between an inner product "
+        "and that of the simplex ETF, at four choices of class sizes.",
+        log_y=True,
+    )
+    return Finding(max(float(row["Gram deviation"]) for row in rows), tuple(rows), figure)
+
+
+def _row(name: str, kind: str, ends: list[End]) -> Row:
+    best = ends[0]
+    labels = best.labels
+    across = gram(best.embeddings)[labels[:, None] != labels]
+    return {
+        "loss": name,
+        "marginals": kind,
+        "loss value": best.loss,
+        "NC1": best.collapse.nc1,
+        "smallest β": float(across.min()),
+        "largest β": float(across.max()),
+        "Gram deviation": best.deviation,
+        "loss spread over starts": ends[-1].loss - best.loss,
+    }

@@ -1,0 +1,282 @@
+"""Balanced kernels exp(±c·s) within one set, where s_ij = s_ji: half of each matrix is enough.
+
+Half of the memory, half of the products and exponentials that fill it, half of the traffic of every
+matrix-vector product: an entry above the diagonal is used for its mirror image while it is in a
+register (``_triangle.h``).
+
+A kernel stays symmetric if rows and columns have the same shifts. With u_i = half of sample i's
+largest similarity no entry exceeds 1. The largest of a row falls short of that where all neighbours
+of a sample have closer neighbours themselves; the same step on what is left halves the shortfall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from tricouple.memory import Loan, MemoryPlan
+from tricouple.numeric import wide_dtype
+from tricouple.ot.sweeps import native
+from tricouple.ot.sweeps.plan import Patch, ScoreGradient
+from tricouple.ot.sweeps.similarities import Products
+from tricouple.ot.sweeps.threads import dealt, in_passing_threads, in_threads
+from tricouple.ot.sweeps.tiles import Factors
+from tricouple.ot.sweeps.triangle import ROWS, Part, table, triangle
+
+# Entries of a tile: enough for BLAS to use all cores, and for the cache to hold it.
+LINE = 1 << 20
+
+# Columns of a block that a thread computes and uses at once, not fewer than ROWS.
+COLUMNS = 1024
+
+# Rows whose largest entry is above e^{−SHORTFALL} keep their digits.
+SHORTFALL, ROUNDS = 10.0, 6
+
+
+class SymmetricKernels:
+    """``exp(factor · s)`` for one factor or several, the diagonal 0; one separable term each.
+
+    Args:
+        similarities: Of one set with itself.
+        factors: The factors, of one size; negative for a repelling kernel.
+        memory: Whether the kernels are stored, or recomputed a tile at a time. Some similarities
+            are kept even then: half of them, or what half of the budget holds.
+    """
+
+    n_terms = 1
+
+    def __init__(
+        self, similarities: Products, factors: Sequence[float], memory: MemoryPlan
+    ) -> None:
+        self.like = similarities.anchors.contiguous()
+        self.shape = similarities.shape
+        self.factors = tuple(factors)
+        n = len(self.like)
+        budget = memory.budget / self.like.element_size()
+        height = budget / 8 // n if memory.streamed else max(LINE // n, ROWS // 4)
+        self._parts = triangle(n, int(min(max(1, height), ROWS)))
+        self._n_threads = max(1, torch.get_num_threads())
+        split = [part.split(self._n_threads) for part in self._parts]
+        shares = [[line[k] for line in split if k < len(line)] for k in range(self._n_threads)]
+        self._tables = [(len(share), table(share)) for share in shares if share]
+        entries = self._parts[-1].stop
+        self._matrices: list[Tensor] = []
+        self._kept = self._nothing = self.like.new_empty(0)
+        if memory.streamed:
+            self._loan: Loan | None = Loan(1, self.like, int(min(entries, budget) / 2))
+        else:
+            self._loan = Loan(len(factors), self.like, entries)
+        self._keep(self._loan.matrices[0])
+        self._shifts = self._balance()
+        if not memory.streamed:
+            self._replace(self._loan.matrices)
+
+    def release(self) -> None:
+        """Give the matrices back; from now on tiles are recomputed."""
+        self._loan, self._matrices, self._kept = None, [], self._nothing
+
+    @cached_property
+    def row_shifts(self) -> list[Tensor]:
+        """``log(true scaling) = log(scaling) + shift`` of the rows, wide dtype."""
+        return [-abs(factor) * (shifts + middle) for factor, shifts, middle in self._sides()]
+
+    @cached_property
+    def column_shifts(self) -> list[Tensor]:
+        """The same of the columns: as small as can be, for sweeps start at exp(−shift)."""
+        return [-abs(factor) * (shifts - middle) for factor, shifts, middle in self._sides()]
+
+    def _sides(self) -> Iterator[tuple[float, Tensor, Tensor]]:
+        wide = self._shifts.to(wide_dtype(self.like.device))
+        for factor in self.factors:
+            shifts = wide[_side(factor)]
+            yield factor, shifts, (shifts.amin() + shifts.amax()) / 2
+
+    def row_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_j kernel_ij weights_j``, shape (1, N)."""
+        sums = self.like.new_zeros(self._n_threads, len(self.like))  # of each thread
+        if self._matrices:
+            self._add_stored(which, weights.contiguous(), sums)
+        else:
+            self._add_streamed(which, weights.contiguous(), sums)
+        return sums.sum(0, keepdim=True)
+
+    def _add_stored(self, which: int, weights: Tensor, sums: Tensor) -> None:
+        matrix, x = native.addresses(self._matrices[which], weights)
+        size, n = weights.element_size(), len(weights)
+
+        def work(thread: int) -> None:
+            count, parts = self._tables[thread]
+            y = sums.data_ptr() + thread * n * size
+            native.compiled.tiles_product(size, count, n, parts.data_ptr(), matrix, x, y)
+
+        in_threads(work, range(len(self._tables)))
+
+    def _add_streamed(self, which: int, weights: Tensor, sums: Tensor) -> None:
+        """Every thread computes blocks of its own, and uses them while they are in its cache."""
+        n, size, factor = len(weights), weights.element_size(), self.factors[which]
+        height = self._parts[0].shape[0]
+        rooms = self.like.new_empty(self._n_threads, height * min(COLUMNS, n))
+        few_rows = self.like.new_empty(self._n_threads, 4 * n)
+        vectors = native.addresses(self._shifts[_side(factor)], weights)
+
+        @torch.inference_mode()
+        def work(thread: int) -> None:
+            ends = (*vectors, *native.addresses(sums[thread], few_rows[thread]))
+            for part in dealt(self._parts, thread, self._n_threads):
+                row = part.rows.start
+                for columns, own, block in self._blocks(part, rooms[thread]):
+                    place = (*block.shape, own, row, columns)
+                    native.compiled.tile_stream(size, *place, factor, block.data_ptr(), *ends)
+
+        in_passing_threads(work, range(self._n_threads))
+
+    def _blocks(self, part: Part, room: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+        """The similarities of a tile: first column, how many are its own, values."""
+        n, n_rows = len(self.like), part.shape[0]
+        first = n - part.width
+        if part.stop <= len(self._kept):
+            yield first, part.own, _stored(self._kept, part).view(part.shape)
+            return
+        rows = self.like[part.rows]
+        for start in range(first, n, COLUMNS):
+            columns = self.like[start : start + COLUMNS]
+            block = room[: n_rows * len(columns)].view(n_rows, -1)
+            own = part.own if start == first else 0
+            yield start, own, torch.mm(rows, columns.T, out=block)
+
+    def column_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_i kernel_ij weights_i``, shape (N,)."""
+        return self.row_sums(which, weights[0])[0]
+
+    def through(
+        self, near: int, far: int, weights: Tensor, between: Callable[[slice, Tensor], Tensor]
+    ) -> Tensor:
+        """Row sums of one kernel, turned into weights, through the columns of another."""
+        sums = self.row_sums(near, weights)
+        return self.column_sums(far, between(slice(0, self.shape[0]), sums))
+
+    def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
+        """Slopes are ±1, relative to the first kernel's score; every pair comes once."""
+        n = len(self.like)
+        signs = [factor / self.factors[0] for factor in self.factors]
+        lefts = [left[:, 0] for left, _ in factors]
+        # An entry and its mirror image in one product.
+        ahead = [torch.cat([left, right]) for left, (_, right) in zip(lefts, factors, strict=True)]
+        back = [torch.cat([right, left]) for left, (_, right) in zip(lefts, factors, strict=True)]
+        room = self._room()
+        buffers = self.like.new_empty(2, self._parts[0].size)
+        for part in self._parts:
+            columns = slice(n - part.width, n)
+            total, weights = (buffer[: part.size].view(part.shape) for buffer in buffers)
+            for which, sign in enumerate(signs):
+                product = weights if which else total
+                torch.mm(ahead[which][:, part.rows].T, back[which][:, columns], out=product)
+                self._weigh(part, sign, self._tile(which, part, room), product, total)
+            total[:, : part.own] /= 2  # on the diagonal block each pair is there twice
+            yield Patch(part.rows, total, columns)
+
+    def _weigh(self, part: Part, sign: float, tile: Tensor, weights: Tensor, out: Tensor) -> None:
+        """Multiply weights by the kernel, onto ``out`` unless that is the weights."""
+        size = out.element_size()
+        arrays = native.addresses(tile, weights, out)
+
+        def work(_: int, own: Part) -> None:
+            skipped = (own.start - part.start) * size
+            mine = (address + skipped for address in arrays)
+            native.compiled.tile_weigh(size, *own.shape, own.width, sign, *mine)
+
+        self._in_rows(part, work)
+
+    def _in_rows(self, part: Part, work: Callable[[int, Part], None]) -> None:
+        """Share the rows of a tile among the threads."""
+        in_threads(lambda share: work(*share), list(enumerate(part.split(self._n_threads))))
+
+    def _keep(self, room: Tensor) -> None:
+        """Compute similarities once, as many as there is room for."""
+        for part in self._parts:
+            if part.stop <= len(room):
+                self._similarities(part, _stored(room, part))
+        self._kept = room
+
+    def _replace(self, matrices: Sequence[Tensor]) -> None:
+        """Fill matrices with the kernels, the first of which took the similarities so far."""
+        for part in self._parts:
+            tile = _stored(matrices[0], part)
+            for which in reversed(range(len(matrices))):
+                self._exponentiate(which, part, tile, _stored(matrices[which], part))
+        self._matrices, self._kept = list(matrices), self._nothing
+
+    def _balance(self) -> Tensor:
+        """Find u, of attracting and of repelling kernels; shape (2, N)."""
+        sharpness = max(map(abs, self.factors))
+        tops = self._tops(self.like.new_zeros(2, len(self.like)))
+        shifts = tops / 2
+        shortfall = (tops.amax(1, keepdim=True) - tops) / 2  # at most
+        for _ in range(ROUNDS):
+            if sharpness * float(shortfall.max()) <= SHORTFALL:
+                break
+            shortfall = shifts - self._tops(shifts)
+            shifts -= shortfall / 2
+        return shifts
+
+    def _tops(self, shifts: Tensor) -> Tensor:
+        """The largest ``±s_ij − u_j`` of every sample, shape (2, N)."""
+        n, size = len(self.like), self.like.element_size()
+        tops = self.like.new_full((self._n_threads, 2, n), -torch.inf)
+        room = self._room()
+        for part in self._parts:
+            tile = self._similarities(part, room).data_ptr()
+
+            def work(thread: int, own: Part, part: Part = part, tile: int = tile) -> None:
+                mine = tile + (own.start - part.start) * size
+                found = tops.data_ptr() + thread * 2 * n * size
+                shape = (*own.shape, own.own, own.offset, n)
+                native.compiled.tile_tops(size, *shape, mine, shifts.data_ptr(), found)
+
+            self._in_rows(part, work)
+        return tops.amax(0)
+
+    def _room(self) -> Tensor:
+        """Where tiles are computed."""
+        return self._nothing if self._matrices else self.like.new_empty(self._parts[0].size)
+
+    def _tile(self, which: int, part: Part, room: Tensor) -> Tensor:
+        """A tile of a kernel, stored or computed."""
+        if self._matrices:
+            return _stored(self._matrices[which], part)
+        self._exponentiate(which, part, self._similarities(part, room), room)
+        return room
+
+    def _similarities(self, part: Part, room: Tensor) -> Tensor:
+        """A tile of similarities, kept or computed."""
+        if part.stop <= len(self._kept):
+            return _stored(self._kept, part)
+        out = room[: part.size].view(part.shape)
+        columns = self.like[len(self.like) - part.width :]
+        return torch.mm(self.like[part.rows], columns.T, out=out)
+
+    def _exponentiate(self, which: int, part: Part, tile: Tensor, out: Tensor) -> None:
+        size, factor = out.element_size(), self.factors[which]
+        shifts = self._shifts[_side(factor)].data_ptr()
+        columns = shifts + (len(self.like) - part.width) * size
+        source, target = native.addresses(tile, out)
+
+        def work(_: int, own: Part) -> None:
+            skipped = (own.start - part.start) * size
+            rows = shifts + own.rows.start * size
+            ends = (source + skipped, rows, columns, target + skipped)
+            native.compiled.tile_kernel(size, *own.shape, own.own, own.offset, factor, *ends)
+
+        self._in_rows(part, work)
+
+
+def _side(factor: float) -> int:
+    """Which half of the shifts belongs to a kernel."""
+    return 0 if factor > 0 else 1
+
+
+def _stored(matrix: Tensor, part: Part) -> Tensor:
+    return matrix[part.start : part.stop]

@@ -1,0 +1,118 @@
+"""What is needed to judge or repeat a measurement: versions, machine, commit, command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tricouple
+from tricouple.options import CommandError
+
+PACKAGE = Path(tricouple.__file__).parent
+
+PACKAGES = (
+    "torch",
+    "numpy",
+    "pytorch-metric-learning",
+    "jax",
+    "ott-jax",
+    "POT",
+    "lightning",
+    "timm",
+    "open_clip_torch",
+    "torchvision",
+)
+
+
+def collect_provenance() -> dict[str, Any]:
+    """Return what is needed to judge or repeat a measurement on this machine.
+
+    Called before the run: ``load`` then tells how busy others kept the machine.
+    """
+    changes = git_changes()
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["tricouple", *sys.argv[1:]]),
+        "commit": git_commit(),
+        **({"diff": sha256(changes.encode()).hexdigest()[:16]} if changes else {}),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0],
+        "versions": {"tricouple": tricouple.__version__}
+        | {name: installed(name) for name in PACKAGES},
+    }
+
+
+def installed(package: str) -> str | None:
+    """Return the version of an installed package, None if it is missing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def cpu_model() -> str:
+    """Return the processor's name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def git_commit() -> str | None:
+    """Return the commit of the sources, marked if they were changed since, None outside git."""
+    try:
+        # An installed copy may lie inside the checkout of another project: not ours to name.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("rev-parse", "HEAD") + ("-dirty" if git_changes() else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def git_changes() -> str:
+    """Return how the package differs from its commit: changed lines and files git does not know.
+
+    Results, tests and documents may change while a study runs; the package may not.
+    """
+    try:
+        unknown = git("ls-files", "--others", "--exclude-standard", ".").splitlines()
+        texts = [(PACKAGE / name).read_text(errors="replace") for name in unknown]
+        return "\n".join([git("diff", "HEAD", "--", "."), *unknown, *texts]).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def require_clean(*, allow_dirty: bool) -> None:
+    """Refuse to record results of sources that no commit names.
+
+    Raises:
+        CommandError: If the package was changed since its commit, unless that is allowed; the
+            records then carry a hash of the changes.
+    """
+    if not allow_dirty and git_changes():
+        raise CommandError(
+            f"the sources in {PACKAGE} were changed since their commit: nobody could repeat this "
+            "study: commit them first, or give --allow-dirty to record a hash of the changes"
+        )
+
+
+def git(*words: str) -> str:
+    """Return what a git command says in the folder of the package."""
+    command = ["git", *words]
+    done = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
