@@ -15,7 +15,6 @@ from tricouple.data.augment import Recipe, colour, geometric, random_view, recip
 from tricouple.data.augment.parameters import draw_boxes, draw_parameters
 from tricouple.data.augment.views import transform
 from tricouple.data.normalisation import Normalisation
-from tricouple.experiments.bench.augmentation import torchvision_pipeline
 
 from tricouple.torchvision_ops import declare_missing  # isort: skip
 
@@ -220,7 +219,15 @@ def test_views_are_distributed_like_those_of_torchvisions_pipeline():
     recipe = Recipe(PLAIN)
     image = (photos(1, seed=5) * 255).round().to(torch.uint8)
     ours = random_view(image.expand(n, -1, -1, -1), recipe, seeded())
-    pipeline = torchvision_pipeline(recipe)
+    steps = [
+        v2.RandomResizedCrop(32, recipe.scale, recipe.ratio, antialias=True),
+        v2.RandomHorizontalFlip(recipe.flip),
+        v2.RandomApply([v2.ColorJitter(*recipe.strengths)], recipe.jitter),
+        v2.RandomGrayscale(recipe.grayscale),
+        v2.RandomApply([v2.GaussianBlur(3, recipe.sigma)], recipe.blur),
+        v2.ToDtype(torch.float32, scale=True),
+    ]
+    pipeline = v2.Compose(steps)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         theirs = torch.stack([pipeline(image[0]) for _ in range(n)])

@@ -2,7 +2,7 @@
 
 Whole batches at a time, not image by image in worker processes: on a CPU that takes a tenth of the
 processor time, about one percent of a ResNet-18 step, and on a GPU the images stay where they are.
-``python -m tricouple.experiments.bench.augmentation`` repeats the measurement.
+The measurement is in docs/benchmarks.md.
 """
 
 from tricouple.data.augment.recipe import Recipe, recipe_for
