@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -41,7 +42,7 @@ def collect_provenance() -> dict[str, Any]:
     """
     changes = git_changes()
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": _now(),
         "command": shlex.join(["tricouple", *sys.argv[1:]]),
         "commit": git_commit(),
         **({"diff": sha256(changes.encode()).hexdigest()[:16]} if changes else {}),
@@ -54,6 +55,19 @@ def collect_provenance() -> dict[str, Any]:
         "versions": {"tricouple": tricouple.__version__}
         | {name: installed(name) for name in PACKAGES},
     }
+
+
+def line_provenance(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run's record keeps: the sources and machine of its study, and its own moment.
+
+    The sources are those that were loaded when the study began, whatever has been committed since.
+
+    Args:
+        origin: What ``collect_provenance`` said then.
+    """
+    versions = {name: found for name, found in origin["versions"].items() if found}
+    now = {"date": _now(), "load": round(os.getloadavg()[0], 2)}
+    return {**origin, **now, "versions": versions}
 
 
 def installed(package: str) -> str | None:
@@ -109,6 +123,10 @@ def require_clean(*, allow_dirty: bool) -> None:
             f"the sources in {PACKAGE} were changed since their commit: nobody could repeat this "
             "study: commit them first, or give --allow-dirty to record a hash of the changes"
         )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def git(*words: str) -> str:
