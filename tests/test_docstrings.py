@@ -10,7 +10,7 @@ import torch
 
 import tricouple
 
-CORE = ["geometry", "losses", "ot", "relations", "views"]
+CORE = ["geometry", "losses", "ot", "relations", "shaping"]
 
 
 def modules() -> list[str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         PushPull,
         VICReg,
     )
-    from tricouple.views import pair_views
+    from tricouple.relations import pair_views
 
 __version__ = "0.1.0"
 
@@ -44,7 +44,7 @@ _HOMES = {
     "NegMMIOT": "tricouple.losses",
     "PushPull": "tricouple.losses",
     "VICReg": "tricouple.losses",
-    "pair_views": "tricouple.views",
+    "pair_views": "tricouple.relations",
 }
 
 

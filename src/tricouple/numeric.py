@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from tricouple.memory import empty_matrix
+from tricouple.memory import CACHED, empty_matrix
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
@@ -118,3 +123,84 @@ class _Products(torch.autograd.Function):
             # Both arguments are one tensor, which receives the sum of what is returned.
             return (gradient + gradient.T) @ anchors, None
         return gradient @ references, gradient.T @ anchors
+
+
+def row_blocks(n_rows: int, n_columns: int, entries: int = CACHED) -> list[slice]:
+    """Slices of rows that hold about ``entries`` numbers each."""
+    step = max(1, entries // max(1, n_columns))
+    return [slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step)]
+
+
+class Patch(NamedTuple):
+    """Part of a gradient with respect to the N×M scores.
+
+    Attributes:
+        rows: Its rows.
+        values: Its entries. They may be overwritten by the next patch.
+        columns: Its columns.
+    """
+
+    rows: slice
+    values: Tensor
+    columns: slice = slice(None)
+
+
+ScoreGradient = Iterable[Patch]
+"""A gradient with respect to the N×M scores; the rows of all patches, in order, are all rows.
+Within one set, where s_ij and s_ji are one number, each pair may come once, with both entries."""
+
+
+def pull(
+    gradient: ScoreGradient, factor: float, anchors: Tensor, references: Tensor, *, slope: bool
+) -> tuple[tuple[Tensor, Tensor | None], Tensor | None]:
+    """Chain with ``score_ij = factor · ⟨anchors_i, references_j⟩``, a tile at a time.
+
+    Args:
+        gradient: With respect to the scores, shape (N, M).
+        factor: The factor.
+        anchors: Shape (N, d).
+        references: Shape (M, d); the same tensor within one set.
+        slope: Whether the gradient with respect to the factor is wanted.
+
+    Returns:
+        The gradients with respect to anchors and references, and to the factor (wide dtype).
+        Within one set the first may be the sum of both; then the second is None.
+    """
+    with torch.inference_mode(False):  # they become somebody's gradients
+        to_anchors, to_references = torch.empty_like(anchors), torch.zeros_like(references)
+    for rows, tile, columns in gradient:
+        part = tile.to(anchors.dtype)
+        if anchors is references and part.shape[0] == len(anchors) <= _SMALL:
+            torch.mm(part + part.T, anchors, out=to_anchors)
+            to_factor = _inner(anchors, to_anchors) / 2 if slope else None
+            return (to_anchors.mul_(factor), None), to_factor
+        torch.mm(part, references[columns], out=to_anchors[rows])
+        to_references[columns].addmm_(part.T, anchors[rows])
+    to_factor = _inner(anchors, to_anchors) if slope else None
+    return (to_anchors.mul_(factor), to_references.mul_(factor)), to_factor
+
+
+def _inner(left: Tensor, right: Tensor) -> Tensor:
+    wide = wide_dtype(left.device)
+    return torch.dot(left.flatten().to(wide), right.flatten().to(wide))
+
+
+def never_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Keep a function out of compiled graphs, at no cost where nobody compiles.
+
+    How many sweeps are done, and by which coupling, depends on the data, and the compiled module
+    works on addresses: neither can be traced. ``torch.compiler.disable`` says so, but asking for it
+    at import time would load the whole compiler for everybody.
+    """
+
+    @functools.cache
+    def disabled() -> Callable[P, R]:
+        return torch.compiler.disable(function)  # type: ignore[no-any-return]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "torch._dynamo" in sys.modules:
+            return disabled()(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call

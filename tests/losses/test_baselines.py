@@ -20,8 +20,7 @@ from baseline_reference import (
 )
 from conftest import SETTINGS, Batch
 from reference import relative_error
-from tricouple.losses.vicreg import view_pairs
-from tricouple.relations import Identities, ListedTriplets
+from tricouple.relations import Identities, ListedTriplets, view_pairs
 
 ACROSS = [name for name in SETTINGS if "across" in name]
 LABELLED = [name for name in SETTINGS if "triplets" not in name]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tricouple import checks
-from tricouple.eager import never_compiled
 from tricouple.losses.batch import Batch, prepare
+from tricouple.numeric import never_compiled
 
 
 class ContrastiveLoss(nn.Module, ABC):

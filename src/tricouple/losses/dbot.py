@@ -10,7 +10,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
-from tricouple.losses.read_out import VARIANTS, read_out
+from tricouple.losses.costs import VARIANTS, read_out
 
 
 class DBOT(ContrastiveLoss):

@@ -13,10 +13,7 @@ from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.memory import DEFAULT_BUDGET, MEMORY_MODES, plan_memory
-from tricouple.numeric import inverse_product
-from tricouple.ot.pull import pull
-from tricouple.ot.sweeps.plan import Patch, ScoreGradient
-from tricouple.ot.sweeps.similarities import row_blocks
+from tricouple.numeric import Patch, ScoreGradient, inverse_product, pull, row_blocks
 
 
 class InfoNCE(ContrastiveLoss):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
-from tricouple.losses.read_out import VARIANTS
+from tricouple.losses.costs import VARIANTS
 from tricouple.numeric import inverse_product
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
-from tricouple.losses.pair_divergence import pair_divergence
-from tricouple.losses.sweeps import Sweeps
+from tricouple.losses.coupling import Sweeps, pair_divergence
 from tricouple.memory import DEFAULT_BUDGET
 
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
-from tricouple.losses.log_sigmoid_cost import mean_log_sigmoid_cost
-from tricouple.losses.shaped_cost import mean_cost
-from tricouple.losses.sweeps import Sweeps
+from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
+from tricouple.losses.coupling import Sweeps
 from tricouple.memory import DEFAULT_BUDGET
 from tricouple.numeric import expectation, inverse_product, uniform
 from tricouple.ot.potentials import embedded_potentials

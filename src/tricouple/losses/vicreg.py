@@ -8,7 +8,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
-from tricouple.relations import Identities
+from tricouple.relations import Identities, view_pairs
 
 
 class VICReg(ContrastiveLoss):
@@ -89,38 +89,6 @@ class VICReg(ContrastiveLoss):
             f"invariance={self.invariance}, variance={self.variance}, "
             f"covariance={self.covariance}, eps={self.eps}"
         )
-
-
-def view_pairs(relation: Identities) -> tuple[Tensor, Tensor]:
-    """Indices of the first and of the second view of each pair, shape (pairs,) each."""
-    anchors, references = relation.codes
-    n_groups = len(relation.sizes[0])
-    if relation.within:
-        number = _number_in_group(anchors)
-        views = [(number % 2 == side).nonzero()[:, 0] for side in (0, 1)]
-        places = [(anchors + n_groups * (number // 2))[view] for view in views]
-    else:
-        views = [torch.arange(len(codes), device=codes.device) for codes in (anchors, references)]
-        places = [codes + n_groups * _number_in_group(codes) for codes in (anchors, references)]
-    # A place, group and number in one, occurs once in a view: a pair is a place that both have.
-    first, second = (
-        view[order][torch.isin(own[order], other)]
-        for view, own, other, order in (
-            (views[0], places[0], places[1], places[0].argsort()),
-            (views[1], places[1], places[0], places[1].argsort()),
-        )
-    )
-    return first, second
-
-
-def _number_in_group(codes: Tensor) -> Tensor:
-    """How many samples of the same group come earlier in the batch, shape (N,)."""
-    order = codes.argsort(stable=True)
-    counts = torch.bincount(codes)
-    starts = counts.cumsum(0) - counts
-    numbers = torch.empty_like(codes)
-    numbers[order] = torch.arange(len(codes), device=codes.device) - starts[codes[order]]
-    return numbers
 
 
 def _identities(batch: Batch) -> Identities:

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from tricouple import checks
 from tricouple.memory import IN_MATRICES
-from tricouple.numeric import compute_dtype, wide_dtype
+from tricouple.numeric import compute_dtype, row_blocks, wide_dtype
 from tricouple.ot.gradients import GRADIENTS
 from tricouple.ot.potentials import Settings, solve_potentials
 from tricouple.ot.solvers import pair
-from tricouple.ot.sweeps.similarities import row_blocks
 
 # When no tolerance is asked for, a plan counts as converged below this marginal error.
 DEFAULT_TOLERANCE = 1e-3

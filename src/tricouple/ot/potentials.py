@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tricouple.eager import never_compiled
 from tricouple.memory import empty_matrix
-from tricouple.numeric import wide_dtype
+from tricouple.numeric import ScoreGradient, never_compiled, pull, wide_dtype
 from tricouple.ot.gradients import GRADIENTS
-from tricouple.ot.pull import pull
 from tricouple.ot.solvers import SolverFactory
-from tricouple.ot.sweeps.plan import Masses, Releasable, ScoreGradient, Solution
+from tricouple.ot.sweeps.plan import Masses, Releasable, Solution
 from tricouple.ot.sweeps.similarities import Matrix, Products, Similarities
 
 

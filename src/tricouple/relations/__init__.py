@@ -11,6 +11,7 @@ The target couplings are uniform on A or on its projections, and are never built
 from tricouple.relations.identities import Identities
 from tricouple.relations.listed import ListedTriplets
 from tricouple.relations.targets import PairTarget, Relation, TripletTarget, UniformPairs
+from tricouple.relations.views import pair_views, view_pairs
 
 __all__ = [
     "Identities",
@@ -19,4 +20,6 @@ __all__ = [
     "Relation",
     "TripletTarget",
     "UniformPairs",
+    "pair_views",
+    "view_pairs",
 ]

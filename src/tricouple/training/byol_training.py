@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tricouple.losses.vicreg import view_pairs
-from tricouple.relations import Identities
+from tricouple.relations import Identities, view_pairs
 from tricouple.training.byol import BYOL, momentum_at, predictor_head
 from tricouple.training.module import Views, ViewTraining
 

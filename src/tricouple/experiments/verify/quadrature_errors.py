@@ -11,8 +11,7 @@ from torch import Tensor
 from tricouple.experiments.verify.results import Figure, Finding, Row, Series
 from tricouple.losses import NegMMIOT
 from tricouple.losses.batch import prepare
-from tricouple.losses.log_sigmoid_cost import mean_log_sigmoid_cost
-from tricouple.losses.shaped_cost import mean_cost
+from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
 from tricouple.memory import DEFAULT_BUDGET
 from tricouple.ot.sweeps.quadrature import log_sigmoid_terms, trapezoid_error
 from tricouple.shaping import log_sigmoid

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from tricouple.numeric import ScoreGradient
 from tricouple.ot.sweeps.linear_kernels import LinearKernels
 from tricouple.ot.sweeps.native import addresses, compiled, optional
 from tricouple.ot.sweeps.pair_history import ScaledPairHistory
-from tricouple.ot.sweeps.plan import Masses, ScoreGradient
+from tricouple.ot.sweeps.plan import Masses
 from tricouple.ot.sweeps.tiles import Factors
 
 

@@ -12,9 +12,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from tricouple.numeric import ScoreGradient
 from tricouple.ot.sweeps.linear_kernels import LinearKernels
 from tricouple.ot.sweeps.native import addresses, compiled, optional
-from tricouple.ot.sweeps.plan import Masses, ScoreGradient, Solution
+from tricouple.ot.sweeps.plan import Masses, Solution
 from tricouple.ot.sweeps.similarities import Similarities
 from tricouple.ot.sweeps.tiles import Factors, underflow_margin
 from tricouple.ot.sweeps.triplet_plan import ATTRACT, REPEL, ScaledTripletPlan, ScaledTripletSink

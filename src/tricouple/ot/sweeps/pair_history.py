@@ -9,8 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tricouple.numeric import ScoreGradient
 from tricouple.ot.sweeps.balanced import BalancedKernels
-from tricouple.ot.sweeps.plan import Masses, ScoreGradient
+from tricouple.ot.sweeps.plan import Masses
 from tricouple.ot.sweeps.tiles import Factors
 
 

@@ -7,16 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tricouple.numeric import wide_dtype
-from tricouple.ot.sweeps.plan import (
-    GradientSink,
-    Masses,
-    Patch,
-    ScoreGradient,
-    Solution,
-    Stage,
-    Stages,
-)
+from tricouple.numeric import Patch, ScoreGradient, wide_dtype
+from tricouple.ot.sweeps.plan import GradientSink, Masses, Solution, Stage, Stages
 from tricouple.ot.sweeps.similarities import Similarities
 
 

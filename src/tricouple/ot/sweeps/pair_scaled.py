@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from tricouple.memory import IN_MATRICES, MemoryPlan
-from tricouple.numeric import wide_dtype
+from tricouple.numeric import ScoreGradient, wide_dtype
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.balanced import BalancedKernels, balanced_kernels
 from tricouple.ot.sweeps.linear_kernels import LinearKernels
 from tricouple.ot.sweeps.native_pair import NativePairHistory
 from tricouple.ot.sweeps.pair_history import ScaledPairHistory
-from tricouple.ot.sweeps.plan import GradientSink, Masses, ScoreGradient, Solution
+from tricouple.ot.sweeps.plan import GradientSink, Masses, Solution
 from tricouple.ot.sweeps.similarities import Similarities
 from tricouple.ot.sweeps.tiles import Factors, underflow_margin
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -10,26 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from tricouple.numeric import divide_or_zero
-
-
-class Patch(NamedTuple):
-    """Part of a gradient with respect to the N×M scores.
-
-    Attributes:
-        rows: Its rows.
-        values: Its entries. They may be overwritten by the next patch.
-        columns: Its columns.
-    """
-
-    rows: slice
-    values: Tensor
-    columns: slice = slice(None)
-
-
-ScoreGradient = Iterable[Patch]
-"""A gradient with respect to the N×M scores; the rows of all patches, in order, are all rows.
-Within one set, where s_ij and s_ji are one number, each pair may come once, with both entries."""
+from tricouple.numeric import ScoreGradient, divide_or_zero
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,3 @@ class Products:
         anchors = self.anchors.to(dtype)
         same = self.references is self.anchors
         return Products(anchors, anchors if same else self.references.to(dtype))
-
-
-def row_blocks(n_rows: int, n_columns: int, entries: int = 1 << 21) -> list[slice]:
-    """Slices of rows that hold about ``entries`` numbers each."""
-    step = max(1, entries // max(1, n_columns))
-    return [slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step)]

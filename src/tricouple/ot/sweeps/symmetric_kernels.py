@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from tricouple.memory import Loan, MemoryPlan
-from tricouple.numeric import wide_dtype
+from tricouple.numeric import Patch, ScoreGradient, wide_dtype
 from tricouple.ot.sweeps import native
-from tricouple.ot.sweeps.plan import Patch, ScoreGradient
 from tricouple.ot.sweeps.similarities import Products
 from tricouple.ot.sweeps.threads import dealt, in_passing_threads, in_threads
 from tricouple.ot.sweeps.tiles import Factors

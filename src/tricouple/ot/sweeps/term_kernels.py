@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from tricouple.memory import CACHED, Loan
-from tricouple.numeric import exponential_, wide_dtype
-from tricouple.ot.sweeps.plan import Patch, ScoreGradient
+from tricouple.numeric import Patch, ScoreGradient, exponential_, row_blocks, wide_dtype
 from tricouple.ot.sweeps.quadrature import Terms
-from tricouple.ot.sweeps.similarities import Similarities, row_blocks
+from tricouple.ot.sweeps.similarities import Similarities
 from tricouple.ot.sweeps.tiles import Factors, RowTiles, Tile
 
 

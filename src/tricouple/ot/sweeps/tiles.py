@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tricouple.memory import CACHED
-from tricouple.ot.sweeps.plan import ScoreGradient
+from tricouple.numeric import ScoreGradient
 
 
 class Tile(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tricouple.numeric import wide_dtype
+from tricouple.numeric import Patch, ScoreGradient, wide_dtype
 from tricouple.ot.sweeps.log_domain import LogDomainTriplet, LogTripletPlan
 from tricouple.ot.sweeps.margins import Margins, anchor_bytes
-from tricouple.ot.sweeps.plan import GradientSink, Patch, ScoreGradient
+from tricouple.ot.sweeps.plan import GradientSink
 from tricouple.ot.sweeps.similarities import Similarities
 from tricouple.shaping import Shaping
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from tricouple.ot.sweeps.plan import Masses, ScoreGradient
+from tricouple.numeric import ScoreGradient
+from tricouple.ot.sweeps.plan import Masses
 from tricouple.ot.sweeps.tiles import Factors
 from tricouple.ot.sweeps.triplet_plan import ATTRACT, REPEL, ScaledTripletPlan
 

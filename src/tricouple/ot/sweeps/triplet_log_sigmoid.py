@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from tricouple.memory import CACHED
+from tricouple.numeric import row_blocks
 from tricouple.ot.sweeps.quadrature import LogSigmoidTerms, log_sigmoid_terms
-from tricouple.ot.sweeps.similarities import Similarities, row_blocks
+from tricouple.ot.sweeps.similarities import Similarities
 from tricouple.ot.sweeps.term_kernels import TermKernels
 from tricouple.ot.sweeps.triplet_log import LogTriplet
 from tricouple.ot.sweeps.triplet_scaled import ScaledTriplet

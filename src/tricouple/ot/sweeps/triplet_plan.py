@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from tricouple.ot.sweeps.plan import GradientSink, ScoreGradient
+from tricouple.numeric import ScoreGradient
+from tricouple.ot.sweeps.plan import GradientSink
 from tricouple.ot.sweeps.tiles import Factors, Kernels
 
 if TYPE_CHECKING:

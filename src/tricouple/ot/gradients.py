@@ -1,14 +1,36 @@
-"""The exact gradient at convergence, by conjugate gradients on the plan's own operators."""
+"""Three notions of the gradient of a coupling's potentials with respect to its scores.
+
+``unrolled`` is the exact gradient of what the sweeps computed; ``implicit`` is the exact gradient
+of the converged plan, for any marginals; ``envelope`` (Danskin) is exact only when the sweeps have
+converged and the target has the marginals that were imposed (mathematics §4).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from tricouple.numeric import divide_or_zero
-from tricouple.ot.sweeps.plan import Plan, ScoreGradient, Solution
+from tricouple.numeric import ScoreGradient, divide_or_zero
+from tricouple.ot.sweeps.plan import Plan, Solution
+
+
+def unrolled(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
+    """The adjoint of the sweeps, from the vectors that their history stored."""
+    return solution.history.adjoint(cotangents)
+
+
+def envelope(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
+    """Take the cotangents to be the plan's own marginals times their total (paper's appendix).
+
+    Then the implicit system has the solution (total, 0, …) and nothing needs to be solved.
+    """
+    sink = solution.kernel.sink()
+    total = cotangents[0].sum()
+    weights = torch.ones_like(cotangents[0]) * -total
+    solution.plan().push(0, weights, sink)
+    return sink.total()
 
 
 def implicit(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
@@ -74,3 +96,14 @@ def _solve(plan: Plan, right: Sequence[Tensor]) -> list[Tensor]:
             smallest, best = energy, solution
         direction = scaled + (energy / previous) * direction
     return list(best.split(sizes))
+
+
+GradientRule = Callable[[Solution, Sequence[Tensor]], ScoreGradient]
+
+GRADIENTS: dict[str, GradientRule] = {
+    "unrolled": unrolled,
+    "implicit": implicit,
+    "envelope": envelope,
+}
+"""Each takes a solution and the gradients of a scalar with respect to its log-scalings, and gives
+the gradient with respect to the scores."""

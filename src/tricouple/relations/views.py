@@ -1,0 +1,68 @@
+"""Views: several of the same instances as one labelled batch, and a labelled batch as two views."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tricouple import checks
+from tricouple.relations.identities import Identities
+
+
+def pair_views(*views: Tensor) -> tuple[Tensor, Tensor]:
+    """Stack views and number their instances, ready for any loss.
+
+    Args:
+        views: Two or more tensors of shape (N, d); row i of each is a view of instance i.
+
+    Returns:
+        Embeddings, shape (views·N, d), and the instance of each row, shape (views·N,).
+
+    Example:
+        >>> embeddings, identities = pair_views(torch.zeros(2, 3), torch.ones(2, 3))
+        >>> identities
+        tensor([0, 1, 0, 1])
+    """
+    if len(views) < 2:
+        raise ValueError(f"pair_views needs at least 2 views of each instance, got {len(views)}")
+    for number, view in enumerate(views):
+        checks.matrix(f"view {number}", view)
+        if view.shape != views[0].shape:
+            raise ValueError(
+                f"view {number} has shape {tuple(view.shape)}, view 0 {tuple(views[0].shape)}: "
+                "row i of every view must belong to instance i"
+            )
+    identities = torch.arange(len(views[0]), device=views[0].device)
+    return torch.cat(views), identities.repeat(len(views))
+
+
+def view_pairs(relation: Identities) -> tuple[Tensor, Tensor]:
+    """Indices of the first and of the second view of each pair, shape (pairs,) each."""
+    anchors, references = relation.codes
+    n_groups = len(relation.sizes[0])
+    if relation.within:
+        number = _number_in_group(anchors)
+        views = [(number % 2 == side).nonzero()[:, 0] for side in (0, 1)]
+        places = [(anchors + n_groups * (number // 2))[view] for view in views]
+    else:
+        views = [torch.arange(len(codes), device=codes.device) for codes in (anchors, references)]
+        places = [codes + n_groups * _number_in_group(codes) for codes in (anchors, references)]
+    # A place, group and number in one, occurs once in a view: a pair is a place that both have.
+    first, second = (
+        view[order][torch.isin(own[order], other)]
+        for view, own, other, order in (
+            (views[0], places[0], places[1], places[0].argsort()),
+            (views[1], places[1], places[0], places[1].argsort()),
+        )
+    )
+    return first, second
+
+
+def _number_in_group(codes: Tensor) -> Tensor:
+    """How many samples of the same group come earlier in the batch, shape (N,)."""
+    order = codes.argsort(stable=True)
+    counts = torch.bincount(codes)
+    starts = counts.cumsum(0) - counts
+    numbers = torch.empty_like(codes)
+    numbers[order] = torch.arange(len(codes), device=codes.device) - starts[codes[order]]
+    return numbers
