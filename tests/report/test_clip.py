@@ -11,9 +11,9 @@ from report.html_check import parse, rows
 from tricouple import cli
 from tricouple.report.clip.drawings import sharpness_picture
 from tricouple.report.ink import with_legend
-from tricouple.report.page import read_known, write_report
+from tricouple.report.kinds import read_known, write_report
 from tricouple.report.read import StudyError
-from tricouple.report.tables import Table, terminal_table
+from tricouple.report.tables_before import Table, terminal_table
 
 LOSSES = {"infonce": 0.10, "neg_mmiot": 0.12, "fused_gromov_published": 0.016, "iot": 0.02}
 PLAN = {"losses": list(LOSSES), "seeds": [0, 1, 2], "sharpness": [10, 100]}

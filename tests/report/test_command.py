@@ -8,8 +8,8 @@ from PIL import Image
 
 from report import fake
 from tricouple import cli
-from tricouple.report import page as page_module
-from tricouple.report.page import read_known, write_whole
+from tricouple.report import kinds as page_module
+from tricouple.report.kinds import read_known, write_whole
 from tricouple.report.pictures import picture as picture_of
 
 

@@ -13,7 +13,7 @@ from tricouple.report.synthetic.claims import check
 from tricouple.report.synthetic.groups import group
 from tricouple.report.synthetic.headline import headline
 from tricouple.report.synthetic.sweeps import read_sweeps
-from tricouple.report.tables import Column, best_rows, html_table, measured_table
+from tricouple.report.tables_before import Column, best_rows, html_table, measured_table
 from tricouple.report.words import mean_std, number
 
 

@@ -11,7 +11,7 @@ from report import fake_vision as fake
 from report.html_check import parse, rows
 from tricouple import cli
 from tricouple.report.frame import asset
-from tricouple.report.page import read_known, write_report
+from tricouple.report.kinds import read_known, write_report
 from tricouple.report.vision import paper
 from tricouple.report.vision.figures import curves, sharpness
 from tricouple.report.vision.groups import Block, final_groups

@@ -6,7 +6,7 @@ import pytest
 
 from report import chromium
 from report import fake_vision as fake
-from tricouple.report.page import write_report
+from tricouple.report.kinds import write_report
 
 PROGRAM = chromium.find_chromium()
 pytestmark = [

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 
 from tricouple.options import CommandError, require_writable
 from tricouple.report.clip import drawings as clip
-from tricouple.report.page import read_known, write_page
+from tricouple.report.kinds import read_known, write_page
 from tricouple.report.pictures import drawings, write_pictures
 from tricouple.report.read import Study, StudyError
 from tricouple.report.vision import tables as vision

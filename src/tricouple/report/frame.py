@@ -8,7 +8,7 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 
-from tricouple.report.palette import stylesheet
+from tricouple.report.palette_before import stylesheet
 from tricouple.report.panel import Figure, Panel
 from tricouple.report.swatch import swatch
 from tricouple.report.words import METHODS

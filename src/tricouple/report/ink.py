@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tricouple.report.palette import HUES, style
+from tricouple.report.palette_before import HUES, style
 
 LINES = {
     "solid": "-", "dash": "--", "dashdot": "-.", "dot": ":", "longdash": (0, (8, 3)),

@@ -1,70 +1,313 @@
-"""Write the page of a study: dispatch on its kind, and never leave half a file behind."""
+"""One self-contained HTML page: articles of sections, tables and charts, nothing to download.
+
+Example:
+    >>> from tricouple.report.tables import Table, to_html
+    >>> table = to_html(Table("Residuals", ("statement", "residual"), [("etf", "1e-9")]))
+    >>> article = Article("The theory, checked", "Every statement, measured.",
+    ...                   [Section("numbers", "Numbers", table)])
+    >>> page([article]).splitlines()[0]
+    '<!DOCTYPE html>'
+
+A section with a chart is ``Section(chart.id, chart.title, chart_html(chart))``; the last one of a
+page should say where its numbers come from: ``provenance_section(provenance, settings)``.
+"""
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from tricouple.report.clip import article as clip
-from tricouple.report.frame import Article, page
-from tricouple.report.read import Study, StudyError, read_study
-from tricouple.report.synthetic import article as synthetic
-from tricouple.report.vision import article as vision
-from tricouple.report.vision.folders import has_runs, read_runs_folder
+from tricouple.files import write_text
+from tricouple.report.chart import Chart, Panel
+from tricouple.report.palette import SYMBOLS, Style, stylesheet
+from tricouple.report.tables import Table, to_html
 
-# What each kind of study has to say; a new kind is a package and a row here.
-KINDS: dict[str, Callable[[Study], Article]] = {
-    "clip": clip.article,
-    "synthetic": synthetic.article,
-    "vision": vision.article,
-}
+# The browser itself refuses anything that is not in the page.
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "img-src data: blob:; font-src data:"
+)
+HINT = (
+    "Point at a line or a dot for its values; drag to zoom, double-click to go back; the legend "
+    "switches lines on and off."
+)
 
 
-def write_report(study_folder: Path, out: Path | None = None) -> Path:
-    """Write the page of one study and return where.
+@dataclass(frozen=True)
+class Section:
+    """A part of an article: anchor, heading and HTML."""
 
-    Args:
-        study_folder: The folder with ``study.json`` and ``runs.jsonl``, or of runs.
-        out: The file to write, ``report.html`` in the study folder if None.
+    id: str
+    title: str
+    html: str
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Something the reader can choose: a key of ``when``, its name, and the options."""
+
+    key: str
+    title: str
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Article:
+    """Everything the page says about one subject.
+
+    Attributes:
+        title: Its heading.
+        lead: What it is about, a sentence or two.
+        sections: Its parts.
+        found: What was found, a sentence each, in a box on top.
+        missing: What is not there; the first of them is a warning on top.
+        choices: What the reader can choose to see in the charts.
+    """
+
+    title: str
+    lead: str
+    sections: Sequence[Section]
+    found: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    choices: Sequence[Choices] = ()
+
+
+def write_page(articles: Iterable[Article], out: Path) -> Path:
+    """Write a page, all of it or nothing, and return where.
 
     Raises:
-        StudyError: If the folder is no study that can be reported.
-        OSError: If the page cannot be written.
-
-    Example:
-        >>> write_report(Path("results/synthetic"))  # doctest: +SKIP
-        PosixPath('results/synthetic/report.html')
+        WriteError: If it cannot be written; a page from before is unharmed.
     """
-    return write_page([read_known(study_folder)], out or study_folder / "report.html")
-
-
-def write_page(studies: Sequence[Study], out: Path) -> Path:
-    """Write one page about several studies, in the given order."""
-    write_whole(out, page(KINDS[study.kind](study) for study in studies).encode())
+    write_text(out, page(articles))
     return out
 
 
-def read_known(folder: Path) -> Study:
-    """Read a study of a kind that can be reported, or a folder of runs."""
-    if not (folder / "study.json").is_file() and has_runs(folder):
-        return read_runs_folder(folder)
-    study = read_study(folder)
-    if study.kind not in KINDS:
-        known = ", ".join(KINDS)
-        raise StudyError(f'{folder / "study.json"}: kind "{study.kind}" is not one of: {known}')
-    return study
+def page(articles: Iterable[Article]) -> str:
+    """Return the whole page; plotly is included once, and only if there is a plot."""
+    shown = list(articles)
+    body = "\n".join(_article(article, number) for number, article in enumerate(shown, 1))
+    title = escape(", ".join(article.title for article in shown))
+    scripts = ""
+    if 'class="plot"' in body:
+        scripts = f"<script>{_plotly()}</script>\n<script>{asset('page.js')}</script>"
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title} – tricouple report</title>
+<style>
+{stylesheet()}{asset("page.css")}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+{scripts}
+</body>
+</html>
+"""
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file all at once: whoever reads it sees the old content or the new, never a part."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+def chart_html(chart: Chart) -> str:
+    """Return a chart: legend, panels with their text alternatives, caption, numbers as text."""
+    small = any(panel.reach for panel in chart.panels)
+    kind = "small" if small else "three" if len(chart.panels) % 3 == 0 else "two"
+    panels = "\n".join(_panel(panel) for panel in chart.panels)
+    details = ""
+    if chart.tables:
+        details = "<details><summary>The numbers as text</summary>{}</details>".format(
+            "\n".join(map(to_html, chart.tables))
+        )
+    return f"""<figure class="figure">
+{_legend(chart.styles)}{_slider(chart.steps)}<div class="panels {kind}">
+{panels}
+</div>
+<p class="nothing" hidden>Nothing was measured for this choice.</p>
+<figcaption>{escape(chart.caption)}</figcaption>
+{details}
+</figure>"""
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    """Return a sentence as a paragraph.
+
+    Example:
+        >>> paragraph("a < b", "quiet")
+        '<p class="quiet">a &lt; b</p>'
+    """
+    return f"<p{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}>{escape(text)}</p>"
+
+
+def items(sentences: Iterable[str]) -> str:
+    """Return sentences as a list."""
+    return "<ul>\n" + "\n".join(f"<li>{escape(text)}</li>" for text in sentences) + "\n</ul>"
+
+
+def provenance_section(
+    provenance: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    counted: Mapping[str, Any] | None = None,
+) -> Section:
+    """Return what is needed to judge or repeat a result.
+
+    Args:
+        provenance: Date, command, commit, machine and ``versions``, as the result file has it.
+        settings: The settings of the whole.
+        counted: What else to say about how it was run.
+    """
+    origin = dict(provenance)
+    versions = origin.pop("versions", None) or {}
+    tables = {
+        "How it was run": origin | dict(counted or {}),
+        "Settings of the study": settings,
+        "Versions": versions,
+    }
+    shown = [
+        Table(caption, ("what", "value"), [row for row in _flat(values) if row[1]], words=2)
+        for caption, values in tables.items()
+        if values
+    ]
+    return Section("provenance", "Where the numbers come from", "\n".join(map(to_html, shown)))
+
+
+def asset(name: str) -> str:
+    """Return a file that is installed beside this module."""
+    return files("tricouple.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as dotted names.
+
+    Example:
+        >>> _flat({"loss": {"epsilon": 0.5}, "seed": 0})
+        [('loss.epsilon', '0.5'), ('seed', '0')]
+    """
+    rows: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            rows.append((f"{prefix}{key}", text))
+    return rows
+
+
+def _article(article: Article, number: int) -> str:
+    """One article; `number` keeps the anchors of several apart."""
+    links = " ".join(
+        f'<a href="#s{number}-{section.id}">{escape(section.title)}</a>'
+        for section in article.sections
+    )
+    sections = "\n".join(
+        f'<section id="s{number}-{section.id}">\n<h2>{escape(section.title)}</h2>\n'
+        f"{section.html}\n</section>"
+        for section in article.sections
+    )
+    found = ""
+    if article.found:
+        found = f'<div class="found">\n<h2>What was found</h2>\n{items(article.found)}\n</div>'
+    plots = ""
+    if 'class="plot"' in sections:
+        without = "The plots need JavaScript; the tables and texts do not."
+        plots = f"{paragraph(HINT, 'quiet')}\n<noscript>{paragraph(without, 'warning')}</noscript>"
+    return f"""<article class="study">
+<h1>{escape(article.title)}</h1>
+{paragraph(article.lead)}
+{_warning(article.missing)}
+{found}
+<nav aria-label="Sections">{links}</nav>
+{plots}
+{_choices(article.choices)}
+{sections}
+</article>"""
+
+
+def _warning(missing: Sequence[str]) -> str:
+    if not missing:
+        return ""
+    more = " More under “What is missing”." if len(missing) > 1 else ""
+    return paragraph(f"The study is not complete: {missing[0]}{more}", "warning")
+
+
+def _panel(panel: Panel) -> str:
+    from tricouple.report.draw_plotly import drawing  # a page of tables does without plotly
+
+    # "<" never appears in the data block, so nothing in it can end the script element.
+    data = drawing(panel).to_json().replace("<", "\\u003c")
+    return (
+        f'<div class="panel"><h4>{escape(panel.title)}</h4>\n'
+        f'<div class="plot" role="img" aria-label="{escape(panel.alt)}"></div>\n'
+        f'<script type="application/json">{data}</script></div>'
+    )
+
+
+def _legend(styles: Mapping[str, Style]) -> str:
+    if not styles:
+        return ""
+    buttons = "".join(
+        f'<button type="button" aria-pressed="true" data-name="{escape(name)}">'
+        f"{_swatch(look)}{escape(name)}</button>"
+        for name, look in styles.items()
+    )
+    return f'<div class="legend" role="group" aria-label="Lines to show">{buttons}</div>\n'
+
+
+def _swatch(look: Style) -> str:
+    """A sample of a line that screen readers skip: the name stands beside it."""
+    stops, at = [], 0
+    for place, length in enumerate(look.dash_lengths or (1,)):
+        colour = "transparent" if place % 2 else "currentColor"
+        stops.append(f"{colour} {at}px {at + length}px")
+        at += length
+    return (
+        f'<span class="swatch" aria-hidden="true" style="color:{look.colour};background-image:'
+        f'repeating-linear-gradient(90deg,{",".join(stops)})">{SYMBOLS[look.symbol][1]}</span>'
+    )
+
+
+def _slider(steps: Sequence[int]) -> str:
+    if len(steps) < 2:
+        return ""
+    shown = " ".join(map(str, steps))
+    return (
+        f'<div class="movie" data-steps="{shown}"><button type="button">Play</button>\n'
+        f'<label>step <input type="range" min="0" max="{len(steps) - 1}" value="{len(steps) - 1}"'
+        f' step="1">\n<output>{steps[-1]}</output></label></div>\n'
+    )
+
+
+def _choices(choices: Sequence[Choices]) -> str:
+    offered = [choice for choice in choices if choice.options]
+    # One option is no choice: the script still reads it, the reader need not see it.
+    hidden = {choice.key: "" if len(choice.options) > 1 else " hidden" for choice in offered}
+    fields = "".join(
+        f'<label{hidden[choice.key]}>{escape(choice.title)} <select data-key="{choice.key}">'
+        + "".join(
+            f'<option value="{escape(value)}">{escape(name)}</option>'
+            for value, name in choice.options.items()
+        )
+        + "</select></label>\n"
+        for choice in offered
+    )
+    if not offered:
+        return ""
+    away = " hidden" if all(hidden.values()) else ""
+    label = "What the figures show"
+    return f'<div class="choices" role="group" aria-label="{label}"{away}>{fields}</div>'
+
+
+@cache
+def _plotly() -> str:
+    """The drawing library, safe inside a script element."""
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs()).replace("</script", "<\\/script")

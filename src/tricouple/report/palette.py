@@ -7,6 +7,7 @@ of the page rests on colour alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 # name: (on a light page, on a dark page)
@@ -23,9 +24,30 @@ SURFACES = {"ink": ("#1b1f24", "#e6edf3"), "paper": ("#ffffff", "#0d1117"),
             "faint": ("#d8dee4", "#30363d"), "quiet": ("#57606a", "#9da7b3")}  # fmt: skip
 
 
+# name: pixels on, off, on, off … of a line; matplotlib and CSS read the same numbers.
+DASHES: dict[str, tuple[int, ...]] = {
+    "solid": (),
+    "dash": (6, 4),
+    "dashdot": (6, 3, 2, 3),
+    "dot": (2, 3),
+    "longdash": (9, 4),
+    "longdashdot": (9, 3, 2, 3),
+}
+# name (plotly's): the same in matplotlib and as a letter.
+SYMBOLS = {
+    "circle": ("o", "●"),
+    "square": ("s", "■"),
+    "diamond": ("D", "◆"),
+    "triangle-up": ("^", "▲"),
+    "x": ("X", "✖"),
+    "cross": ("P", "✚"),
+    "star": ("*", "★"),
+}
+
+
 @dataclass(frozen=True)
 class Style:
-    """How a method is drawn: a hue of the palette, and dash and marker in plotly's words."""
+    """How a line is drawn: a hue, a dash and a symbol of this table."""
 
     hue: str
     dash: str
@@ -35,6 +57,11 @@ class Style:
     def colour(self) -> str:
         """The colour as a CSS variable, which the page resolves for its theme."""
         return f"var(--{self.hue})"
+
+    @property
+    def dash_lengths(self) -> tuple[int, ...]:
+        """Pixels on and off; none for a line without gaps."""
+        return DASHES[self.dash]
 
     @property
     def band(self) -> str:
@@ -56,25 +83,36 @@ STYLES = {
     "dbot_published": Style("orange", "longdashdot", "x"),
     "fused_gromov_published": Style("grey", "dash", "triangle-up"),
 }
-OTHER = Style("black", "solid", "star")
-
-# Class c gets hue c mod 7 and, after each round, the next symbol: 49 pairs before one returns.
-CLASS_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
 
 
-def style(method: str) -> Style:
-    """Return how a method is drawn."""
-    return STYLES.get(method, OTHER)
+def style(method: str, variant: int = 0) -> Style:
+    """Return how a method is drawn; its second setting in one picture has another dash and symbol.
+
+    Example:
+        >>> style("infonce"), style("infonce", 1).symbol
+        (Style(hue='purple', dash='dot', symbol='triangle-up'), 'x')
+    """
+    known = STYLES.get(method, Style("black", "solid", "star"))
+    return Style(
+        known.hue, _next(DASHES, known.dash, variant), _next(SYMBOLS, known.symbol, variant)
+    )
 
 
-def class_hue(label: int) -> str:
-    """Return the colour of a class as a CSS variable."""
-    return f"var(--{list(HUES)[label % len(HUES)]})"
+def numbered(position: int) -> Style:
+    """Return the style of a line that is known by its place alone: all of them differ."""
+    hue, dash, symbol = (list(table)[position % len(table)] for table in (HUES, DASHES, SYMBOLS))
+    return Style(hue, dash, symbol)
 
 
-def class_symbol(label: int) -> str:
-    """Return the marker of a class."""
-    return CLASS_SYMBOLS[label // len(HUES) % len(CLASS_SYMBOLS)]
+def class_style(label: int) -> Style:
+    """Return how samples of a class are marked: 49 pairs of hue and symbol before one returns."""
+    symbol = list(SYMBOLS)[label // len(HUES) % len(SYMBOLS)]
+    return Style(list(HUES)[label % len(HUES)], "solid", symbol)
+
+
+def _next(table: Iterable[str], name: str, steps: int) -> str:
+    names = list(table)
+    return names[(names.index(name) + steps) % len(names)]
 
 
 def stylesheet() -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
-from tricouple.report.palette import style
+from tricouple.report.palette_before import style
 from tricouple.report.statistics import Curve, MeanStd
 from tricouple.report.words import axis_value, method_name, number
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from tricouple.report.clip import drawings as clip
-from tricouple.report.page import write_whole
+from tricouple.report.kinds import write_whole
 from tricouple.report.read import Study, StudyError
 from tricouple.report.synthetic import drawings as synthetic
 from tricouple.report.vision import drawings as vision

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tricouple.report.read import Study
-from tricouple.report.tables import Table, html_table
+from tricouple.report.tables_before import Table, html_table
 from tricouple.report.words import duration
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tricouple.report.palette import style
+from tricouple.report.palette_before import style
 
 DASHES = {
     "solid": "",

@@ -1,31 +1,49 @@
-"""Tables as HTML (escaped, scrollable on a phone), Markdown or for a terminal, the best in bold."""
+"""Tables as data, and as HTML, as Markdown or for a terminal.
+
+Example:
+    >>> table = Table("Recall", ("loss", "@1"), [("a", "10.0"), ("b", "12.0")], bold={(1, 1)})
+    >>> print(to_markdown(table))
+    Recall:
+    <BLANKLINE>
+    | loss | @1 |
+    | --- | --: |
+    | a | 10.0 |
+    | b | **12.0** |
+    <BLANKLINE>
+
+``to_html(table)`` is a string for a section of a page, ``to_terminal(table)`` is for
+``rich.console.Console().print``.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from html import escape
+from itertools import chain, repeat
 
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from tricouple.report.statistics import MeanStd
-from tricouple.report.words import mean_std
+from tricouple.report.numbers import MeanStd, mean_std
+
+HUES = {"holds": "green", "fails": "red"}  # of kinds of cells in a terminal
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts.
+    """A table of texts; none of them is taken for markup.
 
     Attributes:
-        caption: What it shows.
+        caption: What it shows; Markdown leaves out an empty one.
         head: Column titles.
         rows: Cells, as many as there are titles.
         words: How many leading columns hold words, not numbers.
         bold: Cells to stress, as (row, column).
-        notes: HTML classes of cells, by (row, column).
+        kinds: HTML classes of cells, by (row, column): "holds" and "fails" are coloured everywhere.
         spans: A line above the titles: words, and how many columns they are about.
+        note: How to read it, a line below.
     """
 
     caption: str
@@ -33,8 +51,15 @@ class Table:
     rows: Sequence[Sequence[str]]
     words: int = 1
     bold: Set[tuple[int, int]] = frozenset()
-    notes: dict[tuple[int, int], str] | None = None
+    kinds: Mapping[tuple[int, int], str] = field(default_factory=dict)
     spans: Sequence[tuple[str, int]] = ()
+    note: str = ""
+
+    @property
+    def over(self) -> list[str]:
+        """What stands above each title."""
+        above = list(chain.from_iterable(repeat(text, width) for text, width in self.spans))
+        return above + [""] * (len(self.head) - len(above))
 
 
 @dataclass(frozen=True)
@@ -45,23 +70,44 @@ class Column:
         title: Its heading.
         values: Mean ± std of each row.
         badness: What the best row has least of; None where no value is the best.
+        write: How a value is written.
     """
 
     title: str
     values: Sequence[MeanStd]
     badness: Callable[[float], float] | None = None
+    write: Callable[[MeanStd], str] = mean_std
 
 
 def measured_table(
-    caption: str, head: str, names: Sequence[str], columns: Sequence[Column]
+    caption: str,
+    head: Sequence[str],
+    names: Sequence[Sequence[str]],
+    columns: Sequence[Column],
+    *,
+    spans: Sequence[tuple[str, int]] = (),
+    note: str = "",
 ) -> Table:
-    """Lay out columns of measurements, a row for each name, the best of each column in bold."""
+    """Lay out columns of measurements, the best of each in bold, beside columns of words.
+
+    Args:
+        caption: What is measured.
+        head: Titles of the words that lead a row.
+        names: Those words, for each row.
+        columns: The measurements.
+        spans: What stands above the columns.
+        note: What stands below.
+    """
     rows = [
-        (name, *(mean_std(column.values[row]) for column in columns))
+        (*name, *(column.write(column.values[row]) for column in columns))
         for row, name in enumerate(names)
     ]
-    bold = {(row, number) for number, c in enumerate(columns, 1) for row in best_rows(c)}
-    return Table(caption, (head, *(c.title for c in columns)), rows, bold=frozenset(bold))
+    bold = {
+        (row, place) for place, column in enumerate(columns, len(head)) for row in best_rows(column)
+    }
+    titles = (*head, *(column.title for column in columns))
+    # c, steps and seeds are numbers: only the first of the leading columns is a word.
+    return Table(caption, titles, rows, bold=bold, spans=spans, note=note)
 
 
 def best_rows(column: Column) -> list[int]:
@@ -74,15 +120,19 @@ def best_rows(column: Column) -> list[int]:
     if column.badness is None:
         return []
     scores = [column.badness(value.mean) for value in column.values]
-    best = min((score for score in scores if math.isfinite(score)), default=math.nan)
+    finite = [row for row, score in enumerate(scores) if math.isfinite(score)]
+    best = min(finite, key=lambda row: scores[row], default=None)
+    if best is None or len(finite) < 2:  # one alone is not the best of anything
+        return []
     # Digits that are not shown should not decide.
-    return [row for row, score in enumerate(scores) if math.isclose(score, best, rel_tol=5e-4)]
+    shown = [column.write(MeanStd(value.mean)) for value in column.values]
+    return [row for row in finite if shown[row] == shown[best]]
 
 
-def html_table(table: Table) -> str:
+def to_html(table: Table) -> str:
     """Return a table as HTML in a box that scrolls sideways where the screen is narrow."""
     head = "".join(
-        f'<th scope="col"{_words(table, column)}>{escape(title)}</th>'
+        f'<th scope="col"{_kind(table, -1, column)}>{escape(title)}</th>'
         for column, title in enumerate(table.head)
     )
     above = "".join(
@@ -94,50 +144,58 @@ def html_table(table: Table) -> str:
     above = f"<tr>{above}</tr>\n" if above else ""
     body = "\n".join(_row(table, number) for number in range(len(table.rows)))
     caption = escape(table.caption)
+    note = f'\n<p class="quiet">{escape(table.note)}</p>' if table.note else ""
     # The names of the rows stay in sight while the numbers scroll sideways.
     kind = "wide long" if table.words < 2 else "wide"
     return (
         f'<div class="{kind}" role="region" aria-label="{caption}" tabindex="0"><table>'
         f"<caption>{caption}</caption>\n<thead>{above}<tr>{head}</tr></thead>\n"
-        f"<tbody>\n{body}\n</tbody></table></div>"
+        f"<tbody>\n{body}\n</tbody></table></div>{note}"
     )
 
 
-def markdown_table(table: Table) -> str:
-    """Return a table as Markdown, under its caption.
-
-    Example:
-        >>> print(markdown_table(Table("Errors", ("loss", "error"), [("a", "1")], bold={(0, 1)})))
-        Errors:
-        <BLANKLINE>
-        | loss | error |
-        | --- | --: |
-        | a | **1** |
-        <BLANKLINE>
-    """
+def to_markdown(table: Table) -> str:
+    """Return a table as Markdown, between its caption and its note."""
+    head = [
+        f"{above}: {title}" if above else title
+        for above, title in zip(table.over, table.head, strict=True)
+    ]
     rule = ["---" if column < table.words else "--:" for column in range(len(table.head))]
-    bold = table.bold
     body = [
-        [f"**{text}**" if (row, column) in bold else text for column, text in enumerate(cells)]
+        [
+            f"**{text}**" if text and (row, column) in table.bold else text
+            for column, text in enumerate(cells)
+        ]
         for row, cells in enumerate(table.rows)
     ]
-    lines = "".join(f"| {' | '.join(cells)} |\n" for cells in (table.head, rule, *body))
-    return f"{table.caption}:\n\n{lines}"
+    lines = "".join(
+        f"| {' | '.join(text.replace('|', chr(92) + '|') for text in cells)} |\n"
+        for cells in (head, rule, *body)
+    )
+    caption = f"{table.caption}:\n\n" if table.caption else ""
+    return f"{caption}{lines}" + (f"\n{table.note}\n" if table.note else "")
 
 
-def terminal_table(table: Table) -> RichTable:
+def to_terminal(table: Table) -> RichTable:
     """Return a table for a terminal: words wrap where it is narrow, numbers do not."""
-    shown = RichTable(title=table.caption)
-    for column, title in enumerate(table.head):
+    caption = Text(table.note) if table.note else None
+    shown = RichTable(title=Text(table.caption, style="italic"), caption=caption)
+    for column, (above, title) in enumerate(zip(table.over, table.head, strict=True)):
         if column < table.words:
-            shown.add_column(title)
+            shown.add_column(Text(title))
         else:
             width = max((len(row[column]) for row in table.rows), default=0)
-            shown.add_column(title, justify="right", min_width=width)
+            heading = f"{above}\n{title}" if table.spans else title
+            shown.add_column(Text(heading), justify="right", min_width=width)
     for row, cells in enumerate(table.rows):
-        bold = [(row, column) in table.bold for column in range(len(cells))]
-        shown.add_row(*(Text(t, style="bold" * b) for t, b in zip(cells, bold, strict=True)))
+        looks = [_look(table, row, column) for column in range(len(cells))]
+        shown.add_row(*(Text(text, style=look) for text, look in zip(cells, looks, strict=True)))
     return shown
+
+
+def _look(table: Table, row: int, column: int) -> str:
+    hue = next((HUES[k] for k in table.kinds.get((row, column), "").split() if k in HUES), "")
+    return " ".join(filter(None, ["bold" if (row, column) in table.bold else "", hue]))
 
 
 def _row(table: Table, number: int) -> str:
@@ -146,8 +204,7 @@ def _row(table: Table, number: int) -> str:
         shown = escape(text)
         if (number, column) in table.bold:
             shown = f"<strong>{shown}</strong>"
-        note = (table.notes or {}).get((number, column))
-        kind = f' class="{note}"' if note else _words(table, column)
+        kind = _kind(table, number, column)
         # The first cell names its row.
         cells.append(
             f'<th scope="row"{kind}>{shown}</th>' if column == 0 else f"<td{kind}>{shown}</td>"
@@ -155,5 +212,6 @@ def _row(table: Table, number: int) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _words(table: Table, column: int) -> str:
-    return ' class="words"' if column < table.words else ""
+def _kind(table: Table, row: int, column: int) -> str:
+    found = table.kinds.get((row, column)) or ("words" if column < table.words else "")
+    return f' class="{found}"' if found else ""

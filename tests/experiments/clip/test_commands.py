@@ -16,7 +16,7 @@ from tricouple.experiments.clip import study_runs
 from tricouple.experiments.clip.run_folder import folder_of
 from tricouple.experiments.clip.study_runs import StudyRuns, read_study
 from tricouple.experiments.runs import sweep as sweep_module
-from tricouple.report.page import write_report
+from tricouple.report.kinds import write_report
 
 
 def test_clip_trains_and_writes_a_page(words, tiny, capsys, monkeypatch):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tricouple.experiments.runs.once import Finished
-from tricouple.report.page import write_report
+from tricouple.report.kinds import write_report
 
 DIRECTIONS = {"image_to_text": "image → text", "text_to_image": "text → image"}
 CHANCES = {"image_to_text": "chance", "text_to_image": "chance_text"}

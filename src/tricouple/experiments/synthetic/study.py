@@ -132,6 +132,6 @@ def run_provenance() -> dict[str, Any]:
 
 def write_page(folder: Path) -> Path:
     """Write the page of a study, finished or not, and return where it is."""
-    from tricouple.report.page import write_report  # plotting libraries, needed at the end only
+    from tricouple.report.kinds import write_report  # plotting libraries, needed at the end only
 
     return write_report(folder)

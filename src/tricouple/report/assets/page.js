@@ -68,7 +68,7 @@
     }
 
     toggle(button) {
-      const { method } = button.dataset;
+      const method = button.dataset.name ?? button.dataset.method;
       const show = this.off.delete(method);
       if (!show) this.off.add(method);
       button.setAttribute("aria-pressed", show);
@@ -96,7 +96,7 @@
         Object.entries(meta?.when ?? {}).every(([key, value]) => choice[key] === value));
       this.box.hidden = chosen.length === 0;
       if (this.box.hidden) return;
-      const traces = chosen.filter(({ meta }) => !this.figure.off.has(meta?.method));
+      const traces = chosen.filter(({ meta }) => !this.figure.off.has(meta?.name ?? meta?.method));
       this.frames = traces[0]?.meta?.movie ? unpack(traces[0].meta.movie) : null;
       if (this.frames) Object.assign(traces[0], this.frameAt(this.figure.movie.step));
       layout.dragmode = touch ? false : "zoom"; // a finger scrolls the page

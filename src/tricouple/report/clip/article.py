@@ -13,7 +13,7 @@ from tricouple.report.clip.tables import geometry_table, retrieval_tables, zero_
 from tricouple.report.frame import Article, Section, figure_html, items
 from tricouple.report.provenance import provenance_tables
 from tricouple.report.read import Study
-from tricouple.report.tables import html_table
+from tricouple.report.tables_before import html_table
 
 LEAD = (
     "An image and a text encoder trained on captions with contrastive losses, then asked to find "

@@ -14,7 +14,7 @@ from tricouple.report.clip.tables import retrieval_tables, zero_shot_table
 from tricouple.report.ink import with_legend
 from tricouple.report.over_sharpness import draw
 from tricouple.report.read import Study
-from tricouple.report.tables import Table, markdown_table, terminal_table
+from tricouple.report.tables_before import Table, markdown_table, terminal_table
 from tricouple.report.words import AXES
 
 

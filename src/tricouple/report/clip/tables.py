@@ -9,7 +9,7 @@ from functools import cache
 from tricouple.report.clip.groups import Group
 from tricouple.report.frame import asset
 from tricouple.report.statistics import MeanStd
-from tricouple.report.tables import Column, Table, measured_table
+from tricouple.report.tables_before import Column, Table, measured_table
 
 IN_BATCH = "Recall in batches of the training size, one caption an image, %"
 WHOLE = "Recall among all images and all captions of the split, %"

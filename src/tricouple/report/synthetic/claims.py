@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tricouple.report.statistics import MeanStd, beyond_spread
 from tricouple.report.synthetic.groups import Group
-from tricouple.report.tables import Table, html_table
+from tricouple.report.tables_before import Table, html_table
 from tricouple.report.words import QUANTITIES, mean_std, method_name, number
 
 RULE = (

@@ -9,7 +9,7 @@ from operator import neg, pos
 from tricouple.report.read import Study
 from tricouple.report.synthetic.groups import Group, group
 from tricouple.report.synthetic.verdicts import majority
-from tricouple.report.tables import Column, Table, html_table, markdown_table, measured_table
+from tricouple.report.tables_before import Column, Table, html_table, markdown_table, measured_table
 from tricouple.report.words import method_name, number
 
 TARGET = "simplex ETF (target)"

@@ -8,7 +8,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from tricouple.report.read import Study
-from tricouple.report.tables import Table, html_table
+from tricouple.report.tables_before import Table, html_table
 from tricouple.report.vision.budget import budget
 from tricouple.report.vision.gaps import gaps
 from tricouple.report.vision.groups import Group, blocks_of, final_groups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tricouple.report.panel import Figure, Line, Panel, curves_panel
 from tricouple.report.synthetic.groups import Group, methods_of
-from tricouple.report.tables import Table, html_table
+from tricouple.report.tables_before import Table, html_table
 from tricouple.report.words import QUANTITIES, mean_std, method_name
 
 PANELS = ("nc1", "nc2_std", "nc2_deviation", "effective_rank")

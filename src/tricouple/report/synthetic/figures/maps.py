@@ -9,7 +9,7 @@ import numpy as np
 from tricouple.report.panel import Choice, Figure, Panel, line_with_bars, plot
 from tricouple.report.synthetic.sweeps import Line, Sweep
 from tricouple.report.synthetic.verdicts import majority, verdict
-from tricouple.report.tables import Table, html_table
+from tricouple.report.tables_before import Table, html_table
 from tricouple.report.words import QUANTITIES, axis_name, axis_value, method_name, number
 
 MEASURED = ("nc2_deviation", "effective_rank")

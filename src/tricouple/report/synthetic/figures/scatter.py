@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
-from tricouple.report.palette import class_hue, class_symbol
+from tricouple.report.palette_before import class_hue, class_symbol
 from tricouple.report.panel import Choice
 from tricouple.report.projections import Labels, thin, unit
 from tricouple.report.read import Array, Run, Study

@@ -6,7 +6,7 @@ import numpy as np
 
 from tricouple.report.panel import Figure, Panel, line_with_band, plot
 from tricouple.report.synthetic.groups import Group, methods_of
-from tricouple.report.tables import Table, html_table
+from tricouple.report.tables_before import Table, html_table
 from tricouple.report.words import mean_std, method_name, number
 
 # Below this share of the largest eigenvalue a direction is empty, and how empty says nothing.

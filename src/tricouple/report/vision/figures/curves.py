@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tricouple.report.panel import Figure, Line, Panel, curves_panel
-from tricouple.report.tables import Table, html_table
+from tricouple.report.tables_before import Table, html_table
 from tricouple.report.vision.groups import Group
 from tricouple.report.words import QUANTITIES, number
 

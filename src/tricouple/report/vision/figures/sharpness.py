@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from tricouple.report.palette import style
+from tricouple.report.palette_before import style
 from tricouple.report.panel import Figure, Panel, line_with_bars, plot
-from tricouple.report.tables import Table, html_table
+from tricouple.report.tables_before import Table, html_table
 from tricouple.report.vision.groups import Block, Group
 from tricouple.report.vision.names import FEATURES, MEASURES, loss_name
 from tricouple.report.vision.results import percent

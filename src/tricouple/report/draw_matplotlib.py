@@ -1,0 +1,160 @@
+"""Draw a chart with matplotlib: small PNG files on white, the same at every run.
+
+Example:
+    >>> from tricouple.report.chart import Chart, Line, Panel
+    >>> panel = Panel("loss", "It falls from 2 to 1.", [Line("a", (0, 1), (2, 1))])
+    >>> png(Chart("loss", "Loss", "", [panel]))[1:4]
+    b'PNG'
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullFormatter
+from PIL import Image
+
+from tricouple.report.chart import Chart, Cloud, Grid, Line, Panel, shown_values
+from tricouple.report.numbers import plain
+from tricouple.report.palette import HUES, SYMBOLS, Style, class_style
+
+SETTINGS: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.grid": True,
+    "grid.color": "#d8dee4",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+MAPS = {"signed": "RdBu", "dark": "cividis_r", "share": "Blues"}
+ROW = 6  # names that fit beside each other
+
+
+def png(chart: Chart, *, columns: int = 3, height: float = 2.5, dpi: int = 130) -> bytes:
+    """Return a chart as a PNG file.
+
+    Args:
+        chart: What to draw.
+        columns: How many panels stand beside each other at most.
+        height: Of a panel in inches.
+        dpi: Dots an inch; the picture is 9.5 inches wide.
+    """
+    large, small = io.BytesIO(), io.BytesIO()
+    with mpl.rc_context(SETTINGS):
+        picture(chart, columns, height).savefig(large, format="png", dpi=dpi, facecolor="white")
+    # A few hundred colours are all it has: a palette takes a third of the room.
+    Image.open(large).convert("RGB").quantize(256).save(small, format="png", optimize=True)
+    return small.getvalue()
+
+
+def picture(chart: Chart, columns: int = 3, height: float = 2.5) -> Figure:
+    """Return a chart as a figure of matplotlib, with one legend below for all panels."""
+    columns = min(columns, len(chart.panels))
+    rows = math.ceil(len(chart.panels) / columns)
+    drawn = Figure(figsize=(9.5, 0.7 + height * rows), layout="constrained")
+    axes = [drawn.add_subplot(rows, columns, place + 1) for place in range(len(chart.panels))]
+    for axis, panel in zip(axes, chart.panels, strict=True):
+        _panel(axis, panel)
+        # Panels above each other share the words below the last one.
+        below = axes[-columns:]
+        if axis in below or panel.x != chart.panels[-1].x:
+            axis.set_xlabel(panel.x.title)
+    grids = [mark for panel in chart.panels for mark in panel.marks if isinstance(mark, Grid)]
+    if grids:
+        _colour_bar(drawn, axes, grids[0])
+    legend = {name: handle for axis in axes
+              for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}  # fmt: skip
+    if legend and chart.legend:
+        beside = len(legend) if len(legend) <= ROW else -(-len(legend) // 2)
+        handles, names = legend.values(), legend.keys()
+        drawn.legend(handles, names, loc="outside lower center", ncols=beside, frameon=False)
+    return drawn
+
+
+def _panel(axis: Axes, panel: Panel) -> None:
+    axis.set_title(panel.title)
+    axis.set_ylabel(panel.y.title)
+    if panel.x.log:
+        axis.set_xscale("log")
+    if panel.y.log:
+        axis.set_yscale("log")
+    for line, look in panel.lines:
+        _line(axis, line, look, panel)
+    for mark in panel.marks:
+        if isinstance(mark, Cloud):
+            _cloud(axis, mark)
+        elif isinstance(mark, Grid):
+            _grid(axis, mark)
+    if panel.x.limits:
+        axis.set_xlim(*panel.x.limits)
+    if panel.y.limits:
+        axis.set_ylim(*panel.y.limits)
+    if panel.x.ticks and not any(isinstance(tick, str) for tick in panel.x.ticks):
+        axis.set_xticks(list(panel.x.ticks), list(map(plain, panel.x.ticks)))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+    elif panel.x.whole:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if panel.reach:
+        axis.set_axis_off()
+        axis.set(xlim=(-panel.reach, panel.reach), ylim=(-panel.reach, panel.reach), aspect="equal")
+
+
+def _line(axis: Axes, line: Line, look: Style, panel: Panel) -> None:
+    x, y = np.asarray(line.x), shown_values(line.y, panel.y)
+    colour = HUES[look.hue][0]
+    # Its dashes are in units of the line's width.
+    dashes = (0, tuple(length / 1.5 for length in look.dash_lengths)) if look.dash_lengths else "-"
+    ink: dict[str, Any] = {
+        "color": colour,
+        "linestyle": "" if line.points else dashes,
+        "linewidth": 1.5,
+        "marker": SYMBOLS[look.symbol][0],
+        "markersize": 4,
+        "label": line.name,
+    }
+    if line.low is not None and line.high is not None:
+        low, high = (shown_values(edge, panel.y) for edge in (line.low, line.high))
+        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+    if line.bars is not None:
+        axis.errorbar(x, y, yerr=line.bars, capsize=2, **ink)
+    else:
+        axis.plot(x, y, markevery=1 if line.points else max(1, len(x) // 8), **ink)
+    if line.ring:
+        where = ([line.ring[0]], [line.ring[1]])
+        axis.plot(*where, "o", markersize=12, markerfacecolor="none", color=colour)
+
+
+def _cloud(axis: Axes, cloud: Cloud) -> None:
+    at = cloud.at if cloud.at.ndim == 2 else cloud.at[-1]
+    for label in np.unique(cloud.labels):
+        look = class_style(int(label))
+        x, y = at[cloud.labels == label].T
+        axis.scatter(x, y, s=cloud.size, color=HUES[look.hue][0], marker=SYMBOLS[look.symbol][0])
+
+
+def _grid(axis: Axes, grid: Grid) -> None:
+    norm = (LogNorm if grid.log else Normalize)(*grid.limits)
+    axis.imshow(grid.values, cmap=MAPS[grid.colours], norm=norm, aspect="auto")
+    axis.grid(visible=False)
+    if grid.rows:
+        axis.set_yticks(range(len(grid.rows)), list(grid.rows))
+    if grid.columns:
+        axis.set_xticks(range(len(grid.columns)), list(grid.columns))
+    for row, texts in enumerate(grid.texts):
+        for column, text in enumerate(texts):
+            dark = float(norm(grid.values[row, column])) > 0.5
+            ink = "white" if dark else "black"
+            axis.text(column, row, text, ha="center", va="center", color=ink)
+
+
+def _colour_bar(drawn: Figure, axes: list[Axes], grid: Grid) -> None:
+    bar = drawn.colorbar(axes[0].images[0], ax=axes, label=grid.unit, shrink=0.8)
+    if grid.log:
+        bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:.2g}")
+        bar.ax.yaxis.set_minor_formatter(NullFormatter())
