@@ -1,0 +1,312 @@
+"""Numbers in README and docs are those of results/: a digit changed by hand fails here.
+
+Tables and blocks that a command writes are compared with what it writes; of the findings, which
+people write, every digit must belong to a sentence that is computed here from the records.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import product
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+from scipy import stats
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+
+# Numbers that are names or settings, not measurements.
+NAMES = re.compile(
+    r"CIFAR-10{1,2}|ResNet-\d+|ViT-B/16|K [=≥≤] \d+|[cετακ] [=≥≤] [\d.e-]+|τ = ε = 0\.1|"
+    r"\bd = \d+|\d+×\d+(×\d+)?|NC[12]|`[^`]*`|\(\S*\)|learning rate [\de.-]+|[Rr]ecall@1"
+)
+
+
+def section(path: str, heading: str) -> str:
+    """The text under a heading, its spaces single, without names, links and blocks of commands."""
+    text = (ROOT / path).read_text()
+    start = text.index(f"{heading}\n") + len(heading)
+    end = re.search(r"^#+ ", text[start:], re.MULTILINE)
+    part = text[start : start + end.start()] if end else text[start:]
+    part = re.sub(r"<!-- (\w+).*?<!-- /\1 -->", "", part, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"```.*?```", "", part, flags=re.DOTALL))
+
+
+def check(path: str, heading: str, claims: Iterable[str]) -> None:
+    """Every claim stands there, and no digit that is in none of them."""
+    text = left = section(path, heading)
+    for claim in sorted(claims, key=len, reverse=True):
+        assert claim in text, f"{path} does not say {claim!r}"
+        left = left.replace(claim, "□")
+    left = NAMES.sub("", left)
+    numbers = re.findall(r"[^.;:]{0,40}\d[^.;:]{0,20}", left)
+    assert not numbers, f"{path} has numbers that nothing here computes: {numbers}"
+
+
+def records(study: str, name: str = "runs.jsonl") -> list[dict]:
+    return [json.loads(line) for line in (RESULTS / study / name).read_text().splitlines()]
+
+
+def against_best(groups: dict[str, list[float]]) -> dict[str, float]:
+    """P of Welch's t-test of every group against the best one, corrected by Holm."""
+    best = max(groups, key=lambda name: mean(groups[name]))
+    raw = {
+        name: stats.ttest_ind(groups[best], values, equal_var=False).pvalue
+        for name, values in groups.items()
+        if name != best
+    }
+    corrected, largest = {}, 0.0
+    for place, name in enumerate(sorted(raw, key=raw.get)):
+        largest = max(largest, min(1.0, raw[name] * (len(raw) - place)))
+        corrected[name] = largest
+    return corrected
+
+
+# Images ------------------------------------------------------------------------------------------
+
+BLOCKS = [("mnist", "scl"), ("cifar10", "scl"), ("mnist", "ucl"), ("cifar10", "ucl")]
+COLUMNS = list(product(("penultimate", "embedding"), ("linear", "knn")))
+
+
+def vision_finals(data: str, setting: str, column: tuple[str, str]) -> dict[str, list[float]]:
+    groups = defaultdict(list)
+    for run in records("vision"):
+        config = run["config"]
+        if (run["part"], config["data"], config["setting"]) == ("final", data, setting):
+            groups[config["loss"]].append(100 * run["metrics"]["/".join(column)])
+    assert {len(values) for values in groups.values()} == {3}
+    return groups
+
+
+def vision_grid(data: str, setting: str) -> dict[str, dict[float, float]]:
+    """k-NN accuracy by loss and sharpness, on validation images."""
+    table = defaultdict(dict)
+    for run in records("vision"):
+        config = run["config"]
+        if (run["part"], config["data"], config["setting"]) == ("sharpness", data, setting):
+            table[config["loss"]][config["sharpness"]] = 100 * run["metrics"]["penultimate/knn"]
+    return table
+
+
+def explained(table: dict[str, dict[float, float]], sharpnesses: list[float]) -> tuple[str, str]:
+    """Shares of the variance that the sharpness and the loss explain, in per cent."""
+    cells = np.array([[row[c] for c in sharpnesses] for row in table.values()])
+    centred = cells - cells.mean()
+    shares = [(centred.mean(axis) ** 2).mean() / (centred**2).mean() for axis in (0, 1)]
+    return f"{100 * shares[0]:.0f}", f"{100 * shares[1]:.0f}"
+
+
+def listed(numbers: Iterable[str]) -> str:
+    *first, last = numbers
+    return f"{', '.join(first)} and {last}"
+
+
+def vision_claims() -> Iterable[str]:
+    runs = records("vision")
+    steps = sorted({run["curves"]["step"][-1] for run in runs})
+    images = {
+        run["config"]["train_size"] - (run["config"].get("validation_size") or 0) for run in runs
+    }
+    assert {run["config"]["epochs"] for run in runs} == {3}
+    assert {run["config"]["validation_size"] for run in runs} == {2000}
+    yield f"{min(images)} to {max(images)} images"
+    yield f"which is {steps[0]} to {steps[-1]} optimiser steps"
+    yield "2000 validation images"
+    grids = {block: vision_grid(*block) for block in BLOCKS}
+    costs = {
+        (block, loss): max(row.values()) - row[100.0]
+        for block, table in grids.items()
+        for loss, row in table.items()
+    }
+    yield f"it costs {min(costs.values()):.1f} to {max(costs.values()):.1f} points"
+    ours = [
+        cost for ((_, setting), loss), cost in costs.items()
+        if setting == "scl" and loss in ("neg_mmiot", "pushpull")
+    ]  # fmt: skip
+    assert max(ours) == max(costs.values())
+    yield f"({min(ours):.1f} to {max(ours):.1f} points)"
+    yield "100 to 400 epochs"  # the paper's, see scale=paper
+    short = [explained(grids[block], [3.0, 10.0, 30.0]) for block in BLOCKS]
+    whole = [explained(grids[block], [3.0, 10.0, 30.0, 100.0]) for block in BLOCKS]
+    yield "Over c = 3, 10, 30 and the five losses"
+    yield f"c explains {listed(c for c, _ in short)} %"
+    yield f"the loss {listed(loss for _, loss in short)} %"
+    yield f"it is {listed(c for c, _ in whole)} % against {listed(loss for _, loss in whole)} %"
+    noise = [
+        abs(grids[data, "ucl"]["neg_mmiot"][c] - grids[data, "ucl"]["pushpull"][c])
+        for data in ("mnist", "cifar10")
+        for c in (3.0, 10.0, 30.0)
+    ]
+    yield f"differ by {min(noise):.1f} to {max(noise):.1f} points of k-NN accuracy"
+    yield f"by {mean(noise):.1f} on average"
+    labelled = [
+        p for data in ("mnist", "cifar10") for column in COLUMNS
+        for p in against_best(vision_finals(data, "scl", column)).values()
+    ]  # fmt: skip
+    yield f"smallest p = {min(labelled):.2f}"
+    columns = [
+        vision_finals(data, "ucl", column) for data in ("mnist", "cifar10") for column in COLUMNS
+    ]
+    lowest = [sorted(groups, key=lambda loss: mean(groups[loss]))[:2] for groups in columns]
+    assert all(set(pair) == {"pushpull", "neg_mmiot"} for pair in lowest)
+    gaps = [max(map(mean, g.values())) - min(map(mean, g.values())) for g in columns]
+    yield f"by up to {max(gaps):.0f} points"
+    worst = vision_finals("mnist", "ucl", ("embedding", "linear"))
+    assert max(map(mean, worst.values())) - mean(worst["pushpull"]) == max(gaps)
+    yield (
+        f"linear probe: {mean(worst['pushpull']):.1f} and {mean(worst['neg_mmiot']):.1f} % "
+        f"against {max(map(mean, worst.values())):.1f} %"
+    )
+    below = {
+        loss: sum(against_best(groups).get(loss, 1.0) < 0.05 for groups in columns)
+        for loss in ("pushpull", "neg_mmiot")
+    }
+    yield f"in {below['pushpull']} columns of 8 (p < 0.05, the same test)"
+    yield f"Neg-MMIOT in {below['neg_mmiot']} of 8"
+    yield "3e-3 was never better than 1e-3; c = 3"
+    yield "differ by up to 6.5 points without labels"
+
+
+def test_the_learning_rate_and_the_edge_of_the_grid_are_as_the_vision_page_says():
+    rates = {}
+    for run in records("vision"):
+        config = run["config"]
+        key = config["data"], config["setting"], config["loss"], config["sharpness"]
+        if config["evaluated_on"] == "validation":
+            rates.setdefault(key, {})[config["learning_rate"]] = run["metrics"]["penultimate/knn"]
+    both = [row for row in rates.values() if len(row) == 2]
+    assert len(both) == 20
+    assert all(row[1e-3] >= row[3e-3] for row in both)
+    edges = {
+        data: sum(
+            min(row, key=lambda c: -row[c]) == 3.0 for row in vision_grid(data, "scl").values()
+        )
+        for data in ("mnist", "cifar10")
+    }
+    assert edges == {"mnist": 3, "cifar10": 5}
+
+
+def test_the_papers_two_rows_differ_as_the_vision_page_says():
+    rows = (ROOT / "src/tricouple/report/assets/paper_vision.csv").read_text().splitlines()
+    names = rows[0].split(",")
+    table = {
+        (row["setting"], row["data"], row["backbone"], row["loss"]): float(row["linear"])
+        for row in (dict(zip(names, line.split(","), strict=True)) for line in rows[1:])
+    }
+    gaps = [
+        abs(value - table[*key[:3], "pushpull"])
+        for key, value in table.items()
+        if key[0] == "ucl" and key[3] == "neg_mmiot"
+    ]
+    assert round(max(gaps), 1) == 6.5
+
+
+def test_vision_findings():
+    check("docs/vision.md", "## What the study found", vision_claims())
+
+
+def test_the_measured_run_of_the_vision_page_is_the_stored_one():
+    stored = json.loads((RESULTS / "vision/mnist_cpu.json").read_text())
+    text = json.dumps(stored)
+    found = {name: float(re.search(rf'"{name}": (0\.\d+)', text)[1]) for name in ("linear", "knn")}
+    check(
+        "docs/vision.md",
+        "## Measured",
+        [f"linear probe {100 * found['linear']:.1f} %, k-NN {100 * found['knn']:.1f} %"],
+    )
+
+
+# Image and text ----------------------------------------------------------------------------------
+
+FORMULAS = ["infonce", "iot", "iot_uniformity", "dbot", "fused_gromov", "pushpull", "neg_mmiot"]
+
+
+def clip_finals(metric: str) -> dict[str, list[float]]:
+    groups = defaultdict(list)
+    for run in records("clip"):
+        if run["part"] == "final":
+            groups[run["config"]["loss"]].append(100 * run["metrics"][metric])
+    assert {len(values) for values in groups.values()} == {3}
+    return groups
+
+
+def clip_grid(metric: str = "in_batch/at1") -> dict[str, dict[float, float]]:
+    table = defaultdict(dict)
+    for run in records("clip"):
+        if run["part"] == "sharpness":
+            table[run["config"]["loss"]][run["config"]["sharpness"]] = run["metrics"][metric]
+    return table
+
+
+def spread_of(metrics: Iterable[str]) -> tuple[float, float]:
+    means = [mean(clip_finals(metric)[loss]) for metric in metrics for loss in FORMULAS]
+    return min(means), max(means)
+
+
+def clip_claims() -> Iterable[str]:
+    runs = records("clip")
+    (steps,) = {run["curves"]["step"][-1] for run in runs}
+    assert {run["config"]["epochs"] for run in runs} == {5}
+    yield f"All {len(runs)} runs, three seeds each, {steps} optimiser steps"
+    yield "6000 pictures of 48×48 pixels"
+    grid = clip_grid()
+    assert grid["dbot"][1.0] == grid["infonce"][1.0]
+    apart = max(abs(grid["dbot"][c] - grid["infonce"][c]) for c in (3.0, 10.0))
+    yield f"at c = 3 and 10 to {100 * apart:.2f} points"
+    yield "at c = 30 and 100 they part"
+    assert all(abs(grid["dbot"][c] - grid["infonce"][c]) > 0.01 for c in (30.0, 100.0))
+    yield f"({100 * grid['fused_gromov'][10.0]:.2f} and {100 * grid['iot'][10.0]:.2f} % at c = 10)"
+    directions = ("image_to_text", "text_to_image")
+    low, high = spread_of(f"in_batch/{way}/at1" for way in directions)
+    yield "In batches of 64 the right answer comes first in"
+    yield f"{low:.1f} to {high:.1f} % of the queries"
+    yield "(chance is 1.6 %)"
+    low, high = spread_of(f"whole_split/{way}/at1" for way in directions)
+    yield f"among 1000 images in {low:.1f} to {high:.1f} % (chance 0.1 %)"
+    for way in directions:
+        tested = against_best(clip_finals(f"in_batch/{way}/at1"))
+        assert len(tested) == 8
+        assert all(tested.get(loss, 1.0) > 0.05 for loss in FORMULAS)
+    back = clip_finals("in_batch/text_to_image/at1")
+    p = against_best(back)["iot_uniformity"]
+    best = max(mean(values) for values in back.values())
+    yield f"({mean(back['iot_uniformity']):.2f} against {best:.2f} %, p = {p:.3f})"
+    yield "ResNet-50, 35 epochs"
+    yield "at 14 to 16 % where InfoNCE has 67 %"
+    costs = [1 - grid[loss][100.0] / max(grid[loss].values()) for loss in FORMULAS]
+    yield f"c = 100 costs {100 * min(costs):.0f} to {100 * max(costs):.0f} % of the recall"
+    assert all(max(grid[loss], key=grid[loss].get) in (3.0, 10.0) for loss in FORMULAS)
+    yield "the best c of each is 3 or 10"
+    gap = clip_grid("modalities/gap")
+    yield f"it is {gap['neg_mmiot'][3.0]:.2f} at c = 3 and {gap['neg_mmiot'][10.0]:.2f} at c = 10"
+    yield f"with InfoNCE {gap['infonce'][3.0]:.2f} and {gap['infonce'][10.0]:.2f}"
+    forth = clip_finals("in_batch/image_to_text/at1")
+    yield f"{mean(forth['dbot_published']):.1f} % instead of {mean(forth['dbot']):.1f} %"
+    matched = mean(clip_finals("modalities/matched")["fused_gromov_published"]) / 100
+    yield f"(mean cosine −{abs(matched):.2f})"
+    assert all(value < 1 / 64 for value in grid["fused_gromov_published"].values())
+    for data, chance in (("cifar10", 10), ("cifar100", 1)):
+        groups = clip_finals(f"zero_shot/{data}/top1")
+        shares = sorted({f"{mean(groups[loss]):.0f}" for loss in FORMULAS}, key=int)
+        assert len(shares) == 1 or shares[-1] != shares[0]
+        words = shares[0] if len(shares) == 1 else f"{shares[0]} to {shares[-1]}"
+        yield f"at {words} %" + (" for the formulas" if chance == 10 else "")
+        yield f"(chance {chance} %)"
+    old = defaultdict(list)
+    replaced = records("clip", "replaced.jsonl")
+    for run in replaced:
+        if run["part"] == "final":
+            old[run["config"]["loss"]].append(100 * run["metrics"]["in_batch/at1"])
+    first, second = (
+        f"{min(old[loss]):.1f} to {max(old[loss]):.1f} %" for loss in ("infonce", "neg_mmiot")
+    )
+    yield f"at learning rate 1e-3 and c = 3 to 100, ran {len(replaced)} trainings"
+    yield f"recall@1 of {first} and {second}"
+    yield "the paper's 5e-4"
+
+
+def test_clip_findings():
+    check("docs/clip.md", "## What the study found", clip_claims())
