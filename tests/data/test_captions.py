@@ -1,7 +1,7 @@
 """Captioned images: every format gives the same pairs, and bad input is named and counted."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -16,23 +16,24 @@ from caption_files import (
     write_shards,
 )
 from image_files import truncate, write_image
-from tricouple.conf.clip.schema import Clip
 from tricouple.conf.compose import configure
+from tricouple.conf.schema import Clip
 from tricouple.data import captions
-from tricouple.data.captions import CaptionedImages, PairSamples, tokenise
+from tricouple.data.captions import CaptionedImages, PairSamples, Source, tokenise
 from tricouple.data.captions.shapes import COLOURS, draw_shapes
 from tricouple.data.images import DataError
 
 
-def wanted(root, form, *words):
+def source(*words) -> Source:
+    return Source(**asdict(configure(words, Clip).data))
+
+
+def wanted(root, form, *words) -> Source:
     train = {"json": "captions.json", "csv": "captions.csv", "shards": "train-*.tar"}[form]
-    return configure(
-        [
-            f"data={form}", f"data.root={root}", f"data.train={train}", "data.train_images=images",
-            "data.validation_size=0", "data.test_size=1", f"data.cache={root / 'cache'}", *words,
-        ],
-        Clip,
-    ).data  # fmt: skip
+    return source(
+        f"data={form}", f"data.root={root}", f"data.train={train}", "data.train_images=images",
+        "data.validation_size=0", "data.test_size=1", f"data.cache={root / 'cache'}", *words,
+    )  # fmt: skip
 
 
 WRITERS = {"json": write_coco, "csv": write_csv, "shards": write_shards}
@@ -212,7 +213,7 @@ def test_impossible_sizes_and_missing_files_of_captions_are_told(tmp_path):
 def test_a_missing_folder_tells_where_to_say_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TRICOUPLE_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"flickr8k: there is no such folder: set data\.root, or"):
-        captions.load(configure(["data=flickr8k"], Clip).data, side=8, seed=0)
+        captions.load(source("data=flickr8k"), side=8, seed=0)
     with pytest.raises(DataError, match=r"gone: there is no such folder: set data\.root$"):
         captions.load(wanted(tmp_path / "gone", "csv"), side=8, seed=0)
 
@@ -265,7 +266,7 @@ def test_shapes_are_all_different_and_look_like_their_captions():
 
 def test_shapes_have_as_many_parts_as_are_asked_for():
     words = ["data.train_size=null", "data.validation_size=0", "data.test_size=16"]
-    data = captions.load(configure(words, Clip).data, side=4, seed=0)
+    data = captions.load(source(*words), side=4, seed=0)
     assert (len(data.train), data.validation, len(data.test)) == (2000, None, 16)
     with pytest.raises(ValueError, match=r"data\.test_size must be at least 1, got 0"):
-        captions.load(configure(["data.test_size=0"], Clip).data, side=4, seed=0)
+        captions.load(source("data.test_size=0"), side=4, seed=0)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tricouple.conf.clip.schema import Clip
 from tricouple.conf.compose import configure
+from tricouple.conf.schema import Clip
 from tricouple.experiments.clip.method import build_model
 from tricouple.models.clip import build_clip
 

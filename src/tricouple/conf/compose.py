@@ -18,7 +18,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from tricouple.conf import schema
-from tricouple.conf.clip.schema import Clip
 
 T = TypeVar("T")
 
@@ -35,7 +34,7 @@ class Start:
 
 STARTS: dict[type, Start] = {
     schema.Train: Start("tricouple.conf", "train"),
-    Clip: Start("tricouple.conf.clip", "clip"),
+    schema.Clip: Start("tricouple.conf.clip", "clip"),
 }
 KINDS = {start.name: kind for kind, start in STARTS.items()}  # by the command that takes them
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tricouple.conf.clip.schema import Clip
 from tricouple.conf.compose import configure
+from tricouple.conf.schema import Clip
 
 TINY = (
     "scale=smoke",

@@ -1,6 +1,6 @@
 """Captioned images of any format: checked, decoded once, tokenised and batched."""
 
-from tricouple.data.captions.load import load
+from tricouple.data.captions.load import Source, load
 from tricouple.data.captions.samples import PairBatch, PairSamples
 from tricouple.data.captions.sets import CaptionData, CaptionedImages
 from tricouple.data.captions.tokens import Tokens, tokenise
@@ -10,6 +10,7 @@ __all__ = [
     "CaptionedImages",
     "PairBatch",
     "PairSamples",
+    "Source",
     "Tokens",
     "load",
     "tokenise",

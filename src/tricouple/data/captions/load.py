@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from tricouple import checks
-from tricouple.conf.clip.schema import Captions
 from tricouple.data.captions.cache import decoded
 from tricouple.data.captions.coco import read_coco
 from tricouple.data.captions.pictures import Pictures
@@ -23,7 +23,53 @@ from tricouple.data.images.errors import DataError
 FORMATS = ("shapes", "coco", "csv", "shards")
 
 
-def load(wanted: Captions, side: int, seed: int) -> CaptionData:
+@dataclass(frozen=True)
+class Source:
+    """Which images and captions.
+
+    Attributes:
+        name: Of the data set.
+        format: ``shapes``, ``coco``, ``csv`` or ``shards``.
+        root: Folder of the data set; None for ``folder`` inside TRICOUPLE_DATA or the user's cache.
+        folder: Where data folders have this set.
+        train: File of captions to train on, or a pattern of shards; relative to the root.
+        validation: The same, to choose settings on; None to hold images out of the training set.
+        test: The same, to evaluate on; None to hold images out of the training set.
+        train_images: Folder that the training images are named from, relative to the root.
+        validation_images: The same for the validation images.
+        test_images: The same for the test images.
+        image_column: Of a CSV file: names of image files.
+        caption_column: Of a CSV file: captions.
+        separator: Of a CSV file: what is between two columns.
+        skip: Leave out what is not usable (missing files, empty captions, unknown images) and say
+            how much, instead of refusing.
+        train_size: Train on this many images at most; None for all.
+        validation_size: How many images to hold out if there is no file for validation.
+        test_size: How many images to hold out if there is no file for the test.
+        cache: Folder for decoded images; None to decode them again and again.
+    """
+
+    name: str
+    format: str
+    root: str | None = None
+    folder: str | None = None
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+    train_images: str = "."
+    validation_images: str = "."
+    test_images: str = "."
+    image_column: str = "path"
+    caption_column: str = "caption"
+    separator: str = ","
+    skip: bool = False
+    train_size: int | None = None
+    validation_size: int = 0
+    test_size: int = 0
+    cache: str | None = None
+
+
+def load(wanted: Source, side: int, seed: int) -> CaptionData:
     """Read a data set, and decode what is used of it.
 
     The test set is the same for every seed; the seed chooses the training subset and the images
@@ -62,7 +108,7 @@ def load(wanted: Captions, side: int, seed: int) -> CaptionData:
     )
 
 
-def _shapes(wanted: Captions, side: int) -> CaptionData:
+def _shapes(wanted: Source, side: int) -> CaptionData:
     checks.count("data.test_size", wanted.test_size)
     held_out = [size for size in (wanted.validation_size, wanted.test_size) if size]
     size = N_SHAPES - sum(held_out) if wanted.train_size is None else wanted.train_size
@@ -71,13 +117,11 @@ def _shapes(wanted: Captions, side: int) -> CaptionData:
     return CaptionData(train, others[0] if wanted.validation_size else None, others[-1])
 
 
-def root_of(wanted: Captions) -> Path:
+def root_of(wanted: Source) -> Path:
     """The folder of a data set.
 
     Example:
-        >>> from tricouple.conf.clip.schema import Clip
-        >>> from tricouple.conf.compose import configure
-        >>> root_of(configure(["data=coco", "data.root=/photos/coco"], Clip).data).as_posix()
+        >>> root_of(Source("mine", "coco", root="/photos/coco")).as_posix()
         '/photos/coco'
     """
     if wanted.root is not None:
@@ -86,7 +130,7 @@ def root_of(wanted: Captions) -> Path:
     return home / (wanted.folder or wanted.name)
 
 
-def _read(wanted: Captions, part: str, notes: list[str]) -> list[Entry]:
+def _read(wanted: Source, part: str, notes: list[str]) -> list[Entry]:
     name = getattr(wanted, part)
     if name is None:
         raise ValueError(f"data={wanted.name} needs data.{part}: a file of captions")

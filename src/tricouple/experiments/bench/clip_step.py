@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tricouple.conf.clip.schema import Clip
 from tricouple.conf.compose import configure
+from tricouple.conf.schema import Clip
 from tricouple.experiments.bench.timing import Step
 from tricouple.experiments.clip.method import build_model
 from tricouple.losses.base import ContrastiveLoss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from textwrap import shorten
 from typing import TYPE_CHECKING, cast
 
@@ -11,9 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from tricouple import checks
-from tricouple.conf.clip.schema import Clip
+from tricouple.conf.schema import Clip
 from tricouple.data import captions, images
-from tricouple.data.captions import CaptionData, CaptionedImages, PairSamples, Tokens, tokenise
+from tricouple.data.captions import (
+    CaptionData,
+    CaptionedImages,
+    PairSamples,
+    Source,
+    Tokens,
+    tokenise,
+)
 from tricouple.data.images import ImageSet
 from tricouple.data.normalisation import Normalisation
 from tricouple.evaluation.embed import embed_images, embed_texts
@@ -71,7 +78,7 @@ def load_captions(config: Clip) -> RunCaptions:
     Raises:
         ValueError: If files are missing or the sizes are not possible.
     """
-    data = captions.load(config.data, image_size(config), config.seed)
+    data = captions.load(Source(**asdict(config.data)), image_size(config), config.seed)
     length = int(config.model.text.get("context_length", 77))
     tokens = {name: tokenise(part.captions, length) for name, part in _parts(data)}
     notes = [*data.notes, *_cut_note(tokens, length)]

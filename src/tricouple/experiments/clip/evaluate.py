@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tricouple.conf.clip.schema import Clip
+from tricouple.conf.schema import Clip
 from tricouple.data.captions import tokenise
 from tricouple.evaluation.embed import embed_images, embed_texts
 from tricouple.evaluation.modalities import measure_modalities

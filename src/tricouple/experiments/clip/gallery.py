@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 
-from tricouple.conf.clip.schema import Clip
+from tricouple.conf.schema import Clip
 from tricouple.evaluation.embed import embed_images, embed_texts
 from tricouple.experiments.clip.captions import RunCaptions
 from tricouple.experiments.clip.method import build_model, normalisation_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tricouple.conf.clip.schema import Clip
+from tricouple.conf.schema import Clip
 from tricouple.data.normalisation import Normalisation
 from tricouple.experiments.runs.loss_settings import build_loss
 from tricouple.models.clip import build_clip

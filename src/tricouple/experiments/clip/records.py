@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tricouple.conf.clip.schema import Clip
+from tricouple.conf.schema import Clip
 from tricouple.experiments.clip.run_folder import folder_of
 from tricouple.experiments.runs.loss_settings import loss_parameters, sharpness_of
 from tricouple.experiments.runs.records import DONE, Records, shortened

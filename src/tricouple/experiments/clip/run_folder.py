@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tricouple.conf.clip.schema import Clip
+from tricouple.conf.schema import Clip
 from tricouple.experiments.runs.loss_settings import sharpness_of
 from tricouple.experiments.runs.run_folder import RunFolder, digest
 

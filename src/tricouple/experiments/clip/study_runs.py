@@ -6,8 +6,7 @@ import shutil
 from importlib.resources import files
 from typing import Any
 
-from tricouple.conf.clip.schema import Clip
-from tricouple.conf.schema import Study
+from tricouple.conf.schema import Clip, Study
 from tricouple.experiments.clip.records import KIND, describe, flat
 from tricouple.experiments.clip.run_folder import GALLERY, folder_of
 from tricouple.experiments.clip.train import train

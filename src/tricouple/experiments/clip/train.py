@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from tricouple import checks
-from tricouple.conf.clip.schema import Clip
+from tricouple.conf.schema import Clip
 from tricouple.experiments.clip.captions import (
     RunCaptions,
     check_trainable,

@@ -20,9 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from tricouple.conf.clip.schema import Clip
 from tricouple.conf.compose import ConfigurationError, read_yaml, to_yaml
-from tricouple.conf.schema import Train
+from tricouple.conf.schema import Clip, Train
 from tricouple.files import write_text
 
 RunConfig: TypeAlias = Train | Clip
