@@ -21,15 +21,17 @@ from tricouple.experiments.verify import (
     configurations,
     coupling,
     curvature,
+    decoupling,
+    frames,
     markdown,
     unbalanced,
 )
 from tricouple.experiments.verify.page import page
-from tricouple.experiments.verify.results import Figure, Outcome, Report, Series
+from tricouple.experiments.verify.results import Figure, Outcome, Report, Series, worst
 from tricouple.experiments.verify.setting import Losses, Setting
 from tricouple.experiments.verify.statements import BY_ID, STATEMENTS, select, verify
 from tricouple.experiments.verify.svg import chart
-from tricouple.losses import IOT, NegMMIOT, PushPull
+from tricouple.losses import IOT, InfoNCE, NegMMIOT, PushPull
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "results/theory/theory.json"
@@ -91,7 +93,26 @@ class GradientWithoutPlan(NegMMIOT):
         return super().compute(batch).detach() - (margin - margin.detach())
 
 
-def negatives_ignored(temperature, epsilon, **rest):
+def changed(change):
+    """Neg-MMIOT whose value is changed by a function of it, the vectors and the labels."""
+
+    def make(**options):
+        criterion = NegMMIOT(**options)
+        return lambda z, labels: change(criterion(z, labels), z, labels)
+
+    return make
+
+
+def nan_at_the_optimum(value, z, labels):
+    deviation = (configurations.gram(z) - configurations.etf_gram(labels)).abs().max()
+    return value * math.nan if deviation < 1e-5 else value
+
+
+NAN_FOR_LARGE_BATCHES = changed(lambda value, z, _: value * math.nan if len(z) > 30 else value)
+NAN_AT_THE_OPTIMUM = changed(nan_at_the_optimum)
+
+
+def negatives_ignored(temperature, epsilon, shaping="linear", **rest):
     return IOT(epsilon=temperature * epsilon, **rest)
 
 
@@ -99,21 +120,65 @@ def wrong_sharpness(temperature, **rest):
     return NegMMIOT(temperature=1.01 * temperature, **rest)
 
 
+def info_nce(temperature, epsilon, **rest):
+    return InfoNCE(temperature=temperature * epsilon)
+
+
+def push_pull(epsilon, extra=0.0, **rest):
+    criterion = PushPull(epsilon_pos=epsilon, epsilon_neg=epsilon, **rest)
+    return lambda z, labels: criterion(z, labels) + extra
+
+
+ABOUT_THE_VALUE = {"convexity", "symmetrisation", "closed-form", "monotonicity", "etf"}
+OTHERS = {
+    "InfoNCE": info_nce,
+    "PushPull": push_pull,
+    "PushPull + 0.01": partial(push_pull, extra=0.01),
+    "Neg-MMIOT + 0.001": changed(lambda value, *_: value + 1e-3),
+}
+
+
 @pytest.mark.parametrize(
     ("losses", "failing"),
     [
-        ({"neg_mmiot": FlippedSign}, {"convexity", "symmetrisation", "closed-form"}),
-        ({"neg_mmiot": FlippedSign}, {"monotonicity", "homogeneity", "etf"}),
-        ({"neg_mmiot": negatives_ignored}, {"closed-form"}),
-        ({"neg_mmiot": wrong_sharpness}, {"closed-form"}),
-        ({"neg_mmiot": GradientWithoutPlan}, {"envelope"}),
+        ({"neg_mmiot": FlippedSign}, ABOUT_THE_VALUE | {"homogeneity"}),
+        ({"neg_mmiot": negatives_ignored}, ABOUT_THE_VALUE),
+        ({"neg_mmiot": wrong_sharpness}, ABOUT_THE_VALUE | {"stationarity"}),
+        ({"neg_mmiot": GradientWithoutPlan}, {"envelope", "stationarity"}),
         ({"push_pull": LopsidedPushPull}, {"stationarity"}),
+        *(({"neg_mmiot": other}, ABOUT_THE_VALUE) for other in OTHERS.values()),
+        *(({"neg_mmiot": OTHERS[name]}, {"stationarity"}) for name in ("InfoNCE", "PushPull")),
+        (
+            {"neg_mmiot": NAN_FOR_LARGE_BATCHES},
+            {"homogeneity", "closed-form", "monotonicity", "etf"},
+        ),
+        (
+            {"neg_mmiot": NAN_AT_THE_OPTIMUM},
+            {"homogeneity", "closed-form", "monotonicity", "etf", "stationarity"},
+        ),
     ],
-    ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else None,
 )
-def test_a_wrong_loss_fails(losses, failing):
+def test_a_wrong_loss_fails(losses, failing, monkeypatch):
+    monkeypatch.setattr(frames, "SIZES", ((3, 2, 2), (10, 9, 4)))
+    monkeypatch.setattr(frames, "STARTS", 1)
     outcomes = outcomes_of(*failing, **losses)
     assert {name for name, outcome in outcomes.items() if outcome.verdict == "fails"} == failing
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [NAN_FOR_LARGE_BATCHES, NAN_AT_THE_OPTIMUM, *OTHERS.values()],
+    ids=["NaN for N > 30", "NaN at the optimum", *OTHERS],
+)
+def test_the_command_exits_with_1_and_names_what_fails(loss, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "verify", partial(verify, Losses(neg_mmiot=loss)))
+    words = ["verify", "--only", "closed-form", "--out", str(tmp_path)]
+    assert cli.main(words) == 1
+    shown = capsys.readouterr().out
+    assert "0 of 1 statements" in shown
+    assert "fails: at a two-distance configuration" in shown
+    content = json.loads((tmp_path / "theory.json").read_text(encoding="utf-8"))
+    assert [row["verdict"] for row in content["statements"]] == ["fails"]
 
 
 def test_a_residual_that_is_not_a_number_fails():
@@ -121,13 +186,62 @@ def test_a_residual_that_is_not_a_number_fails():
     assert dataclasses.replace(outcome, residual=math.nan).verdict == "fails"
 
 
-def test_the_command_exits_with_1_and_names_what_fails(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "verify", partial(verify, Losses(neg_mmiot=FlippedSign)))
-    words = ["verify", "--only", "closed-form", "--out", str(tmp_path)]
-    assert cli.main(words) == 1
-    assert "0 of 1 statements" in capsys.readouterr().out
-    content = json.loads((tmp_path / "theory.json").read_text(encoding="utf-8"))
-    assert [row["verdict"] for row in content["statements"]] == ["fails"]
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_worst_of_numbers_overlooks_none(bad, place):
+    values = [-1.0, -2.0]
+    values.insert(place, bad)
+    assert worst(values) == math.inf
+
+
+# --- the decoupling ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_decoupling(monkeypatch):
+    monkeypatch.setattr(decoupling, "SIZES", (16, 128))
+    monkeypatch.setattr(decoupling, "SHARPNESSES", (3.0, 100.0))
+    monkeypatch.setitem(decoupling.SWEEPS["converged"], "n_iters", 300)
+
+
+@pytest.mark.usefixtures("small_decoupling")
+def test_neg_mmiot_with_linear_shaping_is_push_pull_in_balanced_batches():
+    finding = decoupling.decoupling(Setting())
+    assert finding.residual <= 1
+    for row in finding.rows:
+        if row["ψ"] == "linear" and row["N"] == 128 and row["sweeps"] == "converged":
+            assert (row["c = 100"] < 1e-3) is (row["batch"] != "unbalanced")
+        if row["ψ"] == "log-sigmoid":
+            assert row["c = 100"] > 1
+            assert row["smallest cosine"] < 0.5
+
+
+@pytest.mark.usefixtures("small_decoupling")
+@pytest.mark.parametrize("loss", [info_nce, wrong_sharpness, NAN_FOR_LARGE_BATCHES])
+def test_other_losses_are_not_push_pull(loss):
+    assert decoupling.decoupling(Setting(0, Losses(neg_mmiot=loss))).residual > 1
+
+
+def test_the_identity_needs_its_last_term_and_the_excluded_triplets():
+    rows = decoupling.decoupling_identity(Setting()).rows
+    assert max(row["KL(p̃¹‖p¹)"] for row in rows) > 0.01
+    labels = configurations.class_labels((4, 3, 2))
+    z = configurations.random_unit(9, 4, torch.Generator().manual_seed(0))
+    target = coupling.triplet_target(labels)
+    cost = coupling.triplet_cost(z @ z.T, coupling.SHAPINGS["linear"])
+    imposed = coupling.uniform_marginals(cost)
+    whole, parts = decoupling.divergences(z @ z.T, 0.1, target, imposed)
+    assert whole == pytest.approx(parts[0] + parts[1] - parts[2], abs=1e-10)
+    assert abs(float(coupling.divergence(cost, 0.1, target)) - whole) > 1e-4
+
+
+def test_other_pairs_of_losses_coincide_where_their_settings_say_so():
+    for row in decoupling.coincidences(Setting()).rows:
+        if str(row["losses"]).startswith("DBOT"):
+            # No column sum reaches a bound until the loss is sharp.
+            assert (row["relative difference"] < 1e-12) is (row["c"] <= 3)
+        else:
+            assert row["relative difference"] < 0.02
 
 
 # --- the tools of the experiments ----------------------------------------------------------------
@@ -228,7 +342,7 @@ def test_in_too_few_dimensions_the_optimum_is_not_two_distance(monkeypatch):
 def test_every_loss_reaches_the_etf_with_balanced_classes(monkeypatch):
     monkeypatch.setattr(baselines, "STARTS", 1)
     rows = baselines.baselines(Setting()).rows
-    assert [row["loss"] for row in rows] == ["Neg-MMIOT", "PushPull", "IOT-CL", "InfoNCE"]
+    assert [row["loss"] for row in rows] == ["Neg-MMIOT", "PushPull", "IOT", "InfoNCE"]
     assert all(row["Gram deviation"] < 1e-5 for row in rows)
 
 

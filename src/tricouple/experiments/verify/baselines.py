@@ -22,9 +22,9 @@ from tricouple.experiments.verify.convexity import (
 )
 from tricouple.experiments.verify.descent import descend_from_random, loss_at_etf
 from tricouple.experiments.verify.frames import STARTS, gap_series
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series
+from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst, worst_of
 from tricouple.experiments.verify.setting import Setting
-from tricouple.experiments.verify.stationarity import tangential_gradient
+from tricouple.experiments.verify.stationarity import relative_gradient
 from tricouple.experiments.verify.two_distance import loss_at
 
 SHARPNESS = 2.0
@@ -35,7 +35,7 @@ STEPS = 25
 def baselines(setting: Setting) -> Finding:
     """Each loss at the same sharpness: convexity, averaging, monotonicity, stationarity, descent.
 
-    All in terms of the Gram matrix, because InfoNCE has no coupling and IOT-CL another one.
+    All in terms of the Gram matrix, because InfoNCE has no coupling and IOT another one.
     """
     labels = balanced_labels(CLASSES, PER_CLASS)
     frame = normalize(vectors(etf_gram(labels)), dim=1)
@@ -46,13 +46,12 @@ def baselines(setting: Setting) -> Finding:
         value, draw = loss_value(criterion, labels), random_gram(len(labels))
         excess = violation(convexity_gaps(value, draw, generator))
         drawn = [draw(generator) for _ in range(10)]
-        increase = max(
+        increase = worst(
             value(average_over_symmetries(matrix, labels)) - value(matrix) for matrix in drawn
         )
         path = two_distance_path(CLASSES, PER_CLASS, STEPS)
         values = [loss_at(criterion, labels, *pair) for pair in path]
         random = random_unit(len(labels), DIM, generator)
-        at_frame = tangential_gradient(criterion, frame, labels)
         ends = descend_from_random(criterion, labels, DIM, generator, STARTS)
         optimum = loss_at_etf(criterion, labels)
         rows.append(
@@ -60,11 +59,11 @@ def baselines(setting: Setting) -> Finding:
                 "loss": name,
                 "excess over chord": excess,
                 "increase by averaging": increase,
-                "largest step in Δ": max(late - early for early, late in pairwise(values)),
-                "gradient at the ETF": at_frame / tangential_gradient(criterion, random, labels),
+                "largest step in Δ": worst(late - early for early, late in pairwise(values)),
+                "gradient at the ETF": relative_gradient(criterion, frame, random, labels)[2],
                 "starts at the ETF": f"{sum(end.reached for end in ends)} of {len(ends)}",
-                "Gram deviation": max(end.deviation for end in ends),
-                "loss at the end − at the ETF": min(end.loss for end in ends) - optimum,
+                "Gram deviation": worst(end.deviation for end in ends),
+                "loss at the end − at the ETF": ends[0].loss - optimum,
             }
         )
         series.append(gap_series(name, [loss - optimum for loss in ends[0].losses]))
@@ -77,4 +76,4 @@ def baselines(setting: Setting) -> Finding:
         "logarithmic axis that ends at rounding errors.",
         log_y=True,
     )
-    return Finding(max(float(row["Gram deviation"]) for row in rows), tuple(rows), figure)
+    return Finding(worst_of(rows, "Gram deviation"), tuple(rows), figure)

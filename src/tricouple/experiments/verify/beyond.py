@@ -14,7 +14,7 @@ from tricouple.experiments.verify.coupling import (
 )
 from tricouple.experiments.verify.descent import descend_from_random, loss_at_etf
 from tricouple.experiments.verify.frames import SHARPNESS, STARTS, gap_series, optimal_loss
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series
+from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst, worst_of
 from tricouple.experiments.verify.setting import Criterion, Setting
 from tricouple.experiments.verify.stationarity import tangential_gradient
 from tricouple.shaping import Shaping
@@ -33,7 +33,7 @@ def low_dimension(setting: Setting) -> Finding:
     any other has rank K − 1 or more); its loss is reported for comparison.
     """
     generator = setting.generator("low-dimension")
-    criterion = setting.losses.at_sharpness(SHARPNESS)["Neg-MMIOT"]
+    criterion = setting.losses.triplets(SHARPNESS)
     labels = balanced_labels(LOW_CLASSES, LOW_PER_CLASS)
     optimum = optimal_loss(LOW_CLASSES, LOW_PER_CLASS)
     collapsed = geometry.etf_loss(
@@ -70,7 +70,7 @@ def low_dimension(setting: Setting) -> Finding:
         "d of them are above zero, at most nine.",
     )
     below = [row for row in rows if int(row["d"]) < LOW_CLASSES - 1]
-    residual = min(float(row["loss above closed form"]) for row in below)
+    residual = -worst(-float(row["loss above closed form"]) for row in below)
     return Finding(residual, tuple(rows), figure)
 
 
@@ -104,8 +104,8 @@ def other_shapings(setting: Setting) -> Finding:
                     "starts at the ETF": f"{sum(end.reached for end in ends)} of {len(ends)}",
                     "best loss − at the ETF": ends[0].loss - optimum,
                     "worst loss − at the ETF": ends[-1].loss - optimum,
-                    "largest Gram deviation": max(end.deviation for end in ends),
-                    "largest gradient at an end": max(
+                    "largest Gram deviation": worst(end.deviation for end in ends),
+                    "largest gradient at an end": worst(
                         tangential_gradient(criterion, end.embeddings, labels) for end in ends
                     ),
                 }
@@ -121,8 +121,7 @@ def other_shapings(setting: Setting) -> Finding:
         "a curve that levels off far above rounding errors has met a local minimum.",
         log_y=True,
     )
-    residual = max(float(row["largest Gram deviation"]) for row in rows)
-    return Finding(residual, tuple(rows), figure)
+    return Finding(worst_of(rows, "largest Gram deviation"), tuple(rows), figure)
 
 
 def sharpness(setting: Setting) -> Finding:
@@ -148,7 +147,7 @@ def sharpness(setting: Setting) -> Finding:
         log_x=True,
         log_y=True,
     )
-    return Finding(max(line[-1] for line in deviations.values()), rows, figure)
+    return Finding(worst(line[-1] for line in deviations.values()), rows, figure)
 
 
 def _evenness(spectrum: list[float]) -> float:

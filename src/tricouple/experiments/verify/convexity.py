@@ -27,7 +27,7 @@ from tricouple.experiments.verify.coupling import (
     uniform_marginals,
 )
 from tricouple.experiments.verify.curvature import hessian, lowest_direction
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series
+from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst, worst_of
 from tricouple.experiments.verify.setting import Criterion, Setting
 
 Value = Callable[[Tensor], float]
@@ -41,6 +41,7 @@ CURVATURE_POINTS = 2
 FRACTIONS = torch.linspace(0.0, 1.0, 9, dtype=torch.float64).tolist()
 EPSILON = 0.5
 SHARPNESS = 1 / EPSILON
+DENSE, LOSS = "cost tensors, dense", "Gram matrices, loss"
 
 
 def chord_gaps(value: Value, start: Tensor, end: Tensor) -> list[float]:
@@ -93,7 +94,7 @@ def convexity_gaps(
 
 def violation(gaps: list[list[float]]) -> float:
     """The largest excess over a chord, at the inner points; at most 0 for a convex function."""
-    return max(-gap for line in gaps for gap in line[1:-1])
+    return worst(-gap for line in gaps for gap in line[1:-1])
 
 
 def lowest_curvature(labels: Tensor, generator: torch.Generator) -> float:
@@ -104,23 +105,33 @@ def lowest_curvature(labels: Tensor, generator: torch.Generator) -> float:
     return lowest_direction(matrix, cost)[0]
 
 
+def distance_from_dense(value: Value, labels: Tensor, matrices: list[Tensor]) -> float:
+    """How far a function of Gram matrices is from the dense g of their linear cost.
+
+    Other losses are convex in the Gram matrix too: this is what they fail.
+    """
+    dense = dense_value(labels)
+    return worst(
+        abs(value(matrix) - dense(triplet_cost(matrix, SHAPINGS["linear"]))) for matrix in matrices
+    )
+
+
 def convexity(setting: Setting) -> Finding:
     """Random segments of dense cost tensors and of Gram matrices; the curvature everywhere."""
     generator = setting.generator("convexity")
-    criterion = setting.losses.at_sharpness(SHARPNESS)["Neg-MMIOT"]
+    criterion = setting.losses.triplets(SHARPNESS)
     rows: list[Row] = []
     series: list[Series] = []
-    worst_curvature = 0.0
     for n_classes, per_class in SIZES:
         labels = balanced_labels(n_classes, per_class)
         n = len(labels)
-        dense = dense_value(labels)
+        loss = loss_value(criterion, labels)
         # Random segments hardly meet the directions of small curvature: look at all directions.
-        curvature = min(lowest_curvature(labels, generator) for _ in range(CURVATURE_POINTS))
-        worst_curvature = min(worst_curvature, curvature)
-        for name, value, draw in (
-            ("cost tensors, dense", dense, random_cost(n)),
-            ("Gram matrices, NegMMIOT", loss_value(criterion, labels), random_gram(n)),
+        curvature = -worst(-lowest_curvature(labels, generator) for _ in range(CURVATURE_POINTS))
+        drawn = [random_gram(n)(generator) for _ in range(SEGMENTS)]
+        for name, value, draw, extra in (
+            (DENSE, dense_value(labels), random_cost(n), (curvature, "–")),
+            (LOSS, loss, random_gram(n), ("–", distance_from_dense(loss, labels, drawn))),
         ):
             gaps = convexity_gaps(value, draw, generator)
             middle = [line[len(line) // 2] for line in gaps]
@@ -132,7 +143,8 @@ def convexity(setting: Setting) -> Finding:
                     "segments": len(gaps),
                     "largest excess over chord": violation(gaps),
                     "mean gap in the middle": sum(middle) / len(middle),
-                    "smallest curvature": curvature if value is dense else "–",
+                    "smallest curvature": extra[0],
+                    "distance from dense": extra[1],
                 }
             )
             if (n_classes, per_class) == (3, 3):
@@ -140,8 +152,8 @@ def convexity(setting: Setting) -> Finding:
                     Series(f"{name} {number}", tuple(FRACTIONS), tuple(line))
                     for number, line in enumerate(gaps[:3], 1)
                 ]
-    excess = max(float(row["largest excess over chord"]) for row in rows)
-    residual = max(excess, -worst_curvature)
+    excess = worst_of(rows, "largest excess over chord")
+    curved = worst(-float(row["smallest curvature"]) for row in rows[::2])
     figure = Figure(
         "Chord minus g on random segments, K = 3, b = 3",
         "fraction of the segment",
@@ -152,57 +164,63 @@ def convexity(setting: Setting) -> Finding:
         if excess <= 0
         else "Chord minus g on six segments; some lie below zero.",
     )
+    residual = worst((excess, curved, worst_of(rows[1::2], "distance from dense")))
     return Finding(residual, tuple(rows), figure)
 
 
 def symmetrisation(setting: Setting) -> Finding:
     """Random tensors, tensors of random vectors, and Gram matrices, before and after averaging."""
     generator = setting.generator("symmetrisation")
-    criterion = setting.losses.at_sharpness(SHARPNESS)["Neg-MMIOT"]
+    criterion = setting.losses.triplets(SHARPNESS)
     rows: list[Row] = []
-    before: dict[str, list[float]] = {}
-    after: dict[str, list[float]] = {}
+    points: dict[str, tuple[list[float], list[float]]] = {}
+    distances = []
     for n_classes, per_class in SIZES:
         labels = balanced_labels(n_classes, per_class)
         n = len(labels)
         for name, value, draw in (
             ("random tensors, dense", dense_value(labels), random_cost(n)),
             ("log-sigmoid costs, dense", dense_value(labels), vector_cost(n)),
-            ("Gram matrices, NegMMIOT", loss_value(criterion, labels), random_gram(n)),
+            (LOSS, loss_value(criterion, labels), random_gram(n)),
         ):
             drawn = [draw(generator) for _ in range(SEGMENTS)]
             values = [value(tensor) for tensor in drawn]
             averaged = [value(average_over_symmetries(tensor, labels)) for tensor in drawn]
             changes = [late - early for early, late in zip(values, averaged, strict=True)]
+            distance = distance_from_dense(value, labels, drawn) if name == LOSS else 0.0
+            distances.append(distance)
             rows.append(
                 {
                     "function of": name,
                     "K": n_classes,
                     "b": per_class,
                     "draws": len(drawn),
-                    "largest increase": max(changes),
+                    "largest increase": worst(changes),
                     "mean change": sum(changes) / len(changes),
+                    "distance from dense": distance if name == LOSS else "–",
                 }
             )
-            before.setdefault(name, []).extend(values)
-            after.setdefault(name, []).extend(averaged)
-    every = [value for values in (*before.values(), *after.values()) for value in values]
-    ends = (min(every), max(every))
+            before, after = points.setdefault(name, ([], []))
+            before += values
+            after += averaged
+    every = [value for pair in points.values() for values in pair for value in values]
+    ends = (-worst(-value for value in every), worst(every))
     figure = Figure(
         "g before and after averaging over the symmetries",
         "g(C)",
         "g of the average",
         (
             *(
-                Series(name, tuple(before[name]), tuple(after[name]), points=True)
-                for name in before
+                Series(name, tuple(before), tuple(after), points=True)
+                for name, (before, after) in points.items()
             ),
             Series("no change", ends, ends),
         ),
         "Points of g before averaging against g after it, with the line of no change: "
         "points on or below the line mean that averaging did not increase g.",
     )
-    return Finding(max(float(row["largest increase"]) for row in rows), tuple(rows), figure)
+    residual = worst((worst_of(rows, "largest increase"), *distances))
+    return Finding(residual, tuple(rows), figure)
 
 
 def vector_cost(n: int) -> Draw:

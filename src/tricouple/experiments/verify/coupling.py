@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tricouple.experiments.verify.results import worst
 from tricouple.experiments.verify.setting import TOLERANCE
 from tricouple.shaping import Shaping, exponential, linear, log_sigmoid
 
@@ -26,6 +27,11 @@ SHAPINGS: dict[str, Shaping] = {
     "cubic": lambda t: -t - t**3 / 3,
 }
 """ψ: strictly decreasing and differentiable, convex or not."""
+
+
+def by_name(shaping: str) -> str | Shaping:
+    """ψ as the losses take it: a name where they know a faster way, else the function."""
+    return shaping if shaping == "linear" else SHAPINGS[shaping]
 
 
 def distinct(n: int, order: int) -> Tensor:
@@ -71,7 +77,11 @@ def uniform_marginals(cost: Tensor) -> list[Tensor]:
 
 
 def solve(
-    cost: Tensor, epsilon: float, imposed: Sequence[Tensor], tolerance: float = TOLERANCE
+    cost: Tensor,
+    epsilon: float,
+    imposed: Sequence[Tensor],
+    tolerance: float = TOLERANCE,
+    allowed: Tensor | None = None,
 ) -> Tensor:
     """The logarithm of P^C, by Sinkhorn sweeps that autograd can follow.
 
@@ -80,15 +90,17 @@ def solve(
         epsilon: ε.
         imposed: A marginal for each axis, positive.
         tolerance: Marginal error (L1) at which the sweeps stop.
+        allowed: Where the plan may have mass; where no index repeats if None.
 
     Returns:
-        log P, −∞ where an index repeats; shape of the cost.
+        log P, −∞ where it may have none; shape of the cost.
 
     Raises:
         ValueError: If the sweeps do not converge: the verdict would be about something else.
     """
     axes = range(cost.dim())
-    allowed = distinct(len(cost), cost.dim())
+    if allowed is None:
+        allowed = distinct(len(cost), cost.dim())
     log_kernel = (-cost / epsilon).masked_fill(~allowed, -math.inf)
     scalings = [torch.zeros(n, dtype=torch.float64) for n in cost.shape]
 
@@ -108,7 +120,7 @@ def solve(
             scaling = mass.log() - torch.logsumexp(plan(skipped=axis), others)
             # e^{old − new} is the ratio of the actual to the imposed marginal.
             ratio = (scalings[axis] - scaling).detach().exp()
-            error = max(error, float((mass * (ratio - 1).abs()).sum()))
+            error = worst((error, float((mass * (ratio - 1).abs()).sum())))
             scalings[axis] = scaling
         if error < tolerance:
             return plan()
@@ -127,7 +139,7 @@ def divergence(
         imposed: Marginals of P^C; uniform if None.
     """
     log_plan = solve(cost, epsilon, uniform_marginals(cost) if imposed is None else imposed)
-    return _kl(target, log_plan)
+    return kl(target, log_plan)
 
 
 def divergence_by_envelope(cost: Tensor, epsilon: float, target: Tensor) -> Tensor:
@@ -137,9 +149,10 @@ def divergence_by_envelope(cost: Tensor, epsilon: float, target: Tensor) -> Tens
     """
     log_plan = solve(cost.detach(), epsilon, uniform_marginals(cost), tolerance=1e-9)
     slope = (target - log_plan.exp()) / epsilon
-    return _kl(target, log_plan) + (slope * (cost - cost.detach())).sum()
+    return kl(target, log_plan) + (slope * (cost - cost.detach())).sum()
 
 
-def _kl(target: Tensor, log_plan: Tensor) -> Tensor:
+def kl(target: Tensor, log_plan: Tensor) -> Tensor:
+    """KL(P̃ ‖ P) from the logarithm of P."""
     support = target > 0
     return (target[support] * (target[support].log() - log_plan[support])).sum()

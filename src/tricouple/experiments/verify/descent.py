@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from tricouple import geometry
 from tricouple.experiments.verify.configurations import etf_gram, gram, random_unit, vectors
+from tricouple.experiments.verify.results import worst
 from tricouple.experiments.verify.setting import Criterion
 
 REACHED = 1e-4
@@ -24,6 +26,8 @@ class End:
         labels: Their classes.
         loss: Loss at the end.
         losses: Loss at each evaluation.
+
+    Where the loss or its gradient was no number, the end is the start, and its loss is NaN.
     """
 
     embeddings: Tensor
@@ -35,6 +39,11 @@ class End:
     def deviation(self) -> float:
         """Largest difference between an inner product and that of the simplex ETF."""
         return float((gram(self.embeddings) - etf_gram(self.labels)).abs().max())
+
+    @property
+    def lowest(self) -> float:
+        """Lowest loss met, −∞ if one was no number."""
+        return -worst(-loss for loss in (*self.losses, self.loss))
 
     @property
     def reached(self) -> bool:
@@ -50,6 +59,10 @@ class End:
     def distances(self) -> geometry.TwoDistance:
         """Mean and spread of the similarities within and across classes."""
         return geometry.two_distance(self.embeddings, self.labels)
+
+
+class _NotANumberError(ArithmeticError):
+    """A loss or its gradient is not finite: the descent is over."""
 
 
 def descend(criterion: Criterion, start: Tensor, labels: Tensor, iterations: int = 200) -> End:
@@ -77,9 +90,14 @@ def descend(criterion: Criterion, start: Tensor, labels: Tensor, iterations: int
         loss = criterion(free, labels)
         loss.backward()
         losses.append(float(loss.detach()))
+        if not (loss.isfinite() and free.grad is not None and free.grad.isfinite().all()):
+            raise _NotANumberError
         return loss
 
-    optimiser.step(evaluate)
+    try:
+        optimiser.step(evaluate)
+    except _NotANumberError:
+        return End(start, labels, math.nan, tuple(losses))
     final = torch.nn.functional.normalize(free.detach(), dim=1)
     with torch.no_grad():
         value = float(criterion(final, labels))
@@ -100,7 +118,8 @@ def descend_from_random(
         descend(criterion, random_unit(n, dim, generator), labels, iterations)
         for _ in range(starts)
     ]
-    return sorted(ends, key=lambda end: end.loss)
+    # A NaN would leave the order to chance.
+    return sorted(ends, key=lambda end: worst([end.loss]))
 
 
 def loss_at_etf(criterion: Criterion, labels: Tensor) -> float:

@@ -15,26 +15,15 @@ from tricouple.experiments.verify.coupling import (
     triplet_target,
     uniform_marginals,
 )
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series
-from tricouple.experiments.verify.setting import SWEEPS, TOLERANCE, Criterion, Setting
+from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst, worst_of
+from tricouple.experiments.verify.setting import Setting
+from tricouple.experiments.verify.stationarity import gradient_of, relative_error
 
 EPSILON = 0.5
 DIM = 4
 BALANCED = ((2, 2, 2), (3, 3, 3), (2, 2, 2, 2, 2))
 UNBALANCED = ((3, 3, 2), (4, 3, 2), (6, 2, 2), (8, 2, 2))
 GRADIENTS = ("unrolled", "implicit", "envelope")
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """‖actual − expected‖ / ‖expected‖."""
-    return float((actual - expected).norm() / expected.norm())
-
-
-def gradient_of(criterion: Criterion, embeddings: Tensor, labels: Tensor) -> Tensor:
-    """The gradient of a loss to the embeddings."""
-    leaf = embeddings.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(criterion(leaf, labels), leaf)
-    return gradient
 
 
 def identity_error(cost: Tensor, target: Tensor, imposed: list[Tensor]) -> float:
@@ -71,14 +60,7 @@ def measure(setting: Setting, sizes: tuple[int, ...], kind: str, generator: torc
         "(P̃ − P)/ε, dense": identity_error(cost, target, imposed),
     }
     for gradient in GRADIENTS:
-        criterion = setting.losses.neg_mmiot(
-            temperature=1.0,
-            epsilon=EPSILON,
-            n_iters=SWEEPS,
-            tol=TOLERANCE,
-            gradient=gradient,
-            marginals=kind,
-        )
+        criterion = setting.losses.triplets(1 / EPSILON, gradient=gradient, marginals=kind)
         row[f"library, {gradient}"] = relative_error(
             gradient_of(criterion, embeddings, labels), exact
         )
@@ -94,7 +76,8 @@ def balanced_envelope(setting: Setting) -> Finding:
     """Every gradient agrees with autograd through the converged dense sweeps."""
     generator = setting.generator("envelope")
     rows = tuple(measure(setting, sizes, "uniform", generator) for sizes in BALANCED)
-    return Finding(max(max(errors(row)) for row in rows), rows, _figure("Balanced classes", rows))
+    residual = worst(error for row in rows for error in errors(row))
+    return Finding(residual, rows, _figure("Balanced classes", rows))
 
 
 def unbalanced_envelope(setting: Setting) -> Finding:
@@ -105,8 +88,8 @@ def unbalanced_envelope(setting: Setting) -> Finding:
         for kind in ("uniform", "target")
         for sizes in UNBALANCED
     )
-    worst = max(float(row["library, envelope"]) for row in rows)
-    return Finding(worst, rows, _figure("Unbalanced classes", rows))
+    residual = worst_of(rows, "library, envelope")
+    return Finding(residual, rows, _figure("Unbalanced classes", rows))
 
 
 def _figure(title: str, rows: tuple[Row, ...]) -> Figure:

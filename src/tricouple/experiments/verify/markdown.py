@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tricouple.experiments.verify.results import Outcome, Report, Row
+from tricouple.experiments.verify.results import PROVED_HERE, Outcome, Report, Row
 
 BLOCK = re.compile(r"<!-- verify:(?P<name>[a-z-]+) -->\n.*?<!-- /verify -->", re.DOTALL)
 SUMMARY, CONDITIONS = "summary", "conditions"
@@ -94,10 +94,12 @@ def tolerance_text(outcome: Outcome) -> str:
 def verdict_count(report: Report) -> str:
     """Say in one sentence how many statements hold."""
     verdicts = [outcome.verdict for outcome in report.outcomes]
+    own = [outcome.verdict for outcome in report.outcomes if outcome.kind == PROVED_HERE]
     proved = len(verdicts) - verdicts.count("measured")
+    beyond = f", {len(own)} of them proved here and not in the paper" if own else ""
     return (
-        f"{verdicts.count('holds')} of {proved} statements that the paper proves hold; "
-        f"{verdicts.count('measured')} observations beyond it."
+        f"{verdicts.count('holds')} of {proved} statements hold{beyond}; "
+        f"{verdicts.count('measured')} observations beyond them."
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series
+from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst, worst_of
 from tricouple.losses import NegMMIOT
 from tricouple.losses.batch import prepare
 from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
@@ -61,7 +61,9 @@ def kernel() -> Finding:
         "later and falls faster, for ε = 1 it sets in early and falls more slowly.",
         log_y=True,
     )
-    residual = max(_number(row, "error of K") / _number(row, "tolerance") for row in rows + others)
+    residual = worst(
+        _number(row, "error of K") / _number(row, "tolerance") for row in rows + others
+    )
     shown = [row for row in rows if row["tolerance"] in SHOWN]
     return Finding(residual, (*shown, *others), figure)
 
@@ -85,7 +87,7 @@ def poisson() -> Finding:
         log_y=True,
     )
     rounding = 1e-14
-    residual = max(
+    residual = worst(
         (_number(row, "measured") - rounding) / _number(row, "predicted") for row in rows
     )
     return Finding(residual, tuple(rows), figure)
@@ -122,7 +124,7 @@ def cost() -> Finding:
         log_x=True,
         log_y=True,
     )
-    residual = max(_number(row, "of its gradient") for row in rows) / FLOOR
+    residual = worst_of(rows, "of its gradient") / FLOOR
     return Finding(residual, tuple(rows), figure)
 
 
@@ -152,7 +154,7 @@ def loss() -> Finding:
         log_x=True,
         log_y=True,
     )
-    residual = max(
+    residual = worst(
         _number(row, "of its gradient") / max(_number(row, "kernel_tol"), FLOOR) for row in rows
     )
     return Finding(residual, tuple(rows), figure)

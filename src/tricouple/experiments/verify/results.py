@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 PROVED = "proved by the paper"
+PROVED_HERE = "proved in docs/theory.md"
 OBSERVATION = "observation"
 
 Row = dict[str, str | int | float]
+
+
+def worst(values: Iterable[float]) -> float:
+    """Return the largest value; infinity if one is not finite, or if there is none at all.
+
+    ``max`` would overlook a NaN that is not the first value.
+
+    Example:
+        >>> worst([1.0, 2.0]), worst([1.0, math.nan]), worst([])
+        (2.0, inf, inf)
+    """
+    measured = list(values)
+    if not measured or not all(math.isfinite(value) for value in measured):
+        return math.inf
+    return max(measured)
+
+
+def worst_of(rows: Iterable[Row], *columns: str) -> float:
+    """Return the largest number in some columns of a table."""
+    return worst(float(row[column]) for row in rows for column in columns)
 
 
 @dataclass(frozen=True)
@@ -69,7 +91,7 @@ class Outcome:
         id: Short name, for the command line.
         words: The statement.
         reference: Where the paper says it, or that it does not.
-        kind: ``"proved by the paper"`` or ``"observation"``.
+        kind: Who proves it, if anyone does.
         residual_is: What the residual is, in words.
         residual: The number.
         tolerance: Largest residual at which the statement holds, None for an observation.

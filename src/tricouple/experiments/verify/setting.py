@@ -5,11 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tricouple.losses import IOT, InfoNCE, NegMMIOT, PushPull
+from tricouple.losses import DBOT, IOT, FusedGromov, InfoNCE, NegMMIOT, PushPull
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """A loss of embeddings (N, d) and labels (N,)."""
@@ -17,11 +18,11 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 Factory = Callable[..., Criterion]
 """What makes a loss from its options, as the classes of ``tricouple.losses`` do."""
 
-SWEEPS = 200
-"""More than enough sweeps for a soft loss to converge."""
-
 TOLERANCE = 1e-13
 """Marginal error at which a coupling counts as converged."""
+
+CONVERGED: dict[str, Any] = {"n_iters": 200, "tol": TOLERANCE}
+"""More than enough sweeps for a soft loss to converge."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,26 @@ class Losses:
         push_pull: Takes the options of ``PushPull``.
         iot: Takes the options of ``IOT``.
         info_nce: Takes the options of ``InfoNCE``.
+        dbot: Takes the options of ``DBOT``.
+        fused_gromov: Takes the options of ``FusedGromov``.
     """
 
     neg_mmiot: Factory = NegMMIOT
     push_pull: Factory = PushPull
     iot: Factory = IOT
     info_nce: Factory = InfoNCE
+    dbot: Factory = DBOT
+    fused_gromov: Factory = FusedGromov
+
+    def triplets(self, sharpness: float, **options: Any) -> Criterion:
+        """Neg-MMIOT, swept to convergence, with any other of its options."""
+        fixed = {"temperature": 1.0, "epsilon": 1 / sharpness}
+        return self.neg_mmiot(**{**fixed, **CONVERGED, **options})
+
+    def pairs(self, sharpness: float, **options: Any) -> Criterion:
+        """PushPull likewise."""
+        epsilons = dict.fromkeys(("epsilon_pos", "epsilon_neg"), 1 / sharpness)
+        return self.push_pull(**{"temperature": 1.0, **epsilons, **CONVERGED, **options})
 
     def at_sharpness(self, sharpness: float, marginals: str = "uniform") -> dict[str, Criterion]:
         """All losses with the same factor c in front of the similarities.
@@ -53,13 +68,10 @@ class Losses:
             Losses by their names in the tables.
         """
         epsilon = 1 / sharpness
-        rest = {"n_iters": SWEEPS, "tol": TOLERANCE, "marginals": marginals}
         return {
-            "Neg-MMIOT": self.neg_mmiot(temperature=1.0, epsilon=epsilon, **rest),
-            "PushPull": self.push_pull(
-                temperature=1.0, epsilon_pos=epsilon, epsilon_neg=epsilon, **rest
-            ),
-            "IOT-CL": self.iot(epsilon=epsilon, **rest),
+            "Neg-MMIOT": self.triplets(sharpness, marginals=marginals),
+            "PushPull": self.pairs(sharpness, marginals=marginals),
+            "IOT": self.iot(epsilon=epsilon, marginals=marginals, **CONVERGED),
             "InfoNCE": self.info_nce(temperature=epsilon),
         }
 

@@ -19,7 +19,7 @@ from tricouple.experiments.verify.coupling import (
 )
 from tricouple.experiments.verify.curvature import hessian, lowest_direction
 from tricouple.experiments.verify.descent import End, descend_from_random
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series
+from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst, worst_of
 from tricouple.experiments.verify.setting import Setting
 
 EPSILON = 0.5
@@ -53,7 +53,7 @@ def unbalanced_convexity(setting: Setting) -> Finding:
         "Chord minus g on a segment through a random cost, for uniform marginals and for those of "
         "the target: below zero g is not convex.",
     )
-    residual = max(-float(row["smallest curvature"]) for row in rows)
+    residual = worst(-float(row["smallest curvature"]) for row in rows)
     return Finding(residual, tuple(rows), figure)
 
 
@@ -77,9 +77,8 @@ def probe(labels: Tensor, kind: str, generator: torch.Generator) -> tuple[Row, l
     draw = random_cost(len(labels))
     costs = [draw(generator) for _ in range(POINTS)]
     lowest = [lowest_direction(hessian(cost, EPSILON, target, imposed), cost) for cost in costs]
-    worst = min(range(POINTS), key=lambda index: lowest[index][0])
-    curvature, direction = lowest[worst]
-    values = [value(costs[worst] + step * direction) for step in STEPS]
+    (curvature, direction), cost = min(zip(lowest, costs, strict=True), key=lambda pair: pair[0][0])
+    values = [value(cost + step * direction) for step in STEPS]
     fractions = [(step - STEPS[0]) / (STEPS[-1] - STEPS[0]) for step in STEPS]
     line = [
         (1 - part) * values[0] + part * values[-1] - here
@@ -87,8 +86,8 @@ def probe(labels: Tensor, kind: str, generator: torch.Generator) -> tuple[Row, l
     ]
     row: Row = {
         "smallest curvature": curvature,
-        "excess over chord there": -min(line),
-        "largest increase by averaging": max(
+        "excess over chord there": worst(-gap for gap in line),
+        "largest increase by averaging": worst(
             value(average_within_classes(cost, labels)) - value(cost) for cost in costs
         ),
     }
@@ -131,7 +130,7 @@ def unbalanced_frames(setting: Setting) -> Finding:
         "and that of the simplex ETF, at four choices of class sizes.",
         log_y=True,
     )
-    return Finding(max(float(row["Gram deviation"]) for row in rows), tuple(rows), figure)
+    return Finding(worst_of(rows, "Gram deviation"), tuple(rows), figure)
 
 
 def _row(name: str, kind: str, ends: list[End]) -> Row:
