@@ -5,19 +5,23 @@ import json
 import mmap
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from tricouple import cli
-from tricouple.experiments.bench import command, contenders, measure, memory, summary, table
+from tricouple.experiments.bench import command, contenders, measure, memory, targets
 from tricouple.experiments.bench.contenders import BY_NAME, CONTENDERS, LOSS
+from tricouple.experiments.bench.measure import Effort, Measurement, Report, measure_steps
 from tricouple.experiments.bench.problem import Problem, make_batch
-from tricouple.experiments.bench.record import Measurement, Report
 from tricouple.experiments.bench.timing import Timing, time_together
+from tricouple.experiments.bench.training import LOSSES, ClipStep, VisionStep, training_steps
 
+ROOT = Path(__file__).parents[1]
 PROBLEM = Problem(dim=16, classes=4)
+TINY = VisionStep(backbone="test_resnet", batch_size=16, image_size=8, rounds=2)
 
 
 def call(name, size=24, problem=PROBLEM):
@@ -26,13 +30,16 @@ def call(name, size=24, problem=PROBLEM):
     return BY_NAME[name].prepare(make_batch(size, problem), problem)()
 
 
+FACTS = {"cores": 2, "cpu": "a cpu", "load": 0.0, "date": "2030-01-02T00:00:00"}
+FACTS |= {"versions": {"torch": "2"}}
+
+
 def report_with(*measurements):
-    facts = {"cores": 2, "cpu": "a cpu", "load": 0.0, "date": "2030-01-02T00:00:00"}
-    return Report(Problem(), measurements, facts | {"versions": {"torch": "2"}})
+    return Report(Problem(), measurements, FACTS)
 
 
 def timed(name, size, seconds, task=LOSS, **more):
-    return Measurement(name, task, size, seconds=seconds, median_seconds=seconds, calls=1, **more)
+    return Measurement(name, task, size, **more).timed(seconds, seconds, 1)
 
 
 # --- the contenders solve the same problem -------------------------------------------------------
@@ -151,34 +158,84 @@ def test_failure_in_the_memory_process_is_reported():
         memory.measure_memory("nobody", 64, Problem())
 
 
+# --- training steps -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("setup", [TINY, ClipStep.quick()], ids=["vision", "clip"])
+def test_a_step_with_any_loss_trains_every_encoder(setup, loss, monkeypatch):
+    given = []
+    for name in ("Adam", "AdamW"):
+        real = getattr(torch.optim, name)
+        monkeypatch.setattr(
+            torch.optim, name, lambda p, real=real, **o: real(given.append([*p]) or given[0], **o)
+        )
+    step = training_steps(setup)[loss]
+    (parameters,) = given
+    learning = [parameter for parameter in parameters if parameter.requires_grad]
+    before = [parameter.detach().clone() for parameter in learning]
+    step()
+    changed = [not torch.equal(a, b) for a, b in zip(before, learning, strict=True)]
+    assert sum(changed) > 0.9 * len(changed)  # a bias before a normalisation has no gradient
+
+
+@pytest.mark.parametrize("setup", [TINY, ClipStep.quick()], ids=["vision", "clip"])
+def test_steps_are_timed_survive_json_and_are_compared_with_the_baseline(setup):
+    report = Report(setup, measure_steps(setup), FACTS)
+    assert Report.from_json(report.to_json()) == report
+    content = json.loads(report.to_json())
+    times = {row["loss"]: row for row in content["times"]}
+    assert times["InfoNCE"]["ratio"] == 1
+    assert times["NegMMIOT"]["ratio"] == times["NegMMIOT"]["best"] / times["InfoNCE"]["best"]
+    assert all(0 < row["best"] <= row["median"] for row in times.values())
+
+
+@pytest.mark.parametrize("kind", [[], ["clip"]])
+@pytest.mark.parametrize(("ratio", "code"), [(1.049, 0), (1.051, 1)])
+def test_bench_writes_the_times_of_steps_and_fails_if_the_target_is_missed(
+    ratio, code, kind, tmp_path, capsys, monkeypatch
+):
+    def measured(setup, on_turn):
+        rows = {"InfoNCE": 1.0, "NegMMIOT": ratio}
+        task = "training step"
+        return tuple(timed(name, setup.batch_size, s, task) for name, s in rows.items())
+
+    monkeypatch.setattr(command, "measure_steps", measured)
+    out = tmp_path / "step.json"
+    assert cli.main(["bench", "--training-step", *kind, "--rounds", "3", "--out", str(out)]) == code
+    written = json.loads(out.read_text())
+    assert written["plan"]["rounds"] == 3
+    assert written["times"][1]["ratio"] == ratio
+    assert written["provenance"]["versions"]["timm"]
+    shown = capsys.readouterr().out
+    assert "at most 1.05×" in shown
+    assert f"{ratio:.3f}×" in shown
+    assert ("CLIP (small) step of 64" if kind else "resnet18 step of 256") in shown
+
+
 # --- what is derived -----------------------------------------------------------------------------
 
 
 def test_exponent_of_a_power_law_is_exact():
     sizes = (1024, 2048, 4096, 8192)
-    assert summary.exponent(sizes, [3e-9 * n**1.7 for n in sizes]) == pytest.approx(1.7)
+    assert targets.exponent(sizes, [3e-9 * n**1.7 for n in sizes]) == pytest.approx(1.7)
 
 
-def test_growth_uses_sizes_from_1024_to_8192_only():
+def test_growth_is_claimed_from_1024_to_8192_and_only_if_measured():
     sizes = (256, 1024, 2048, 4096, 8192)
     # The overhead at 256 would flatten the slope.
-    report = report_with(*(timed("NegMMIOT", n, 1.0 if n == 256 else n**2 * 1e-9) for n in sizes))
-    assert summary.growth(report, "NegMMIOT", "seconds") == pytest.approx(2.0)
-    assert summary.growth(report, "NegMMIOT", "extra_bytes") is None
-
-
-def test_growth_is_not_claimed_for_a_range_that_was_not_measured():
-    sizes = (1024, 2048, 4096)
-    report = report_with(*(timed("NegMMIOT", n, n**2 * 1e-9) for n in sizes))
-    assert summary.growth(report, "NegMMIOT", "seconds") is None
-    assert summary.claims(report) == []
+    rows = [timed("NegMMIOT", n, 1.0 if n == 256 else n**2 * 1e-9) for n in sizes]
+    assert targets.growth(report_with(*rows), "NegMMIOT", "time") == pytest.approx(2.0)
+    assert targets.growth(report_with(*rows), "NegMMIOT", "extra memory") is None
+    assert targets.growth(report_with(*rows[1:-1]), "NegMMIOT", "time") is None
+    assert targets.claims(report_with(*rows[1:-1])) == []
 
 
 @pytest.mark.parametrize(("peer_seconds", "met"), [(0.31, True), (0.29, False)])
 def test_claim_against_ott_is_judged_by_its_target(peer_seconds, met):
     peer = "MMSinkhorn unrolled (OTT-JAX)"
     report = report_with(timed("NegMMIOT", 256, 1e-3), timed(peer, 256, peer_seconds))
-    (claim,) = summary.claims(report)
+    (claim,) = targets.claims(report)
     assert claim.met is met
     assert f"{peer_seconds / 1e-3:.3g}×" in claim.text
     assert claim.target == "at least 300×"
@@ -187,15 +244,27 @@ def test_claim_against_ott_is_judged_by_its_target(peer_seconds, met):
 def test_memory_claims_count_matrices_and_the_whole_process():
     matrix = 4 * 8192**2
     row = timed("NegMMIOT", 8192, 1.0, extra_bytes=7 * matrix, peak_bytes=2 * 2**30)
-    in_matrices, in_bytes = summary.claims(report_with(row))
+    in_matrices, in_bytes = targets.claims(report_with(row))
     assert (in_matrices.met, in_bytes.met) == (False, True)
     assert "7.00 N×N" in in_matrices.text
     assert "2.00 GiB" in in_bytes.text
 
 
+@pytest.mark.parametrize(("seconds", "met"), [(160.0, True), (300.0, False)])
+def test_streaming_is_judged_by_its_memory_and_its_time_per_pair(seconds, met):
+    streamed = timed("NegMMIOT streamed", 32768, seconds, extra_bytes=2**30)
+    memory, time = targets.claims(report_with(timed("NegMMIOT", 8192, 2.0), streamed))
+    assert memory.met
+    assert "1.00 GiB" in memory.text
+    assert time.met is met
+    assert f"{seconds / 32:.2f}×" in time.text
+
+
 def test_claims_without_measurements_are_not_made():
     missing = Measurement("SupConLoss (PML)", LOSS, 256, note="not installed")
-    assert summary.claims(report_with(timed("NegMMIOT", 256, 1e-3), missing)) == []
+    report = report_with(timed("NegMMIOT", 256, 1e-3), missing)
+    assert targets.claims(report) == []
+    assert targets.tables(report)[0].note == "SupConLoss (PML): not installed"
 
 
 # --- the record ----------------------------------------------------------------------------------
@@ -206,22 +275,37 @@ def test_report_survives_json():
     assert Report.from_json(report.to_json()) == report
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"problem": {"colour": 1}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"problem": {"colour": 1}}', '{"plan": {}}'])
 def test_other_json_is_refused(text):
     with pytest.raises(ValueError, match="not the JSON of a benchmark report"):
         Report.from_json(text)
 
 
-def test_readme_section_replaces_only_what_stands_between_the_markers():
-    report = report_with(timed("NegMMIOT", 256, 1.5e-3), timed("SupConLoss (PML)", 256, 3e-3))
-    before = "# title\n<!-- bench -->\nold\n<!-- /bench -->\nrest\n"
-    after = table.insert_into(before, table.readme_section(report))
+def test_only_what_stands_between_the_markers_is_replaced():
+    rows = {"NegMMIOT": 1.5e-3, "InfoNCE": 1e-3, "SupConLoss (PML)": 3e-3}
+    report = report_with(*(timed(name, 256, seconds) for name, seconds in rows.items()))
+    before = (
+        "# title\n<!-- bench -->\nold\n<!-- /bench -->\nrest\n<!-- bench a --><!-- /bench a -->"
+    )
+    after = targets.insert_into(before, report, "a")
     assert after.startswith("# title\n<!-- bench -->\n")
-    assert after.endswith("\n<!-- /bench -->\nrest\n")
+    assert "\n<!-- /bench -->\nrest\n<!-- bench a -->\n" in after
     assert "old" not in after
-    assert "| NegMMIOT | 1.5 |" in after
-    assert "NegMMIOT is 2× as fast as SupConLoss (PML) at N=256 (target: at least 1×)" in after
-    assert table.insert_into(after, table.readme_section(report)) == after
+    readme, whole = after.split("rest")
+    assert "| NegMMIOT | 1.50 |" in readme
+    assert "takes 1.50 times as long as our own InfoNCE at N = 256; it is 2.00 times as" in readme
+    assert "target" not in readme
+    claim = "NegMMIOT is 2.00× as fast as SupConLoss (PML) at N=256 (target: at least 1×)"
+    assert claim in whole
+    assert targets.insert_into(after, report, "a") == after
+
+
+@pytest.mark.parametrize("name", ["core", "shapes", "step_vision", "step_clip"])
+def test_documents_show_the_stored_results(name):
+    report = Report.from_json((ROOT / f"results/bench/{name}.json").read_text())
+    for path in ("docs/benchmarks.md", *(["README.md"] if name == "core" else [])):
+        text = (ROOT / path).read_text()
+        assert targets.insert_into(text, report, name) == text, f"bench --read … --readme {path}"
 
 
 # --- the whole command ---------------------------------------------------------------------------
@@ -240,19 +324,6 @@ def test_a_pattern_without_a_match_is_refused(tmp_path, capsys):
     assert cli.main(["bench", "--only", "nobody", "--out", str(out)]) == 2
     assert "--only nobody matches none of: NegMMIOT" in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_streaming_is_judged_by_its_time_per_pair():
-    stored = Measurement("NegMMIOT", "loss", 8192, seconds=2.0)
-    streamed = Measurement("NegMMIOT streamed", "loss", 32768, seconds=160.0, extra_bytes=2**30)
-    report = Report(Problem(), (stored, streamed), {})
-    memory, time = summary.streamed_claims(report)
-    assert memory.met
-    assert "1.00 GiB" in memory.text
-    assert time.met
-    assert "5.00×" in time.text
-    slow = replace(streamed, seconds=300.0)
-    assert not summary.streamed_claims(Report(Problem(), (stored, slow), {}))[1].met
 
 
 def test_quick_run_prints_tables_and_writes_json_with_provenance(tmp_path, capsys):
@@ -285,7 +356,7 @@ def test_busy_machine_is_warned_about(load, tmp_path, capsys, monkeypatch):
 
 
 def test_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch):
-    def interrupted_measure(plan, problem, on_turn):
+    def interrupted_measure(effort, problem, on_turn):
         yield timed("NegMMIOT", 16, 1e-3)
         raise KeyboardInterrupt
 
@@ -297,8 +368,8 @@ def test_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch):
 
 def test_missing_peer_is_a_row_and_not_a_crash(monkeypatch):
     monkeypatch.setattr(contenders, "find_spec", lambda package: None)
-    plan = replace(measure.Plan.quick(), sizes=(16,))
-    rows = {row.contender: row for row in measure.measure(plan, PROBLEM)}
+    effort = replace(Effort.quick(), sizes=(16,))
+    rows = {row.contender: row for row in measure.measure(effort, PROBLEM)}
     assert rows["NegMMIOT"].seconds > 0
     for name in ("SupConLoss (PML)", "MMSinkhorn unrolled (OTT-JAX)", "sinkhorn (POT)"):
         assert rows[name].note == "not installed"
@@ -311,8 +382,8 @@ def test_contender_that_fails_at_one_size_is_noted(monkeypatch):
 
     failing = contenders.Contender("fails", LOSS, prepare)
     monkeypatch.setattr(measure, "CONTENDERS", (BY_NAME["NegMMIOT"], failing))
-    plan = replace(measure.Plan.quick(), sizes=(16,))
-    ours, other = measure.measure(plan, PROBLEM)
+    effort = replace(Effort.quick(), sizes=(16,))
+    ours, other = measure.measure(effort, PROBLEM)
     assert ours.seconds > 0
     assert other.note == "failed: out of everything"
 
@@ -325,14 +396,14 @@ def test_too_large_a_tensor_is_skipped_before_it_is_built(monkeypatch):
 
 
 def test_cubic_contenders_meet_small_sizes_only_and_small_matrices_are_not_weighed():
-    plan = measure.Plan()
+    effort = Effort()
     ours, dense = BY_NAME["NegMMIOT"], BY_NAME["dense Neg-MMIOT (PyTorch)"]
-    assert plan.meets(ours, 8192)
-    assert plan.meets(dense, 256)
-    assert not plan.meets(dense, 512)
-    assert plan.weighs(ours, 1024)
-    assert plan.weighs(dense, 256)
-    assert not plan.weighs(ours, 256)
+    assert effort.meets(ours, 8192)
+    assert effort.meets(dense, 256)
+    assert not effort.meets(dense, 512)
+    assert effort.weighs(ours, 1024)
+    assert effort.weighs(dense, 256)
+    assert not effort.weighs(ours, 256)
 
 
 def test_bound_on_dense_memory_is_a_bound():

@@ -9,14 +9,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tricouple.experiments.bench import table
+from tricouple.experiments.bench import targets
 from tricouple.experiments.bench.contenders import CONTENDERS
-from tricouple.experiments.bench.measure import Plan, measure
+from tricouple.experiments.bench.measure import Effort, Report, measure, measure_steps
 from tricouple.experiments.bench.problem import Problem
-from tricouple.experiments.bench.record import Report
-from tricouple.experiments.bench.summary import claims
+from tricouple.experiments.bench.training import AnyStep, ClipStep, VisionStep
+from tricouple.files import write_text
 from tricouple.options import CommandError, at_least, batch_sizes, require_writable
 from tricouple.provenance import collect_provenance
+from tricouple.report.tables import to_terminal
 
 DESCRIPTION = """\
 Time and memory of the losses beside the dense N^3 algorithm, a plain InfoNCE, SupConLoss
@@ -43,22 +44,24 @@ BUSY = 0.5
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
-    plan, problem = Plan(), Problem()
+    effort, problem = Effort(), Problem()
     parser.description = DESCRIPTION
     parser.epilog = EXAMPLES
     add = parser.add_argument
     add("--quick", action="store_true", help="sizes 32 and 64, few calls, no memory")
     add(
-        "--sizes", type=batch_sizes, help=f"batch sizes (default: {','.join(map(str, plan.sizes))})"
+        "--sizes",
+        type=batch_sizes,
+        help=f"batch sizes (default: {','.join(map(str, effort.sizes))})",
     )
     add(
         "--largest-cubic",
         type=at_least(0),
-        default=plan.largest_cubic,
+        default=effort.largest_cubic,
         metavar="N",
         help="largest size for the contenders with N^3 memory",
     )
-    add("--rounds", type=at_least(1), help=f"interleaved rounds (default: {plan.rounds})")
+    add("--rounds", type=at_least(1), help=f"interleaved rounds (default: {effort.rounds})")
     add(
         "--only",
         action="append",
@@ -77,81 +80,71 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=problem.seed, help="seed of the random batches")
     add("--out", type=Path, default=Path("bench.json"), help="JSON file with all measurements")
     add("--read", type=Path, metavar="JSON", help="read an earlier run instead of measuring")
-    add("--readme", type=Path, metavar="FILE", help="put the table between the markers of FILE")
+    add("--readme", type=Path, metavar="FILE", help="put the run between the markers of FILE")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure or read, print, and write."""
+    """Measure or read, print, and write; 1 if training steps are measured and miss their target."""
     console = Console()
-    if args.training_step is not None:
-        return run_training_step(args, console)
     if args.readme is not None:
-        check_markers(args.readme)
+        check_markers(args.readme, name_of(args))
     if args.read is not None:
         report = read_report(args.read)
     else:
         require_writable(args.out)
-        report = measure_with_progress(make_plan(args), Problem(seed=args.seed), args.out, console)
-    for part in table.terminal_tables(report):
-        console.print(part)
-    found = claims(report)
-    if found:
-        console.print(table.claims_table(found))
-    console.print(table.conditions(report))
+        report = (measure_training if args.training_step else measure_losses)(args, console)
+    found = targets.claims(report)
+    for table in (*targets.tables(report), *([targets.claims_table(found)] if found else [])):
+        console.print(to_terminal(table))
+    console.print(targets.conditions(report))
     if args.read is None:
         console.print(f"All measurements: {args.out}")
     if args.readme is not None:
         text = args.readme.read_text(encoding="utf-8")
-        section = table.readme_section(report)
-        args.readme.write_text(table.insert_into(text, section), encoding="utf-8")
+        write_text(args.readme, targets.insert_into(text, report, name_of(args)))
         console.print(f"Table written into {args.readme}")
-    return 0
+    measured_steps = args.read is None and args.training_step
+    return 1 if measured_steps and not all(claim.met for claim in found) else 0
 
 
-def run_training_step(args: argparse.Namespace, console: Console) -> int:
-    """Time whole training steps; 1 if the target is missed."""
-    # Imported here: it needs timm, which the losses' own benchmark does not.
-    from tricouple.experiments.bench import training_step
-    from tricouple.experiments.bench.clip_step import ClipStepPlan
-
-    require_writable(args.out)
-    kinds = {"vision": training_step.StepPlan, "clip": ClipStepPlan}
-    kind: type[training_step.AnyPlan] = kinds[args.training_step]
-    plan = kind.quick() if args.quick else kind()
-    plan = replace(plan, seed=args.seed, rounds=args.rounds or plan.rounds)
+def measure_training(args: argparse.Namespace, console: Console) -> Report:
+    """Time whole training steps."""
+    kind: type[AnyStep] = {"vision": VisionStep, "clip": ClipStep}[args.training_step]
+    setup = kind.quick() if args.quick else kind()
+    setup = replace(setup, seed=args.seed, rounds=args.rounds or setup.rounds)
     provenance = collect_provenance()
     with console.status("") as status:
-        times = training_step.measure_steps(plan, lambda loss: status.update(f"step with {loss}"))
-    training_step.write_steps(args.out, plan, times, provenance)
-    console.print(training_step.step_table(times, plan))
-    claim = training_step.step_claim(times, plan)
-    console.print(table.claims_table([claim]))
-    return 0 if claim.met else 1
+        found = measure_steps(setup, lambda loss: status.update(f"step with {loss}"))
+    report = Report(setup, found, provenance)
+    write_text(args.out, report.to_json())
+    return report
 
 
-def make_plan(args: argparse.Namespace) -> Plan:
-    """Return the plan that the options ask for."""
-    plan = replace(
-        Plan.quick() if args.quick else Plan(),
+def effort_of(args: argparse.Namespace) -> Effort:
+    """Return the effort that the options ask for."""
+    effort = replace(
+        Effort.quick() if args.quick else Effort(),
         largest_cubic=args.largest_cubic,
         only=tuple(args.only),
     )
-    if not any(plan.meets(contender, size) for size in plan.sizes for contender in CONTENDERS):
+    if not any(effort.meets(contender, size) for size in effort.sizes for contender in CONTENDERS):
         names = ", ".join(contender.name for contender in CONTENDERS)
         raise CommandError(f"--only {' '.join(args.only)} matches none of: {names}")
-    if args.sizes is not None:
-        plan = replace(plan, sizes=args.sizes)
-    if args.rounds is not None:
-        plan = replace(plan, rounds=args.rounds)
-    return replace(plan, memory=False) if args.no_memory else plan
+    return replace(
+        effort,
+        sizes=args.sizes or effort.sizes,
+        rounds=args.rounds or effort.rounds,
+        memory=effort.memory and not args.no_memory,
+    )
 
 
-def measure_with_progress(plan: Plan, problem: Problem, out: Path, console: Console) -> Report:
+def measure_losses(args: argparse.Namespace, console: Console) -> Report:
     """Run the benchmark under a progress bar that names what runs now.
 
     The file is written after every measurement: an interrupted run keeps what it has.
     """
-    total = sum(plan.meets(contender, size) for size in plan.sizes for contender in CONTENDERS)
+    effort, problem = effort_of(args), Problem(seed=args.seed)
+    total = sum(effort.meets(contender, size) for size in effort.sizes for contender in CONTENDERS)
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
@@ -167,14 +160,14 @@ def measure_with_progress(plan: Plan, problem: Problem, out: Path, console: Cons
         )
     # Drawn by hand between the measurements: a refreshing thread would compete for the cores.
     with Progress(*columns, console=console, auto_refresh=False) as progress:
-        task = progress.add_task("", total=total, size=plan.sizes[0], text="")
+        task = progress.add_task("", total=total, size=effort.sizes[0], text="")
 
         def show(size: int, text: str) -> None:
             progress.update(task, size=size, text=text, refresh=True)
 
-        for measurement in measure(plan, problem, show):
+        for measurement in measure(effort, problem, show):
             report = replace(report, measurements=(*report.measurements, measurement))
-            out.write_text(report.to_json(), encoding="utf-8")
+            write_text(args.out, report.to_json())
             progress.update(task, advance=1, text="done", refresh=True)
     return report
 
@@ -189,11 +182,16 @@ def read_report(path: Path) -> Report:
         raise CommandError(f"cannot read {path}: {error}") from error
 
 
-def check_markers(path: Path) -> None:
+def check_markers(path: Path, name: str) -> None:
     """Make sure, before minutes of measuring, that the README has a place for the table."""
     try:
-        table.insert_into(path.read_text(encoding="utf-8"), "")
+        targets.places(path.read_text(encoding="utf-8"), name)
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise CommandError(f"cannot write into {path}: {error}") from error
+
+
+def name_of(args: argparse.Namespace) -> str:
+    """Return the name of the run: that of its file."""
+    return Path(args.read or args.out).stem

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 from tricouple.experiments.bench import peers
-from tricouple.experiments.bench.problem import Batch, Problem
+from tricouple.experiments.bench.problem import Batch, Criterion, Problem
 from tricouple.losses import IOT, InfoNCE, NegMMIOT, PushPull
 from tricouple.ot import sinkhorn, triplet_sinkhorn
 from tricouple.shaping import log_sigmoid
@@ -63,39 +64,46 @@ class Contender:
         return 4 * min(size, LARGEST_STORED) ** 2 * 20  # beyond that only what streams is run
 
 
-def prepare_neg_mmiot(batch: Batch, problem: Problem, **options: Any) -> Callable[[], object]:
-    """Our three-marginal loss, with any of its options."""
-    criterion = NegMMIOT(
-        temperature=problem.temperature,
-        epsilon=problem.epsilon,
-        n_iters=problem.n_iters,
-        **options,
-    )
-    return peers.value_and_gradient(lambda x: criterion(x, batch.labels), batch)
+def loss(
+    name: str,
+    build: Callable[..., Criterion],
+    options: Mapping[str, Any] = MappingProxyType({}),
+    **about: Any,
+) -> Contender:
+    """Return a contender for value and gradient.
+
+    Args:
+        name: As shown in tables.
+        build: Makes the criterion for a problem.
+        options: Further arguments of `build`.
+        **about: What else a contender has.
+    """
+
+    def prepare(batch: Batch, problem: Problem) -> Callable[[], object]:
+        return batch.value_and_gradient(build(problem, **options))
+
+    return Contender(name, LOSS, prepare, **about)
 
 
-def prepare_push_pull(batch: Batch, problem: Problem, **options: Any) -> Callable[[], object]:
+def neg_mmiot(problem: Problem, **options: Any) -> NegMMIOT:
+    """Our three-marginal loss."""
+    return NegMMIOT(problem.temperature, problem.epsilon, problem.n_iters, **options)
+
+
+def push_pull(problem: Problem, **options: Any) -> PushPull:
     """Our two pairwise plans."""
-    criterion = PushPull(
-        temperature=problem.temperature,
-        epsilon_pos=problem.epsilon,
-        epsilon_neg=problem.epsilon,
-        n_iters=problem.n_iters,
-        **options,
-    )
-    return peers.value_and_gradient(lambda x: criterion(x, batch.labels), batch)
+    epsilon = problem.epsilon
+    return PushPull(problem.temperature, epsilon, epsilon, problem.n_iters, **options)
 
 
-def prepare_iot(batch: Batch, problem: Problem, **options: Any) -> Callable[[], object]:
+def iot(problem: Problem, **options: Any) -> IOT:
     """One pairwise plan."""
-    criterion = IOT(epsilon=problem.epsilon, n_iters=problem.n_iters, **options)
-    return peers.value_and_gradient(lambda x: criterion(x, batch.labels), batch)
+    return IOT(problem.epsilon, problem.n_iters, **options)
 
 
-def prepare_info_nce(batch: Batch, problem: Problem) -> Callable[[], object]:
+def info_nce(problem: Problem) -> InfoNCE:
     """Our InfoNCE, which never stores an N×N matrix."""
-    criterion = InfoNCE(temperature=problem.temperature)
-    return peers.value_and_gradient(lambda x: criterion(x, batch.labels), batch)
+    return InfoNCE(problem.temperature)
 
 
 def prepare_triplet_plan(batch: Batch, problem: Problem) -> Callable[[], object]:
@@ -108,81 +116,65 @@ def prepare_triplet_plan(batch: Batch, problem: Problem) -> Callable[[], object]
 
 def prepare_pair_plan(batch: Batch, problem: Problem) -> Callable[[], object]:
     """Our pairwise plan, as a matrix because that is what POT returns."""
-    cost = peers.pair_cost(batch)
+    cost = batch.pair_cost()
     return lambda: sinkhorn(cost, problem.epsilon, n_iters=problem.n_iters).dense()
 
 
-def ott(name: str) -> Prepare:
-    """Prepare with a function of `ott_peer`, importing JAX only then."""
+def ott(name: str, task: str, function: str) -> Contender:
+    """Return a contender that a function of `ott_peer` prepares, importing JAX only then."""
 
     def prepare(batch: Batch, problem: Problem) -> Callable[[], object]:
         from tricouple.experiments.bench import ott_peer
 
-        function: Prepare = getattr(ott_peer, name)
-        return function(batch, problem)
+        prepared: Prepare = getattr(ott_peer, function)
+        return prepared(batch, problem)
 
-    return prepare
+    return Contender(f"MMSinkhorn {name} (OTT-JAX)", task, prepare, "ott", cubic=True)
 
+
+def pot(method: str) -> Contender:
+    """Return a contender from POT, by the name of its method."""
+    return Contender(f"{method} (POT)", PAIR_PLAN, partial(peers.prepare_pot, method=method), "ot")
+
+
+STREAMED: dict[str, Any] = {
+    "options": {"memory": "streamed"},
+    "smallest": LARGEST_STORED,
+    "largest": math.inf,
+}
 
 CONTENDERS = (
-    Contender("NegMMIOT", LOSS, prepare_neg_mmiot),
-    Contender("NegMMIOT implicit", LOSS, partial(prepare_neg_mmiot, gradient="implicit")),
-    Contender("NegMMIOT envelope", LOSS, partial(prepare_neg_mmiot, gradient="envelope")),
-    Contender(
-        "NegMMIOT streamed",
-        LOSS,
-        partial(prepare_neg_mmiot, memory="streamed"),
-        smallest=8192,
-        largest=math.inf,
-    ),
-    Contender(
+    loss("NegMMIOT", neg_mmiot),
+    loss("NegMMIOT implicit", neg_mmiot, {"gradient": "implicit"}),
+    loss("NegMMIOT envelope", neg_mmiot, {"gradient": "envelope"}),
+    loss("NegMMIOT streamed", neg_mmiot, **STREAMED),
+    loss(
         "NegMMIOT log-sigmoid",
-        LOSS,
-        partial(prepare_neg_mmiot, shaping="log_sigmoid", memory="matrices"),
+        neg_mmiot,
+        {"shaping": "log_sigmoid", "memory": "matrices"},
         largest=2048,
     ),
-    Contender(
+    loss(
         "NegMMIOT log-sigmoid, anchor by anchor",
-        LOSS,
-        partial(prepare_neg_mmiot, shaping=log_sigmoid),
+        neg_mmiot,
+        {"shaping": log_sigmoid},
         largest=512,
     ),
-    Contender("PushPull", LOSS, prepare_push_pull),
-    Contender(
-        "PushPull streamed",
-        LOSS,
-        partial(prepare_push_pull, memory="streamed"),
-        smallest=8192,
-        largest=math.inf,
-    ),
-    Contender("IOT", LOSS, prepare_iot),
-    Contender(
-        "IOT streamed",
-        LOSS,
-        partial(prepare_iot, memory="streamed"),
-        smallest=8192,
-        largest=math.inf,
-    ),
-    Contender("InfoNCE", LOSS, prepare_info_nce, largest=math.inf),
-    Contender("InfoNCE (plain PyTorch)", LOSS, peers.prepare_info_nce),
-    Contender(
-        "SupConLoss (PML)",
-        LOSS,
-        peers.prepare_sup_con,
-        package="pytorch_metric_learning",
-    ),
-    Contender("dense Neg-MMIOT (PyTorch)", LOSS, peers.prepare_dense, cubic=True),
-    Contender("MMSinkhorn unrolled (OTT-JAX)", LOSS, ott("prepare_loss"), "ott", cubic=True),
-    Contender("MMSinkhorn Danskin (OTT-JAX)", LOSS, ott("prepare_danskin"), "ott", cubic=True),
+    loss("PushPull", push_pull),
+    loss("PushPull streamed", push_pull, **STREAMED),
+    loss("IOT", iot),
+    loss("IOT streamed", iot, **STREAMED),
+    loss("InfoNCE", info_nce, largest=math.inf),
+    loss("InfoNCE (plain PyTorch)", peers.info_nce),
+    loss("SupConLoss (PML)", peers.sup_con, package="pytorch_metric_learning"),
+    loss("dense Neg-MMIOT (PyTorch)", peers.dense_neg_mmiot, cubic=True),
+    ott("unrolled", LOSS, "prepare_loss"),
+    ott("Danskin", LOSS, "prepare_danskin"),
     Contender("triplet_sinkhorn", TRIPLET_PLAN, prepare_triplet_plan),
-    Contender(
-        "MMSinkhorn plan only (OTT-JAX)", TRIPLET_PLAN, ott("prepare_plan"), "ott", cubic=True
-    ),
+    ott("plan only", TRIPLET_PLAN, "prepare_plan"),
     Contender("sinkhorn", PAIR_PLAN, prepare_pair_plan),
-    Contender("sinkhorn (POT)", PAIR_PLAN, partial(peers.prepare_pot, method="sinkhorn"), "ot"),
-    Contender(
-        "sinkhorn_log (POT)", PAIR_PLAN, partial(peers.prepare_pot, method="sinkhorn_log"), "ot"
-    ),
+    pot("sinkhorn"),
+    pot("sinkhorn_log"),
 )
 
 BY_NAME = {contender.name: contender for contender in CONTENDERS}

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from tricouple.experiments.bench.contenders import CONTENDERS, Contender
-from tricouple.experiments.bench.memory import measure_memory
+from tricouple.experiments.bench.memory import available_bytes, measure_memory
 from tricouple.experiments.bench.problem import Problem, make_batch
-from tricouple.experiments.bench.record import Measurement
 from tricouple.experiments.bench.timing import Step, time_call, time_together
+from tricouple.experiments.bench.training import (
+    BASELINE,
+    TRAINING_STEP,
+    AnyStep,
+    ClipStep,
+    VisionStep,
+    training_steps,
+)
 
 # A matrix below this size is lost in the noise of an allocator that works in pages and arenas.
 SMALLEST_WEIGHED = 1024
@@ -25,7 +33,7 @@ RUN_FAILURES = (RuntimeError, MemoryError)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Effort:
     """Sizes and effort of a run."""
 
     sizes: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -36,7 +44,7 @@ class Plan:
     only: tuple[str, ...] = ()  # patterns of names; none for all
 
     @classmethod
-    def quick(cls) -> Plan:
+    def quick(cls) -> Effort:
         """A run of seconds that exercises everything but the memory processes."""
         return cls(sizes=(32, 64), rounds=2, seconds_per_round=0.02, memory=False)
 
@@ -53,31 +61,158 @@ class Plan:
         return self.memory and self.meets(contender, size) and large_enough
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """One contender at one batch size; None where it was not measured, with the reason noted.
+
+    Attributes:
+        contender: Name of the contender.
+        task: What it does; contenders are comparable within a task.
+        size: N, the batch size.
+        seconds: Best time of a call.
+        median_seconds: Median time of a call.
+        calls: Number of timed calls.
+        peak_bytes: Peak resident memory of a process that does this call and nothing else.
+        extra_bytes: The part of the peak above imports and inputs.
+        note: Why something is missing, for example "not installed".
+    """
+
+    contender: str
+    task: str
+    size: int
+    seconds: float | None = None
+    median_seconds: float | None = None
+    calls: int = 0
+    peak_bytes: int | None = None
+    extra_bytes: int | None = None
+    note: str = ""
+
+    @property
+    def extra_matrices(self) -> float | None:
+        """Extra memory in units of an N×N float32 matrix."""
+        return None if self.extra_bytes is None else self.extra_bytes / (4 * self.size**2)
+
+    def timed(self, best: float, median: float, calls: int) -> Measurement:
+        """Return the same with times."""
+        return replace(self, seconds=best, median_seconds=median, calls=calls)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All measurements of one run, as JSON and back."""
+
+    problem: Problem | AnyStep
+    measurements: tuple[Measurement, ...]
+    provenance: dict[str, Any]
+
+    def find(self, contender: str, size: int) -> Measurement | None:
+        """Return the measurement of a contender at a size, if there is one."""
+        for measurement in self.measurements:
+            if (measurement.contender, measurement.size) == (contender, size):
+                return measurement
+        return None
+
+    def ratio(self, contender: str, other: str, size: int) -> float | None:
+        """Return how many times as long a contender takes as another, None if not measured."""
+        found, base = self.find(contender, size), self.find(other, size)
+        if found is None or base is None or found.seconds is None or base.seconds is None:
+            return None
+        return found.seconds / base.seconds
+
+    def largest_weighed(self, contender: str) -> Measurement | None:
+        """Return the measurement of a contender's memory at the largest size that has one."""
+        rows = [row for row in self.measurements if row.contender == contender and row.extra_bytes]
+        return max(rows, key=lambda row: row.size, default=None)
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return the batch sizes that occur, increasing."""
+        return tuple(sorted({measurement.size for measurement in self.measurements}))
+
+    def contenders(self, task: str) -> list[str]:
+        """Return the names of a task's contenders in the order they were measured."""
+        return list(dict.fromkeys(row.contender for row in self.measurements if row.task == task))
+
+    def to_json(self) -> str:
+        """Return the report as indented JSON; a training step has a form of its own."""
+        content = asdict(self)
+        if not isinstance(self.problem, Problem):
+            times = [
+                {
+                    "loss": row.contender,
+                    "best": row.seconds,
+                    "median": row.median_seconds,
+                    "ratio": self.ratio(row.contender, BASELINE, row.size),
+                }
+                for row in self.measurements
+            ]
+            content = {"plan": content["problem"], "times": times, "provenance": self.provenance}
+        return json.dumps(content, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Rebuild a report.
+
+        Raises:
+            ValueError: If the text is not the JSON of a report.
+        """
+        try:
+            content = json.loads(text)
+            problem: Problem | AnyStep
+            if "plan" in content:
+                plan = content["plan"]
+                problem = (ClipStep if "model" in plan else VisionStep)(**plan)
+                found = [
+                    Measurement(row["loss"], TRAINING_STEP, problem.batch_size)
+                    .timed(row["best"], row["median"], problem.rounds)
+                    for row in content["times"]
+                ]  # fmt: skip
+            else:
+                problem = Problem(**content["problem"])
+                found = [Measurement(**row) for row in content["measurements"]]
+            return cls(problem, tuple(found), dict(content["provenance"]))
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"not the JSON of a benchmark report: {error!r}") from error
+
+
 def measure(
-    plan: Plan, problem: Problem, on_turn: Callable[[int, str], None] = lambda size, name: None
+    effort: Effort, problem: Problem, on_turn: Callable[[int, str], None] = lambda size, name: None
 ) -> Iterator[Measurement]:
     """Yield the measurement of every contender at every size, size by size.
 
     Args:
-        plan: Sizes and effort.
+        effort: Sizes and effort.
         problem: What the contenders solve.
         on_turn: Called with the size and a text on what happens next, for a progress display.
     """
-    for size in plan.sizes:
-        contenders = [contender for contender in CONTENDERS if plan.meets(contender, size)]
-        timed = time_size(contenders, size, plan, problem, partial(on_turn, size))
+    for size in effort.sizes:
+        contenders = [contender for contender in CONTENDERS if effort.meets(contender, size)]
+        timed = time_size(contenders, size, effort, problem, partial(on_turn, size))
         for contender, measurement in zip(contenders, timed, strict=True):
-            if plan.weighs(contender, size) and measurement.seconds is not None:
+            if effort.weighs(contender, size) and measurement.seconds is not None:
                 on_turn(size, f"memory of {contender.name}")
                 yield weigh(measurement, problem)
             else:
                 yield measurement
 
 
+def measure_steps(
+    setup: AnyStep, on_turn: Callable[[str], None] = lambda loss: None
+) -> tuple[Measurement, ...]:
+    """Time training steps with every loss, in interleaved rounds."""
+    steps = training_steps(setup)
+    for step in steps.values():
+        step()
+    timings = time_together(steps, setup.rounds, 0.0, on_turn)
+    return tuple(
+        Measurement(name, TRAINING_STEP, setup.batch_size).timed(*timing.summary)
+        for name, timing in timings.items()
+    )
+
+
 def time_size(
     contenders: list[Contender],
     size: int,
-    plan: Plan,
+    effort: Effort,
     problem: Problem,
     on_turn: Callable[[str], None],
 ) -> list[Measurement]:
@@ -100,18 +235,12 @@ def time_size(
             results[contender.name] = replace(empty, note=f"failed: {error}")
         else:
             if seconds > LONG:
-                results[contender.name] = replace(
-                    empty, seconds=seconds, median_seconds=seconds, calls=1
-                )
+                results[contender.name] = empty.timed(seconds, seconds, 1)
             else:
                 steps[contender.name] = step
-    for name, timing in time_together(steps, plan.rounds, plan.seconds_per_round, on_turn).items():
-        results[name] = replace(
-            results[name],
-            seconds=timing.best,
-            median_seconds=timing.median,
-            calls=len(timing.durations),
-        )
+    timings = time_together(steps, effort.rounds, effort.seconds_per_round, on_turn)
+    for name, timing in timings.items():
+        results[name] = results[name].timed(*timing.summary)
     return list(results.values())
 
 
@@ -132,14 +261,3 @@ def obstacle_to(contender: Contender, size: int, problem: Problem) -> str:
     if available is not None and needed > available:
         return f"skipped: may need {needed / 2**30:.0f} GiB, {available / 2**30:.0f} GiB are free"
     return ""
-
-
-def available_bytes() -> int | None:
-    """Return the memory that new processes can use, None where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    values = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    kibibytes = next(values, None)
-    return None if kibibytes is None else 1024 * int(kibibytes)

@@ -75,29 +75,34 @@ def reset_peak() -> None:
 
 def resident_bytes() -> int:
     """Return the resident memory now; the peak so far where the system tells only that."""
-    return linux_status("VmRSS") or largest_resident_bytes()
+    return _linux("/proc/self/status", "VmRSS") or largest_resident_bytes()
 
 
 def peak_bytes() -> int:
     """Return the high-water mark of the resident memory."""
-    return linux_status("VmHWM") or largest_resident_bytes()
+    return _linux("/proc/self/status", "VmHWM") or largest_resident_bytes()
 
 
-def linux_status(field: str) -> int | None:
-    """Return a field of /proc/self/status in bytes, None on other systems."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    values = (line.split()[1] for line in lines if line.startswith(f"{field}:"))
-    kibibytes = next(values, None)
-    return None if kibibytes is None else 1024 * int(kibibytes)
+def available_bytes() -> int | None:
+    """Return the memory that new processes can use, None where the system does not tell."""
+    return _linux("/proc/meminfo", "MemAvailable")
 
 
 def largest_resident_bytes() -> int:
     """Return ``ru_maxrss`` in bytes: macOS counts in bytes, other systems in KiB."""
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else 1024 * largest
+
+
+def _linux(file: str, field: str) -> int | None:
+    """Return a field of a file of the kernel in bytes, None on other systems."""
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return None
+    values = (line.split()[1] for line in lines if line.startswith(f"{field}:"))
+    kibibytes = next(values, None)
+    return None if kibibytes is None else 1024 * int(kibibytes)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""Embeddings (N, d) and labels (N,) in, a scalar out."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,21 @@ class Batch:
         """Return the N×N cosine similarities."""
         unit = normalize(self.embeddings, dim=1)
         return unit @ unit.T
+
+    def pair_cost(self) -> Tensor:
+        """Return 1 − s with an infinite diagonal, the cost of the pairwise plans."""
+        return (1.0 - self.similarities()).fill_diagonal_(torch.inf)
+
+    def value_and_gradient(self, criterion: Criterion) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Return a call that evaluates a loss and its gradient at the embeddings."""
+        embeddings = self.embeddings.clone().requires_grad_()
+
+        def step() -> tuple[Tensor, Tensor]:
+            value = criterion(embeddings, self.labels)
+            (gradient,) = torch.autograd.grad(value, embeddings)
+            return value.detach(), gradient
+
+        return step
 
 
 def make_batch(size: int, problem: Problem) -> Batch:

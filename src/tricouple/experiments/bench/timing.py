@@ -28,6 +28,11 @@ class Timing:
         """The typical call."""
         return statistics.median(self.durations)
 
+    @property
+    def summary(self) -> tuple[float, float, int]:
+        """Best, median, and how many calls were timed."""
+        return self.best, self.median, len(self.durations)
+
 
 def time_together(
     steps: Mapping[str, Step],
