@@ -26,7 +26,9 @@ from image_files import (
     write_tiny_imagenet,
 )
 from tricouple.data import images
-from tricouple.data.images import DataError, download, files, mnist
+from tricouple.data.images import DataError, files, formats, readers
+
+FETCH = readers.fetch
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +38,7 @@ def no_network(monkeypatch):
     def refuse(name, root, expected, start):
         raise AssertionError(f"a test tried to download {name}")
 
-    for module in ("mnist", "cifar", "svhn", "tiny_imagenet"):
-        monkeypatch.setattr(f"tricouple.data.images.{module}.fetch", refuse)
+    monkeypatch.setattr(readers, "fetch", refuse)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -92,7 +93,7 @@ def test_an_idx_file_with_other_labels_is_refused(tmp_path):
 def test_an_idx_file_of_other_dimensions_is_refused(tmp_path):
     write_idx(tmp_path / "file", np.zeros((3, 2), np.uint8))
     with pytest.raises(DataError, match="not an IDX file of bytes in 3 dimensions"):
-        mnist.read_idx(tmp_path / "file", 3)
+        formats.read_idx(tmp_path / "file", 3)
 
 
 def test_cifar10(tmp_path):
@@ -308,13 +309,12 @@ def test_missing_data_says_which_files_go_where(tmp_path, name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_failed_download_says_which_files_go_where(tmp_path, name, monkeypatch):
-    for module in ("mnist", "cifar", "svhn", "tiny_imagenet"):
-        monkeypatch.setattr(f"tricouple.data.images.{module}.fetch", download.fetch)
+    monkeypatch.setattr(readers, "fetch", FETCH)
 
     def unreachable(*args, **options):
         raise OSError("no route to host")
 
-    datasets = download.torchvision_datasets()
+    datasets = readers.torchvision_datasets()
     monkeypatch.setattr(datasets.utils, "_urlretrieve", unreachable)
     with pytest.raises(DataError, match=rf"Expected {FILES[name]}.*The download failed"):
         images.load(name, tmp_path)
@@ -332,8 +332,7 @@ def test_a_failed_download_says_which_files_go_where(tmp_path, name, monkeypatch
 def test_missing_data_is_downloaded_to_where_it_is_found_again(
     tmp_path, name, title, write, monkeypatch
 ):
-    for module in ("mnist", "cifar", "svhn", "tiny_imagenet"):
-        monkeypatch.setattr(f"tricouple.data.images.{module}.fetch", download.fetch)
+    monkeypatch.setattr(readers, "fetch", FETCH)
     calls = []
 
     def fetched(self, root, *args, download):
@@ -342,7 +341,7 @@ def test_missing_data_is_downloaded_to_where_it_is_found_again(
         if len(calls) == 1:
             write(Path(root))
 
-    monkeypatch.setattr(getattr(download.torchvision_datasets(), title), "__init__", fetched)
+    monkeypatch.setattr(getattr(readers.torchvision_datasets(), title), "__init__", fetched)
     first = images.load(name, tmp_path / "new")
     n_calls = len(calls)
     again = images.load(name, tmp_path / "new")
@@ -354,7 +353,7 @@ def test_a_download_waits_for_silent_servers_only_so_long(tmp_path):
     import socket
 
     seen = []
-    download.fetch("x", tmp_path, "files", lambda root: seen.append(socket.getdefaulttimeout()))
+    FETCH("x", tmp_path, "files", lambda root: seen.append(socket.getdefaulttimeout()))
     assert seen == [30.0]
     assert socket.getdefaulttimeout() is None
 

@@ -8,7 +8,7 @@ import torch
 
 MODULES = [
     "tricouple.data.gmm",
-    "tricouple.data.balanced_sampler",
+    "tricouple.data.sampler",
     "tricouple.models.mlp",
     *(
         f"tricouple.experiments.synthetic.{name}"

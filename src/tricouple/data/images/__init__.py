@@ -6,11 +6,15 @@
 (1438, 359, 1, 8)
 """
 
-from tricouple.data.images.batches import loader
-from tricouple.data.images.errors import DataError
-from tricouple.data.images.load import NAMES, load
-from tricouple.data.images.preconditions import check_batch_size, check_supervised
-from tricouple.data.images.sets import ImageData, ImageSet
+from tricouple.data.images.files import DataError
+from tricouple.data.images.readers import NAMES, load
+from tricouple.data.images.sets import (
+    ImageData,
+    ImageSet,
+    check_batch_size,
+    check_supervised,
+    loader,
+)
 from tricouple.data.images.split import split, subset
 
 __all__ = [

@@ -1,21 +1,20 @@
-"""Image files as a tensor that is decoded when it is indexed."""
+"""Image files, and images inside tar archives, as a tensor that is decoded when it is indexed."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
-
-from tricouple.data.images.errors import DataError
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 MEMORY_BUDGET = 2 << 30  # bytes of decoded images; larger sets are decoded batch by batch
@@ -23,12 +22,27 @@ MEMORY_BUDGET = 2 << 30  # bytes of decoded images; larger sets are decoded batc
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L")
 
 
-@dataclass(frozen=True)
-class Header:
-    """What the first bytes of an image file tell."""
+class DataError(ValueError):
+    """Files that are missing, unreadable or not what they should be; the message names them."""
 
-    short_side: int
-    grey: bool
+
+@dataclass(frozen=True)
+class Member:
+    """An image inside an uncompressed tar archive, and where its bytes are."""
+
+    path: Path
+    name: str
+    offset: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.path}/{self.name}"
+
+    def open(self) -> io.BytesIO:
+        """The bytes of the image."""
+        with self.path.open("rb") as archive:
+            archive.seek(self.offset)
+            return io.BytesIO(archive.read(self.size))
 
 
 @dataclass(frozen=True)
@@ -38,12 +52,12 @@ class ImageFiles:
     Each image is scaled until its short side is ``size`` and cut to the square in its centre.
 
     Attributes:
-        paths: One file an image.
+        paths: One file, or member of an archive, an image.
         channels: 1 for grey images, 3 for colour; files of the other kind are converted.
         size: Side of the decoded squares.
     """
 
-    paths: tuple[Path, ...]
+    paths: tuple[Path | Member, ...]
     channels: int
     size: int
 
@@ -56,7 +70,7 @@ class ImageFiles:
         return len(self.paths)
 
     def __getitem__(self, indices: Tensor) -> Tensor:
-        chosen = [self.paths[index] for index in indices.tolist()]
+        chosen = self.take(indices).paths
         return torch.stack([decode(path, self.channels, self.size) for path in chosen])
 
     def take(self, indices: Tensor) -> ImageFiles:
@@ -68,54 +82,88 @@ class ImageFiles:
         """All images as one 8-bit tensor if the budget allows, these files otherwise."""
         if math.prod(self.shape) > MEMORY_BUDGET:
             return self
-        images = torch.empty(self.shape, dtype=torch.uint8)
+        images = np.empty(self.shape, np.uint8)
+        if damaged := self._decode_into(images):
+            raise damaged[0]
+        return torch.from_numpy(images)
+
+    def cached(self, folder: Path) -> Tensor:
+        """All images as one 8-bit tensor that lies in a file: each is decoded and resized once.
+
+        Args:
+            folder: Of the cache; if the same images were decoded before, their file is used.
+
+        Raises:
+            DataError: If images are damaged; it names the first and counts them.
+            OSError: If the file cannot be written.
+        """
+        path = folder / f"{self._digest()}.npy"
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            aside = path.with_name(f".{path.name}.{os.getpid()}")
+            try:
+                images = np.lib.format.open_memmap(
+                    aside, mode="w+", dtype=np.uint8, shape=self.shape
+                )
+                if damaged := self._decode_into(images):
+                    raise DataError(f"{damaged[0]} ({len(damaged)} of {len(self)} are damaged)")
+                images.flush()
+                os.replace(aside, path)
+            finally:
+                aside.unlink(missing_ok=True)
+        # Copy on write: nobody writes, but PyTorch warns of memory that cannot be written.
+        return torch.from_numpy(np.load(path, mmap_mode="c"))
+
+    def _decode_into(self, images: np.ndarray) -> list[DataError]:
+        """Decode everything, in several threads; returns what is wrong with damaged images."""
+        damaged: dict[int, DataError] = {}
 
         def read(index: int) -> None:
-            images[index] = decode(self.paths[index], self.channels, self.size)
+            try:
+                images[index] = decode(self.paths[index], self.channels, self.size).numpy()
+            except DataError as error:
+                damaged[index] = error
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders work outside Python's lock
             list(pool.map(read, range(len(self)), chunksize=64))
-        return images
+        return [damaged[index] for index in sorted(damaged)]
+
+    def _digest(self) -> str:
+        """A name that changes when an image does, found without reading them."""
+        found = hashlib.sha256(str(self.size).encode())
+        for source in self.paths:
+            archived = isinstance(source, Member)
+            about = (source.path if archived else source).stat()
+            offset = source.offset if archived else 0
+            found.update(repr((str(source), offset, about.st_size, about.st_mtime_ns)).encode())
+        return found.hexdigest()[:24]
 
 
-def read_header(path: Path) -> Header:
-    """The size and kind of an image, without decoding it."""
+def decode(source: Path | Member, channels: int, size: int) -> Tensor:
+    """Read an image as an 8-bit tensor of shape (channels, size, size), grey or in colour."""
     try:
-        with Image.open(path) as image:
-            return Header(min(image.size), image.mode in _GREY)
-    except Exception as error:  # decoders raise all sorts of errors on damaged files
-        raise unreadable(path, error) from error
-
-
-def decode(
-    path: Path, channels: int, size: int, content: Callable[[], IO[bytes]] | None = None
-) -> Tensor:
-    """Read an image as an 8-bit tensor of shape (channels, size, size).
-
-    Args:
-        path: The file.
-        channels: 1 for grey, 3 for colour.
-        size: Side of the result.
-        content: Opens the image where it is not a file of its own; ``path`` then only names it.
-    """
-    try:
-        with Image.open(path if content is None else content()) as image:
+        with Image.open(source.open() if isinstance(source, Member) else source) as image:
             image.draft("RGB" if channels == 3 else "L", (size, size))  # JPEGs shrink for free
             ImageOps.exif_transpose(image, in_place=True)
             square = _square(_eight_bit(image, channels), size)
         # A copy, since arrays of images are read-only.
         pixels = torch.from_numpy(np.array(square))
     except Exception as error:  # decoders raise all sorts of errors on damaged files
-        raise unreadable(path, error) from error
+        raise _unreadable(Path(str(source)), error) from error
     return pixels.reshape(size, size, channels).permute(2, 0, 1)
 
 
-def unreadable(path: Path, error: Exception) -> DataError:
-    """The error for a file that should be an image and cannot be decoded."""
-    return DataError(
-        f"{path} is not a readable image ({type(error).__name__}: {error}): "
-        "replace the file or remove it"
-    )
+def common_format(paths: Sequence[Path]) -> tuple[int, bool]:
+    """The smallest short side, and whether all images are grey; from headers, without decoding."""
+    sides, grey = [], True
+    for path in paths:
+        try:
+            with Image.open(path) as image:
+                sides.append(min(image.size))
+                grey &= image.mode in _GREY
+        except Exception as error:  # decoders raise all sorts of errors on damaged files
+            raise _unreadable(path, error) from error
+    return min(sides), grey
 
 
 def find_images(folder: Path) -> tuple[Path, ...]:
@@ -132,10 +180,11 @@ def is_image(name: str) -> bool:
     return not name.startswith(".") and name.lower().endswith(SUFFIXES)
 
 
-def common_format(paths: Sequence[Path]) -> Header:
-    """The smallest short side, and whether all images are grey; every file must have a header."""
-    headers = [read_header(path) for path in paths]
-    return Header(min(h.short_side for h in headers), all(h.grey for h in headers))
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path} is not a readable image ({type(error).__name__}: {error}): "
+        "replace the file or remove it"
+    )
 
 
 def _eight_bit(image: Image.Image, channels: int) -> Image.Image:

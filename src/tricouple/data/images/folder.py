@@ -17,10 +17,8 @@ from pathlib import Path
 
 import torch
 
-from tricouple.data.images.errors import DataError
-from tricouple.data.images.files import SUFFIXES, ImageFiles, common_format, find_images
-from tricouple.data.images.sets import ImageSet
-from tricouple.data.images.source import Found, Request
+from tricouple.data.images.files import SUFFIXES, DataError, ImageFiles, common_format, find_images
+from tricouple.data.images.sets import Found, ImageSet
 from tricouple.data.images.split import split
 from tricouple.data.normalisation import IMAGENET_MEAN, IMAGENET_STD
 
@@ -41,18 +39,24 @@ class _Tree:
         return tuple(sorted(set(self.names or ())))
 
 
-def read(request: Request) -> Found:
-    """The images of ``request.root``, and of ``request.eval_root`` if there is one."""
-    train_root, test_root = _parts(request.root)
+def read_folder(root: Path, image_size: int | None, eval_root: Path | None) -> Found:
+    """The images of a folder, and the labelled ones of another if there is one.
+
+    Args:
+        root: The folder.
+        image_size: Side that images are decoded to; None leaves the choice.
+        eval_root: Labelled images to evaluate on.
+    """
+    train_root, test_root = _parts(root)
     train = _tree(train_root)
-    labelled_root = request.eval_root or test_root
+    labelled_root = eval_root or test_root
     test = None if labelled_root is None else _labelled(labelled_root)
     classes = train.classes or (test.classes if test else ())
     trees = [tree for tree in (train, test) if tree is not None]
-    found = common_format([path for tree in trees for path in tree.paths])
-    channels = 1 if found.grey else 3
-    size = request.image_size or min(found.short_side, LARGEST_DEFAULT)
-    notes = [f"images are decoded to {size}×{size}"] if not request.image_size else []
+    short_side, grey = common_format([path for tree in trees for path in tree.paths])
+    channels = 1 if grey else 3
+    size = image_size or min(short_side, LARGEST_DEFAULT)
+    notes = [f"images are decoded to {size}×{size}"] if not image_size else []
     training = _images(train, classes, channels, size)
     testing = _images(test, classes, channels, size) if test else None
     if test is None and train.names is not None:

@@ -1,14 +1,17 @@
-"""What a data set is: 8-bit images, labels, classes and the paper's normalisation."""
+"""What a data set is, what training needs of it, and how batches are drawn from it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
+from tricouple import checks
 from tricouple.data.images.files import ImageFiles
 from tricouple.data.normalisation import Normalisation
 
@@ -146,3 +149,127 @@ class ImageData:
     def n_classes(self) -> int:
         """How many classes there are."""
         return len(self.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The images of a data set as a reader found them, before subsets are drawn."""
+
+    train: ImageSet
+    test: ImageSet | None
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+
+
+class BatchedSet(Protocol):
+    """A data set that gives whole batches: ``dataset.__getitems__(indices)``."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether batches cost no decoding, so that loaders need no worker processes."""
+        ...
+
+
+def loader(
+    samples: BatchedSet,
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    order: Sampler[int] | None = None,
+    drop_last: bool = False,
+    generator: torch.Generator | None = None,
+    workers: int | None = None,
+) -> DataLoader[Any]:
+    """Batches of a set; of an ``ImageSet`` uint8 of shape (b, c, h, w) and int64 of shape (b,).
+
+    Args:
+        samples: The set; labels of images are −1 if it has none.
+        batch_size: How many samples a batch holds.
+        shuffle: Draw a new order in each epoch.
+        order: Draws the order instead.
+        drop_last: Leave out a last batch that is smaller than the others.
+        generator: Draws the order if ``shuffle`` is set.
+        workers: Processes that decode files; by default one a core, and none for images that are
+            in memory, where indexing is all there is to do.
+
+    Example:
+        >>> five = ImageSet(torch.zeros(5, 1, 2, 2, dtype=torch.uint8))
+        >>> [len(batch) for batch, _ in loader(five, 2)]
+        [2, 2, 1]
+    """
+    if workers is None:
+        workers = 0 if samples.in_memory else (os.cpu_count() or 1)
+    return DataLoader(
+        cast("Dataset[Any]", samples),
+        batch_size,
+        shuffle=shuffle,
+        sampler=order,
+        drop_last=drop_last,
+        generator=generator,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        collate_fn=_as_it_is,
+    )
+
+
+def _as_it_is(batch: Any) -> Any:
+    """Sets give whole batches already; nothing is left to collate."""
+    return batch
+
+
+def check_supervised(data: ImageData) -> None:
+    """Require labels, two classes, and two images of every class: an anchor and a positive.
+
+    Raises:
+        ValueError: If supervised contrastive learning has nothing to learn from.
+
+    Example:
+        >>> from tricouple.data import images
+        >>> check_supervised(images.load("digits", train_size=20))
+    """
+    labels = data.train.labels
+    if labels is None:
+        raise ValueError(
+            f"data {data.name!r} has no labels, which setting=scl needs: sort the images into one "
+            "folder a class, or use setting=ucl"
+        )
+    counts = torch.bincount(labels, minlength=data.n_classes)
+    if int((counts > 0).sum()) < 2:
+        raise ValueError(f"data {data.name!r} has one class only: negatives need a second")
+    single = [data.classes[index] for index in (counts == 1).nonzero().flatten().tolist()]
+    if single:
+        raise ValueError(
+            f"class {single[0]!r} of data {data.name!r} has one training image"
+            + (f" (as have {len(single) - 1} others)" if len(single) > 1 else "")
+            + ": setting=scl needs a positive for it; add images, raise train_size or use "
+            "setting=ucl"
+        )
+
+
+def check_batch_size(images: ImageSet, batch_size: int, *, name: str = "batch_size") -> None:
+    """Require a batch of at least two images that the set can fill.
+
+    Args:
+        images: The training set.
+        batch_size: Images in a batch.
+        name: What error messages call ``batch_size``.
+
+    Raises:
+        ValueError: If ``batch_size`` is larger than the set, or below 2.
+
+    Example:
+        >>> from tricouple.data import images
+        >>> check_batch_size(images.load("digits").train, 256)
+    """
+    checks.count(name, batch_size)
+    if batch_size < 2:
+        raise ValueError(f"{name} must be at least 2 to hold a negative, got {batch_size}")
+    if batch_size > len(images):
+        raise ValueError(
+            f"{name} is {batch_size}, but there are only {len(images)} training images: "
+            f"use {len(images)} or less"
+        )

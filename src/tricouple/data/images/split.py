@@ -1,4 +1,4 @@
-"""Seeded subsets and splits of image sets that keep the proportions of the classes."""
+"""Seeded subsets and splits that keep the proportions of the classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from torch import Tensor
 
 from tricouple import checks
 from tricouple.data.images.sets import ImageSet
-from tricouple.data.stratified import apportion, class_sizes, draw
 
 
 def subset(images: ImageSet, size: int, seed: int = 0, *, name: str = "size") -> ImageSet:
@@ -28,14 +27,13 @@ def subset(images: ImageSet, size: int, seed: int = 0, *, name: str = "size") ->
     if size > len(images):
         raise ValueError(f"{name} is {size}, but there are only {len(images)} images")
     labels = _strata(images)
-    counts = class_sizes(labels)
-    if size < len(counts):
+    n_classes = len(labels.unique())
+    if size < n_classes:
         raise ValueError(
-            f"{name} is {size}, but there are {len(counts)} classes: "
-            f"use {len(counts)} or more, so that each has an image"
+            f"{name} is {size}, but there are {n_classes} classes: "
+            f"use {n_classes} or more, so that each has an image"
         )
-    shares = apportion(counts, size, torch.ones_like(counts), counts)
-    return images.take(draw(labels, shares, seed).nonzero().flatten())
+    return images.take(stratified(labels, size, seed, least=1).nonzero().flatten())
 
 
 def split(images: ImageSet, held_out: int | float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
@@ -58,9 +56,8 @@ def split(images: ImageSet, held_out: int | float, seed: int = 0) -> tuple[Image
         (tensor([0, 0, 0, 1, 1, 1]), tensor([0, 0, 1, 1]))
     """
     labels = _strata(images)
-    most = class_sizes(labels) - 1
-    least = most.clamp_max(1)
-    low, high = int(least.sum()), int(most.sum())
+    most = labels.unique(return_counts=True)[1] - 1
+    low, high = int(most.clamp_max(1).sum()), int(most.sum())
     if isinstance(held_out, float):
         if not 0 < held_out < 1:
             raise ValueError(
@@ -75,8 +72,49 @@ def split(images: ImageSet, held_out: int | float, seed: int = 0) -> tuple[Image
             f"held_out is {held_out}, but {len(images)} images of {len(most)} classes can spare "
             f"{low} to {high}, if each class is to be in both parts"
         )
-    drawn = draw(labels, apportion(most + 1, size, least, most), seed)
+    drawn = stratified(labels, size, seed, least=1, left=1)
     return images.take((~drawn).nonzero().flatten()), images.take(drawn.nonzero().flatten())
+
+
+def stratified(labels: Tensor, size: int, seed: int, *, least: int = 0, left: int = 0) -> Tensor:
+    """Draw samples in the proportions of their classes.
+
+    By hand, since scikit-learn's stratified splits draw other samples than the stored studies did,
+    and refuse classes of one sample.
+
+    Args:
+        labels: Class of each sample, any integers, shape (n,).
+        size: How many samples to draw.
+        seed: Equal seeds give equal draws.
+        least: Samples to draw of every class that has them to spare.
+        left: Samples of each class that are never drawn.
+
+    Returns:
+        Which samples were drawn, bool of shape (n,).
+
+    Example:
+        >>> labels = torch.tensor([0] + [1] * 30 + [2] * 60)
+        >>> labels[stratified(labels, 10, seed=0, least=1)].bincount()
+        tensor([1, 3, 6])
+    """
+    _, codes, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    most = counts - left
+    bottom = most.clamp_max(least)
+    exact = size * counts.double() / counts.sum()
+    shares = exact.floor().long().clamp(bottom, most)
+    # One by one, the class that lags its exact share most gains, or that which leads it most loses.
+    while (missing := size - int(shares.sum())) != 0:
+        step = 1 if missing > 0 else -1
+        room = shares < most if step > 0 else shares > bottom
+        lag = torch.where(room, step * (exact - shares), -torch.inf)
+        shares[lag.argmax()] += step
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    by_class = shuffled[codes[shuffled].argsort(stable=True)]
+    starts = counts.cumsum(0) - counts
+    rank = torch.arange(len(labels)) - starts[codes[by_class]]  # place within the own class
+    drawn = torch.zeros(len(labels), dtype=torch.bool)
+    drawn[by_class] = rank < shares[codes[by_class]]
+    return drawn
 
 
 def _strata(images: ImageSet) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, RandomSampler
 
-from tricouple.data.balanced_sampler import ClassUniformBatchSampler
 from tricouple.data.gmm import class_sizes, draw_mixture
+from tricouple.data.sampler import ClassUniformBatchSampler
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.measure import Measurement, measure
 from tricouple.experiments.synthetic.methods import build_method

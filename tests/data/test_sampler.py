@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
-from tricouple.data.balanced_sampler import ClassUniformBatchSampler
+from tricouple.data.sampler import ClassUniformBatchSampler
 
 
 @st.composite
