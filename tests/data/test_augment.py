@@ -208,23 +208,6 @@ def summaries(views: Tensor) -> Tensor:
     return torch.stack([views.mean((1, 2, 3)), views.std((1, 2, 3)), colours, edges, sides])
 
 
-def torchvision_pipeline(recipe: Recipe) -> v2.Compose:
-    """The same recipe as a chain of torchvision's transforms, for one image (c, h, w)."""
-    return v2.Compose(
-        [
-            v2.RandomResizedCrop(
-                recipe.normalisation.size, recipe.scale, recipe.ratio, antialias=True
-            ),
-            v2.RandomHorizontalFlip(recipe.flip),
-            v2.RandomApply([v2.ColorJitter(*recipe.strengths)], recipe.jitter),
-            v2.RandomGrayscale(recipe.grayscale),
-            v2.RandomApply([v2.GaussianBlur(3, recipe.sigma)], recipe.blur),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(list(recipe.normalisation.mean), list(recipe.normalisation.std)),
-        ]
-    )
-
-
 def test_views_are_distributed_like_those_of_torchvisions_pipeline():
     n = 600
     recipe = Recipe(PLAIN)

@@ -69,7 +69,7 @@ def test_pictures_are_decoded_once_and_again_when_they_change(tmp_path, monkeypa
     write_coco(tmp_path)
     first = captions.load(wanted(tmp_path, "json"), side=16, seed=0)
     with monkeypatch.context() as context:
-        context.setattr("tricouple.data.captions.pictures.decode", None)
+        context.setattr("tricouple.data.images.files.decode", None)
         again = captions.load(wanted(tmp_path, "json"), side=16, seed=0)
     assert torch.equal(first.train.images, again.train.images)
     for number in range(3):

@@ -11,16 +11,7 @@ import torch
 import tricouple.data
 import tricouple.evaluation
 from tricouple.data import augment, images
-from tricouple.evaluation import (
-    confusion,
-    features,
-    knn,
-    modalities,
-    probe,
-    report,
-    retrieval,
-    zero_shot,
-)
+from tricouple.evaluation import evaluate, features, geometry, knn, probe, retrieval, zero_shot
 
 MODULES = [
     info.name
@@ -28,15 +19,18 @@ MODULES = [
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
 ]
 PUBLIC = [
-    *(value for module in (images, augment) for value in map(vars(module).get, module.__all__)),
-    confusion.confusion_matrix,
+    *(vars(images)[name] for name in images.__all__),
+    augment.Recipe,
+    augment.random_view,
+    augment.recipe_for,
+    augment.two_views,
     features.extract,
     knn.knn_accuracy,
     knn.knn_predictions,
     probe.linear_probe,
-    report.evaluate_features,
-    report.measure_geometry,
-    modalities.measure_modalities,
+    evaluate.evaluate_features,
+    geometry.measure_geometry,
+    geometry.measure_modalities,
     retrieval.in_batches,
     retrieval.whole_split,
     zero_shot.class_embeddings,

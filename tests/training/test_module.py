@@ -7,9 +7,8 @@ from torch import nn
 import tricouple as tc
 from tricouple.data.augment import Recipe
 from tricouple.data.normalisation import Normalisation
-from tricouple.training.byol_training import BYOLTraining
 from tricouple.training.checkpoint import CheckpointError
-from tricouple.training.module import DivergenceError, LossTraining, Views
+from tricouple.training.module import BYOLTraining, DivergenceError, LossTraining, Views
 
 RECIPE = Recipe(Normalisation((0.5,), (0.25,), size=6), jitter=0.0, grayscale=0.0, blur=0.0)
 PLAIN = Views(1, RECIPE, random=False, by_class=True)

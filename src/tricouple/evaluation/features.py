@@ -1,18 +1,25 @@
-"""Frozen features of a trained encoder."""
+"""Frozen features of trained encoders: of images, and of images and texts by CLIP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from tricouple.data.images.batches import loader
-from tricouple.data.images.sets import ImageSet
+from tricouple import checks
+from tricouple.data.images.files import ImageFiles
+from tricouple.data.images.sets import ImageSet, loader
 from tricouple.data.normalisation import Normalisation
 from tricouple.numeric import compute_dtype
+
+if TYPE_CHECKING:
+    from open_clip import CLIP
+
+_AT_A_TIME = 256
 
 
 class Encoder(Protocol):
@@ -88,22 +95,72 @@ def extract(
         if not callable(getattr(model, method, None)):
             raise TypeError(f"model has no method {method}(), which an Encoder needs")
     encoder = cast(Encoder, model)
-    if device is None:
-        device = next(model.parameters()).device
-    was_training = model.training
-    model.to(device).eval()
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    try:
+    with evaluating(model, device) as place:
         # Loaders draw from a generator even if nothing is random: not from that of a training run.
         for batch, labels in loader(images, batch_size, generator=torch.Generator()):
-            features = encoder.features(normalisation(batch.to(device)))
+            features = encoder.features(normalisation(batch.to(place)))
             embedding = encoder.project(features)
             parts.append((_kept(features), _kept(embedding), labels))
-    finally:
-        model.train(was_training)
     penultimate, embedding, labels = (torch.cat(part) for part in zip(*parts, strict=True))
     return Features(penultimate, embedding, labels)
 
 
+@torch.no_grad()
+def embed_images(model: CLIP, images: Tensor | ImageFiles, normalisation: Normalisation) -> Tensor:
+    """Embeddings of all images, float32 on the CPU, shape (n, d)."""
+    with evaluating(model) as device:
+        return torch.cat(
+            [
+                _kept(model.encode_image(normalisation(images[indices].to(device))))
+                for indices in torch.arange(len(images)).split(_AT_A_TIME)
+            ]
+        )
+
+
+@torch.no_grad()
+def embed_texts(model: CLIP, tokens: Tensor) -> Tensor:
+    """Embeddings of tokenised texts, float32 on the CPU, shape (n, d)."""
+    with evaluating(model) as device:
+        return torch.cat(
+            [_kept(model.encode_text(part.long().to(device))) for part in tokens.split(_AT_A_TIME)]
+        )
+
+
+@contextmanager
+def evaluating(
+    model: nn.Module, device: torch.device | str | None = None
+) -> Iterator[torch.device | str]:
+    """The model in evaluation mode, and where it is or is moved to; later its mode is as before."""
+    place = next(model.parameters()).device if device is None else device
+    was_training = model.training
+    model.to(place).eval()
+    try:
+        yield place
+    finally:
+        model.train(was_training)
+
+
 def _kept(values: Tensor) -> Tensor:
     return values.to("cpu", compute_dtype(values.dtype))
+
+
+def check_features(name: str, features: Tensor) -> None:
+    """Require a finite matrix, one row a sample."""
+    checks.matrix(name, features)
+    if not bool(torch.isfinite(features).all()):
+        raise ValueError(f"{name} must be finite, found NaN or infinity: the encoder diverged")
+
+
+def check_labelled(part: str, features: Tensor, labels: Tensor) -> None:
+    """Require features and one label each; ``part`` is train or test."""
+    check_features(f"{part}_features", features)
+    checks.identities(f"{part}_labels", labels, len(features), features.device)
+
+
+def check_same_width(train: Tensor, test: Tensor) -> None:
+    """Require that training and test features come from the same encoder."""
+    if train.shape[1] != test.shape[1]:
+        raise ValueError(
+            f"test_features have {test.shape[1]} dimensions, train_features {train.shape[1]}"
+        )

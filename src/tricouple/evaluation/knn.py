@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from tricouple import checks
-from tricouple.evaluation.inputs import check_features, check_labelled, check_same_width
+from tricouple.evaluation.features import check_features, check_labelled, check_same_width
 from tricouple.numeric import compute_dtype
 
 _SIMILARITIES = 1 << 24  # how many of the test × train similarities exist at a time: 64 MB

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tricouple import checks
-from tricouple.evaluation.inputs import check_labelled, check_same_width
+from tricouple.evaluation.features import check_labelled, check_same_width
 from tricouple.numeric import compute_dtype
 
 _SMALL_STEP = 4_000_000  # multiplications of a batch with the weights

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn.functional import normalize
+
+from tricouple.data.captions import tokenise
+from tricouple.evaluation.features import evaluating
+from tricouple.torchvision_ops import declare_missing
+
+if TYPE_CHECKING:
+    from open_clip import CLIP
 
 # Sentences of many kinds, since captions have no single one; their embeddings are averaged.
 TEMPLATES = (
@@ -44,30 +52,37 @@ class ZeroShot:
         return asdict(self)
 
 
-def class_embeddings(
-    names: Sequence[str],
-    encode: Callable[[list[str]], Tensor],
-    templates: Sequence[str] = TEMPLATES,
-) -> Tensor:
-    """A unit vector for each class: the mean of its sentences' unit embeddings.
+def class_embeddings(model: CLIP, names: Sequence[str], context_length: int) -> Tensor:
+    """A unit vector for each class, by open_clip: the mean of its sentences' unit embeddings.
 
     Args:
+        model: Its text encoder.
         names: Of the classes; underscores become spaces.
-        encode: Texts to embeddings, shape (n, d).
-        templates: Sentences with ``{}`` where the name goes.
+        context_length: Tokens that the text encoder takes.
 
     Returns:
-        Shape (K, d).
+        Shape (K, d), float32 on the CPU.
 
     Example:
-        >>> lengths = lambda texts: torch.tensor([[len(text), 1.0] for text in texts])
-        >>> class_embeddings(["cat", "aquarium_fish"], lengths).shape
-        torch.Size([2, 2])
+        >>> from tricouple.models.clip import build_clip
+        >>> vision = {"layers": 1, "width": 32, "patch_size": 8, "image_size": 16}
+        >>> model = build_clip(4, vision, {"context_length": 12, "width": 64, "layers": 1})
+        >>> class_embeddings(model, ["cat", "aquarium_fish"], context_length=12).shape
+        torch.Size([2, 4])
     """
-    sentences = [text.format(name.replace("_", " ")) for name in names for text in templates]
-    embeddings = normalize(encode(sentences).float(), dim=1)
-    means = embeddings.reshape(len(names), len(templates), -1).mean(1)
-    return normalize(means, dim=1)
+    declare_missing()
+    from open_clip import build_zero_shot_classifier
+
+    with evaluating(model) as device:
+        found: Tensor = build_zero_shot_classifier(
+            model,
+            lambda texts: tokenise(texts, context_length).ids.long(),
+            [name.replace("_", " ") for name in names],
+            TEMPLATES,
+            num_classes_per_batch=32,
+            device=device,
+        )
+    return found.T.float().cpu()
 
 
 def classify(images: Tensor, classes: Tensor, labels: Tensor) -> ZeroShot:

@@ -1,4 +1,4 @@
-"""Image encoders: any backbone of timm, and a linear projection to the embedding."""
+"""Encoders: any backbone of timm with a linear projection, and the synthetic study's perceptron."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from tricouple import checks
 from tricouple.models.small_maps import adapt_to_small_maps
 from tricouple.torchvision_ops import declare_missing
 
@@ -218,3 +219,26 @@ def _published(name: str) -> PretrainedCfg:
     published = get_pretrained_cfg(name)
     assert published is not None  # every registered model has one
     return published
+
+
+def three_layer_mlp(in_dim: int, hidden: int, out_dim: int) -> nn.Sequential:
+    """Three linear layers with ReLU in between, (N, in_dim) to (N, out_dim).
+
+    No normalisation layers: an embedding then depends on its own input alone, so what is measured
+    on the whole training set is what the losses see in a batch.
+
+    Example:
+        >>> encoder = three_layer_mlp(100, hidden=256, out_dim=64)
+        >>> encoder(torch.randn(8, 100)).shape
+        torch.Size([8, 64])
+    """
+    checks.count("in_dim", in_dim)
+    checks.count("hidden", hidden)
+    checks.count("out_dim", out_dim)
+    return nn.Sequential(
+        nn.Linear(in_dim, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, out_dim),
+    )

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from typing import Any, Protocol, cast
+from typing import Any
 
 import lightning as L
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
+from tricouple.data.images.sets import BatchedSet, loader
 from tricouple.training.seeds import derived_seed
-
-
-class BatchedSet(Protocol):
-    """A data set that gives whole batches: ``dataset.__getitems__(indices)``."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether batches cost no decoding, so that loaders need no worker processes."""
-        ...
 
 
 class EpochOrder(Sampler[int]):
     """A random order of samples for each epoch; with several processes, a share of it for each.
+
+    Not torch's ``DistributedSampler``, which draws other orders than the stored studies had.
 
     Args:
         n_samples: How many there are.
@@ -87,17 +78,4 @@ class ShuffledBatches(L.LightningDataModule):
                 f"training.batch_size is {self.batch_size}, but each of {n_processes} processes "
                 f"has only {len(order)} training images: use fewer trainer.devices"
             )
-        # Images in memory are only indexed; files are decoded by other processes meanwhile.
-        workers = 0 if self.samples.in_memory else (os.cpu_count() or 1)
-        return DataLoader(
-            cast("Dataset[Any]", self.samples),
-            batch_sampler=BatchSampler(order, self.batch_size, drop_last=True),
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            collate_fn=_as_it_is,
-        )
-
-
-def _as_it_is(batch: Any) -> Any:
-    """Image sets give whole batches already."""
-    return batch
+        return loader(self.samples, self.batch_size, order=order, drop_last=True)

@@ -9,7 +9,7 @@ import torch
 MODULES = [
     "tricouple.data.gmm",
     "tricouple.data.sampler",
-    "tricouple.models.mlp",
+    "tricouple.models.encoders",
     *(
         f"tricouple.experiments.synthetic.{name}"
         for name in (

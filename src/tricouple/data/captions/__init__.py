@@ -1,9 +1,14 @@
 """Captioned images of any format: checked, decoded once, tokenised and batched."""
 
-from tricouple.data.captions.load import Source, load
-from tricouple.data.captions.samples import PairBatch, PairSamples
-from tricouple.data.captions.sets import CaptionData, CaptionedImages
-from tricouple.data.captions.tokens import Tokens, tokenise
+from tricouple.data.captions.readers import Source, load
+from tricouple.data.captions.sets import (
+    CaptionData,
+    CaptionedImages,
+    PairBatch,
+    PairSamples,
+    Tokens,
+    tokenise,
+)
 
 __all__ = [
     "CaptionData",

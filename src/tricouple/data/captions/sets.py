@@ -1,29 +1,29 @@
-"""What a set of captioned images is; several captions of one image share its identity."""
+"""Captioned images, their tokens, and the batches of pairs that training sees."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from tricouple.data.captions.pictures import Picture, Pictures
+from tricouple.data.images.files import ImageFiles
+from tricouple.torchvision_ops import declare_missing
 
-
-@dataclass(frozen=True)
-class Entry:
-    """An image and its captions, one or more, as a reader found them."""
-
-    picture: Picture
-    captions: tuple[str, ...]
+if TYPE_CHECKING:
+    from open_clip import SimpleTokenizer
 
 
 @dataclass(frozen=True, eq=False)
 class CaptionedImages:
-    """Images and captions.
+    """Images and captions; several captions of one image share its identity.
 
     Attributes:
-        images: An 8-bit tensor of shape (n, 3, side, side), or pictures that are decoded when
+        images: An 8-bit tensor of shape (n, 3, side, side), or files that are decoded when
             indexed.
         captions: m ≥ n texts, those of the first image first.
         owners: Which image each caption is of, int64 of shape (m,), in ascending order.
@@ -35,12 +35,12 @@ class CaptionedImages:
         (tensor([0, 0, 1]), CaptionedImages(2 images, 3 captions))
     """
 
-    images: Tensor | Pictures
+    images: Tensor | ImageFiles
     captions: tuple[str, ...]
     owners: Tensor
 
     @classmethod
-    def of(cls, images: Tensor | Pictures, captions: list[tuple[str, ...]]) -> CaptionedImages:
+    def of(cls, images: Tensor | ImageFiles, captions: list[tuple[str, ...]]) -> CaptionedImages:
         """A set from the captions of each image."""
         counts = torch.tensor([len(texts) for texts in captions])
         if len(images) != len(captions) or not len(captions) or int(counts.min()) < 1:
@@ -73,3 +73,114 @@ class CaptionData:
     validation: CaptionedImages | None
     test: CaptionedImages
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Tokenised texts.
+
+    Attributes:
+        ids: int32 of shape (n, context length), zero after the end of a text.
+        truncated: How many texts were too long and lost their end.
+        first_truncated: The first of them; empty if there is none.
+    """
+
+    ids: Tensor
+    truncated: int
+    first_truncated: str
+
+
+def tokenise(texts: Sequence[str], context_length: int) -> Tokens:
+    """Tokens of CLIP's own byte-pair encoding, cut to the context length.
+
+    open_clip's tokenizer cuts as well, and does not say which texts it cut.
+
+    Example:
+        >>> tokens = tokenise(["a dog", "dog " * 9], context_length=6)
+        >>> tokens.ids.shape, tokens.truncated
+        (torch.Size([2, 6]), 1)
+    """
+    tokenizer = _tokenizer()
+    ids = torch.zeros(len(texts), context_length, dtype=torch.int32)
+    truncated: list[str] = []
+    for row, text in enumerate(texts):
+        found = [tokenizer.sot_token_id, *tokenizer.encode(text), tokenizer.eot_token_id]
+        if len(found) > context_length:
+            truncated.append(text)
+            found = [*found[: context_length - 1], tokenizer.eot_token_id]
+        ids[row, : len(found)] = torch.tensor(found, dtype=torch.int32)
+    return Tokens(ids, len(truncated), truncated[0] if truncated else "")
+
+
+@cache
+def _tokenizer() -> SimpleTokenizer:
+    declare_missing()
+    from open_clip import SimpleTokenizer
+
+    return SimpleTokenizer()
+
+
+class PairBatch(NamedTuple):
+    """A batch.
+
+    Attributes:
+        images: uint8 of shape (n, 3, side, side).
+        tokens: Of all captions that an image may be shown with, shape (n, k, context length).
+        counts: How many of the k are captions, shape (n,); the rest is zero.
+        identities: Which image it is, shape (n,): equal ones are never negatives of each other.
+    """
+
+    images: Tensor
+    tokens: Tensor
+    counts: Tensor
+    identities: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PairSamples(Dataset[PairBatch]):
+    """What an epoch consists of: every image, or every caption.
+
+    Attributes:
+        images: As in ``CaptionedImages``.
+        tokens: Of all captions, shape (m, context length).
+        owners: Which image each caption is of, ascending, shape (m,).
+        all_captions: Whether a sample is a caption with its image, or an image with its captions.
+
+    Example:
+        >>> images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+        >>> samples = PairSamples(images, torch.ones(3, 5), torch.tensor([0, 0, 1]), True)
+        >>> len(samples), samples.__getitems__([0, 1]).identities
+        (3, tensor([0, 0]))
+    """
+
+    images: Tensor | ImageFiles
+    tokens: Tensor
+    owners: Tensor
+    all_captions: bool
+
+    def __len__(self) -> int:
+        return len(self.owners) if self.all_captions else len(self.images)
+
+    def __getitem__(self, index: int) -> PairBatch:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: Sequence[int]) -> PairBatch:
+        """A batch in one step; loaders prefer this to item after item."""
+        chosen = torch.as_tensor(indices)
+        if self.all_captions:
+            identities, tokens = self.owners[chosen], self.tokens[chosen, None]
+            counts = torch.ones_like(identities)
+        else:
+            identities = chosen
+            first = torch.searchsorted(self.owners, chosen)
+            counts = torch.searchsorted(self.owners, chosen, right=True) - first
+            place = torch.arange(int(counts.max()))
+            real = place < counts[:, None]  # (n, k)
+            tokens = self.tokens[(first[:, None] + place).clamp_max(len(self.tokens) - 1)]
+            tokens = tokens * real[..., None]
+        return PairBatch(self.images[identities], tokens.long(), counts, identities)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether batches cost no decoding, so that loaders need no worker processes."""
+        return isinstance(self.images, Tensor)

@@ -23,8 +23,8 @@ from tricouple.data.captions import (
 )
 from tricouple.data.images import ImageSet
 from tricouple.data.normalisation import Normalisation
-from tricouple.evaluation.embed import embed_images, embed_texts
-from tricouple.evaluation.modalities import measure_modalities
+from tricouple.evaluation.features import embed_images, embed_texts
+from tricouple.evaluation.geometry import measure_modalities
 from tricouple.evaluation.retrieval import in_batches
 from tricouple.experiments.clip.method import image_size, normalisation_of
 

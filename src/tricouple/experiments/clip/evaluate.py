@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from tricouple.conf.schema import Clip
-from tricouple.data.captions import tokenise
-from tricouple.evaluation.embed import embed_images, embed_texts
-from tricouple.evaluation.modalities import measure_modalities
+from tricouple.evaluation.features import embed_images, embed_texts
+from tricouple.evaluation.geometry import measure_modalities
 from tricouple.evaluation.retrieval import Retrieval, in_batches, whole_split
 from tricouple.evaluation.zero_shot import class_embeddings, classify
 from tricouple.experiments.clip.captions import RunCaptions
@@ -78,15 +75,11 @@ def sharpness_now(config: Clip, trained: Trained) -> float:
 def zero_shot(config: Clip, model: CLIP, found: RunCaptions) -> dict[str, dict[str, float]]:
     """Accuracy on each image set, from the names of its classes alone."""
     length = int(config.model.text.get("context_length", 77))
-
-    def encode(texts: list[str]) -> Tensor:
-        return embed_texts(model, tokenise(texts, length).ids)
-
     rows = {}
     for name, classes in found.zero_shot.items():
         assert classes.images.labels is not None
         images = embed_images(model, classes.images.images, normalisation_of(config))
-        named = class_embeddings(classes.names, encode)
+        named = class_embeddings(model, classes.names, length)
         rows[name] = classify(images, named, classes.images.labels).row()
     return rows
 

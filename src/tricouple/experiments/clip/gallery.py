@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 
 from tricouple.conf.schema import Clip
-from tricouple.evaluation.embed import embed_images, embed_texts
+from tricouple.evaluation.features import embed_images, embed_texts
 from tricouple.experiments.clip.captions import RunCaptions
 from tricouple.experiments.clip.method import build_model, normalisation_of
 from tricouple.ot import triplet_sinkhorn

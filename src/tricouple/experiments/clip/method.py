@@ -10,8 +10,7 @@ from tricouple.conf.schema import Clip
 from tricouple.data.normalisation import Normalisation
 from tricouple.experiments.runs.loss_settings import build_loss
 from tricouple.models.clip import build_clip
-from tricouple.training.both_directions import BothDirections
-from tricouple.training.pair_training import PairTraining
+from tricouple.training.pairs import BothDirections, PairTraining
 from tricouple.training.seeds import derived_seed
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from tricouple.data.images.sets import BatchedSet
 from tricouple.experiments.runs.run_folder import RunConfig, RunFolder, digest
 from tricouple.experiments.runs.trained import Trained, load_trained, save_trained
-from tricouple.training.batches import BatchedSet, ShuffledBatches
+from tricouple.training.batches import ShuffledBatches
 from tricouple.training.history import History, Measured
 from tricouple.training.module import Training
 from tricouple.training.trainer import make_trainer, quiet_lightning, train_to_the_end

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.losses import IOT, InfoNCE, NegMMIOT, PushPull, VICReg
-from tricouple.models.mlp import three_layer_mlp
+from tricouple.models.encoders import three_layer_mlp
 from tricouple.relations import Identities, view_pairs
 from tricouple.training.byol import BYOL, momentum_at, predictor_head
 

@@ -10,9 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torch import nn
 
 from tricouple.conf.schema import Train
+from tricouple.evaluation.evaluate import Evaluation, evaluate_features, write_figures
 from tricouple.evaluation.features import extract
-from tricouple.evaluation.report import evaluate_features, write_figures
-from tricouple.evaluation.results import Evaluation
 from tricouple.experiments.runs.evaluation import Beginning, write_evaluation
 from tricouple.experiments.runs.loss_settings import sharpness_of
 from tricouple.experiments.runs.trained import Trained, load_trained

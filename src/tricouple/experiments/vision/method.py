@@ -11,8 +11,7 @@ from tricouple.data.augment import recipe_for
 from tricouple.data.images import ImageData
 from tricouple.experiments.runs.loss_settings import build_loss, loss_parameters
 from tricouple.models.encoders import Encoder, build_encoder
-from tricouple.training.byol_training import BYOLTraining
-from tricouple.training.module import LossTraining, Training, Views
+from tricouple.training.module import BYOLTraining, LossTraining, Training, Views
 from tricouple.training.seeds import derived_seed
 
 

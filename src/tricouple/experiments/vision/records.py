@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tricouple.conf.schema import Train
+from tricouple.evaluation.geometry import MEASURES
 from tricouple.experiments.runs.loss_settings import loss_parameters, sharpness_of
 from tricouple.experiments.runs.records import DONE, shortened
-from tricouple.training.geometry import MEASURES
 
 
 def describe(config: Train, evaluation: Mapping[str, Any]) -> dict[str, Any]:

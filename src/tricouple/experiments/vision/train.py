@@ -8,6 +8,7 @@ from rich.console import Console
 
 from tricouple import checks
 from tricouple.conf.schema import Train
+from tricouple.evaluation.geometry import HeldOut
 from tricouple.experiments.runs.evaluation import is_evaluated
 from tricouple.experiments.runs.once import Finished, fit, run_once
 from tricouple.experiments.runs.trained import Trained
@@ -15,7 +16,6 @@ from tricouple.experiments.vision.evaluate import evaluate_trained
 from tricouple.experiments.vision.images import RunImages, check_trainable, load_images
 from tricouple.experiments.vision.method import build_training
 from tricouple.experiments.vision.run_folder import digest, folder_of
-from tricouple.training.geometry import HeldOut
 from tricouple.training.module import Training
 from tricouple.training.trainer import check_flags
 

@@ -8,16 +8,16 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 import torch
 from PIL import Image
-from sklearn.metrics import confusion_matrix as sklearn_confusion
+from sklearn.metrics import confusion_matrix
 
 from tricouple import geometry
-from tricouple.evaluation import report
-from tricouple.evaluation.confusion import confusion_matrix
+from tricouple.evaluation import geometry as measuring
+from tricouple.evaluation.evaluate import evaluate_features, write_figures
 from tricouple.evaluation.features import Features
 from tricouple.evaluation.figures import confusion_figure, tsne_figure
+from tricouple.evaluation.geometry import measure_geometry, sample
 from tricouple.evaluation.knn import knn_accuracy
 from tricouple.evaluation.probe import linear_probe
-from tricouple.evaluation.report import evaluate_features, measure_geometry, sample, write_figures
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -47,9 +47,8 @@ def test_numbers_are_those_of_the_parts(parts):
         assert found.dim == known.shape[1]
         assert (found.linear, found.linear_train) == (probe.accuracy, probe.train_accuracy)
         assert found.knn == knn_accuracy(known, train.labels, unseen, test.labels, 5)
-        assert torch.equal(
-            torch.tensor(found.confusion), confusion_matrix(test.labels, probe.predictions, 3)
-        )
+        wanted = confusion_matrix(test.labels.numpy(), probe.predictions.numpy())
+        assert [list(row) for row in found.confusion] == wanted.tolist()
         collapse = geometry.neural_collapse(unseen, test.labels)
         distances = geometry.two_distance(unseen, test.labels)
         assert found.geometry.nc1 == collapse.nc1
@@ -93,7 +92,7 @@ def test_diverged_features_are_refused_by_name(parts):
 
 def test_geometry_of_many_samples_is_that_of_a_stratified_few(monkeypatch):
     test = features(300, 2)
-    monkeypatch.setattr(report, "GEOMETRY_SAMPLES", 100)
+    monkeypatch.setattr(measuring, "GEOMETRY_SAMPLES", 100)
     found = measure_geometry(test.penultimate, test.labels)
     whole = geometry.two_distance(test.penultimate, test.labels)
     assert found.n_samples == 100
@@ -108,10 +107,13 @@ def test_geometry_needs_classes_and_pairs():
     assert measure_geometry(x, torch.tensor([0, 0, 1, 2])).n_samples == 4
 
 
-def test_an_evaluation_without_geometry_still_has_accuracies():
+def test_an_evaluation_without_geometry_still_has_accuracies_and_the_confusion_of_all_classes():
     x = torch.eye(3)
     train = Features(x.repeat(3, 1), x.repeat(3, 1), torch.arange(3).repeat(3))
-    result = evaluate_features(train, Features(x, x, torch.arange(3)), CLASSES, k=3, epochs=1)
+    test = Features(x, x, torch.arange(3))
+    result = evaluate_features(train, test, (*CLASSES, "dog"), k=3, epochs=1)
+    assert [sum(row) for row in result.embedding.confusion] == [1, 1, 1, 0]
+    assert {len(row) for row in result.embedding.confusion} == {4}
     assert result.embedding.geometry is None
     assert result.embedding.row() == {
         "features": "embedding",
@@ -125,18 +127,6 @@ def test_samples_keep_proportions_and_small_sets_are_kept_whole():
     chosen = sample(labels, 10, seed=0)
     assert torch.bincount(labels[chosen]).tolist() == [8, 2]
     assert sample(labels, 100, seed=0).tolist() == list(range(100))
-
-
-def test_confusion_equals_scikit_learn():
-    generator = torch.Generator().manual_seed(0)
-    labels, predictions = torch.randint(4, (2, 200), generator=generator)
-    wanted = sklearn_confusion(labels.numpy(), predictions.numpy(), labels=range(5))
-    assert confusion_matrix(labels, predictions, 5).tolist() == wanted.tolist()
-
-
-def test_confusion_refuses_unknown_classes():
-    with pytest.raises(ValueError, match="predictions must be between 0 and n_classes − 1 = 1"):
-        confusion_matrix(torch.tensor([0, 1]), torch.tensor([0, 2]), 2)
 
 
 def test_figures_are_written_for_both_kinds(parts, tmp_path):

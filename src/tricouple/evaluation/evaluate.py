@@ -1,25 +1,90 @@
-"""Everything that is measured of a trained encoder, and its figures."""
+"""Everything that is measured of a trained encoder, as results that turn into tables and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tricouple import geometry
-from tricouple.data.stratified import apportion, class_sizes, draw
-from tricouple.evaluation.confusion import confusion_matrix
-from tricouple.evaluation.features import Features
+from tricouple.evaluation.features import Features, check_labelled
 from tricouple.evaluation.figures import confusion_figure, tsne_figure
-from tricouple.evaluation.inputs import check_labelled
+from tricouple.evaluation.geometry import Geometry, measure_geometry, sample
 from tricouple.evaluation.knn import knn_accuracy
 from tricouple.evaluation.probe import linear_probe
-from tricouple.evaluation.results import Evaluation, FeatureReport, Geometry
 
-GEOMETRY_SAMPLES = 4096  # pairwise measures take matrices of this size squared
 TSNE_SAMPLES = 2000  # seconds, not minutes
+
+
+@dataclass(frozen=True)
+class FeatureReport:
+    """What one kind of features is worth.
+
+    Attributes:
+        features: ``"penultimate"`` (before the projection) or ``"embedding"`` (after it).
+        dim: Dimension of the features.
+        linear: Test accuracy of a linear probe.
+        linear_train: Its training accuracy.
+        knn: Test accuracy of k nearest neighbours.
+        geometry: Of the test features; None if they have no two classes, or no two samples of one.
+        confusion: Counts of the linear probe on the test set, true classes as rows.
+    """
+
+    features: str
+    dim: int
+    linear: float
+    linear_train: float
+    knn: float
+    geometry: Geometry | None
+    confusion: tuple[tuple[int, ...], ...]
+
+    def row(self) -> dict[str, float | str]:
+        """The numbers of a table."""
+        numbers = {"linear": self.linear, "knn": self.knn}
+        if self.geometry is not None:
+            names = ("nc2_deviation", "effective_rank", "alpha", "beta")
+            numbers |= {name: getattr(self.geometry, name) for name in names}
+        return {"features": self.features, **numbers}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of evaluating an encoder: the same measures for both kinds of features.
+
+    Attributes:
+        classes: Names of the classes.
+        n_train: How many labelled samples the probe and k-NN learned from.
+        n_test: How many samples the accuracies are of.
+        k: Neighbours of k-NN.
+        penultimate: Of the features before the projection.
+        embedding: Of the features after it, which the loss shaped.
+    """
+
+    classes: tuple[str, ...]
+    n_train: int
+    n_test: int
+    k: int
+    penultimate: FeatureReport
+    embedding: FeatureReport
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain lists, numbers and texts, for ``json.dump``."""
+        return asdict(self)
+
+    def rows(self) -> list[dict[str, float | str]]:
+        """A table with one row a kind of features."""
+        return [self.penultimate.row(), self.embedding.row()]
+
+    def accuracy(self) -> dict[str, float]:
+        """Every accuracy under a name that says which features it is of."""
+        return {
+            f"{report.features}/{measure}": getattr(report, measure)
+            for report in (self.penultimate, self.embedding)
+            for measure in ("linear", "knn")
+        }
 
 
 def evaluate_features(
@@ -78,7 +143,8 @@ def evaluate_features(
             seed=seed,
             progress=progress,
         )
-        confusion = confusion_matrix(test.labels, probe.predictions.cpu(), n_classes)
+        pairs = test.labels * n_classes + probe.predictions.cpu()  # true class, predicted class
+        confusion = torch.bincount(pairs, minlength=n_classes**2).reshape(n_classes, n_classes)
         return FeatureReport(
             kind,
             known.shape[1],
@@ -96,36 +162,6 @@ def evaluate_features(
         k,
         measure("penultimate", train.penultimate, test.penultimate),
         measure("embedding", train.embedding, test.embedding),
-    )
-
-
-def measure_geometry(features: Tensor, labels: Tensor, seed: int = 0) -> Geometry | None:
-    """All of ``tricouple.geometry``, on at most ``GEOMETRY_SAMPLES`` samples in class proportions.
-
-    Returns:
-        The measures; None if there are no two classes, or no two samples of one.
-
-    Example:
-        >>> measure_geometry(torch.eye(3).repeat(2, 1), torch.arange(3).repeat(2)).alpha
-        1.0
-    """
-    chosen = sample(labels, GEOMETRY_SAMPLES, seed)
-    features, labels = features[chosen], labels[chosen]
-    counts = class_sizes(labels)
-    if len(counts) < 2 or int(counts.max()) < 2:
-        return None
-    collapse = geometry.neural_collapse(features, labels)
-    distances = geometry.two_distance(features, labels)
-    return Geometry(
-        len(features),
-        collapse.nc1,
-        collapse.nc2_std,
-        collapse.nc2_deviation,
-        tuple(collapse.spectrum.tolist()),
-        geometry.effective_rank(features),
-        distances.alpha,
-        distances.beta,
-        geometry.uniformity(features),
     )
 
 
@@ -156,17 +192,3 @@ def write_figures(result: Evaluation, test: Features, folder: Path, seed: int = 
         tsne_figure(features[chosen], test.labels[chosen], result.classes, title, path, seed)
         written.append(path)
     return written
-
-
-def sample(labels: Tensor, size: int, seed: int) -> Tensor:
-    """Positions of at most ``size`` samples in the proportions of their classes.
-
-    Example:
-        >>> sample(torch.tensor([0, 0, 1, 1, 1, 1]), 3, seed=0).shape
-        torch.Size([3])
-    """
-    if len(labels) <= size:
-        return torch.arange(len(labels))
-    counts = class_sizes(labels)
-    shares = apportion(counts, size, torch.zeros_like(counts), counts)
-    return draw(labels, shares, seed).nonzero().flatten()

@@ -1,0 +1,366 @@
+"""Captioned images of any format: COCO's JSON, tables, webdataset shards; checked and cut to size.
+
+A shard is read once for its table of contents; then every image can be reached by its position in
+the archive. So an epoch shows every image once in an order that depends on the seed alone, as with
+any other data, and an interrupted run continues exactly, which streamed shuffling cannot promise.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tricouple import checks
+from tricouple.data.captions.sets import CaptionData, CaptionedImages
+from tricouple.data.captions.shapes import N_SHAPES, draw_shapes
+from tricouple.data.images.files import DataError, ImageFiles, Member, is_image
+from tricouple.data.images.readers import data_home
+
+FORMATS = ("shapes", "coco", "csv", "shards")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which images and captions.
+
+    Attributes:
+        name: Of the data set.
+        format: ``shapes``, ``coco``, ``csv`` or ``shards``.
+        root: Folder of the data set; None for ``folder`` inside TRICOUPLE_DATA or the user's cache.
+        folder: Where data folders have this set.
+        train: File of captions to train on, or a pattern of shards; relative to the root.
+        validation: The same, to choose settings on; None to hold images out of the training set.
+        test: The same, to evaluate on; None to hold images out of the training set.
+        train_images: Folder that the training images are named from, relative to the root.
+        validation_images: The same for the validation images.
+        test_images: The same for the test images.
+        image_column: Of a CSV file: names of image files.
+        caption_column: Of a CSV file: captions.
+        separator: Of a CSV file: what is between two columns.
+        skip: Leave out what is not usable (missing files, empty captions, unknown images) and say
+            how much, instead of refusing.
+        train_size: Train on this many images at most; None for all.
+        validation_size: How many images to hold out if there is no file for validation.
+        test_size: How many images to hold out if there is no file for the test.
+        cache: Folder for decoded images; None to decode them again and again.
+    """
+
+    name: str
+    format: str
+    root: str | None = None
+    folder: str | None = None
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+    train_images: str = "."
+    validation_images: str = "."
+    test_images: str = "."
+    image_column: str = "path"
+    caption_column: str = "caption"
+    separator: str = ","
+    skip: bool = False
+    train_size: int | None = None
+    validation_size: int = 0
+    test_size: int = 0
+    cache: str | None = None
+
+
+class Entry(NamedTuple):
+    """An image and its captions, one or more, as a reader found them."""
+
+    image: Path | Member
+    captions: tuple[str, ...]
+
+
+@dataclass
+class Problems:
+    """Counts what cannot be used, by kind, and remembers the first offender of each.
+
+    Args:
+        source: The file that the captions come from.
+
+    Example:
+        >>> problems = Problems("captions.csv")
+        >>> problems.add("empty captions", "line 3")
+        >>> problems.add("empty captions", "line 9")
+        >>> problems.settle(skip=True)
+        ['captions.csv: left out 2 empty captions, the first is line 3']
+    """
+
+    source: str
+    found: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, kind: str, offender: object) -> None:
+        """Count one."""
+        self.found.setdefault(kind, []).append(str(offender))
+
+    def settle(self, *, skip: bool) -> list[str]:
+        """A note for each kind, if the user accepts to ``skip`` the offenders; else an error."""
+        counted = [
+            f"{len(offenders)} {kind}, the first is {offenders[0]}"
+            for kind, offenders in self.found.items()
+        ]
+        if counted and not skip:
+            raise DataError(
+                f"{self.source} has {'; '.join(counted)}: repair them, or leave them out with "
+                "data.skip=true"
+            )
+        return [f"{self.source}: left out {text}" for text in counted]
+
+
+def load(wanted: Source, side: int, seed: int) -> CaptionData:
+    """Read a data set, and decode what is used of it.
+
+    The test set is the same for every seed; the seed chooses the training subset and the images
+    that are held out of it for validation.
+
+    Args:
+        wanted: Which data, and how much of them.
+        side: Of the square images that networks see.
+        seed: Of the run.
+
+    Raises:
+        DataError: If files are missing, damaged or not what they should be.
+        ValueError: If the sizes are not possible.
+    """
+    checks.one_of("data.format", wanted.format, FORMATS)
+    if wanted.format == "shapes":
+        return _shapes(wanted, side)
+    notes: list[str] = []
+    train = _read(wanted, "train", notes)
+    test = _read(wanted, "test", notes) if wanted.test is not None else None
+    validation = _read(wanted, "validation", notes) if wanted.validation is not None else None
+    if test is None:
+        train, test = _held_out(train, wanted.test_size, 0, "test")
+    if validation is None and wanted.validation_size:
+        train, validation = _held_out(train, wanted.validation_size, seed, "validation")
+    if wanted.train_size is not None:
+        checks.count("data.train_size", wanted.train_size)
+        train = _drawn(train, seed)[: wanted.train_size]
+
+    def captioned(entries: list[Entry]) -> CaptionedImages:
+        files = ImageFiles(tuple(entry.image for entry in entries), channels=3, size=side)
+        images = files if wanted.cache is None else files.cached(Path(wanted.cache))
+        return CaptionedImages.of(images, [entry.captions for entry in entries])
+
+    return CaptionData(
+        captioned(train),
+        None if validation is None else captioned(validation),
+        captioned(test),
+        tuple(notes),
+    )
+
+
+def _shapes(wanted: Source, side: int) -> CaptionData:
+    checks.count("data.test_size", wanted.test_size)
+    held_out = [size for size in (wanted.validation_size, wanted.test_size) if size]
+    size = N_SHAPES - sum(held_out) if wanted.train_size is None else wanted.train_size
+    checks.count("data.train_size", size)
+    train, *others = draw_shapes((size, *held_out), side)
+    return CaptionData(train, others[0] if wanted.validation_size else None, others[-1])
+
+
+def _read(wanted: Source, part: str, notes: list[str]) -> list[Entry]:
+    name = getattr(wanted, part)
+    if name is None:
+        raise ValueError(f"data={wanted.name} needs data.{part}: a file of captions")
+    if wanted.root is not None:
+        root = Path(wanted.root).expanduser()
+    else:
+        root = data_home() / (wanted.folder or wanted.name)
+    if not root.is_dir():
+        above = f", or TRICOUPLE_DATA to the folder that has {wanted.folder}/" * bool(wanted.folder)
+        raise DataError(f"{root}: there is no such folder: set data.root{above}")
+    path, images = root / name, root / getattr(wanted, f"{part}_images")
+    problems = Problems(str(path))
+    if wanted.format == "coco":
+        entries = read_coco(path, images, problems)
+    elif wanted.format == "csv":
+        columns = wanted.image_column, wanted.caption_column
+        entries = read_table(path, images, problems, columns, wanted.separator)
+    else:
+        entries = read_shards(path, problems)
+    notes += problems.settle(skip=wanted.skip)
+    if not entries:
+        raise DataError(f"{path} has no image with a caption")
+    return entries
+
+
+def _held_out(
+    entries: list[Entry], size: int, seed: int, part: str
+) -> tuple[list[Entry], list[Entry]]:
+    """Part the images in two at random: the rest, and some that are held out."""
+    if not 0 < size < len(entries):
+        raise ValueError(
+            f"data.{part}_size is {size} of {len(entries)} images: name a file as data.{part}, or "
+            f"hold out between 1 and {len(entries) - 1} images"
+        )
+    shuffled = _drawn(entries, seed)
+    return shuffled[size:], shuffled[:size]
+
+
+def _drawn(entries: Sequence[Entry], seed: int) -> list[Entry]:
+    order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(seed))
+    return [entries[index] for index in order.tolist()]
+
+
+# --- the formats: each returns the usable images, in the order of the file, and counts problems ---
+
+
+def read_coco(path: Path, images: Path, problems: Problems) -> list[Entry]:
+    """MS-COCO: ``images`` with ids and files, ``annotations`` with ids; no caption, no image.
+
+    Raises:
+        DataError: If the file is missing or has another format.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no such file of captions") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not a readable JSON file: {error}") from error
+    for name in ("images", "annotations"):
+        if not isinstance(content, dict) or not isinstance(content.get(name), list):
+            raise DataError(f'{path} is not in COCO\'s format: it has no list "{name}"')
+
+    def value(record: Any, name: str, kinds: tuple[type, ...], where: str) -> Any:
+        found = record.get(name) if isinstance(record, dict) else None
+        if not isinstance(found, kinds):
+            what = "text" if kinds == (str,) else "number or text"
+            raise DataError(f'{path}: {where} has no {what} "{name}"')
+        return found
+
+    files: dict[int | str, Path | None] = {}  # None: there is no such file
+    captions: dict[int | str, list[str]] = {}
+    for number, image in enumerate(content["images"]):
+        where = f"images[{number}]"
+        file = images / value(image, "file_name", (str,), where)
+        key = value(image, "id", (int, str), where)
+        if key in files:
+            problems.add("images with the id of another", f"{where}, id {key!r}")
+            continue
+        files[key] = file if file.is_file() else None
+        if files[key] is None:
+            problems.add("missing image files", file)
+    for number, annotation in enumerate(content["annotations"]):
+        where = f"annotations[{number}]"
+        text = value(annotation, "caption", (str,), where).strip()
+        key = value(annotation, "image_id", (int, str), where)
+        if key not in files:
+            problems.add("captions of unknown images", f"{where}, image_id {key!r}")
+        elif not text:
+            problems.add("empty captions", f"{where} of image_id {key!r}")
+        else:
+            captions.setdefault(key, []).append(text)
+    return [
+        Entry(file, tuple(captions[key]))
+        for key, file in files.items()
+        if file is not None and key in captions
+    ]
+
+
+def read_table(
+    path: Path, images: Path, problems: Problems, columns: tuple[str, str], separator: str
+) -> list[Entry]:
+    """A CSV file with a row of column names; rows of one image file are one image.
+
+    Raises:
+        DataError: If the file is missing or has no such columns, of image files and of captions.
+    """
+    captions: dict[Path, list[str]] = {}
+    missing: dict[Path, bool] = {}
+    try:
+        # Spreadsheets begin their UTF-8 files with a mark, which is no part of the first name.
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file, delimiter=separator)
+            names = list(rows.fieldnames or [])
+            for setting, column in zip(("image_column", "caption_column"), columns, strict=True):
+                if column not in names:
+                    raise DataError(
+                        f"{path} has no column {column!r} but "
+                        f"{', '.join(map(repr, names)) or 'none'}: set data.{setting}, or "
+                        f"data.separator (now {separator!r})"
+                    )
+            for row in rows:
+                name, text = (row[column] or "" for column in columns)
+                image, text = images / name, text.strip()
+                if image not in missing:
+                    missing[image] = not (name and image.is_file())
+                    if missing[image]:
+                        problems.add("missing image files", f"{image} (line {rows.line_num})")
+                if not text:
+                    problems.add("empty captions", f"line {rows.line_num}, of {name}")
+                elif not missing[image]:
+                    captions.setdefault(image, []).append(text)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no such file of captions") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a readable table: {error}") from error
+    return [Entry(image, tuple(texts)) for image, texts in captions.items()]
+
+
+def read_shards(pattern: Path, problems: Problems) -> list[Entry]:
+    """Webdataset shards: tar archives with ``KEY.jpg`` and ``KEY.txt`` side by side.
+
+    Captions are the lines of ``KEY.txt``, or ``caption`` (a text or a list) of ``KEY.json``.
+
+    Args:
+        pattern: A path with ``*``, ``?`` or ``[0-9]`` in it, or one shard; read by their names.
+        problems: Of all shards.
+
+    Raises:
+        DataError: If no file fits, or one is no plain tar archive.
+    """
+    shards = sorted(Path(name) for name in glob.glob(str(pattern)))
+    if not shards:
+        raise DataError(f"{pattern}: no shard has such a name")
+    return [entry for shard in shards for entry in _read_shard(shard, problems)]
+
+
+def _read_shard(shard: Path, problems: Problems) -> list[Entry]:
+    images: dict[str, Member] = {}
+    captions: dict[str, tuple[str, ...]] = {}
+    try:
+        # "r:" refuses compressed archives, in which positions are of no use.
+        with tarfile.open(shard, "r:") as archive:
+            for member in archive:
+                # Everything before the first dot of the last part is the key.
+                folder, slash, name = member.name.rpartition("/")
+                key = folder + slash + name.partition(".")[0]
+                if not member.isfile():
+                    continue
+                if is_image(name):
+                    images[key] = Member(shard, member.name, member.offset_data, member.size)
+                elif name.endswith((".txt", ".json")):
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    texts = _texts(content.read(), name, f"{shard}/{member.name}")
+                    captions.setdefault(key, texts)
+    except (OSError, tarfile.TarError) as error:
+        raise DataError(f"{shard} is not a readable, uncompressed tar archive: {error}") from error
+    for key in captions.keys() - images.keys():
+        problems.add("captions of unknown images", f"{shard}/{key}")
+    for key in images.keys() - captions.keys():
+        problems.add("images without a caption", images[key])
+    for key, texts in captions.items():
+        if key in images and not texts:
+            problems.add("empty captions", f"{shard}/{key}")
+    return [Entry(image, captions[key]) for key, image in images.items() if captions.get(key)]
+
+
+def _texts(content: bytes, name: str, where: str) -> tuple[str, ...]:
+    try:
+        text = content.decode()
+        found = json.loads(text).get("caption", "") if name.endswith(".json") else text.splitlines()
+    except (UnicodeDecodeError, ValueError, AttributeError) as error:
+        raise DataError(f"{where} holds no caption: {error}") from error
+    lines = [found] if isinstance(found, str) else found
+    return tuple(line.strip() for line in lines if isinstance(line, str) and line.strip())
