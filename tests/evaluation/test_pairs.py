@@ -82,7 +82,7 @@ def test_batches_have_the_training_size_and_are_easier_than_the_whole_split():
 
 
 def test_class_embeddings_are_the_means_of_unit_sentences():
-    vision = {"layers": 1, "width": 32, "patch_size": 8, "image_size": 16}
+    vision = {"layers": 1, "width": 64, "patch_size": 8, "image_size": 16}
     torch.manual_seed(0)
     model = build_clip(4, vision, {"context_length": 12, "width": 64, "layers": 1}).train()
     found = class_embeddings(model, ["cat", "aquarium_fish"], 12)

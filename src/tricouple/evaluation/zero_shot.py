@@ -65,7 +65,7 @@ def class_embeddings(model: CLIP, names: Sequence[str], context_length: int) -> 
 
     Example:
         >>> from tricouple.models.clip import build_clip
-        >>> vision = {"layers": 1, "width": 32, "patch_size": 8, "image_size": 16}
+        >>> vision = {"layers": 1, "width": 64, "patch_size": 8, "image_size": 16}
         >>> model = build_clip(4, vision, {"context_length": 12, "width": 64, "layers": 1})
         >>> class_embeddings(model, ["cat", "aquarium_fish"], context_length=12).shape
         torch.Size([2, 4])

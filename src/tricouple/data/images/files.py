@@ -132,9 +132,9 @@ class ImageFiles:
         """A name that changes when an image does, found without reading them."""
         found = hashlib.sha256(str(self.size).encode())
         for source in self.paths:
-            archived = isinstance(source, Member)
-            about = (source.path if archived else source).stat()
-            offset = source.offset if archived else 0
+            path = source.path if isinstance(source, Member) else source
+            offset = source.offset if isinstance(source, Member) else 0
+            about = path.stat()
             found.update(repr((str(source), offset, about.st_size, about.st_mtime_ns)).encode())
         return found.hexdigest()[:24]
 

@@ -307,14 +307,14 @@ def _cifar(
         root,
         read,
     )
-    names = [str(number) for number in range(n_classes)]
-    if not meta.is_file():
-        notes = (*notes, f"{meta.name} is missing: classes are called by their numbers")
-    else:
+    names: Any = range(n_classes)
+    if meta.is_file():
         content = unpickle(meta)
         names = content.get(published.meta["key"]) if isinstance(content, dict) else None
         if not isinstance(names, list) or len(names) != n_classes:
             raise DataError(f"{meta} does not name {n_classes} classes: replace it")
+    else:
+        notes = (*notes, f"{meta.name} is missing: classes are called by their numbers")
     return Found(train, test, tuple(map(str, names)), mean, std, notes)
 
 
