@@ -97,7 +97,7 @@ class ClipStep:
         from tricouple.conf.compose import configure
         from tricouple.conf.schema import Clip  # hydra, open_clip
         from tricouple.models.clip import build_clip
-        from tricouple.training.both_directions import BothDirections
+        from tricouple.training.pairs import BothDirections
         from tricouple.training.seeds import derived_seed
 
         settings = configure([f"model={self.model}"], Clip).model
