@@ -6,23 +6,29 @@ import argparse
 import os
 from pathlib import Path
 
-from tricouple.experiments.synthetic.command import conduct
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.grid import LINEAR, main_cells
+from tricouple.experiments.synthetic.study import conduct
 from tricouple.options import CommandError, at_least
 
 DESCRIPTION = """\
-Six methods learn ten Gaussian classes with the same small network and the same budget. Theory says
-where the losses with negatives must end: every class in one point, the ten points a simplex (equal
-angles, nine equal eigenvalues). The table shows how close each method came, the page how it got
-there. Ctrl-C keeps and reports what is there; the same command then goes on.
+Six methods learn ten Gaussian classes with the same small network and the same budget; InfoNCE does
+so twice, at the temperature of the others and at their sharpness. Theory says where the losses with
+negatives must end: every class in one point, the ten points a simplex (equal angles, nine equal
+eigenvalues). The table shows how close each of the seven runs came, the page how it got there.
+
+c in the table is the sharpness of a loss, all that a linear one knows of its temperature τ and its
+entropic weight ε: 1/(τε) for Neg-MMIOT and PushPull, 1/ε for IOT, 1/τ for InfoNCE. Losses are best
+compared at the same c. BYOL and VICReg have none.
+
+Ctrl-C keeps and reports what is there; the same command then goes on.
 """
 
 EXAMPLES = """\
 examples:
-  tricouple demo                                   two or three minutes on two cores
+  tricouple demo                                   three minutes on two cores
   tricouple demo --classes 4 --out runs/four       a tetrahedron
-  tricouple demo --steps 300 --out runs/short      a look at the first tenth
+  tricouple demo --steps 300 --out runs/short      a shorter training, half a minute
 
 The whole study, with several K, seeds and settings, is tricouple synthetic.
 """

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tricouple.experiments.synthetic.config import METHODS, RunConfig
+from tricouple.experiments.synthetic.config import TAKES, RunConfig
 from tricouple.experiments.synthetic.grid import AXES, LINEAR, LOG_SIGMOID, main_cells, map_cells
 
 
@@ -52,7 +52,7 @@ def test_sharpness_is_what_the_loss_knows_of_its_settings(method, expected):
 def test_main_part_compares_all_methods_at_each_k_and_seed():
     cells = main_cells(RunConfig(), [10, 20, 50], range(3))
     assert len(cells) == len({cell.id for cell in cells}) == 3 * 3 * 9
-    assert {cell.config.method for cell in cells} == set(METHODS)
+    assert {cell.config.method for cell in cells} == set(TAKES)
     assert {cell.part for cell in cells} == {"main"}
     # Whoever stops early has whole comparisons.
     assert {cell.config.seed for cell in cells[:27]} == {0}

@@ -12,16 +12,7 @@ MODULES = [
     "tricouple.models.encoders",
     *(
         f"tricouple.experiments.synthetic.{name}"
-        for name in (
-            "grid",
-            "measure",
-            "methods",
-            "progress",
-            "record",
-            "tables",
-            "train",
-            "verdict",
-        )
+        for name in ("grid", "measure", "pool", "progress", "train")
     ),
 ]
 

@@ -1,8 +1,10 @@
 """A study keeps what is done, goes on where it stopped, and never touches foreign folders."""
 
+import io
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,14 +17,14 @@ import numpy as np
 import pytest
 
 from tricouple import cli, provenance
+from tricouple.experiments.runs.record import Store, open_store
 from tricouple.experiments.synthetic import command, pool, study
 from tricouple.experiments.synthetic.config import RunConfig
-from tricouple.experiments.synthetic.folder import StudyFolder, open_folder
-from tricouple.experiments.synthetic.grid import LINEAR, Cell, main_cells
+from tricouple.experiments.synthetic.grid import LINEAR, Cell, main_cells, map_cells
+from tricouple.experiments.synthetic.measure import MEANINGS
 from tricouple.experiments.synthetic.pool import Event, WorkerError, thinned, train_all
-from tricouple.experiments.synthetic.record import RunInProgress
-from tricouple.experiments.synthetic.study import run_cells, unfinished
-from tricouple.experiments.synthetic.train import train
+from tricouple.experiments.synthetic.study import RunInProgress, find_twin, run_cells, unfinished
+from tricouple.experiments.synthetic.train import measured_steps, train
 from tricouple.options import CommandError
 
 TINY = RunConfig(n_classes=3, per_class=8, data_dim=10, hidden=16, dim=4, steps=6)
@@ -36,8 +38,8 @@ class Log:
         self.steps: list[int] = []
         self.records: list[dict] = []
 
-    def measured(self, run):
-        self.steps.append(run.points[-1].step)
+    def measured(self, name, point, steps):
+        self.steps.append(point.step)
 
     def finished(self, record):
         self.records.append(record)
@@ -58,11 +60,13 @@ def train_here(configs, *, workers, keep_embeddings, stop_after=None):
 @pytest.fixture
 def here(monkeypatch):
     monkeypatch.setattr(study, "train_all", train_here)
-    monkeypatch.setattr(command, "write_page", lambda folder: folder / "report.html")
+    monkeypatch.setattr(study, "write_page", lambda folder: folder / "report.html")
 
 
-def opened(path: Path, config: RunConfig = TINY) -> StudyFolder:
-    return open_folder(path, "test", config.shared(), {})
+def opened(path: Path, config: RunConfig = TINY) -> Store:
+    return open_store(
+        path, "synthetic", "test", config.shared(), {}, extend=False, verdicts=MEANINGS
+    )
 
 
 def test_records_have_the_promised_form(here, tmp_path):
@@ -82,7 +86,6 @@ def test_records_have_the_promised_form(here, tmp_path):
     assert record["curves"]["step"][-1] == TINY.steps
     assert len(record["spectrum"]) == 2
     assert record["spectrum"] == sorted(record["spectrum"], reverse=True)
-    assert {"commit", "date", "torch"} <= record["provenance"].keys()
     head = json.loads((tmp_path / "s/study.json").read_text())
     assert head.keys() == {"kind", "name", "config", "verdicts", "provenance"}
     assert record["verdict"] in head["verdicts"]
@@ -90,7 +93,7 @@ def test_records_have_the_promised_form(here, tmp_path):
 
 def test_finished_runs_are_skipped_and_interrupted_ones_done_again(here, tmp_path, monkeypatch):
     folder = opened(tmp_path)
-    per_run = 1 + len(study_steps())
+    per_run = 1 + len(measured_steps(TINY.steps))
     monkeypatch.setattr(
         study, "train_all", lambda *a, **k: train_here(*a, **k, stop_after=per_run + 3)
     )
@@ -110,12 +113,6 @@ def test_finished_runs_are_skipped_and_interrupted_ones_done_again(here, tmp_pat
     log = Log()
     run_cells(folder, CELLS, log, workers=1)
     assert log.records == []
-
-
-def study_steps() -> list[int]:
-    from tricouple.experiments.synthetic.train import measured_steps
-
-    return measured_steps(TINY.steps)
 
 
 def test_cells_with_equal_settings_are_trained_once(here, tmp_path):
@@ -153,9 +150,11 @@ def test_a_snapshot_has_500_samples_at_most():
     run = RunInProgress(Cell("x", "main", config))
     for point, embeddings in train(config):
         run.add(point, 0.1, thinned(embeddings))
-    arrays = run.snapshots()
-    assert arrays["embeddings"].shape[1] == len(arrays["labels"]) == 354
-    assert set(arrays["labels"].tolist()) == set(range(7))
+    run.write_snapshots(file := io.BytesIO())
+    file.seek(0)
+    with np.load(file) as arrays:
+        assert arrays["embeddings"].shape[1] == len(arrays["labels"]) == 354
+        assert set(arrays["labels"].tolist()) == set(range(7))
 
 
 def test_numbers_that_ended_are_null_and_the_run_counts_as_done(here, tmp_path):
@@ -174,6 +173,19 @@ def test_a_torn_line_is_dropped_and_its_run_done_again(here, tmp_path):
     runs = tmp_path / "runs.jsonl"
     runs.write_bytes(runs.read_bytes()[:-20])
     assert unfinished(CELLS[:2], opened(tmp_path).records()) == [CELLS[1]]
+
+
+def test_the_stored_study_is_read_and_goes_on(tmp_path):
+    stored = Path(__file__).parents[3] / "results/synthetic"
+    shutil.copytree(stored, tmp_path, dirs_exist_ok=True)
+    base = RunConfig()
+    store = open_store(tmp_path, "synthetic", "synthetic", base.shared(), {}, extend=False)
+    records = store.records()
+    cells = main_cells(base, [10, 20, 50], range(3)) + map_cells(base)
+    # Before it had InfoNCE at the sharpness of the others, a study was done without that.
+    assert {cell.config.method for cell in unfinished(cells, records)} <= {"infonce"}
+    twin = find_twin(Cell("dim=64-again", "maps/dim", base), records)
+    assert twin["id"] == "neg_mmiot-linear-K10-seed0"
 
 
 @pytest.mark.parametrize(
@@ -240,10 +252,9 @@ def test_every_run_names_code_command_machine_load_and_steps(here, tmp_path):
     folder = opened(tmp_path / "s")
     run_cells(folder, CELLS[:1], Log(), workers=1)
     (record,) = folder.records().values()
-    assert {"commit", "command", "cpu", "cores", "load", "date", "torch"} <= set(
-        record["provenance"]
-    )
-    assert record["config"]["steps"] == TINY.steps == record["curves"]["step"][-1]
+    assert {"commit", "command", "cpu", "cores", "load", "date"} <= set(record["provenance"])
+    assert "torch" in record["provenance"]["versions"]
+    assert record["config"]["steps"] == TINY.steps == record["steps"]
 
 
 def test_command_shows_final_figures_beside_the_papers_claims(here, tmp_path, capsys):
@@ -253,7 +264,7 @@ def test_command_shows_final_figures_beside_the_papers_claims(here, tmp_path, ca
     shown = capsys.readouterr().out
     for word in ("Neg-MMIOT", "VICReg", "NC2 dev.", "k-NN", "±", "the paper says", "report.html"):
         assert word in shown
-    (verdict, *_) = {record["verdict"] for record in StudyFolder(tmp_path).records().values()}
+    (verdict, *_) = {record["verdict"] for record in Store(tmp_path).records().values()}
     assert f"{verdict}: " in shown
     assert cli.main(words) == 0
     assert "18 of 18 runs are done already" in capsys.readouterr().out
@@ -267,7 +278,7 @@ def test_maps_show_where_each_method_ends_along_every_axis(here, tmp_path, capsy
              "--data-dim", "9", "--steps", "3", "--out", str(tmp_path)]  # fmt: skip
     assert cli.main(words) == 0
     assert "where they end, by dim" in capsys.readouterr().out
-    assert {r["config"]["dim"] for r in StudyFolder(tmp_path).records().values()} == {2, 4}
+    assert {r["config"]["dim"] for r in Store(tmp_path).records().values()} == {2, 4}
 
 
 def test_interrupt_reports_what_is_there(here, tmp_path, capsys, monkeypatch):
@@ -276,7 +287,7 @@ def test_interrupt_reports_what_is_there(here, tmp_path, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "report.html" in shown
     assert "the same command goes on from here" in shown
-    (record,) = StudyFolder(tmp_path).records().values()
+    (record,) = Store(tmp_path).records().values()
     assert record["status"] == "partial"
 
 

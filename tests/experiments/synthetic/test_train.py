@@ -11,8 +11,13 @@ from tricouple.evaluation.knn import knn_accuracy
 from tricouple.experiments.synthetic import train as training
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.grid import LINEAR, LOG_SIGMOID
-from tricouple.experiments.synthetic.methods import build_method
-from tricouple.experiments.synthetic.train import batches, draw_samples, rate_factor, train
+from tricouple.experiments.synthetic.train import (
+    batches,
+    build_method,
+    draw_samples,
+    rate_factor,
+    train,
+)
 
 SMALL = RunConfig(n_classes=4, per_class=12, data_dim=20, hidden=32, dim=8, steps=30)
 

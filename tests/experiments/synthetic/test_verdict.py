@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tricouple.experiments.synthetic.verdict import MEANINGS, directions, judge
+from tricouple.experiments.synthetic.measure import MEANINGS, directions, judge
 
 FALLING = [2.0, 1.0]
 

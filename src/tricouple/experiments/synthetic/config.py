@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tricouple import checks
 
-METHODS = ("neg_mmiot", "pushpull", "iot", "infonce", "byol", "vicreg")
-SHAPED = ("neg_mmiot", "pushpull")
-"""The methods that have a ψ."""
+TAKES = {
+    "neg_mmiot": ("temperature", "epsilon", "n_iters", "shaping"),
+    "pushpull": ("temperature", "epsilon", "n_iters", "shaping"),
+    "iot": ("epsilon", "n_iters"),
+    "infonce": ("temperature",),
+    "byol": (),
+    "vicreg": (),
+}
+"""The methods, and which of the settings below each takes; the rest is that of its own paper."""
 
 SAMPLERS = ("class_uniform", "shuffled")
 SCHEDULES = ("cosine", "constant")
@@ -25,7 +32,7 @@ class RunConfig:
     because at a constant rate the optimiser never settles, whatever the method.
 
     Attributes:
-        method: One of ``METHODS``.
+        method: A key of ``TAKES``.
         shaping: ψ, ``"linear"`` or ``"log_sigmoid"``; None for methods that have none.
         n_classes: K.
         seed: Seed of mixture, samples, encoder and batches. All methods share them at one seed.
@@ -70,10 +77,10 @@ class RunConfig:
     schedule: str = "cosine"
 
     def __post_init__(self) -> None:
-        checks.one_of("method", self.method, METHODS)
+        checks.one_of("method", self.method, tuple(TAKES))
         checks.one_of("sampler", self.sampler, SAMPLERS)
         checks.one_of("schedule", self.schedule, SCHEDULES)
-        if self.method in SHAPED:
+        if "shaping" in TAKES[self.method]:
             checks.one_of("shaping", self.shaping, ("linear", "log_sigmoid"))
         elif self.shaping is not None:
             raise ValueError(f"shaping is {self.shaping!r}, but {self.method} has none: use None")
@@ -120,9 +127,8 @@ class RunConfig:
     @property
     def sharpness(self) -> float | None:
         """What a linear loss knows of τ and ε: c = 1/(τε), 1/ε for IOT and 1/τ for InfoNCE."""
-        if self.method in SHAPED:
-            return 1 / (self.temperature * self.epsilon)
-        return {"iot": 1 / self.epsilon, "infonce": 1 / self.temperature}.get(self.method)
+        taken = [name for name in ("temperature", "epsilon") if name in TAKES[self.method]]
+        return 1 / math.prod(getattr(self, name) for name in taken) if taken else None
 
     def flat(self) -> dict[str, Any]:
         """All settings, and the sharpness, as a run file has them."""

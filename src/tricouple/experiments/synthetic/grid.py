@@ -6,19 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tricouple.experiments.synthetic.config import RunConfig
+from tricouple.experiments.synthetic.config import TAKES, RunConfig
 
 Variant = tuple[str, str | None]  # a method and its ψ
 
-LINEAR: tuple[Variant, ...] = (
-    ("neg_mmiot", "linear"),
-    ("pushpull", "linear"),
-    ("iot", None),
-    ("infonce", None),
-    ("byol", None),
-    ("vicreg", None),
-)
-LOG_SIGMOID: tuple[Variant, ...] = (("neg_mmiot", "log_sigmoid"), ("pushpull", "log_sigmoid"))
+_SHAPED = [method for method, settings in TAKES.items() if "shaping" in settings]
+LINEAR: tuple[Variant, ...] = tuple((m, "linear" if m in _SHAPED else None) for m in TAKES)
+LOG_SIGMOID: tuple[Variant, ...] = tuple((method, "log_sigmoid") for method in _SHAPED)
 
 
 @dataclass(frozen=True)
@@ -39,24 +33,16 @@ class Axis:
     variants: tuple[Variant, ...]
 
 
-def _using(*methods: str) -> tuple[Variant, ...]:
-    return tuple(variant for variant in LINEAR if variant[0] in methods)
+def _taking(setting: str) -> tuple[Variant, ...]:
+    return tuple(variant for variant in LINEAR if setting in TAKES[variant[0]])
 
 
 # For linear ψ only the product τε counts. Log-sigmoid is on these two axes alone: it is the one
 # place where its shape, and not just its slope, can make a difference.
 AXES = (
-    Axis(
-        "epsilon",
-        (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
-        _using("neg_mmiot", "pushpull", "iot") + LOG_SIGMOID,
-    ),
-    Axis(
-        "temperature",
-        (0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
-        _using("neg_mmiot", "pushpull", "infonce") + LOG_SIGMOID,
-    ),
-    Axis("n_iters", (1, 2, 3, 5, 10, 30), _using("neg_mmiot", "pushpull", "iot")),
+    Axis("epsilon", (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0), _taking("epsilon") + LOG_SIGMOID),
+    Axis("temperature", (0.05, 0.1, 0.2, 0.5, 1.0, 2.0), _taking("temperature") + LOG_SIGMOID),
+    Axis("n_iters", (1, 2, 3, 5, 10, 30), _taking("n_iters")),
     Axis("imbalance", (1.0, 2.0, 5.0, 10.0, 25.0), LINEAR),
     Axis("dim", (2, 3, 5, 8, 9, 16, 64), LINEAR),
     Axis("kappa", (0.2, 1.0, 5.0, 25.0, 100.0), LINEAR),

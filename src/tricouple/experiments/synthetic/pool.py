@@ -21,8 +21,9 @@ import torch
 
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.measure import Measurement
-from tricouple.experiments.synthetic.record import snapshot_rows
 from tricouple.experiments.synthetic.train import train
+
+SNAPSHOT_SAMPLES = 500
 
 
 @dataclass(frozen=True)
@@ -121,3 +122,15 @@ def thinned(embeddings: torch.Tensor) -> npt.NDArray[np.float16]:
     """Unit vectors of the samples that a snapshot keeps."""
     unit = torch.nn.functional.normalize(embeddings[snapshot_rows(len(embeddings))], dim=1)
     return np.asarray(unit.half().numpy())
+
+
+def snapshot_rows(n_samples: int) -> slice:
+    """Which samples a snapshot keeps: every k-th, at most 500.
+
+    Samples lie class after class, so every class has some.
+
+    Example:
+        >>> snapshot_rows(1000)
+        slice(None, None, 2)
+    """
+    return slice(None, None, -(-n_samples // SNAPSHOT_SAMPLES))

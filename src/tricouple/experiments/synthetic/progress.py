@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress import TaskID as Row
 
-from tricouple.experiments.synthetic.record import RunInProgress
+from tricouple.experiments.synthetic.measure import Measurement
 
 COLOURS = {"etf": "green", "rich": "cyan", "reduced": "yellow"}
 
@@ -47,12 +47,10 @@ class LiveProgress:
     ) -> None:
         self._progress.stop()
 
-    def measured(self, run: RunInProgress) -> None:
+    def measured(self, name: str, point: Measurement, steps: int) -> None:
         """Show the latest figures of a run."""
-        point, name = run.points[-1], run.cell.id
         if name not in self._rows:
-            total = run.cell.config.steps
-            self._rows[name] = self._progress.add_task(name, total=total, note="")
+            self._rows[name] = self._progress.add_task(name, total=steps, note="")
         note = f"loss {point.loss:.4f}  NC2 {point.nc2_deviation:.1e}  k-NN {point.knn:.2f}"
         self._progress.update(self._rows[name], completed=point.step, note=note)
 

@@ -1,41 +1,123 @@
-"""Run the cells of a study that are not done yet, in parallel, and keep what comes."""
+"""A study: run the cells that are not done yet, in parallel, keep what comes, and report it.
+
+A line of ``runs.jsonl`` is as ``experiments.runs.record`` says, with ``verdict`` (a key of
+``measure.MEANINGS``), ``curves`` (``step`` and the names in ``measure.CURVES``) and ``spectrum``,
+the last eigenvalues of the class-mean covariance, descending. Runs with the same settings in
+several parts are trained once: the copies have ``same_as``, the id of the original, and no seconds
+of their own.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import closing
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+
+from tricouple.data.gmm import class_sizes
+from tricouple.experiments.runs.record import (
+    DIVERGED,
+    DONE,
+    PARTIAL,
+    Record,
+    Store,
+    make_record,
+    open_store,
+    same_settings,
+)
 from tricouple.experiments.synthetic.config import RunConfig
-from tricouple.experiments.synthetic.folder import StudyFolder
-from tricouple.experiments.synthetic.grid import Cell
-from tricouple.experiments.synthetic.pool import train_all
-from tricouple.experiments.synthetic.record import RunInProgress
-from tricouple.provenance import collect_provenance
+from tricouple.experiments.synthetic.grid import AXES, Cell
+from tricouple.experiments.synthetic.measure import CURVES, MEANINGS, Measurement, judge
+from tricouple.experiments.synthetic.pool import WorkerError, snapshot_rows, train_all
+from tricouple.experiments.synthetic.progress import LiveProgress
+from tricouple.experiments.synthetic.tables import claims_table, final_table, map_table
+from tricouple.files import write_atomically
+from tricouple.options import CommandError
+from tricouple.provenance import collect_provenance, line_provenance
+
+KIND = "synthetic"
+N_SNAPSHOTS = 12
+
+
+@dataclass
+class RunInProgress:
+    """Collects what a worker tells about one run."""
+
+    cell: Cell
+    seconds: float = 0.0
+    points: list[Measurement] = field(default_factory=list)
+    embeddings: list[npt.NDArray[np.float16]] = field(default_factory=list)
+
+    def add(
+        self, point: Measurement, seconds: float, embeddings: npt.NDArray[np.float16] | None
+    ) -> None:
+        """Take in one measurement; embeddings are kept while they are numbers."""
+        self.points.append(point)
+        self.seconds = seconds
+        if embeddings is not None and point.finite:
+            self.embeddings.append(embeddings)
+
+    def record(self, provenance: dict[str, Any]) -> Record:
+        """The run so far; whether it is done shows in its last step."""
+        config, last = self.cell.config, self.points[-1]
+        losses = [point.loss for point in self.points]
+        if not last.finite:
+            status = DIVERGED
+        else:
+            status = DONE if last.step == config.steps else PARTIAL
+        verdict = judge(losses, last.nc2_deviation, last.spectrum, config.dim)
+        return make_record(
+            self.cell.id,
+            part=self.cell.part,
+            status=status,
+            config=config.flat(),
+            seconds=self.seconds,
+            steps=last.step,
+            provenance=provenance,
+            verdict=None if status == PARTIAL else verdict,
+            curves={name: [getattr(p, name) for p in self.points] for name in ("step", *CURVES)},
+            spectrum=last.spectrum,
+        )
+
+    def write_snapshots(self, file: IO[bytes]) -> None:
+        """Write some of the embeddings: steps (S,), embeddings (S, n, dim) and labels (n,)."""
+        steps = np.array([point.step for point in self.points if point.finite])
+        chosen = np.unique(np.linspace(0, len(steps) - 1, N_SNAPSHOTS).round().astype(int))
+        config = self.cell.config
+        sizes = class_sizes(config.n_classes, config.per_class, config.imbalance)
+        labels = np.arange(config.n_classes).repeat(sizes)
+        np.savez_compressed(
+            file,
+            steps=steps[chosen],
+            embeddings=np.stack([self.embeddings[place] for place in chosen]),
+            labels=labels[snapshot_rows(len(labels))],
+        )
 
 
 class Watcher(Protocol):
     """Who is told how a study goes on."""
 
-    def measured(self, run: RunInProgress) -> None:
-        """A run has a new measurement."""
+    def measured(self, name: str, point: Measurement, steps: int) -> None:
+        """A run of so many steps has a new measurement."""
 
-    def finished(self, record: dict[str, Any]) -> None:
+    def finished(self, record: Record) -> None:
         """A run is over and kept."""
 
 
-def unfinished(cells: Sequence[Cell], records: dict[str, dict[str, Any]]) -> list[Cell]:
+def unfinished(cells: Sequence[Cell], records: dict[str, Record]) -> list[Cell]:
     """The cells without a record, or with one of an interrupted run."""
     return [
-        cell for cell in cells if records.get(cell.id, {"status": "partial"})["status"] == "partial"
+        cell for cell in cells if records.get(cell.id, {"status": PARTIAL})["status"] == PARTIAL
     ]
 
 
 def run_cells(
-    folder: StudyFolder,
+    store: Store,
     cells: Sequence[Cell],
     watcher: Watcher,
     *,
@@ -48,16 +130,16 @@ def run_cells(
     interrupted, the runs at work are kept as partial ones, to be done again next time.
 
     Args:
-        folder: Where the results go.
+        store: Where the results go.
         cells: The runs of the study.
         watcher: Told about progress.
         workers: Processes at a time.
         snapshots: Whether to keep embeddings of the main part's first seed.
     """
-    records = folder.records()
+    records = store.records()
 
-    def keep_record(record: dict[str, Any]) -> None:
-        folder.append(record)
+    def keep_record(record: Record) -> None:
+        store.append(record)
         watcher.finished(record)
 
     groups: dict[RunConfig, list[Cell]] = {}
@@ -73,61 +155,108 @@ def run_cells(
         for group in groups.values()
     ]
     twins = list(groups.values())
-    provenance = run_provenance()
+    origin = collect_provenance()
     active: dict[int, RunInProgress] = {}
 
-    def store(task: int) -> None:
+    def end(task: int) -> None:
         run = active.pop(task)
-        now = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "load": round(os.getloadavg()[0], 2),
-        }
-        record = run.record(provenance | now)
+        record = run.record(line_provenance(origin))
         keep_record(record)
         for cell in twins[task][1:]:
             keep_record(copied(record, cell))
         if keep[task] and run.embeddings:
-            folder.write_snapshots(run.cell.id, **run.snapshots())
+            path = store.path / "snapshots" / f"{run.cell.id}.npz"
+            write_atomically(path, run.write_snapshots)
 
     events = train_all(list(groups), workers=workers, keep_embeddings=keep)
     try:
         with closing(events):
             for event in events:
                 if event.measurement is None:
-                    store(event.task)
+                    end(event.task)
                     continue
                 run = active.setdefault(event.task, RunInProgress(twins[event.task][0]))
                 run.add(event.measurement, event.seconds, event.embeddings)
-                watcher.measured(run)
+                watcher.measured(run.cell.id, event.measurement, run.cell.config.steps)
     except KeyboardInterrupt:
         for task in list(active):
-            store(task)
+            end(task)
         raise
 
 
-def find_twin(cell: Cell, records: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+def find_twin(cell: Cell, records: dict[str, Record]) -> Record | None:
     """The record of a finished run that was trained with the settings of a cell."""
     settings = cell.config.flat()
     for record in records.values():
-        trained = record["status"] != "partial" and "same_as" not in record
-        if trained and record["config"] == settings:
+        trained = record["status"] != PARTIAL and "same_as" not in record
+        if trained and same_settings(record, settings):
             return record
     return None
 
 
-def copied(record: dict[str, Any], cell: Cell) -> dict[str, Any]:
+def copied(record: Record, cell: Cell) -> Record:
     """The record of a cell whose settings another one was trained with."""
     return record | {"id": cell.id, "part": cell.part, "same_as": record["id"], "seconds": 0.0}
 
 
-def run_provenance() -> dict[str, Any]:
-    """What a single run has to say: which code, told to do what, on which machine."""
+def conduct(
+    path: Path,
+    name: str,
+    base: RunConfig,
+    cells: Sequence[Cell],
+    *,
+    workers: int,
+    snapshots: bool,
+) -> None:
+    """Run a study in a folder with live progress, then show its tables and where the page is.
+
+    Args:
+        path: The folder.
+        name: Name of the study; a folder holds one.
+        base: What the runs share; a folder holds runs of one base.
+        cells: The runs.
+        workers: Processes at a time.
+        snapshots: Whether to keep embeddings of the main part's first seed.
+
+    Raises:
+        CommandError: If the folder cannot be used or a worker fails.
+        KeyboardInterrupt: After Ctrl-C, with the results so far kept and reported.
+    """
+    console = Console()
     origin = collect_provenance()
-    kept = ("commit", "diff", "command", "system", "cpu", "cores", "python")
-    return {key: origin[key] for key in kept if key in origin} | {
-        "torch": origin["versions"]["torch"],
-        "tricouple": origin["versions"]["tricouple"],
-    }
+    store = open_store(path, KIND, name, base.shared(), origin, extend=False, verdicts=MEANINGS)
+    done = len(cells) - len(unfinished(cells, store.records()))
+    if done:
+        console.print(f"{done} of {len(cells)} runs are done already in {path}")
+    try:
+        with LiveProgress(console, total=len(cells), done=done) as display:
+            run_cells(store, cells, display, workers=workers, snapshots=snapshots)
+    except WorkerError as error:
+        raise CommandError(f"a run failed; what was done is kept in {path}\n{error}") from error
+    except KeyboardInterrupt:
+        show(console, path)
+        console.print("Interrupted: the same command goes on from here.")
+        raise
+    show(console, path)
+
+
+def show(console: Console, path: Path) -> None:
+    """Print the tables of what is there and write the page."""
+    records = list(Store(path).records().values())
+    main = [record for record in records if record["part"] == "main"]
+    for n_classes in sorted({record["config"]["n_classes"] for record in main}):
+        group = [record for record in main if record["config"]["n_classes"] == n_classes]
+        console.print(final_table(group, n_classes))
+        console.print(claims_table(group))
+    for axis in AXES:
+        swept = [record for record in records if record["part"] == f"maps/{axis.name}"]
+        if swept:
+            console.print(map_table(swept, axis.name))
+    for verdict, meaning in MEANINGS.items():
+        if any(record["verdict"] == verdict for record in records):
+            console.print(f"[bold]{verdict}[/]: {meaning}", highlight=False)
+    console.print("Writing the page …")
+    console.print(f"Page: {write_page(path)}", soft_wrap=True)
 
 
 def write_page(folder: Path) -> Path:

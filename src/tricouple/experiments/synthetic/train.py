@@ -1,21 +1,25 @@
-"""One run: train an encoder on the mixture and measure it on the way."""
+"""One run: train an encoder on the mixture with a method, and measure it on the way."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import BatchSampler, RandomSampler
 
 from tricouple.data.gmm import class_sizes, draw_mixture
 from tricouple.data.sampler import ClassUniformBatchSampler
-from tricouple.experiments.synthetic.config import RunConfig
+from tricouple.experiments.synthetic.config import TAKES, RunConfig
 from tricouple.experiments.synthetic.measure import Measurement, measure
-from tricouple.experiments.synthetic.methods import build_method
+from tricouple.models.encoders import three_layer_mlp
+from tricouple.names import LOSSES
+from tricouple.relations import Identities, view_pairs
+from tricouple.training.byol import BYOL, momentum_at, predictor_head
 
 HELD_OUT_PER_CLASS = 50
 N_MEASUREMENTS = 32
@@ -121,3 +125,71 @@ def measured_steps(steps: int, count: int = N_MEASUREMENTS) -> list[int]:
         [6, 25, 56, 100]
     """
     return sorted({max(1, round(steps * (i / count) ** 2)) for i in range(1, count + 1)})
+
+
+class Method(nn.Module):
+    """An encoder and how it learns; subclasses give ``loss``."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch, a scalar; NaN where the embeddings are no longer finite."""
+        raise NotImplementedError
+
+    def after_step(self, step: int, n_steps: int) -> None:
+        """What is left to do after the optimiser's step number `step`, from 0."""
+
+
+class LossOfEmbeddings(Method):
+    """A method that is nothing but a loss of embeddings and labels."""
+
+    def __init__(self, encoder: nn.Module, criterion: nn.Module) -> None:
+        super().__init__(encoder)
+        self.criterion = criterion
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The criterion of the embeddings."""
+        embeddings: Tensor = self.encoder(inputs)
+        if not bool(torch.isfinite(embeddings).all()):
+            return embeddings.new_tensor(torch.nan)
+        value: Tensor = self.criterion(embeddings, labels)
+        return value
+
+
+class Bootstrap(Method):
+    """BYOL, with two samples of one class as the two views."""
+
+    def __init__(self, encoder: nn.Module, dim: int) -> None:
+        super().__init__(encoder)
+        self.byol = BYOL(encoder, predictor_head(dim))
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Samples of a class are paired in batch order, as in VICReg."""
+        first, second = view_pairs(Identities.within_one_set(labels))
+        return self.byol.loss(inputs[first], inputs[second])
+
+    def after_step(self, step: int, n_steps: int) -> None:
+        """The target follows, ever more slowly."""
+        self.byol.update_target(momentum_at(step, n_steps))
+
+
+def build_method(config: RunConfig) -> Method:
+    """Build encoder and method; the encoder comes first, so it is the same for all methods.
+
+    BYOL and VICReg have the settings of their own papers.
+
+    Example:
+        >>> method = build_method(RunConfig(method="vicreg", shaping=None))
+        >>> method.loss(torch.randn(8, 100), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])).shape
+        torch.Size([])
+    """
+    encoder = three_layer_mlp(config.data_dim, config.hidden, config.dim)
+    if config.method == "byol":
+        return Bootstrap(encoder, config.dim)
+    settings = {name: getattr(config, name) for name in TAKES[config.method]}
+    if config.method == "pushpull":
+        settings["epsilon_pos"] = settings["epsilon_neg"] = settings.pop("epsilon")
+    criterion = pkgutil.resolve_name(str(LOSSES[config.method].target))
+    return LossOfEmbeddings(encoder, criterion(**settings))
