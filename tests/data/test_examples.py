@@ -23,7 +23,6 @@ PUBLIC = [
     augment.Recipe,
     augment.random_view,
     augment.recipe_for,
-    augment.two_views,
     features.extract,
     knn.knn_accuracy,
     knn.knn_predictions,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.io import savemat
 
 from image_files import (
     WNIDS,
@@ -26,7 +29,7 @@ from image_files import (
     write_tiny_imagenet,
 )
 from tricouple.data import images
-from tricouple.data.images import DataError, files, formats, readers
+from tricouple.data.images import DataError, files, readers
 
 FETCH = readers.fetch
 
@@ -53,47 +56,6 @@ def test_mnist(tmp_path, packed):
     assert data.classes == tuple("0123456789")
     assert (data.mean, data.std, data.image_size) == ((0.1307,), (0.3081,), 28)
     assert data.notes == ("40 of 60000 train images are here", "20 of 10000 test images are here")
-
-
-def test_mnist_without_test_files(tmp_path):
-    folder = write_mnist(tmp_path)
-    (folder / "t10k-labels-idx1-ubyte").unlink()
-    data = images.load("mnist", tmp_path)
-    assert data.test is None
-    assert "the test files are missing" in data.notes
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.0001, 0.5, 0.999])
-def test_a_truncated_idx_file_is_refused_by_name(tmp_path, keep):
-    path = write_mnist(tmp_path) / "train-images-idx3-ubyte"
-    truncate(path, keep)
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte .*replace it"):
-        images.load("mnist", tmp_path)
-
-
-def test_a_truncated_packed_idx_file_is_refused_by_name(tmp_path):
-    path = write_mnist(tmp_path, packed=True) / "train-labels-idx1-ubyte.gz"
-    truncate(path, 0.7)
-    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz cannot be read"):
-        images.load("mnist", tmp_path)
-
-
-def test_idx_files_of_different_copies_are_refused(tmp_path):
-    write_idx(write_mnist(tmp_path) / "train-labels-idx1-ubyte", np.zeros(39, np.uint8))
-    with pytest.raises(DataError, match=r"40 images, but .* 39 labels"):
-        images.load("mnist", tmp_path)
-
-
-def test_an_idx_file_with_other_labels_is_refused(tmp_path):
-    write_idx(write_mnist(tmp_path) / "train-labels-idx1-ubyte", np.full(40, 10, np.uint8))
-    with pytest.raises(DataError, match="digits from 0 to 9"):
-        images.load("mnist", tmp_path)
-
-
-def test_an_idx_file_of_other_dimensions_is_refused(tmp_path):
-    write_idx(tmp_path / "file", np.zeros((3, 2), np.uint8))
-    with pytest.raises(DataError, match="not an IDX file of bytes in 3 dimensions"):
-        formats.read_idx(tmp_path / "file", 3)
 
 
 def test_cifar10(tmp_path):
@@ -131,35 +93,85 @@ def test_cifar100_has_fine_classes(tmp_path):
     assert torch.bincount(data.train.labels).tolist() == [2] * 100
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
-def test_a_truncated_cifar_file_is_refused_by_name(tmp_path, keep):
-    truncate(write_cifar10(tmp_path) / "data_batch_3", keep)
-    with pytest.raises(DataError, match="data_batch_3 is truncated or not a CIFAR file"):
-        images.load("cifar10", tmp_path)
+MISSING = [
+    (write_mnist, "mnist", "t10k-labels-idx1-ubyte", "the test files are missing"),
+    (write_svhn, "svhn", "test_32x32.mat", "test_32x32.mat is missing"),
+    (write_cifar10, "cifar10", "test_batch", "missing: test_batch"),
+]
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ({"data": random_pixels(2, 3072)}, "has no 'data' and 'labels'"),
-        ([1, 2], "has no 'data' and 'labels'"),
-        ({"data": random_pixels(2, 3000), "labels": [0, 1]}, r"shape \(2, 3000\)"),
-        ({"data": random_pixels(2, 3072), "labels": [0]}, r"labels of shape \(1,\)"),
-        ({"data": random_pixels(2, 3072), "labels": [0, 10]}, "labels outside 0 to 9"),
-        ({"data": random_pixels(0, 3072), "labels": []}, "should hold n rows"),
-    ],
-    ids=["no labels", "list", "rows", "lengths", "label", "empty"],
-)
-def test_a_cifar_file_with_other_content_is_refused_by_name(tmp_path, content, problem):
-    write_pickle(write_cifar10(tmp_path) / "test_batch", content)
-    with pytest.raises(DataError, match=f"test_batch .*{problem}"):
-        images.load("cifar10", tmp_path)
+@pytest.mark.parametrize(("write", "name", "file", "note"), MISSING)
+def test_a_copy_without_test_files_is_taken_with_a_note(tmp_path, write, name, file, note):
+    (write(tmp_path) / file).unlink()
+    data = images.load(name, tmp_path)
+    assert data.test is None
+    assert note in data.notes
 
 
-def test_cifar_names_that_are_no_names_are_refused(tmp_path):
-    write_pickle(write_cifar10(tmp_path) / "batches.meta", {"label_names": ["one"]})
-    with pytest.raises(DataError, match=r"batches\.meta does not name 10 classes"):
-        images.load("cifar10", tmp_path)
+def truncated(keep):
+    return lambda path: truncate(path, keep)
+
+
+def idx(values, dtype=np.uint8):
+    return lambda path: write_idx(path, np.array(values, dtype))
+
+
+def pickled(content):
+    return lambda path: write_pickle(path, content)
+
+
+def mat(**content):
+    return lambda path: savemat(path, content)
+
+
+PACKED = partial(write_mnist, packed=True)
+PHOTO = f"train/{WNIDS[2]}/images/{WNIDS[2]}_1.JPEG"
+LABELS = "train-labels-idx1-ubyte"
+ROWS, PIXELS = random_pixels(2, 3072), random_pixels(32, 32, 3, 4)
+BROKEN = [
+    *((write_mnist, "mnist", "train-images-idx3-ubyte", truncated(keep), ".*replace it")
+      for keep in (0.0, 0.0001, 0.5, 0.999)),
+    (PACKED, "mnist", f"{LABELS}.gz", truncated(0.7), "cannot be read"),
+    (write_mnist, "mnist", "train-images-idx3-ubyte", idx(np.zeros((39, 28, 28))),
+     "holds 39 images, but .* 40 labels: they belong to different copies"),
+    (write_mnist, "mnist", LABELS, idx([10] * 40), "does not hold digits from 0 to 9"),
+    (write_mnist, "mnist", "train-images-idx3-ubyte", idx([[0, 1]]),
+     "is not an IDX file of bytes in 3 dimensions"),
+    *((write_cifar10, "cifar10", "data_batch_3", truncated(keep), "is truncated or not a CIFAR")
+      for keep in (0.0, 0.3, 0.99)),
+    *((write_cifar10, "cifar10", "test_batch", pickled(content), f".*{problem}")
+      for content, problem in [
+          ({"data": ROWS}, "has no 'data' and 'labels'"),
+          ([1, 2], "has no 'data' and 'labels'"),
+          ({"data": random_pixels(2, 3000), "labels": [0, 1]}, r"shape \(2, 3000\)"),
+          ({"data": ROWS, "labels": [0]}, r"labels of shape \(1,\)"),
+          ({"data": ROWS, "labels": [0, 10]}, "labels outside 0 to 9"),
+          ({"data": ROWS[:0], "labels": []}, "should hold n rows"),
+      ]),
+    (write_cifar10, "cifar10", "batches.meta", pickled({"label_names": ["one"]}),
+     "does not name 10 classes"),
+    *((write_svhn, "svhn", "test_32x32.mat", truncated(keep), "is truncated or not an SVHN file")
+      for keep in (0.0, 0.01, 0.5, 0.98)),
+    *((write_svhn, "svhn", "train_32x32.mat", mat(**content), f".*{problem}")
+      for content, problem in [
+          ({"X": PIXELS, "y": np.ones((3, 1), np.uint8)}, "of n labels"),
+          ({"X": PIXELS[:28, :28], "y": np.ones((4, 1), np.uint8)}, "32, 32, 3, n"),
+          ({"X": PIXELS, "y": np.full((4, 1), 11)}, "labels outside 1 to 10"),
+          ({"X": PIXELS}, "not an SVHN file"),
+      ]),
+    (write_tiny_imagenet, "tiny_imagenet", PHOTO, truncated(0.5), "is not a readable image"),
+    (write_tiny_imagenet, "tiny_imagenet", "val/val_annotations.txt",
+     lambda path: path.write_text(path.read_text() + "val_3.JPEG\n"),
+     "line 4: expected file and class"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("write", "name", "file", "spoil", "problem"), BROKEN)
+def test_a_damaged_file_is_refused_by_name(tmp_path, write, name, file, spoil, problem):
+    path = write(tmp_path) / file
+    spoil(path)
+    with pytest.raises(DataError, match=rf"{re.escape(path.name)},? {problem}"):
+        images.load(name, tmp_path)
 
 
 def test_a_pickle_that_would_run_code_does_not(tmp_path):
@@ -185,38 +197,6 @@ def test_svhn_in_either_place(tmp_path, folder):
     assert data.train.labels[:11].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
     assert "30 of 73257 train images are here" in data.notes
     assert "test_32x32.mat differs from the published file (checksum)" in data.notes
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.01, 0.5, 0.98])
-def test_a_truncated_svhn_file_is_refused_by_name(tmp_path, keep):
-    truncate(write_svhn(tmp_path / "SVHN") / "test_32x32.mat", keep)
-    with pytest.raises(DataError, match=r"test_32x32\.mat is truncated or not an SVHN file"):
-        images.load("svhn", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ({"X": random_pixels(32, 32, 3, 4), "y": np.ones((3, 1), np.uint8)}, "of n labels"),
-        ({"X": random_pixels(28, 28, 3, 4), "y": np.ones((4, 1), np.uint8)}, "32, 32, 3, n"),
-        ({"X": random_pixels(32, 32, 3, 4), "y": np.full((4, 1), 11)}, "labels outside 1 to 10"),
-        ({"X": random_pixels(32, 32, 3, 4)}, "not an SVHN file"),
-    ],
-    ids=["lengths", "size", "label", "no labels"],
-)
-def test_an_svhn_file_with_other_content_is_refused_by_name(tmp_path, content, problem):
-    from scipy.io import savemat
-
-    savemat(write_svhn(tmp_path / "SVHN") / "train_32x32.mat", content)
-    with pytest.raises(DataError, match=rf"train_32x32\.mat .*{problem}"):
-        images.load("svhn", tmp_path)
-
-
-def test_svhn_without_test_file(tmp_path):
-    (write_svhn(tmp_path / "SVHN") / "test_32x32.mat").unlink()
-    data = images.load("svhn", tmp_path)
-    assert data.test is None
-    assert "test_32x32.mat is missing" in data.notes
 
 
 def test_tiny_imagenet(tmp_path):
@@ -252,20 +232,6 @@ def test_tiny_imagenet_sorted_into_folders(tmp_path):
     data = images.load("tiny_imagenet", tmp_path)
     assert data.test is None
     assert "val/val_annotations.txt is missing: there is no test set" in data.notes
-
-
-def test_a_damaged_annotation_names_its_line(tmp_path):
-    annotations = write_tiny_imagenet(tmp_path) / "val" / "val_annotations.txt"
-    annotations.write_text(annotations.read_text() + "val_3.JPEG\n")
-    with pytest.raises(DataError, match=r"val_annotations\.txt, line 4: expected file and class"):
-        images.load("tiny_imagenet", tmp_path)
-
-
-def test_a_truncated_photograph_is_refused_by_name(tmp_path):
-    path = write_tiny_imagenet(tmp_path) / "train" / WNIDS[2] / "images" / f"{WNIDS[2]}_1.JPEG"
-    truncate(path)
-    with pytest.raises(DataError, match=rf"{WNIDS[2]}_1\.JPEG is not a readable image"):
-        images.load("tiny_imagenet", tmp_path)
 
 
 def test_tiny_imagenet_beyond_memory_is_decoded_batch_by_batch(tmp_path, monkeypatch):

@@ -59,14 +59,12 @@ def test_numbers_are_those_of_the_parts(parts):
     assert result.penultimate.linear > result.embedding.linear
 
 
-def test_results_are_immutable_and_turn_into_json_and_tables(parts):
+def test_results_are_immutable_and_turn_into_json_and_named_accuracies(parts):
     result = evaluate_features(*parts, CLASSES, k=5, epochs=2)
     content = json.loads(json.dumps(result.as_json()))
     assert content["embedding"]["features"] == "embedding"
     assert content["penultimate"]["geometry"]["n_samples"] == 60
     assert sum(map(sum, content["penultimate"]["confusion"])) == 60
-    assert [row["features"] for row in result.rows()] == ["penultimate", "embedding"]
-    assert result.rows()[0]["alpha"] == result.penultimate.geometry.alpha
     assert result.accuracy() == {
         "penultimate/linear": result.penultimate.linear,
         "penultimate/knn": result.penultimate.knn,
@@ -115,11 +113,7 @@ def test_an_evaluation_without_geometry_still_has_accuracies_and_the_confusion_o
     assert [sum(row) for row in result.embedding.confusion] == [1, 1, 1, 0]
     assert {len(row) for row in result.embedding.confusion} == {4}
     assert result.embedding.geometry is None
-    assert result.embedding.row() == {
-        "features": "embedding",
-        "linear": result.embedding.linear,
-        "knn": 1.0,
-    }
+    assert result.accuracy()["embedding/knn"] == 1.0
 
 
 def test_samples_keep_proportions_and_small_sets_are_kept_whole():

@@ -1,4 +1,4 @@
-"""Everything that is measured of a trained encoder, as results that turn into tables and JSON."""
+"""Everything that is measured of a trained encoder, as a result that turns into JSON."""
 
 from __future__ import annotations
 
@@ -41,14 +41,6 @@ class FeatureReport:
     geometry: Geometry | None
     confusion: tuple[tuple[int, ...], ...]
 
-    def row(self) -> dict[str, float | str]:
-        """The numbers of a table."""
-        numbers = {"linear": self.linear, "knn": self.knn}
-        if self.geometry is not None:
-            names = ("nc2_deviation", "effective_rank", "alpha", "beta")
-            numbers |= {name: getattr(self.geometry, name) for name in names}
-        return {"features": self.features, **numbers}
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -73,10 +65,6 @@ class Evaluation:
     def as_json(self) -> dict[str, Any]:
         """Plain lists, numbers and texts, for ``json.dump``."""
         return asdict(self)
-
-    def rows(self) -> list[dict[str, float | str]]:
-        """A table with one row a kind of features."""
-        return [self.penultimate.row(), self.embedding.row()]
 
     def accuracy(self) -> dict[str, float]:
         """Every accuracy under a name that says which features it is of."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -66,15 +67,15 @@ def whole_split(images: Tensor, texts: Tensor, owners: Tensor) -> Retrieval:
     checks.identities("owners", owners, len(texts), texts.device)
     similarity = _unit(images) @ _unit(texts).T  # (n, m)
     own = owners == torch.arange(len(images), device=owners.device)[:, None]
-    counts = own.sum(1)
+    sizes, times = (part.tolist() for part in own.sum(1).unique(return_counts=True))
+    guesses = zip(*(_guess(size, len(texts)) for size in sizes), strict=True)
     return Retrieval(
         _recall(best_rank(similarity, own)),
         _recall(best_rank(similarity.T, own.T)),
-        _mean([_guess(int(count), len(texts)) for count in counts.unique()],
-              [int((counts == count).sum()) for count in counts.unique()]),
-        _guess(1, len(images)),
+        Recall(*(sum(map(mul, times, guess)) / len(images) for guess in guesses)),
+        Recall(*_guess(1, len(images))),
         (len(texts), len(images)),
-    )  # fmt: skip
+    )
 
 
 def in_batches(
@@ -113,7 +114,7 @@ def in_batches(
             similarity = z[chosen] @ w[first[chosen] + turn].T
             ranks[0].append(best_rank(similarity, diagonal))
             ranks[1].append(best_rank(similarity.T, diagonal))
-    guess = _guess(1, size)
+    guess = Recall(*_guess(1, size))
     there, back = (_recall(torch.cat(part)) for part in ranks)
     return Retrieval(there, back, guess, guess, (size, size))
 
@@ -140,24 +141,15 @@ def _recall(ranks: Tensor) -> Recall:
     return Recall(*(float((ranks < k).double().mean()) for k in RANKS))
 
 
-def _guess(right: int, candidates: int) -> Recall:
-    """Chance that a random order has one of ``right`` answers among the first k."""
+def _guess(right: int, candidates: int) -> list[float]:
+    """Chance that a random order has one of ``right`` answers among the first k, for each k."""
     found = []
     for k in RANKS:
         missed = 1.0
         for drawn in range(min(k, candidates)):
             missed *= max(0, candidates - right - drawn) / (candidates - drawn)
         found.append(1 - missed)
-    return Recall(*found)
-
-
-def _mean(parts: list[Recall], weights: list[int]) -> Recall:
-    total = sum(weights)
-    values = [
-        sum(weight * getattr(part, f"at{k}") for part, weight in zip(parts, weights, strict=True))
-        for k in RANKS
-    ]
-    return Recall(*(value / total for value in values))
+    return found
 
 
 def _unit(embeddings: Tensor) -> Tensor:

@@ -17,9 +17,6 @@ from tricouple.torchvision_ops import declare_missing
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
 
-# What the models of timm raise when a feature map shrinks to nothing.
-_TOO_SMALL = (ArithmeticError, AssertionError, RuntimeError)
-
 
 class Encoder(nn.Module):
     """A backbone without its classifier, and a linear head.
@@ -88,8 +85,8 @@ def build_encoder(
     check_name(name)
     if weights is not None:
         check_weights(name, Path(weights))
-    backbone = _backbone(name, channels, image_size, pretrained, weights)
-    encoder = Encoder(backbone, _width(backbone, name, channels, image_size), head_dim)
+    backbone, n_features = _backbone(name, channels, image_size, pretrained, weights)
+    encoder = Encoder(backbone, n_features, head_dim)
     if pretrained or weights is not None:
         nn.init.normal_(encoder.head.weight, std=0.01)
     else:
@@ -169,12 +166,13 @@ def fitting_size(name: str, image_size: int) -> int:
 
 def _backbone(
     name: str, channels: int, image_size: int, pretrained: bool, weights: Path | str | None
-) -> nn.Module:
+) -> tuple[nn.Module, int]:
+    """The network without its classifier, and the dimension of its features."""
     import timm
 
+    published = _published(name)
     # Transformers have positions for one size of image; convolutions take any.
-    fixed = _published(name).fixed_input_size
-    size: dict[str, Any] = {"img_size": image_size} if fixed else {}
+    size: dict[str, Any] = {"img_size": image_size} if published.fixed_input_size else {}
     try:
         backbone = timm.create_model(
             name,
@@ -184,33 +182,23 @@ def _backbone(
             num_classes=0,
             **size,
         )
+        backbone = adapt_to_small_maps(backbone)
+        # The dimension by trial: the models of timm do not all tell it.
+        with torch.no_grad():
+            features = backbone.eval()(torch.zeros(1, channels, image_size, image_size))
     except OSError as error:
         raise ValueError(
             f"no pretrained weights for {name!r} ({error}): connect to the network once, or give "
             "a file of weights as backbone.weights"
         ) from error
-    except _TOO_SMALL as error:
-        raise _too_small(name, image_size) from error
-    return adapt_to_small_maps(backbone)
-
-
-def _width(backbone: nn.Module, name: str, channels: int, image_size: int) -> int:
-    """Dimension of the features, by trial: the models of timm do not all tell it."""
-    try:
-        with torch.no_grad():
-            features = backbone.eval()(torch.zeros(1, channels, image_size, image_size))
-    except _TOO_SMALL as error:
-        raise _too_small(name, image_size) from error
-    backbone.train()
-    return int(features.shape[1])
-
-
-def _too_small(name: str, image_size: int) -> ValueError:
-    usual = _published(name).input_size[-1]
-    return ValueError(
-        f"backbone {name!r} cannot take images of {image_size}×{image_size}, it is made for "
-        f"{usual}×{usual}: set data.image_size to {usual} or near it"
-    )
+    except (ArithmeticError, AssertionError, RuntimeError) as error:
+        # What the models of timm raise when a feature map shrinks to nothing.
+        usual = published.input_size[-1]
+        raise ValueError(
+            f"backbone {name!r} cannot take images of {image_size}×{image_size}, it is made for "
+            f"{usual}×{usual}: set data.image_size to {usual} or near it"
+        ) from error
+    return backbone.train(), int(features.shape[1])
 
 
 def _published(name: str) -> PretrainedCfg:

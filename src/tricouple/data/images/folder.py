@@ -47,10 +47,12 @@ def read_folder(root: Path, image_size: int | None, eval_root: Path | None) -> F
         image_size: Side that images are decoded to; None leaves the choice.
         eval_root: Labelled images to evaluate on.
     """
-    train_root, test_root = _parts(root)
-    train = _tree(train_root)
-    labelled_root = eval_root or test_root
-    test = None if labelled_root is None else _labelled(labelled_root)
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder: name a folder of images with root")
+    parted = (root / "train").is_dir()
+    tests = [root / name for name in ("test", "val") if parted and (root / name).is_dir()]
+    train = _tree(root / "train" if parted else root)
+    test = _labelled(eval_root or tests[0]) if eval_root or tests else None
     classes = train.classes or (test.classes if test else ())
     trees = [tree for tree in (train, test) if tree is not None]
     short_side, grey = common_format([path for tree in trees for path in tree.paths])
@@ -65,19 +67,15 @@ def read_folder(root: Path, image_size: int | None, eval_root: Path | None) -> F
             notes.append(f"{len(testing)} images, a fifth of each class, are held out as test set")
         else:
             notes.append("no class has two images: there is no test set")
-    notes += [f"{folder} holds no images and is left out" for folder in _empty_classes(train)]
-    mean, std = _statistics(channels)
+    if train.names is not None:  # somebody may have meant folders without images to be classes too
+        beside = sorted(path for path in train.root.iterdir() if path.is_dir())
+        empty = [f for f in beside if f.name not in train.names and not f.name.startswith(".")]
+        notes += [f"{folder} holds no images and is left out" for folder in empty]
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    if grey:  # the mean over their channels
+        mean, std = (sum(mean) / 3,), (sum(std) / 3,)
     return Found(training, testing, classes, mean, std, tuple(notes))
-
-
-def _parts(root: Path) -> tuple[Path, Path | None]:
-    """The folders of training and test images."""
-    if not root.is_dir():
-        raise DataError(f"{root} is not a folder: name a folder of images with root")
-    if not (root / "train").is_dir():
-        return root, None
-    tests = (root / name for name in ("test", "val"))
-    return root / "train", next((folder for folder in tests if folder.is_dir()), None)
 
 
 def _labelled(folder: Path) -> _Tree:
@@ -104,16 +102,6 @@ def _tree(folder: Path) -> _Tree:
     return _Tree(folder, paths, names if len(set(names)) > 1 else None)
 
 
-def _empty_classes(tree: _Tree) -> list[Path]:
-    """Folders beside those of the classes: somebody may have meant them to be classes as well."""
-    if tree.names is None:
-        return []
-    folders = sorted(path for path in tree.root.iterdir() if path.is_dir())
-    return [
-        path for path in folders if path.name not in tree.names and not path.name.startswith(".")
-    ]
-
-
 def _images(tree: _Tree, classes: tuple[str, ...], channels: int, size: int) -> ImageSet:
     images = ImageFiles(tree.paths, channels, size).in_memory()
     if tree.names is None:
@@ -123,10 +111,3 @@ def _images(tree: _Tree, classes: tuple[str, ...], channels: int, size: int) -> 
     if unknown:
         raise DataError(f"{tree.root / unknown[0]} is a class without training images")
     return ImageSet(images, torch.tensor([codes[name] for name in tree.names]))
-
-
-def _statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """ImageNet's; for grey images the mean over its channels."""
-    if channels == 3:
-        return IMAGENET_MEAN, IMAGENET_STD
-    return (sum(IMAGENET_MEAN) / 3,), (sum(IMAGENET_STD) / 3,)
