@@ -173,6 +173,27 @@ def loss(request: pytest.FixtureRequest) -> Loss:
     return LOSSES[request.param]
 
 
+# The envelope is that of KL(P̃‖P) alone, without a penalty.
+PLAIN = [name for name in LOSSES if "uniformity" not in LOSSES[name].soft]
+
+
+@pytest.fixture(params=PLAIN)
+def plain_loss(request: pytest.FixtureRequest) -> Loss:
+    """Every loss that is a divergence and nothing else."""
+    return LOSSES[request.param]
+
+
+@pytest.fixture(
+    params=[(name, mode) for mode in ("unrolled", "implicit") for name in LOSSES]
+    + [(name, "envelope") for name in PLAIN],
+    ids="-".join,
+)
+def loss_and_mode(request: pytest.FixtureRequest) -> tuple[Loss, str]:
+    """Every loss with every gradient that it has."""
+    name, mode = request.param
+    return LOSSES[name], mode
+
+
 @pytest.fixture(params=["neg_mmiot", "push_pull"])
 def tempered_loss(request: pytest.FixtureRequest) -> Loss:
     """The losses that have a temperature."""
@@ -189,6 +210,22 @@ def batch(request: pytest.FixtureRequest) -> Batch:
 def settings() -> dict[str, Batch]:
     """The settings by name, for tests that need particular ones."""
     return {name: batch.to(torch.float64) for name, batch in SETTINGS.items()}
+
+
+@pytest.fixture
+def float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a test are tiny and so computed in float64; here they are not."""
+    from tricouple.losses import batch
+
+    monkeypatch.setattr(batch, "_TINY", 0)
+
+
+@pytest.fixture(params=["float64 inside", "float32 inside"])
+def tiny_batches(request: pytest.FixtureRequest) -> str:
+    """Tiny batches as they are computed, and as larger ones would be."""
+    if request.param == "float32 inside":
+        request.getfixturevalue("float32")
+    return request.param
 
 
 @pytest.fixture(params=["compiled", "plain"])

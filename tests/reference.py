@@ -234,6 +234,52 @@ def dense_iot(
     return loss + uniformity * (log_mean.exp() * (log_mean - others)).sum()
 
 
+# --- the same for larger batches -----------------------------------------------------------------
+
+
+def scaled_divergence(score: Tensor, allowed: Tensor, support: Tensor, n_iters: int) -> Tensor:
+    """KL(P̃‖P) for the kernel exp(score) and P̃ uniform on `support`, as dense as above.
+
+    Scalings instead of their logarithms and masks instead of loops: float64 holds kernels up to
+    sharpness 100, and autograd keeps vectors instead of N³ logarithms for every sweep.
+    """
+    axes = range(score.dim())
+    kernel = torch.where(allowed, score.exp(), 0.0)
+    scalings = [torch.ones(n, dtype=score.dtype) for n in score.shape]
+    for _ in range(n_iters):
+        for axis in axes:
+            sums = kernel
+            for other in reversed(axes):
+                if other != axis:
+                    sums = torch.tensordot(sums, scalings[other], dims=([other], [0]))
+            scalings[axis] = 1 / (len(sums) * sums)
+    target = support.double() / support.sum()
+    cost = (target[support] * (target[support].log() - score[support])).sum()
+    pairs = zip(own_marginals(target), scalings, strict=True)
+    return cost - sum((mass * scaling.log()).sum() for mass, scaling in pairs)
+
+
+def large_dense(name: str, embeddings, labels, ref_emb=None, ref_labels=None, *, c, n_iters=10):
+    """Neg-MMIOT, PushPull or IOT-CL at one sharpness; every sample has positives and negatives."""
+    within = ref_emb is None
+    similarity = cosine(embeddings, ref_emb)
+    n, m = similarity.shape
+    pair = ~torch.eye(n, dtype=torch.bool) if within else torch.ones(n, m, dtype=torch.bool)
+    same = labels[:, None] == (labels if within else ref_labels)
+    positive, negative = same & pair, ~same & pair
+    assert positive.any(1).all()
+    assert negative.any(1).all()
+    if name == "iot":
+        return scaled_divergence(c * (similarity - 1), pair, positive, n_iters)
+    if name == "push_pull":
+        pull = scaled_divergence(c * similarity, pair, positive, n_iters)
+        return pull + scaled_divergence(-c * similarity, pair, negative, n_iters)
+    triplet = pair[:, :, None] & pair[:, None, :] & ~torch.eye(m, dtype=torch.bool)
+    score = c * (similarity[:, :, None] - similarity[:, None, :])
+    admissible = positive[:, :, None] & negative[:, None, :]
+    return scaled_divergence(score, triplet, admissible, n_iters)
+
+
 # --- comparison ----------------------------------------------------------------------------------
 
 

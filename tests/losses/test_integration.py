@@ -91,10 +91,8 @@ def test_autocast_model_trains_through_the_loss(loss):
     assert flat_gradient(network).norm() > 0
 
 
-@pytest.mark.parametrize("mode", ["unrolled", "implicit", "envelope"])
-def test_loss_used_twice_in_one_graph_adds_up(loss, settings, mode):
-    if mode == "envelope" and "uniformity" in loss.soft:
-        pytest.skip("the envelope is that of KL(P̃‖P) alone")
+def test_loss_used_twice_in_one_graph_adds_up(loss_and_mode, settings):
+    loss, mode = loss_and_mode
     first, second = settings["unbalanced"], settings["across_repeated"]
     criterion = loss.criterion(**loss.soft, gradient=mode)
     total = first.loss(criterion) + 3 * second.loss(criterion) + first.loss(criterion)
