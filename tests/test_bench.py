@@ -16,7 +16,7 @@ from tricouple.experiments.bench import command, contenders, measure, memory, ta
 from tricouple.experiments.bench.contenders import BY_NAME, CONTENDERS, LOSS
 from tricouple.experiments.bench.measure import Effort, Measurement, Report, measure_steps
 from tricouple.experiments.bench.problem import Problem, make_batch
-from tricouple.experiments.bench.timing import Timing, time_together
+from tricouple.experiments.bench.timing import time_together
 from tricouple.experiments.bench.training import LOSSES, ClipStep, VisionStep, training_steps
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ def report_with(*measurements):
 
 
 def timed(name, size, seconds, task=LOSS, **more):
-    return Measurement(name, task, size, **more).timed(seconds, seconds, 1)
+    return Measurement(name, task, size, **more).timed([seconds])
 
 
 # --- the contenders solve the same problem -------------------------------------------------------
@@ -106,9 +106,9 @@ def test_batches_repeat_and_have_unbalanced_classes():
 def test_turns_interleave_and_rotate():
     calls = []
     steps = {name: lambda name=name: calls.append(name) for name in "abc"}
-    timings = time_together(steps, rounds=2, seconds_per_round=0.0)
+    durations = time_together(steps, rounds=2, seconds_per_round=0.0)
     assert "".join(calls) == "abc" + "bca"
-    assert all(len(timing.durations) == 2 for timing in timings.values())
+    assert {name: len(values) for name, values in durations.items()} == dict.fromkeys("abc", 2)
 
 
 def test_first_call_of_a_turn_is_not_counted_when_there_is_time_for_more():
@@ -119,14 +119,14 @@ def test_first_call_of_a_turn_is_not_counted_when_there_is_time_for_more():
         time.sleep(0.01 if not calls else 0.001)
         calls.append("call")
 
-    timing = time_together({"step": step}, rounds=1, seconds_per_round=0.05)["step"]
-    assert 1 <= len(timing.durations) == len(calls) - 1
-    assert timing.best < 0.01
+    durations = time_together({"step": step}, rounds=1, seconds_per_round=0.05)["step"]
+    assert 1 <= len(durations) == len(calls) - 1
+    assert min(durations) < 0.01
 
 
-def test_best_and_median_of_a_timing():
-    timing = Timing((3.0, 1.0, 2.0))
-    assert (timing.best, timing.median) == (1.0, 2.0)
+def test_a_measurement_has_the_best_and_the_median_call():
+    found = Measurement("a", LOSS, 16).timed([3.0, 1.0, 2.0])
+    assert (found.seconds, found.median_seconds, found.calls) == (1.0, 2.0, 3)
 
 
 def test_extra_memory_is_the_peak_of_the_call_not_what_it_returns():
@@ -218,7 +218,7 @@ def test_bench_writes_the_times_of_steps_and_fails_if_the_target_is_missed(
 
 def test_exponent_of_a_power_law_is_exact():
     sizes = (1024, 2048, 4096, 8192)
-    assert targets.exponent(sizes, [3e-9 * n**1.7 for n in sizes]) == pytest.approx(1.7)
+    assert targets.exponent({n: 3e-9 * n**1.7 for n in sizes}) == pytest.approx(1.7)
 
 
 def test_growth_is_claimed_from_1024_to_8192_and_only_if_measured():

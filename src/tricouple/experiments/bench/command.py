@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -49,11 +52,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add = parser.add_argument
     add("--quick", action="store_true", help="sizes 32 and 64, few calls, no memory")
-    add(
-        "--sizes",
-        type=batch_sizes,
-        help=f"batch sizes (default: {','.join(map(str, effort.sizes))})",
-    )
+    sizes = ",".join(map(str, effort.sizes))
+    add("--sizes", type=batch_sizes, help=f"batch sizes (default: {sizes})")
     add(
         "--largest-cubic",
         type=at_least(0),
@@ -86,10 +86,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure or read, print, and write; 1 if training steps are measured and miss their target."""
     console = Console()
-    if args.readme is not None:
-        check_markers(args.readme, name_of(args))
+    name = Path(args.read or args.out).stem
+    if args.readme is not None:  # before minutes of measuring
+        with explained(args.readme, "write into"):
+            targets.places(args.readme.read_text(encoding="utf-8"), name)
     if args.read is not None:
-        report = read_report(args.read)
+        with explained(args.read, "read"):
+            report = Report.from_json(args.read.read_text(encoding="utf-8"))
     else:
         require_writable(args.out)
         report = (measure_training if args.training_step else measure_losses)(args, console)
@@ -101,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"All measurements: {args.out}")
     if args.readme is not None:
         text = args.readme.read_text(encoding="utf-8")
-        write_text(args.readme, targets.insert_into(text, report, name_of(args)))
+        write_text(args.readme, targets.insert_into(text, report, name))
         console.print(f"Table written into {args.readme}")
     measured_steps = args.read is None and args.training_step
     return 1 if measured_steps and not all(claim.met for claim in found) else 0
@@ -112,7 +115,7 @@ def measure_training(args: argparse.Namespace, console: Console) -> Report:
     kind: type[AnyStep] = {"vision": VisionStep, "clip": ClipStep}[args.training_step]
     setup = kind.quick() if args.quick else kind()
     setup = replace(setup, seed=args.seed, rounds=args.rounds or setup.rounds)
-    provenance = collect_provenance()
+    provenance = circumstances(console)
     with console.status("") as status:
         found = measure_steps(setup, lambda loss: status.update(f"step with {loss}"))
     report = Report(setup, found, provenance)
@@ -120,44 +123,31 @@ def measure_training(args: argparse.Namespace, console: Console) -> Report:
     return report
 
 
-def effort_of(args: argparse.Namespace) -> Effort:
-    """Return the effort that the options ask for."""
-    effort = replace(
-        Effort.quick() if args.quick else Effort(),
-        largest_cubic=args.largest_cubic,
-        only=tuple(args.only),
-    )
-    if not any(effort.meets(contender, size) for size in effort.sizes for contender in CONTENDERS):
-        names = ", ".join(contender.name for contender in CONTENDERS)
-        raise CommandError(f"--only {' '.join(args.only)} matches none of: {names}")
-    return replace(
-        effort,
-        sizes=args.sizes or effort.sizes,
-        rounds=args.rounds or effort.rounds,
-        memory=effort.memory and not args.no_memory,
-    )
-
-
 def measure_losses(args: argparse.Namespace, console: Console) -> Report:
     """Run the benchmark under a progress bar that names what runs now.
 
     The file is written after every measurement: an interrupted run keeps what it has.
     """
-    effort, problem = effort_of(args), Problem(seed=args.seed)
+    usual = Effort.quick() if args.quick else Effort()
+    effort = replace(
+        usual,
+        sizes=args.sizes or usual.sizes,
+        largest_cubic=args.largest_cubic,
+        rounds=args.rounds or usual.rounds,
+        memory=usual.memory and not args.no_memory,
+        only=tuple(args.only),
+    )
     total = sum(effort.meets(contender, size) for size in effort.sizes for contender in CONTENDERS)
+    if not total:
+        names = ", ".join(contender.name for contender in CONTENDERS)
+        raise CommandError(f"--only {' '.join(args.only)} matches none of: {names}")
+    report = Report(Problem(seed=args.seed), (), circumstances(console))
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("N={task.fields[size]} {task.fields[text]}"),
     )
-    report = Report(problem, (), collect_provenance())
-    load = report.provenance["load"]
-    if load > BUSY:
-        console.print(
-            f"[yellow]Other programs keep this machine busy (load {load:.1f}): "
-            "times and their ratios will be unreliable."
-        )
     # Drawn by hand between the measurements: a refreshing thread would compete for the cores.
     with Progress(*columns, console=console, auto_refresh=False) as progress:
         task = progress.add_task("", total=total, size=effort.sizes[0], text="")
@@ -165,33 +155,30 @@ def measure_losses(args: argparse.Namespace, console: Console) -> Report:
         def show(size: int, text: str) -> None:
             progress.update(task, size=size, text=text, refresh=True)
 
-        for measurement in measure(effort, problem, show):
+        for measurement in measure(effort, Problem(seed=args.seed), show):
             report = replace(report, measurements=(*report.measurements, measurement))
             write_text(args.out, report.to_json())
             progress.update(task, advance=1, text="done", refresh=True)
     return report
 
 
-def read_report(path: Path) -> Report:
-    """Read an earlier run."""
+def circumstances(console: Console) -> dict[str, Any]:
+    """Return the provenance of a run that begins; say so if others disturb it."""
+    found = collect_provenance()
+    if found["load"] > BUSY:
+        console.print(
+            f"[yellow]Other programs keep this machine busy (load {found['load']:.1f}): "
+            "times and their ratios will be unreliable."
+        )
+    return found
+
+
+@contextmanager
+def explained(path: Path, verb: str) -> Iterator[None]:
+    """Turn what is wrong with a file into an error that names it."""
     try:
-        return Report.from_json(path.read_text(encoding="utf-8"))
+        yield
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise CommandError(f"cannot read {path}: {error}") from error
-
-
-def check_markers(path: Path, name: str) -> None:
-    """Make sure, before minutes of measuring, that the README has a place for the table."""
-    try:
-        targets.places(path.read_text(encoding="utf-8"), name)
-    except OSError as error:
-        raise CommandError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CommandError(f"cannot write into {path}: {error}") from error
-
-
-def name_of(args: argparse.Namespace) -> str:
-    """Return the name of the run: that of its file."""
-    return Path(args.read or args.out).stem
+        raise CommandError(f"cannot {verb} {path}: {error}") from error

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
+from statistics import median
 from typing import Any
 
 from tricouple.experiments.bench.contenders import CONTENDERS, Contender
@@ -92,9 +93,10 @@ class Measurement:
         """Extra memory in units of an N×N float32 matrix."""
         return None if self.extra_bytes is None else self.extra_bytes / (4 * self.size**2)
 
-    def timed(self, best: float, median: float, calls: int) -> Measurement:
-        """Return the same with times."""
-        return replace(self, seconds=best, median_seconds=median, calls=calls)
+    def timed(self, durations: Sequence[float]) -> Measurement:
+        """Return the same with the best and the median of some calls: noise only adds time."""
+        best, typical = min(durations), median(durations)
+        return replace(self, seconds=best, median_seconds=typical, calls=len(durations))
 
 
 @dataclass(frozen=True)
@@ -161,11 +163,13 @@ class Report:
             if "plan" in content:
                 plan = content["plan"]
                 problem = (ClipStep if "model" in plan else VisionStep)(**plan)
+                size, rounds = problem.batch_size, problem.rounds
                 found = [
-                    Measurement(row["loss"], TRAINING_STEP, problem.batch_size)
-                    .timed(row["best"], row["median"], problem.rounds)
+                    Measurement(
+                        row["loss"], TRAINING_STEP, size, row["best"], row["median"], rounds
+                    )
                     for row in content["times"]
-                ]  # fmt: skip
+                ]
             else:
                 problem = Problem(**content["problem"])
                 found = [Measurement(**row) for row in content["measurements"]]
@@ -202,10 +206,10 @@ def measure_steps(
     steps = training_steps(setup)
     for step in steps.values():
         step()
-    timings = time_together(steps, setup.rounds, 0.0, on_turn)
+    timed = time_together(steps, setup.rounds, 0.0, on_turn)
     return tuple(
-        Measurement(name, TRAINING_STEP, setup.batch_size).timed(*timing.summary)
-        for name, timing in timings.items()
+        Measurement(name, TRAINING_STEP, setup.batch_size).timed(durations)
+        for name, durations in timed.items()
     )
 
 
@@ -235,12 +239,12 @@ def time_size(
             results[contender.name] = replace(empty, note=f"failed: {error}")
         else:
             if seconds > LONG:
-                results[contender.name] = empty.timed(seconds, seconds, 1)
+                results[contender.name] = empty.timed([seconds])
             else:
                 steps[contender.name] = step
-    timings = time_together(steps, effort.rounds, effort.seconds_per_round, on_turn)
-    for name, timing in timings.items():
-        results[name] = results[name].timed(*timing.summary)
+    timed = time_together(steps, effort.rounds, effort.seconds_per_round, on_turn)
+    for name, durations in timed.items():
+        results[name] = results[name].timed(durations)
     return list(results.values())
 
 

@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,10 +33,11 @@ class PeakMemory:
 
 def peak_memory_of(step: Callable[[], object]) -> PeakMemory:
     """Call `step` once and return the peak of this process during it."""
-    reset_peak()
-    before = resident_bytes()
+    with suppress(OSError):  # where the system can set the high-water mark to the current use
+        Path("/proc/self/clear_refs").write_text("5")
+    before = resident_bytes("VmRSS")
     step()
-    peak = peak_bytes()
+    peak = resident_bytes("VmHWM")
     return PeakMemory(peak_bytes=peak, extra_bytes=max(0, peak - before))
 
 
@@ -65,33 +67,16 @@ def answer(request: str) -> str:
     return json.dumps(asdict(peak_memory_of(step)))
 
 
-def reset_peak() -> None:
-    """Set the high-water mark to the current use, where the system can do that."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
-
-
-def resident_bytes() -> int:
-    """Return the resident memory now; the peak so far where the system tells only that."""
-    return _linux("/proc/self/status", "VmRSS") or largest_resident_bytes()
-
-
-def peak_bytes() -> int:
-    """Return the high-water mark of the resident memory."""
-    return _linux("/proc/self/status", "VmHWM") or largest_resident_bytes()
+def resident_bytes(field: str) -> int:
+    """Return resident memory now (VmRSS) or at its peak; the peak where only that is told."""
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts in bytes, other systems in KiB.
+    return _linux("/proc/self/status", field) or largest * (1 if sys.platform == "darwin" else 1024)
 
 
 def available_bytes() -> int | None:
     """Return the memory that new processes can use, None where the system does not tell."""
     return _linux("/proc/meminfo", "MemAvailable")
-
-
-def largest_resident_bytes() -> int:
-    """Return ``ru_maxrss`` in bytes: macOS counts in bytes, other systems in KiB."""
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else 1024 * largest
 
 
 def _linux(file: str, field: str) -> int | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import linear_regression
 
 from tricouple.experiments.bench.contenders import LOSS, PAIR_PLAN, TRIPLET_PLAN
 from tricouple.experiments.bench.measure import Measurement, Report
@@ -140,16 +141,13 @@ def growth(
     }
     if smallest not in points or largest not in points:
         return None
-    return exponent(list(points), list(points.values()))
+    return exponent(points)
 
 
-def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
+def exponent(values: Mapping[int, float]) -> float:
     """Return the slope of log value against log size by least squares."""
-    x = [math.log(size) for size in sizes]
-    y = [math.log(value) for value in values]
-    x_mean, y_mean = sum(x) / len(x), sum(y) / len(y)
-    covariance = sum((a - x_mean) * (b - y_mean) for a, b in zip(x, y, strict=True))
-    return covariance / sum((a - x_mean) ** 2 for a in x)
+    sizes, found = ([math.log(x) for x in xs] for xs in (values.keys(), values.values()))
+    return linear_regression(sizes, found).slope
 
 
 def tables(report: Report) -> list[Table]:

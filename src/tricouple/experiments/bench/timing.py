@@ -3,35 +3,11 @@
 from __future__ import annotations
 
 import gc
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 Step = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Durations of all timed calls of one contender, in seconds."""
-
-    durations: tuple[float, ...]
-
-    @property
-    def best(self) -> float:
-        """The shortest call: noise only ever adds time."""
-        return min(self.durations)
-
-    @property
-    def median(self) -> float:
-        """The typical call."""
-        return statistics.median(self.durations)
-
-    @property
-    def summary(self) -> tuple[float, float, int]:
-        """Best, median, and how many calls were timed."""
-        return self.best, self.median, len(self.durations)
 
 
 def time_together(
@@ -39,7 +15,7 @@ def time_together(
     rounds: int,
     seconds_per_round: float,
     on_turn: Callable[[str], None] = lambda name: None,
-) -> dict[str, Timing]:
+) -> dict[str, list[float]]:
     """Time all steps in interleaved rounds.
 
     In each round every step has a turn of several calls, so that a slow minute of the machine hits
@@ -54,7 +30,7 @@ def time_together(
         on_turn: Called with the name of a step before its turn.
 
     Returns:
-        The timings, by name.
+        The durations of all counted calls in seconds, by name.
     """
     durations: dict[str, list[float]] = {name: [] for name in steps}
     order = deque(steps)
@@ -70,7 +46,7 @@ def time_together(
             order.rotate(-1)
     finally:
         gc.enable()
-    return {name: Timing(tuple(values)) for name, values in durations.items()}
+    return durations
 
 
 def time_call(step: Step) -> float:
