@@ -95,7 +95,7 @@ def _give_back(kind: _Kind, matrices: list[Tensor]) -> None:
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class Storage:
     """How a coupling of one batch uses memory.
 
     Attributes:
@@ -110,12 +110,12 @@ class MemoryPlan:
 
 
 # For what is not worth streaming, such as similarities that were given as a matrix.
-IN_MATRICES = MemoryPlan(streamed=False, tile_entries=CACHED, budget=math.inf)
+IN_MATRICES = Storage(streamed=False, tile_entries=CACHED, budget=math.inf)
 
 
-def plan_memory(
+def choose_storage(
     mode: str, budget: float, shape: tuple[int, int], like: Tensor, *, matrices: float
-) -> MemoryPlan:
+) -> Storage:
     """Choose between stored and streamed kernels.
 
     Args:
@@ -141,4 +141,4 @@ def plan_memory(
     # Matrix products like larger tiles than sums do; accelerators like them larger still.
     wanted = 2 * CACHED if like.device.type == "cpu" else 32 * CACHED
     fitting = int(min(wanted, budget // (tiles * size)))
-    return MemoryPlan(streamed, max(m, fitting), math.inf if mode == "matrices" else budget)
+    return Storage(streamed, max(m, fitting), math.inf if mode == "matrices" else budget)

@@ -11,7 +11,7 @@ import torch
 from tricouple.experiments.verify import markdown, quadrature, quadrature_errors
 from tricouple.experiments.verify.page import standalone_chart
 from tricouple.experiments.verify.results import Report
-from tricouple.ot.sweeps.quadrature import log_sigmoid_terms, trapezoid_error
+from tricouple.ot.sweeps.log_sigmoid import log_sigmoid_terms, trapezoid_error
 
 ROOT = Path(__file__).parents[2]
 

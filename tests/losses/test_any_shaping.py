@@ -10,7 +10,7 @@ import tricouple as tc
 from conftest import LOSSES, draw
 from reference import CONVERGED, relative_error, with_gradients
 from tricouple import shaping
-from tricouple.ot.sweeps.margins import Margins, anchor_bytes
+from tricouple.shaping import Margins, anchor_bytes
 
 LOSS = LOSSES["neg_mmiot"]
 SHAPINGS = {

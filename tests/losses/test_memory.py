@@ -10,7 +10,7 @@ import torch
 import tricouple as tc
 from conftest import LOSSES
 from reference import relative_error, with_gradients
-from tricouple.memory import Loan, plan_memory
+from tricouple.memory import Loan, choose_storage
 
 STREAMING = {
     "neg_mmiot": tc.NegMMIOT,
@@ -123,22 +123,22 @@ def test_info_nce_in_small_tiles_is_the_same(batch):
 
 def test_automatic_mode_streams_what_exceeds_the_budget():
     like = torch.empty(1)
-    assert not plan_memory("auto", 2 * 100 * 100 * 4, (100, 100), like, matrices=2).streamed
-    assert plan_memory("auto", 2 * 100 * 100 * 4 - 1, (100, 100), like, matrices=2).streamed
-    assert plan_memory("streamed", 1e9, (100, 100), like, matrices=2).streamed
-    assert not plan_memory("matrices", 1e4, (100, 100), like, matrices=2).streamed
+    assert not choose_storage("auto", 2 * 100 * 100 * 4, (100, 100), like, matrices=2).streamed
+    assert choose_storage("auto", 2 * 100 * 100 * 4 - 1, (100, 100), like, matrices=2).streamed
+    assert choose_storage("streamed", 1e9, (100, 100), like, matrices=2).streamed
+    assert not choose_storage("matrices", 1e4, (100, 100), like, matrices=2).streamed
 
 
 def test_matrices_that_are_asked_for_have_no_budget():
     like = torch.zeros(1)
-    plan = plan_memory("matrices", 1000, (100, 100), like, matrices=2)
+    plan = choose_storage("matrices", 1000, (100, 100), like, matrices=2)
     assert not plan.streamed
     assert plan.budget == float("inf")
-    assert plan_memory("auto", 1e6, (100, 100), like, matrices=2).budget == 1e6
+    assert choose_storage("auto", 1e6, (100, 100), like, matrices=2).budget == 1e6
 
 
 def test_tiles_stay_within_the_budget():
-    plan = plan_memory("streamed", 5 * 4 * 1000 * 7, (5000, 1000), torch.empty(1), matrices=2)
+    plan = choose_storage("streamed", 5 * 4 * 1000 * 7, (5000, 1000), torch.empty(1), matrices=2)
     assert plan.tile_entries == 7000
 
 

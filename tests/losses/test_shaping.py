@@ -7,7 +7,7 @@ from torch import nn
 import tricouple as tc
 from conftest import LOSSES
 from reference import relative_error, with_gradients
-from tricouple.ot.sweeps.quadrature import log_sigmoid_terms
+from tricouple.ot.sweeps.log_sigmoid import log_sigmoid_terms
 
 TRIPLETS, PAIRS = LOSSES["neg_mmiot"], LOSSES["push_pull"]
 

@@ -16,7 +16,7 @@ from reference import (
     with_gradients,
 )
 from tricouple import shaping
-from tricouple.ot.sweeps.margins import anchor_bytes
+from tricouple.shaping import anchor_bytes
 
 
 def bump(t):

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from tricouple.losses.batch import Batch
-from tricouple.ot.sweeps.margins import Margins
 from tricouple.relations import ListedTriplets
-from tricouple.shaping import Shaping, log_sigmoid
+from tricouple.shaping import Margins, Shaping, log_sigmoid
 
 VARIANTS = ("formula", "published")
 

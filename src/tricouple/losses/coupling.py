@@ -1,4 +1,4 @@
-"""What losses on a coupling share: how it is solved, and KL from a pair target to its plan."""
+"""KL from a pair target to an entropic transport plan: the piece that pairwise losses share."""
 
 from __future__ import annotations
 
@@ -8,68 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tricouple import checks
 from tricouple.losses.batch import Batch
-from tricouple.memory import IN_MATRICES, MEMORY_MODES, MemoryPlan, plan_memory
-from tricouple.numeric import expectation, uniform
-from tricouple.ot.gradients import GRADIENTS
-from tricouple.ot.potentials import Settings, embedded_potentials, solve_potentials
-from tricouple.ot.solvers import SolverFactory, pair
-from tricouple.ot.sweeps.balanced import can_be_halved
-from tricouple.ot.sweeps.similarities import Products
+from tricouple.numeric import expectation
+from tricouple.ot.engine import Pairs, Sweeps
+from tricouple.ot.potentials import embedded_potentials, solve_potentials
 from tricouple.relations import UniformPairs
-
-
-@dataclass(frozen=True)
-class Sweeps:
-    """The options of a coupling that are the same for every loss.
-
-    Attributes:
-        n_iters: Sinkhorn sweeps, at most.
-        tol: Stop sweeping when the marginal error (L1) is below this.
-        gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``.
-        marginals: ``"uniform"`` or ``"target"``.
-        memory: ``"auto"``, ``"matrices"`` or ``"streamed"``.
-        memory_budget: Bytes.
-    """
-
-    n_iters: int
-    tol: float | None
-    gradient: str
-    marginals: str
-    memory: str
-    memory_budget: float
-
-    def __post_init__(self) -> None:
-        checks.sweeps(self.n_iters, self.tol)
-        checks.one_of("gradient", self.gradient, GRADIENTS)
-        checks.one_of("marginals", self.marginals, ("uniform", "target"))
-        checks.one_of("memory", self.memory, MEMORY_MODES)
-        checks.positive_number("memory_budget", self.memory_budget)
-
-    def memory_of(self, batch: Batch, *, matrices: int) -> MemoryPlan:
-        """How a batch is computed that needs so many N×M matrices, or halves of them."""
-        similarities = Products(batch.anchors, batch.references)
-        halved = can_be_halved(similarities, within=batch.within)
-        return plan_memory(
-            self.memory,
-            self.memory_budget,
-            similarities.shape,
-            batch.anchors,
-            matrices=matrices / 2 if halved else matrices,
-        )
-
-    def settings(
-        self, solvers: tuple[SolverFactory, ...], sizes: tuple[int, ...], batch: Batch
-    ) -> Settings:
-        """The settings of one coupling."""
-        return Settings(solvers, sizes, batch.within, self.n_iters, self.tol, self.gradient)
-
-    def __str__(self) -> str:
-        return (
-            f"n_iters={self.n_iters}, gradient={self.gradient!r}, marginals={self.marginals!r}, "
-            f"memory={self.memory!r}"
-        )
 
 
 @dataclass(frozen=True)
@@ -107,16 +50,13 @@ def pair_divergence(
     rows, columns = target.pairs.marginals
     masses = torch.cat([rows, columns])
     sizes = (len(rows), len(columns))
-    imposed = uniform(sizes, masses) if sweeps.marginals == "uniform" else masses
-    solvers = pair(IN_MATRICES if costs is not None else sweeps.memory_of(batch, matrices=1))
-    settings = sweeps.settings(solvers, sizes, batch)
+    imposed, problem = sweeps.imposed(masses, sizes), Pairs(batch.within)
     if costs is None:
-        potentials = embedded_potentials(
-            batch.anchors, batch.references, sharpness, imposed, settings
-        )
+        embedded = batch.anchors, batch.references
+        potentials = embedded_potentials(*embedded, sharpness, imposed, problem, sweeps)
         mean = batch.inner(target.pairs)  # O(N·d) work
     else:
-        potentials, _ = solve_potentials(costs, sharpness, imposed, settings)
+        potentials, _ = solve_potentials(costs, sharpness, imposed, problem, sweeps)
         mean = costs[target.pairs.mask()].to(masses.dtype).mean()
     value = -math.log(target.size) - sharpness * mean - expectation(masses, potentials)
     return PairDivergence(value, potentials.split(sizes))

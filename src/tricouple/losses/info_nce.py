@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
-from tricouple.memory import DEFAULT_BUDGET, MEMORY_MODES, plan_memory
+from tricouple.memory import DEFAULT_BUDGET, MEMORY_MODES, choose_storage
 from tricouple.numeric import Patch, ScoreGradient, inverse_product, pull, row_blocks
 
 
@@ -64,7 +64,7 @@ class InfoNCE(ContrastiveLoss):
         sharpness = inverse_product(self.temperature, 1.0)
         weights = target.marginals[0]
         shape = (len(batch.anchors), len(batch.references))
-        tiles = plan_memory("streamed", self.memory_budget, shape, batch.anchors, matrices=0)
+        tiles = choose_storage("streamed", self.memory_budget, shape, batch.anchors, matrices=0)
         partition = _log_partition(
             batch.anchors, batch.references, sharpness, weights, batch.within, tiles.tile_entries
         )

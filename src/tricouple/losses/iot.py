@@ -10,8 +10,9 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
-from tricouple.losses.coupling import Sweeps, pair_divergence
+from tricouple.losses.coupling import pair_divergence
 from tricouple.memory import DEFAULT_BUDGET
+from tricouple.ot.engine import Sweeps
 
 
 class IOT(ContrastiveLoss):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +13,17 @@ from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
-from tricouple.losses.coupling import Sweeps
 from tricouple.memory import DEFAULT_BUDGET
-from tricouple.numeric import expectation, inverse_product, uniform
+from tricouple.numeric import expectation, inverse_product
+from tricouple.ot.engine import (
+    LinearTriplets,
+    LogSigmoidTriplets,
+    Problem,
+    ShapedTriplets,
+    Sweeps,
+)
 from tricouple.ot.potentials import embedded_potentials
-from tricouple.ot.solvers import linear_triplet, log_sigmoid_triplet, shaped_triplet
+from tricouple.relations import TripletTarget
 from tricouple.shaping import Shaping, check_margins, resolve
 
 
@@ -25,7 +33,13 @@ class NegMMIOT(ContrastiveLoss):
     ``KL(P̃ ‖ P)``, where P̃ is uniform on the admissible triplets and P is the entropic transport
     plan of three copies of the batch for the cost ``C_ijk = ψ((s_ij − s_ik)/τ)``.
 
-    For ψ(t) = −t the loss depends on τ and ε only through the sharpness c = 1/(τε).
+    For ψ(t) = −t the loss depends on τ and ε only through the sharpness c = 1/(τε). Then the plan
+    decouples: given its anchor, positive and negative are independent but for j ≠ k, and with
+    balanced classes, two views or one-to-one captions the loss *is* ``PushPull`` with ε₊ = ε₋ = ε,
+    up to the effect of that exclusion, O(1/N) (mathematics §8). With log-sigmoid, or any ψ that is
+    not affine, it is not: those are truly three-way. That three-marginal transport with a
+    tree-structured cost, as the star i–j, i–k of a linear ψ, takes O(N²) a sweep is known from
+    Haasler, Singh, Zhang, Karlsson and Chen (2020) and from Altschuler and Boix-Adserà.
 
     Args:
         temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient.
@@ -72,59 +86,121 @@ class NegMMIOT(ContrastiveLoss):
         super().__init__(empty=empty)
         checks.positive_number("temperature", temperature)
         checks.positive_number("epsilon", epsilon)
-        resolve(shaping)
-        checks.positive_number("kernel_tol", kernel_tol)
         self.temperature = temperature
         self.epsilon = epsilon
         self.shaping = shaping
         self.kernel_tol = kernel_tol
+        self._cost()  # which an unknown ψ has not
+        checks.positive_number("kernel_tol", kernel_tol)
         self.sweeps = Sweeps(n_iters, tol, gradient, marginals, memory, memory_budget)
 
     def compute(self, batch: Batch) -> Tensor:
-        """KL(P̃‖P) = −log|A| + ⟨P̃, C⟩/ε − Σ ⟨target marginal, log-scaling⟩.
-
-        For linear ψ the second term is −c⟨P̃¹² − P̃¹³, s⟩.
-        """
+        """KL(P̃‖P) = −log|A| + ⟨P̃, C⟩/ε − Σ ⟨target marginal, log-scaling⟩ (mathematics §2)."""
         checks.positive_number("temperature", self.temperature)
-        target = batch.relation.triplets()
-        marginals = target.marginals
-        masses = torch.cat(marginals)
-        sizes = tuple(len(mass) for mass in marginals)
-        imposed = uniform(sizes, masses) if self.sweeps.marginals == "uniform" else masses
-        if self.shaping == "linear":
-            factor = inverse_product(self.temperature, self.epsilon)
-            solvers = linear_triplet(self.sweeps.memory_of(batch, matrices=2))
-            cost = -factor * batch.inner(target.contrast)
-        elif self.shaping == "log_sigmoid":
-            checks.quadrature_tolerance(self.kernel_tol, batch.anchors.dtype)
-            factor = inverse_product(self.temperature, 1.0)
-            memory = self.sweeps.memory_of(batch, matrices=2)
-            solvers = log_sigmoid_triplet(self.epsilon, self.kernel_tol, memory)
-            cost = mean_log_sigmoid_cost(batch, factor * batch.similarity()) / self.epsilon
-        else:
-            factor = inverse_product(self.temperature, 1.0)
-            scores = factor * batch.wide_similarity()
-            psi, budget = self._checked_shaping(scores), self.sweeps.memory_budget
-            solvers = shaped_triplet(psi, self.epsilon, budget)
-            cost = mean_cost(batch, scores, psi, budget) / self.epsilon
-        settings = self.sweeps.settings(solvers, sizes, batch)
-        potentials = embedded_potentials(batch.anchors, batch.references, factor, imposed, settings)
-        loss = -math.log(target.size) + cost - expectation(masses, potentials)
+        cost, target = self._cost(), batch.relation.triplets()
+        factor, problem = cost.factor(self.temperature), cost.problem(batch, self.sweeps)
+        mean = cost.mean(batch, target, factor, self.sweeps)  # ⟨P̃, C⟩/ε
+        masses = torch.cat(target.marginals)
+        imposed = self.sweeps.imposed(masses, [len(mass) for mass in target.marginals])
+        embedded = batch.anchors, batch.references
+        potentials = embedded_potentials(*embedded, factor, imposed, problem, self.sweeps)
+        loss = mean - math.log(target.size) - expectation(masses, potentials)
         return loss.to(batch.dtype)
 
-    def _checked_shaping(self, scores: Tensor) -> Shaping:
-        """ψ as a function that suits a batch."""
-        if self.sweeps.memory == "streamed":
-            raise ValueError(
-                'memory="streamed" needs shaping="linear" or "log_sigmoid", got '
-                f'{self.shaping!r}: use memory="auto", which takes the costs of a few anchors at a '
-                "time"
-            )
-        psi = resolve(self.shaping)
-        check_margins(psi, scores)
-        return psi
+    def _cost(self) -> _Cost:
+        """The cost of the present settings."""
+        if self.shaping == "linear":
+            return _Linear(self.epsilon)
+        if self.shaping == "log_sigmoid":
+            return _LogSigmoid(self.epsilon, self.kernel_tol)
+        return _Shaped(self.epsilon, self.shaping, resolve(self.shaping))
 
     def extra_repr(self) -> str:
         """The settings, for printing."""
         tau = "learnable" if isinstance(self.temperature, nn.Parameter) else self.temperature
         return f"temperature={tau}, epsilon={self.epsilon}, shaping={self.shaping!r}, {self.sweeps}"
+
+
+class _Cost(Protocol):
+    """C_ijk = ψ((s_ij − s_ik)/τ) as the coupling and the target see it."""
+
+    def factor(self, temperature: float | Tensor) -> float | Tensor:
+        """What turns similarities into scores."""
+
+    def problem(self, batch: Batch, how: Sweeps) -> Problem:
+        """What the engine is asked to couple."""
+
+    def mean(
+        self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
+    ) -> Tensor:
+        """⟨P̃, C⟩/ε."""
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """ψ(t) = −t."""
+
+    epsilon: float
+
+    def factor(self, temperature: float | Tensor) -> float | Tensor:
+        """C = 1/(τε)."""
+        return inverse_product(temperature, self.epsilon)
+
+    def problem(self, batch: Batch, how: Sweeps) -> Problem:
+        return LinearTriplets(batch.within)
+
+    def mean(
+        self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
+    ) -> Tensor:
+        """−c⟨P̃¹² − P̃¹³, s⟩ (mathematics §2)."""
+        return -factor * batch.inner(target.contrast)
+
+
+@dataclass(frozen=True)
+class _LogSigmoid:
+    """ψ(t) = log(1 + e^{−t})."""
+
+    epsilon: float
+    tolerance: float
+
+    def factor(self, temperature: float | Tensor) -> float | Tensor:
+        """1/τ."""
+        return inverse_product(temperature, 1.0)
+
+    def problem(self, batch: Batch, how: Sweeps) -> Problem:
+        checks.quadrature_tolerance(self.tolerance, batch.anchors.dtype)
+        return LogSigmoidTriplets(batch.within, self.epsilon, self.tolerance)
+
+    def mean(
+        self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
+    ) -> Tensor:
+        return mean_log_sigmoid_cost(batch, factor * batch.similarity()) / self.epsilon
+
+
+@dataclass(frozen=True)
+class _Shaped:
+    """Any ψ."""
+
+    epsilon: float
+    shaping: str | Shaping
+    psi: Shaping
+
+    def factor(self, temperature: float | Tensor) -> float | Tensor:
+        """1/τ."""
+        return inverse_product(temperature, 1.0)
+
+    def problem(self, batch: Batch, how: Sweeps) -> Problem:
+        if how.memory == "streamed":
+            raise ValueError(
+                'memory="streamed" needs shaping="linear" or "log_sigmoid", got '
+                f'{self.shaping!r}: use memory="auto", which takes the costs of a few anchors at a '
+                "time"
+            )
+        return ShapedTriplets(batch.within, self.epsilon, self.psi, how.memory_budget)
+
+    def mean(
+        self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
+    ) -> Tensor:
+        scores = factor * batch.wide_similarity()
+        check_margins(self.psi, scores)
+        return mean_cost(batch, scores, self.psi, how.memory_budget) / self.epsilon

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
-from tricouple.losses.coupling import Sweeps, pair_divergence
+from tricouple.losses.coupling import pair_divergence
 from tricouple.memory import DEFAULT_BUDGET
 from tricouple.numeric import inverse_product
+from tricouple.ot.engine import Sweeps
 from tricouple.shaping import Shaping, check_decreasing, resolve
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import ScoreGradient, divide_or_zero
-from tricouple.ot.sweeps.plan import Plan, Solution
+from tricouple.ot.sweeps.contract import Plan, Solution
 
 
 def unrolled(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
@@ -26,7 +26,7 @@ def envelope(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
 
     Then the implicit system has the solution (total, 0, …) and nothing needs to be solved.
     """
-    sink = solution.kernel.sink()
+    sink = solution.coupling.sink()
     total = cotangents[0].sum()
     weights = torch.ones_like(cotangents[0]) * -total
     solution.plan().push(0, weights, sink)
@@ -41,7 +41,7 @@ def implicit(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
     is minus that of ``Σ w · marginals`` at fixed potentials.
     """
     plan = solution.plan()
-    sink = solution.kernel.sink()
+    sink = solution.coupling.sink()
     for axis, weights in enumerate(_solve(plan, cotangents)):
         plan.push(axis, -weights, sink)
     return sink.total()

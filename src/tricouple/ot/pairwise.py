@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.memory import IN_MATRICES
 from tricouple.numeric import compute_dtype, row_blocks, wide_dtype
-from tricouple.ot.gradients import GRADIENTS
-from tricouple.ot.potentials import Settings, solve_potentials
-from tricouple.ot.solvers import pair
+from tricouple.ot.engine import Pairs, Sweeps
+from tricouple.ot.potentials import solve_potentials
 
 # When no tolerance is asked for, a plan counts as converged below this marginal error.
 DEFAULT_TOLERANCE = 1e-3
@@ -110,8 +108,7 @@ def sinkhorn(
     """
     checks.matrix("cost", cost)
     checks.positive_number("epsilon", epsilon)
-    checks.sweeps(n_iters, tol)
-    checks.one_of("gradient", gradient, GRADIENTS)
+    how = Sweeps(n_iters, tol, gradient)
     cost = cost.to(compute_dtype(cost.dtype))
     lowest, highest = (float(end) for end in torch.aminmax(cost.detach()))
     if not lowest > -math.inf:  # also if it is NaN
@@ -122,14 +119,13 @@ def sinkhorn(
     # Scores are −C/ε; for anti-transport +C/ε, where forbidden entries must not become rewards.
     rewards = torch.where(cost == torch.inf, -torch.inf, cost) if highest == math.inf else cost
     scores, factor = (rewards, 1 / epsilon) if anti else (cost, -1 / epsilon)
-    settings = Settings(pair(IN_MATRICES), tuple(cost.shape), False, n_iters, tol, gradient)
-    potentials, sweeps = solve_potentials(scores, factor, imposed, settings)
+    potentials, sweeps = solve_potentials(scores, factor, imposed, Pairs(within=False), how)
     if not bool(torch.isfinite(potentials[imposed > 0]).all()):
         raise ValueError(
             "cost forbids too much: no plan has these marginals (a row or column with mass has no "
             "allowed partner); allow more entries or set its mass to zero"
         )
-    f, g = (potentials * epsilon).split(settings.sizes)
+    f, g = (potentials * epsilon).split(cost.shape)
     return PairPlan(cost, float(epsilon), (f, g), (rows, columns), sweeps, tol, anti)
 
 

@@ -1,12 +1,12 @@
 """Potentials of a coupling as a differentiable function of its similarities or embeddings.
 
-The bridge between the kernels, which know no autograd, and PyTorch: solve fast, and carefully
-where fast cannot be trusted; differentiate by one of the three rules.
+The bridge between the sweeps, which know no autograd, and PyTorch: solve as the engine says,
+differentiate by one of the three rules.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,55 +15,46 @@ from torch.autograd.function import once_differentiable
 
 from tricouple.memory import empty_matrix
 from tricouple.numeric import ScoreGradient, never_compiled, pull, wide_dtype
+from tricouple.ot.engine import Problem, Sweeps, solve
 from tricouple.ot.gradients import GRADIENTS
-from tricouple.ot.solvers import SolverFactory
-from tricouple.ot.sweeps.plan import Masses, Releasable, Solution
-from tricouple.ot.sweeps.similarities import Matrix, Products, Similarities
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to solve and how to differentiate; ``sizes`` are the lengths of the axes."""
-
-    solvers: tuple[SolverFactory, ...]
-    sizes: tuple[int, ...]
-    within: bool
-    n_iters: int
-    tol: float | None
-    gradient: str
+from tricouple.ot.sweeps.contract import Solution
+from tricouple.ot.sweeps.kernels import Matrix, Products, Similarities
 
 
 def solve_potentials(
-    similarity: Tensor, sharpness: float | Tensor, marginals: Tensor, settings: Settings
+    similarity: Tensor, factor: float | Tensor, marginals: Tensor, problem: Problem, how: Sweeps
 ) -> tuple[Tensor, int]:
     """Log-scalings (wide dtype), all axes in one vector, and the number of sweeps done.
 
     Args:
         similarity: Shape (N, M), float32 or float64.
-        sharpness: The factor that turns similarities into scores; a tensor gets its gradient.
+        factor: What turns similarities into scores; a tensor gets its gradient.
         marginals: Imposed masses, all axes in one vector.
-        settings: The solver's settings.
+        problem: What is coupled.
+        how: How it is solved and differentiated.
     """
-    return _OfSimilarities.apply(similarity, sharpness, marginals, settings)  # type: ignore[no-any-return, no-untyped-call]
+    return _OfSimilarities.apply(similarity, factor, marginals, problem, how)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def embedded_potentials(
     anchors: Tensor,
     references: Tensor,
-    sharpness: float | Tensor,
+    factor: float | Tensor,
     marginals: Tensor,
-    settings: Settings,
+    problem: Problem,
+    how: Sweeps,
 ) -> Tensor:
-    """The same for similarities ``anchors @ references.T``, of which only tiles ever exist.
+    """The same for similarities ``anchors @ references.T``, of which only tiles need exist.
 
     Args:
         anchors: Shape (N, d), float32 or float64.
         references: Shape (M, d); the same tensor within one set.
-        sharpness: The factor that turns similarities into scores; a tensor gets its gradient.
+        factor: What turns similarities into scores; a tensor gets its gradient.
         marginals: Imposed masses, all axes in one vector.
-        settings: The solver's settings.
+        problem: What is coupled.
+        how: How it is solved and differentiated.
     """
-    return _OfEmbeddings.apply(anchors, references, sharpness, marginals, settings)  # type: ignore[no-any-return, no-untyped-call]
+    return _OfEmbeddings.apply(anchors, references, factor, marginals, problem, how)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _OfSimilarities(torch.autograd.Function):
@@ -71,12 +62,13 @@ class _OfSimilarities(torch.autograd.Function):
     def forward(
         ctx: Any,
         similarity: Tensor,
-        sharpness: float | Tensor,
+        factor: float | Tensor,
         marginals: Tensor,
-        settings: Settings,
+        problem: Problem,
+        how: Sweeps,
     ) -> tuple[Tensor, int]:
         ctx.save_for_backward(similarity)
-        solution = _remember(ctx, Matrix(similarity), sharpness, marginals, settings)
+        solution = _remember(ctx, Matrix(similarity), factor, marginals, problem, how)
         return solution.potentials.clone(), solution.n_sweeps
 
     @staticmethod
@@ -86,7 +78,7 @@ class _OfSimilarities(torch.autograd.Function):
         # The second cotangent belongs to the number of sweeps.
         gradient, slope = _score_matrix(ctx, cotangents[0], similarity)
         to_factor = slope.to(ctx.factor_dtype, copy=True) if ctx.needs_input_grad[1] else None
-        return gradient, to_factor, None, None
+        return gradient, to_factor, None, None, None
 
 
 class _OfEmbeddings(torch.autograd.Function):
@@ -95,69 +87,44 @@ class _OfEmbeddings(torch.autograd.Function):
         ctx: Any,
         anchors: Tensor,
         references: Tensor,
-        sharpness: float | Tensor,
+        factor: float | Tensor,
         marginals: Tensor,
-        settings: Settings,
+        problem: Problem,
+        how: Sweeps,
     ) -> Tensor:
         ctx.save_for_backward(anchors, references)
         source = Products(anchors, references)
-        return _remember(ctx, source, sharpness, marginals, settings).potentials.clone()
+        return _remember(ctx, source, factor, marginals, problem, how).potentials.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
         gradients, slope = _embedding_gradients(ctx, cotangents[0], *ctx.saved_tensors)
         to_factor = None if slope is None else slope.to(ctx.factor_dtype, copy=True)
-        return *gradients, to_factor, None, None
+        return *gradients, to_factor, None, None, None
 
 
 def _remember(
     ctx: Any,
-    similarities: Similarities,
-    sharpness: float | Tensor,
+    source: Similarities,
+    factor: float | Tensor,
     marginals: Tensor,
-    settings: Settings,
+    problem: Problem,
+    how: Sweeps,
 ) -> Solution:
     """Solve, and keep what the gradient needs."""
-    factor = float(sharpness)
-    solution = _solve(similarities, factor, marginals, settings)
+    ctx.factor = float(factor)
+    ctx.factor_dtype = factor.dtype if isinstance(factor, Tensor) else None
+    ctx.sizes, ctx.rule = problem.sizes(source.shape), GRADIENTS[how.gradient]
+    solution = _solve(problem, source, ctx.factor, marginals, how)
     # Outputs must not be kept here: they refer to this context, and the cycle would hold the
     # kernels' N×N matrices until the garbage collector comes by.
     ctx.solution = replace(solution, potentials=torch.empty(0))
-    ctx.settings, ctx.factor = settings, factor
-    ctx.factor_dtype = sharpness.dtype if isinstance(sharpness, Tensor) else None
     return solution
 
 
 # Sweeps are many small operations, and inference mode makes each of them cheaper.
-
-
-@never_compiled
-@torch.inference_mode()
-def _solve(
-    similarities: Similarities, sharpness: float, marginals: Tensor, settings: Settings
-) -> Solution:
-    """The answer of the first solver that can be trusted."""
-    for solver in settings.solvers:
-        kernel = solver(similarities, sharpness, within=settings.within)
-        if kernel is None:
-            continue
-        masses = Masses(marginals, settings.sizes, kernel.dtype)
-        solution = kernel.solve(masses, settings.n_iters, settings.tol)
-        if solution is not None:
-            return solution
-    raise AssertionError("the last solver always answers")
-
-
-def _score_gradient(ctx: Any, cotangent: Tensor) -> ScoreGradient:
-    parts = cotangent.to(ctx.solution.kernel.dtype).split(ctx.settings.sizes)
-    return GRADIENTS[ctx.settings.gradient](ctx.solution, parts)
-
-
-def _release(solution: Solution) -> None:
-    """A loss is often kept until the next one is there: its matrices need not be."""
-    if isinstance(solution.kernel, Releasable):
-        solution.kernel.release()
+_solve = never_compiled(torch.inference_mode()(solve))
 
 
 @never_compiled
@@ -171,7 +138,7 @@ def _score_matrix(ctx: Any, cotangent: Tensor, similarity: Tensor) -> tuple[Tens
             allowed = torch.where(torch.isfinite(similarity[rows]), similarity[rows], 0.0)
             slope += torch.sum(tile * allowed)
         torch.mul(tile, ctx.factor, out=out[rows])
-    _release(ctx.solution)
+    ctx.solution.coupling.release()
     return out, slope
 
 
@@ -184,5 +151,12 @@ def _embedding_gradients(
     gradient = _score_gradient(ctx, cotangent)
     slope = ctx.needs_input_grad[2]
     result = pull(gradient, ctx.factor, anchors, references, slope=slope)
-    _release(ctx.solution)
+    # A loss is often kept until the next one is there: its matrices need not be.
+    ctx.solution.coupling.release()
     return result
+
+
+def _score_gradient(ctx: Any, cotangent: Tensor) -> ScoreGradient:
+    parts = cotangent.to(ctx.solution.coupling.dtype).split(ctx.sizes)
+    gradient: ScoreGradient = ctx.rule(ctx.solution, parts)
+    return gradient

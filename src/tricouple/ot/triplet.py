@@ -10,21 +10,13 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.memory import DEFAULT_BUDGET, IN_MATRICES
+from tricouple.memory import DEFAULT_BUDGET
 from tricouple.numeric import compute_dtype, inverse_product, uniform, wide_dtype
-from tricouple.ot.gradients import GRADIENTS
+from tricouple.ot.engine import LinearTriplets, LogSigmoidTriplets, ShapedTriplets, Sweeps
 from tricouple.ot.pairwise import DEFAULT_TOLERANCE, largest_error
-from tricouple.ot.potentials import Settings, solve_potentials
-from tricouple.ot.solvers import (
-    SolverFactory,
-    linear_triplet,
-    log_sigmoid_triplet,
-)
-from tricouple.ot.sweeps.log_domain import LogDomainTriplet, LogTripletPlan
-from tricouple.ot.sweeps.similarities import Matrix
-from tricouple.ot.sweeps.triplet_anchors import careful_shaped
-from tricouple.ot.sweeps.triplet_log import careful_linear
-from tricouple.ot.sweeps.triplet_log_sigmoid import careful_log_sigmoid
+from tricouple.ot.potentials import solve_potentials
+from tricouple.ot.sweeps.kernels import Matrix
+from tricouple.ot.sweeps.triplet_log import LogDomainTriplet, LogTripletPlan
 from tricouple.shaping import Shaping, check_margins, resolve
 
 
@@ -44,7 +36,7 @@ class TripletPlan:
         within: Whether anchors and references are the same samples (i, j, k distinct).
         n_iters: Sweeps done.
         tol: Tolerance asked for, if any.
-        kernel: Makes the kernel again, in logarithms, which are right for any sharpness.
+        coupling: Makes the coupling again, in logarithms, which are right for any sharpness.
     """
 
     similarity: Tensor
@@ -56,11 +48,11 @@ class TripletPlan:
     within: bool
     n_iters: int
     tol: float | None
-    kernel: Callable[[], LogDomainTriplet] = field(repr=False)
+    coupling: Callable[[], LogDomainTriplet] = field(repr=False)
 
     def _plan(self) -> LogTripletPlan:
         phi, f, g = (p.detach() / self.epsilon for p in self.potentials)
-        return LogTripletPlan(self.kernel(), phi, f, g)
+        return LogTripletPlan(self.coupling(), phi, f, g)
 
     def marginals(self) -> tuple[Tensor, Tensor, Tensor]:
         """Masses of the samples as anchor, positive and negative."""
@@ -153,12 +145,27 @@ def triplet_sinkhorn(
         >>> plan.pair_marginal(0, 1).shape, plan.converged
         (torch.Size([6, 6]), True)
     """
-    _check(similarity, temperature, epsilon, n_iters, tol, within, gradient)
+    checks.matrix("similarity", similarity)
+    checks.positive_number("temperature", temperature)
+    checks.positive_number("epsilon", epsilon)
+    how = Sweeps(n_iters, tol, gradient)
+    _check(similarity, within)
     similarity = similarity.to(compute_dtype(similarity.dtype))
     factor = inverse_product(temperature, epsilon if shaping == "linear" else 1.0)
     source = Matrix(similarity.detach())
     number = float(factor.detach() if isinstance(factor, Tensor) else factor)
-    solvers, careful = _solvers(shaping, epsilon, source, number, kernel_tol, memory_budget)
+    problem: LinearTriplets | LogSigmoidTriplets | ShapedTriplets
+    if shaping == "linear":
+        problem = LinearTriplets(within)
+    elif shaping == "log_sigmoid":
+        checks.positive_number("kernel_tol", kernel_tol)
+        checks.quadrature_tolerance(kernel_tol, similarity.dtype)
+        problem = LogSigmoidTriplets(within, epsilon, kernel_tol)
+    else:
+        psi = resolve(shaping)
+        checks.positive_number("memory_budget", memory_budget)
+        check_margins(psi, source.widened().values * number)
+        problem = ShapedTriplets(within, epsilon, psi, memory_budget)
     n, m = similarity.shape
     wide = wide_dtype(similarity.device)
     sizes = (n, m, m)
@@ -175,8 +182,7 @@ def triplet_sinkhorn(
         ):
             checks.probability(f"marginals ({name})", masses, size)
         imposed = torch.cat([masses.detach().to(wide) for masses in marginals])
-    settings = Settings(solvers, sizes, within, n_iters, tol, gradient)
-    logs, sweeps = solve_potentials(similarity, factor, imposed, settings)
+    logs, sweeps = solve_potentials(similarity, factor, imposed, problem, how)
     phi, f, g = (logs * epsilon).split(sizes)
     mass_a, mass_b, mass_h = imposed.split(sizes)
     return TripletPlan(
@@ -189,47 +195,11 @@ def triplet_sinkhorn(
         within,
         sweeps,
         tol,
-        partial(careful, source, number, within=within),
+        partial(problem.careful, source, number),
     )
 
 
-def _solvers(
-    shaping: str | Shaping,
-    epsilon: float,
-    source: Matrix,
-    factor: float,
-    kernel_tol: float,
-    memory_budget: float,
-) -> tuple[tuple[SolverFactory, ...], Callable[..., LogDomainTriplet]]:
-    """All solvers for ψ, and the one in logarithms; an error if ψ does not suit the scores."""
-    psi = resolve(shaping)
-    if shaping == "linear":
-        return linear_triplet(IN_MATRICES), careful_linear
-    if shaping == "log_sigmoid":
-        checks.positive_number("kernel_tol", kernel_tol)
-        checks.quadrature_tolerance(kernel_tol, source.like.dtype)
-        solvers = log_sigmoid_triplet(epsilon, kernel_tol, IN_MATRICES)
-        return solvers, partial(careful_log_sigmoid, power=1 / epsilon, tolerance=kernel_tol)
-    checks.positive_number("memory_budget", memory_budget)
-    check_margins(psi, source.values.to(wide_dtype(source.like.device)) * factor)
-    careful = partial(careful_shaped, psi=psi, epsilon=epsilon, memory_budget=memory_budget)
-    return (careful,), careful
-
-
-def _check(
-    similarity: Tensor,
-    temperature: float | Tensor,
-    epsilon: float,
-    n_iters: int,
-    tol: float | None,
-    within: bool,
-    gradient: str,
-) -> None:
-    checks.matrix("similarity", similarity)
-    checks.positive_number("temperature", temperature)
-    checks.positive_number("epsilon", epsilon)
-    checks.sweeps(n_iters, tol)
-    checks.one_of("gradient", gradient, GRADIENTS)
+def _check(similarity: Tensor, within: bool) -> None:
     if not bool(torch.isfinite(similarity).all()):
         raise ValueError("similarity must be finite, found NaN or infinity")
     n, m = similarity.shape

@@ -83,14 +83,13 @@ class Identities:
         return float(self.sizes[0] @ self.partners[0])
 
     def triplets(self) -> TripletTarget:
-        """P̃¹²_ij = W⁺_ij n⁻_i/|A| and P̃¹³_ik = W⁻_ik n⁺_i/|A|."""
-        positives, negatives = (count / self.n_triplets for count in self.partners)
-        return TripletTarget(
-            self.n_triplets,
-            positives=GroupedPairs(self, same=negatives),
-            negatives=GroupedPairs(self, different=positives),
-            contrast=GroupedPairs(self, same=negatives, different=-positives),
-        )
+        """P̃¹²_ij = W⁺_ij n⁻_i/|A| and P̃¹³_ik = W⁻_ik n⁺_i/|A| (mathematics §1)."""
+        per_negative, per_positive = (count / self.n_triplets for count in self.partners)
+        positives = GroupedPairs(self, same=per_positive)
+        negatives = GroupedPairs(self, different=per_negative)
+        contrast = GroupedPairs(self, same=per_positive, different=-per_negative)
+        marginals = (*positives.marginals, negatives.marginals[1])
+        return TripletTarget(self.n_triplets, positives, negatives, contrast, marginals)
 
     def attracting(self) -> UniformPairs:
         """Same identity, for anchors that also have a negative."""
@@ -103,6 +102,10 @@ class Identities:
     def positives(self) -> UniformPairs:
         """Same identity, every anchor."""
         return self._uniform(torch.ones_like(self.partners[0], dtype=torch.bool), same=True)
+
+    def negatives(self) -> UniformPairs:
+        """Other identity, every anchor."""
+        return self._uniform(torch.ones_like(self.partners[0], dtype=torch.bool), same=False)
 
     def per_anchor(self) -> GroupedPairs:
         """Same identity, a pair weighing 1/n⁺_i of what its anchor weighs."""

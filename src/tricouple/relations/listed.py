@@ -63,7 +63,8 @@ class ListedTriplets:
             torch.cat([positives.weights, -negatives.weights]),
             self.shape,
         )
-        return TripletTarget(self.n_triplets, positives, negatives, contrast)
+        marginals = (*positives.marginals, negatives.marginals[1])
+        return TripletTarget(self.n_triplets, positives, negatives, contrast, marginals)
 
     def attracting(self) -> UniformPairs:
         """Distinct (anchor, positive) pairs."""
@@ -76,6 +77,10 @@ class ListedTriplets:
     def positives(self) -> UniformPairs:
         """The same as ``attracting``: a listed positive always has a negative."""
         return self.attracting()
+
+    def negatives(self) -> UniformPairs:
+        """The same as ``repelling``: a listed negative always has a positive."""
+        return self.repelling()
 
     def per_anchor(self) -> ListedPairs:
         """Distinct (anchor, positive) pairs, each weighing 1/n⁺_i of what its anchor weighs."""

@@ -39,18 +39,14 @@ class TripletTarget:
         positives: P̃¹², its (anchor, positive) marginal.
         negatives: P̃¹³, its (anchor, negative) marginal.
         contrast: P̃¹² − P̃¹³, whose inner product with the similarities is the mean margin.
+        marginals: Masses of the samples as anchor, as positive and as negative.
     """
 
     size: float
     positives: PairTarget
     negatives: PairTarget
     contrast: PairTarget
-
-    @property
-    def marginals(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Masses of the samples as anchor, as positive and as negative."""
-        anchors, positives = self.positives.marginals
-        return anchors, positives, self.negatives.marginals[1]
+    marginals: tuple[Tensor, Tensor, Tensor]
 
 
 class Relation(Protocol):
@@ -75,6 +71,9 @@ class Relation(Protocol):
 
     def positives(self) -> UniformPairs:
         """Uniform on all positive pairs, whether or not their anchor has a negative."""
+
+    def negatives(self) -> UniformPairs:
+        """Uniform on all negative pairs, whether or not their anchor has a positive."""
 
     def per_anchor(self) -> PairTarget:
         """Equal mass on every anchor that has a positive, evenly over the positives it has."""

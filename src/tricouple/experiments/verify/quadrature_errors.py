@@ -13,7 +13,7 @@ from tricouple.losses import NegMMIOT
 from tricouple.losses.batch import prepare
 from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
 from tricouple.memory import DEFAULT_BUDGET
-from tricouple.ot.sweeps.quadrature import log_sigmoid_terms, trapezoid_error
+from tricouple.ot.sweeps.log_sigmoid import log_sigmoid_terms, trapezoid_error
 from tricouple.shaping import log_sigmoid
 
 EPSILONS = (1.0, 0.5, 0.2, 0.1, 0.05)

@@ -42,7 +42,7 @@ static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 /
 #define LN2_LOW -2.12194440e-4f
 #define EXP_LOW -86.6 /* log(2 · FLT_MIN), nearly */
 #include "_sweeps.h"
-#include "_triangle.h"
+#include "_halves.h"
 #undef real
 #undef bits
 #undef REAL_MAX
@@ -67,7 +67,7 @@ static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 /
 #define LN2_LOW 1.90821492927058770002e-10
 #define EXP_LOW -707.7
 #include "_sweeps.h"
-#include "_triangle.h"
+#include "_halves.h"
 #undef real
 #undef bits
 #undef REAL_MAX

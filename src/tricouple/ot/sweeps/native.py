@@ -1,17 +1,28 @@
-"""The door to the compiled module: whole runs of sweeps in one call, for small batches on the CPU.
+"""The door to the compiled module, and the couplings of small batches that go through it.
 
 A sweep of 256 samples is twenty PyTorch calls for a few microseconds of arithmetic; the compiled
-module makes it one call for all sweeps. It is optional: built where there is a C compiler, and used
-only where it pays.
+module makes it one call for all sweeps, and one for their adjoint. The formulas and names are those
+of ``triplet`` and ``pair``, which say why they hold. The module is optional: built where there is a
+C compiler, and used only where it pays, which ``engine`` decides.
 """
 
 from __future__ import annotations
 
 import importlib
 import warnings
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
+
+from tricouple.memory import Loan
+from tricouple.numeric import ScoreGradient
+from tricouple.ot.sweeps.contract import Masses, Solution
+from tricouple.ot.sweeps.kernels import Factors, LinearKernels, underflow_limit
+from tricouple.ot.sweeps.pair import ScaledPair, ScaledPairHistory
+from tricouple.ot.sweeps.triplet import ScaledTriplet
+from tricouple.ot.sweeps.triplet_adjoint import ATTRACT, REPEL, ScaledTripletPlan
 
 # The calls of the compiled module; to be raised here and in _native.c whenever one changes.
 CALLS = 1
@@ -35,42 +46,165 @@ def load() -> Any:
 
 compiled = load()
 
-# Above this many entries PyTorch's products on all cores win over one core here.
-LARGEST = 1024 * 1024
-
-
-class Sized(Protocol):
-    """A matrix, or what stands for one."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, M)."""
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor on its device."""
-
-
-def suits(matrix: Sized) -> bool:
-    """Whether the compiled module is there and is the faster choice for an N×M matrix."""
-    n, m = matrix.shape
-    return compiled is not None and matrix.like.device.type == "cpu" and n * m <= LARGEST
-
 
 def addresses(*arrays: Tensor) -> list[int]:
     """Where contiguous arrays start."""
     return [array.data_ptr() for array in arrays]
 
 
-def balance_into(
-    similarity: Tensor, sharpness: float, within: bool, kernel: Tensor, tops: Tensor
-) -> None:
-    """Write a balanced kernel and the tops of its rows and columns."""
-    n, m = similarity.shape
-    arrays = addresses(similarity, kernel, tops, tops[n:])
-    compiled.balance(kernel.element_size(), n, m, int(within), sharpness, *arrays)
-
-
-def optional(tol: float | None) -> float:
+def _tolerance(tol: float | None) -> float:
     """The C side takes a negative tolerance for "none"."""
     return -1.0 if tol is None else float(tol)
+
+
+class NativeKernels(LinearKernels):
+    """Kernels that the compiled module fills, all in one piece of memory, as are their tops."""
+
+    def _build(self) -> list[tuple[Tensor, Tensor]]:
+        similarity = self.similarities.matrix()
+        n, m = self.shape
+        self.loan = Loan(1, similarity, len(self.factors), n, m)
+        (matrices,) = self.loan.matrices
+        tops = similarity.new_empty(len(self.factors), n + m)
+        for kernel, top, factor in zip(matrices, tops, self.factors, strict=True):
+            arrays = addresses(similarity, kernel, top, top[n:])
+            compiled.balance(kernel.element_size(), n, m, int(self.within), factor, *arrays)
+        self.matrices = list(matrices)
+        return [(top[:n], top[n:]) for top in tops]
+
+
+class NativePair(ScaledPair):
+    """Entropic transport of small batches; each direction is one call."""
+
+    kernels: NativeKernels
+
+    def _sweep(
+        self, v: Tensor, masses: Masses, n_iters: int, tol: float | None
+    ) -> NativePairHistory:
+        matrix = self.kernels.whole(0)
+        n, m = matrix.shape
+        # Row 0 belongs to the start, where there is no u.
+        u, r = matrix.new_empty(2, n_iters + 1, n).unbind()
+        all_v = matrix.new_empty(n_iters + 1, m)
+        all_v[0] = v
+        arrays = (matrix, *masses.values, u, all_v, r, matrix.new_empty(m))
+        done = compiled.pair_sweeps(
+            matrix.element_size(), n, m, n_iters, _tolerance(tol), *addresses(*arrays)
+        )
+        scalings = u[1 : done + 1], all_v[: done + 1], r[:done]
+        return NativePairHistory(self.kernels, masses, *scalings)
+
+
+class NativePairHistory(ScaledPairHistory):
+    """The same history; its adjoint is one call."""
+
+    kernels: NativeKernels
+
+    def adjoint(self, cotangents: Sequence[Tensor]) -> ScoreGradient:
+        """Two rank-one terms a sweep."""
+        matrix = self.kernels.whole(0)
+        n, m = matrix.shape
+        sweeps = len(self.u)
+        left, right = matrix.new_empty(2 * sweeps, n), matrix.new_empty(2 * sweeps, m)
+        gradients = [cotangent.clone() for cotangent in cotangents]
+        work = matrix.new_empty(max(n, m))
+        first = self.u.data_ptr() - n * matrix.element_size()  # the start's row, before the view
+        compiled.pair_adjoint(
+            matrix.element_size(),
+            n,
+            m,
+            sweeps,
+            *addresses(matrix, *self.masses.inverses),
+            first,
+            *addresses(self.v, *gradients, left, right, work),
+        )
+        return self.kernels.score_gradient([Factors(left[:, None], right)])
+
+
+class NativeTriplet(ScaledTriplet):
+    """Entropic three-marginal transport of small batches with linear ψ."""
+
+    kernels: NativeKernels
+
+    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
+        """All sweeps in one call; None when the result cannot be trusted."""
+        n, m = self.kernels.shape
+        run = NativeTripletHistory(self, n_iters)
+        potentials = masses.marginals.new_empty(n + 2 * m)
+        info = torch.finfo(self.dtype)
+        options = (int(self.within), n_iters, _tolerance(tol), self.kernels.factors[ATTRACT])
+        done = compiled.triplet_solve(
+            info.bits // 8,
+            n,
+            m,
+            *options,
+            info.eps,
+            self.cancellation,
+            underflow_limit(self.dtype, (n, m)),
+            # The second kernel lies behind the first, and so do their tops.
+            *addresses(self.kernels.whole(ATTRACT), self.kernels.tops[ATTRACT][0]),
+            *addresses(masses.marginals, *run.arrays, potentials, run.work),
+        )
+        if done < 0:
+            return None
+        run.sweeps = done
+        return Solution(self, potentials, run.plan, run, done)
+
+
+class NativeTripletHistory:
+    """Scalings and sums of every sweep, in one piece of memory.
+
+    Arrays are stacks of vectors, one row for the start and one for each sweep.
+
+    Args:
+        coupling: The coupling.
+        n_iters: How many sweeps there may be.
+    """
+
+    def __init__(self, coupling: NativeTriplet, n_iters: int) -> None:
+        n, m = coupling.kernels.shape
+        rows, columns = n * (n_iters + 1), m * (n_iters + 1)
+        sizes = [2 * (n + 2 * m), n, m, rows, columns, columns, rows, rows]
+        memory = coupling.kernels.like.new_empty(sum(sizes) + 2 * (n + m))
+        *arrays, self.work = memory.split([*sizes, 2 * (n + m)])
+        self.coupling = coupling
+        self.arrays = arrays  # masses and inverses, exclusions, a, b, h, r⁺, r⁻
+        self.sweeps = 0
+
+    def plan(self) -> ScaledTripletPlan:
+        """The plan after the last sweep."""
+        n, m = self.coupling.kernels.shape
+        sizes = (n, m, m, n, n)
+        a, b, h, r_plus, r_minus = (
+            array[self.sweeps * size : (self.sweeps + 1) * size]
+            for array, size in zip(self.arrays[3:], sizes, strict=True)
+        )
+        kernels, exclusion = self.coupling.kernels, self.coupling.exclusion
+        anchors = exclusion.anchors(a)
+        return ScaledTripletPlan(kernels, exclusion, anchors, b, h, r_plus[None], r_minus[None])
+
+    def adjoint(self, cotangents: Sequence[Tensor]) -> ScoreGradient:
+        """Terms that share a right factor are summed, so the rank is 2·sweeps + 1."""
+        kernels = self.coupling.kernels
+        n, m = kernels.shape
+        rank, start = 2 * self.sweeps + 1, self.sweeps + 1
+        left = kernels.like.new_zeros(2, rank, n)
+        right = kernels.like.new_empty(2, rank, m)
+        masses, row, column, a, b, h, r_plus, r_minus = self.arrays
+        right[0, :start], right[1, :start] = b[: start * m].view(-1, m), h[: start * m].view(-1, m)
+        gradients = torch.cat(list(cotangents))
+        inverses = masses[n + 2 * m :]
+        compiled.triplet_adjoint(
+            kernels.like.element_size(),
+            n,
+            m,
+            int(self.coupling.within),
+            self.sweeps,
+            *addresses(kernels.whole(ATTRACT), kernels.whole(REPEL), row, column),
+            *addresses(inverses, inverses[n:], inverses[n + m :], a, b, h, r_plus, r_minus),
+            *addresses(gradients, gradients[n:], gradients[n + m :]),
+            *addresses(left[0], right[0, start:], left[1], right[1, start:], self.work),
+        )
+        return kernels.score_gradient(
+            [Factors(side[:, None], weights) for side, weights in zip(left, right, strict=True)]
+        )

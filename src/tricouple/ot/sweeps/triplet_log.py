@@ -1,27 +1,172 @@
-"""Triplet plans in the log domain: slower, and right for any sharpness.
+"""Triplet plans by logarithms: slower, and right for any sharpness.
 
-Everything is written with "all but one" sums, log Σ_{k≠j} exp(x_ik), so that nothing cancels.
+Sweeps for any kernel that can sum one partner out of a pair; then kernels of separable terms, where
+everything is written with "all but one" sums, log Σ_{k≠j} exp(x_ik), so that nothing cancels
+(mathematics §2, numerics).
 """
 
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tricouple.numeric import wide_dtype
-from tricouple.ot.sweeps.log_domain import LogDomainTriplet, LogTripletPlan
-from tricouple.ot.sweeps.pair_log import DenseSink
-from tricouple.ot.sweeps.plan import GradientSink
-from tricouple.ot.sweeps.quadrature import LinearTerms, Terms
-from tricouple.ot.sweeps.similarities import Similarities
+from tricouple.ot.sweeps.contract import (
+    Coupling,
+    DenseSink,
+    GradientSink,
+    Masses,
+    Solution,
+    Stage,
+    Stages,
+    log_scaling,
+)
 
 # Entries of a plan are at most 1; where j = k, which is left out, their logarithm may exceed this,
 # and factors scaled to it would underflow elsewhere.
 _STEEP = 100.0
+
+
+class LogDomainTriplet(Coupling):
+    """Entropic three-marginal transport by log-sum-exp: slower, and right for any sharpness.
+
+    Args:
+        scores: x, shape (N, M), wide dtype.
+        within: Anchors are the references: i, j, k distinct. Otherwise only j ≠ k.
+    """
+
+    def __init__(self, scores: Tensor, *, within: bool) -> None:
+        self.scores = scores
+        self.dtype = scores.dtype
+        self.within = within
+
+    @abstractmethod
+    def positive_pairs(self, g: Tensor) -> Tensor:
+        """``log Σ_{k≠j} K_ijk exp(g_k)``, shape (N, M)."""
+
+    @abstractmethod
+    def negative_pairs(self, f: Tensor) -> Tensor:
+        """``log Σ_{j≠k} K_ijk exp(f_j)``, shape (N, M)."""
+
+    @abstractmethod
+    def partners(self, plan: LogTripletPlan) -> Tensor:
+        """P²³, shape (M, M)."""
+
+    @abstractmethod
+    def push(
+        self, plan: LogTripletPlan, axis: int, weights: Tensor, sink: GradientSink | None
+    ) -> dict[int, Tensor]:
+        """``Plan.push`` of a plan of this coupling."""
+
+    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution:
+        """Sweep: anchors, positives, negatives."""
+        mass_a, mass_b, _ = masses.values
+        log_a, log_b, log_h = (mass.log() for mass in masses.values)
+        phi, f, g = (torch.zeros_like(log) for log in (log_a, log_b, log_h))
+        stages: list[Stage] = []
+        done = 0
+        for sweep in range(n_iters):
+            pairs = self.positive_pairs(g)  # log Σ_k K_ijk h_k, shape (N, M)
+            row_sums = torch.logsumexp(pairs + f, 1)
+            if tol is not None and sweep > 0:
+                plan = (pairs + phi[:, None] + f).exp()
+                errors = (plan.sum(1) - mass_a, plan.sum(0) - mass_b)
+                if max(float(error.abs().sum()) for error in errors) <= tol:
+                    break
+            # Marginals 1, 2 and 3 of mathematics §2, each set in turn.
+            phi = log_scaling(log_a, row_sums)
+            stages.append(Stage(0, LogTripletPlan(self, phi, f, g)))
+            f = log_scaling(log_b, torch.logsumexp(pairs + phi[:, None], 0))
+            stages.append(Stage(1, LogTripletPlan(self, phi, f, g)))
+            pairs = self.negative_pairs(f)
+            g = log_scaling(log_h, torch.logsumexp(pairs + phi[:, None], 0))
+            stages.append(Stage(2, LogTripletPlan(self, phi, f, g)))
+            done += 1
+        potentials = torch.cat([phi, f, g])
+        return Solution(
+            self, potentials, lambda: stages[-1].plan, Stages(self, masses, stages), done
+        )
+
+
+@dataclass(frozen=True)
+class LogTripletPlan:
+    """The plan at log-scalings φ (anchors), f (positives) and g (negatives)."""
+
+    coupling: LogDomainTriplet
+    phi: Tensor
+    f: Tensor
+    g: Tensor
+
+    def positives(self) -> Tensor:
+        """P¹², shape (N, M)."""
+        return (self.coupling.positive_pairs(self.g) + self.f + self.phi[:, None]).exp_()
+
+    def negatives(self) -> Tensor:
+        """P¹³, shape (N, M)."""
+        return (self.coupling.negative_pairs(self.f) + self.g + self.phi[:, None]).exp_()
+
+    def partners(self) -> Tensor:
+        """P²³, shape (M, M)."""
+        return self.coupling.partners(self)
+
+    def marginal(self, axis: int) -> Tensor:
+        """Sums of P¹² or P¹³."""
+        return self.negatives().sum(0) if axis == 2 else self.positives().sum(1 - axis)
+
+    def push(
+        self, axis: int, weights: Tensor, sink: GradientSink | None = None
+    ) -> dict[int, Tensor]:
+        """Products with the pair marginals, as the coupling does them best."""
+        return self.coupling.push(self, axis, weights, sink)
+
+
+class Terms(Protocol):
+    """A kernel as separable terms, ``Σ_q exp(attract_q(x) + repel_q(y))``, one for each node."""
+
+    @property
+    def nodes(self) -> tuple[float, ...]:
+        """What tells the terms apart."""
+
+    def attract(self, x: Tensor, node: float) -> Tensor:
+        """Logarithm of a term's factor in x."""
+
+    def repel(self, y: Tensor, node: float) -> Tensor:
+        """Logarithm of a term's factor in y."""
+
+    def attract_slope(self, x: Tensor, node: float) -> Tensor:
+        """Derivative of ``attract``."""
+
+    def repel_slope(self, y: Tensor, node: float) -> Tensor:
+        """Derivative of ``repel``."""
+
+
+@dataclass(frozen=True)
+class LinearTerms:
+    """``K = exp(x − y)``, which is one separable term as it is."""
+
+    nodes: tuple[float, ...] = (0.0,)
+
+    def attract(self, x: Tensor, node: float) -> Tensor:
+        """Logarithm of the factor in x."""
+        return x
+
+    def repel(self, y: Tensor, node: float) -> Tensor:
+        """Logarithm of the factor in y."""
+        return -y
+
+    def attract_slope(self, x: Tensor, node: float) -> Tensor:
+        """Derivative of ``attract``."""
+        return torch.ones_like(x)
+
+    def repel_slope(self, y: Tensor, node: float) -> Tensor:
+        """Derivative of ``repel``."""
+        return -torch.ones_like(y)
 
 
 @dataclass(frozen=True)
@@ -81,7 +226,7 @@ class LogTriplet(LogDomainTriplet):
         self.terms = terms
 
     def sink(self) -> DenseSink:
-        """A collector for this kernel."""
+        """A collector for this coupling."""
         return DenseSink(self.scores)
 
     def attract(self, node: float) -> Tensor:
@@ -158,9 +303,3 @@ class LogTriplet(LogDomainTriplet):
 def _log_sum(terms: Iterable[Tensor]) -> Tensor:
     """``log Σ exp`` of matrices that come one at a time."""
     return functools.reduce(torch.logaddexp, terms)
-
-
-def careful_linear(similarities: Similarities, sharpness: float, *, within: bool) -> LogTriplet:
-    """The coupling for ``C_ijk = −(s_ij − s_ik)/τ``, sharpness c = 1/(τε)."""
-    wide = similarities.widened(wide_dtype(similarities.like.device))
-    return LogTriplet(wide.matrix() * sharpness, LinearTerms(), within=within)

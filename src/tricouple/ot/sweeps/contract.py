@@ -1,16 +1,17 @@
-"""What the gradients need from a coupling: a plan at fixed potentials, as linear operators."""
+"""What sweeps, gradients and engine agree on: couplings, which solve, and plans, the solutions."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from tricouple.numeric import ScoreGradient, divide_or_zero
+from tricouple.numeric import Patch, ScoreGradient, divide_or_zero
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Masses:
     Attributes:
         marginals: All axes in one vector, wide dtype.
         sizes: Lengths of the axes.
-        dtype: The dtype of the kernel.
+        dtype: The dtype of the coupling.
     """
 
     marginals: Tensor
@@ -46,7 +47,7 @@ class Masses:
 
 
 class Plan(Protocol):
-    """A coupling P = exp(Σ potentials + log-kernel) of two or three marginals."""
+    """A transport plan P = exp(Σ potentials + log-kernel) of two or three marginals."""
 
     def marginal(self, axis: int) -> Tensor:
         """The plan's own marginal on an axis."""
@@ -68,22 +69,39 @@ class GradientSink(Protocol):
         """The sum of all terms."""
 
 
-class Kernel(Protocol):
-    """A kernel that can be scaled to marginals, and whose plans can be differentiated."""
+class DenseSink:
+    """Adds whole matrices of score gradients."""
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that the coupling is computed in."""
+    def __init__(self, like: Tensor) -> None:
+        self._sum = torch.zeros_like(like)
 
+    def add(self, term: Tensor) -> None:
+        """Add one N×M term."""
+        self._sum += term
+
+    def total(self) -> ScoreGradient:
+        """The sum so far."""
+        return [Patch(slice(0, len(self._sum)), self._sum)]
+
+
+class Coupling(ABC):
+    """Kernels that can be scaled to marginals, and whose plans can be differentiated.
+
+    Attributes:
+        dtype: The dtype that it is computed in.
+    """
+
+    dtype: torch.dtype
+
+    @abstractmethod
+    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
+        """Sweep; None when the result cannot be trusted."""
+
+    @abstractmethod
     def sink(self) -> GradientSink:
         """A new, empty collector of score gradients."""
 
-
-@runtime_checkable
-class Releasable(Protocol):
-    """A kernel whose matrices can be built again."""
-
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027 (most have nothing to give)
         """Give up the matrices until they are needed again."""
 
 
@@ -103,14 +121,14 @@ class Solution:
     """What a run of Sinkhorn sweeps leaves behind.
 
     Attributes:
-        kernel: The kernel that was scaled.
+        coupling: The coupling that was solved.
         potentials: Log-scalings, all axes in one vector, wide dtype.
         plan: Makes the final plan.
         history: Every update on the way to it.
         n_sweeps: Sweeps done.
     """
 
-    kernel: Kernel
+    coupling: Coupling
     potentials: Tensor
     plan: Callable[[], Plan]
     history: History
@@ -128,18 +146,18 @@ class Stage(NamedTuple):
 class Stages:
     """A history as a list of updates."""
 
-    kernel: Kernel
+    coupling: Coupling
     masses: Masses
     stages: Sequence[Stage]
 
     def adjoint(self, cotangents: Sequence[Tensor]) -> ScoreGradient:
-        """Walk the updates backwards.
+        """Walk the updates backwards (mathematics §4, unrolled).
 
         An update sets ``potential = log(imposed) − log(sum over the other axes)``. Right after it
         the plan has the imposed marginal, so the derivatives of that log-sum are the plan's
         conditional probabilities: weights ``cotangent / imposed`` pushed through the plan.
         """
-        sink = self.kernel.sink()
+        sink = self.coupling.sink()
         gradients = dict(enumerate(cotangents))
         for axis, plan in reversed(self.stages):
             # The update overwrote this potential: nothing flows to its old value.
@@ -147,3 +165,8 @@ class Stages:
             for other, pushed in plan.push(axis, weights, sink).items():
                 gradients[other] = gradients[other] + pushed if other in gradients else pushed
         return sink.total()
+
+
+def log_scaling(log_mass: Tensor, log_sum: Tensor) -> Tensor:
+    """``log_mass − log_sum``, and −∞ wherever the mass is zero, whatever the sum."""
+    return torch.where(log_mass == -torch.inf, log_mass, log_mass - log_sum)

@@ -2,28 +2,39 @@
 
 Half of the memory, half of the products and exponentials that fill it, half of the traffic of every
 matrix-vector product: an entry above the diagonal is used for its mirror image while it is in a
-register (``_triangle.h``).
+register (``_halves.h``).
 
 A kernel stays symmetric if rows and columns have the same shifts. With u_i = half of sample i's
 largest similarity no entry exceeds 1. The largest of a row falls short of that where all neighbours
 of a sample have closer neighbours themselves; the same step on what is left halves the shortfall.
+
+Nobody but ``engine`` knows that there are halves.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from tricouple.memory import Loan, MemoryPlan
+from tricouple.memory import Loan, Storage
 from tricouple.numeric import Patch, ScoreGradient, wide_dtype
 from tricouple.ot.sweeps import native
-from tricouple.ot.sweeps.similarities import Products
-from tricouple.ot.sweeps.threads import dealt, in_passing_threads, in_threads
-from tricouple.ot.sweeps.tiles import Factors
-from tricouple.ot.sweeps.triangle import ROWS, Part, table, triangle
+from tricouple.ot.sweeps.kernels import Factors, Kernels, Products
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# Rows of a tile, at most.
+ROWS = 512
 
 # Entries of a tile: enough for BLAS to use all cores, and for the cache to hold it.
 LINE = 1 << 20
@@ -35,27 +46,23 @@ COLUMNS = 1024
 SHORTFALL, ROUNDS = 10.0, 6
 
 
-class SymmetricKernels:
+class SymmetricKernels(Kernels):
     """``exp(factor · s)`` for one factor or several, the diagonal 0; one separable term each.
 
     Args:
         similarities: Of one set with itself.
         factors: The factors, of one size; negative for a repelling kernel.
-        memory: Whether the kernels are stored, or recomputed a tile at a time. Some similarities
+        storage: Whether the kernels are stored, or recomputed a tile at a time. Some similarities
             are kept even then: half of them, or what half of the budget holds.
     """
 
-    n_terms = 1
-
-    def __init__(
-        self, similarities: Products, factors: Sequence[float], memory: MemoryPlan
-    ) -> None:
+    def __init__(self, similarities: Products, factors: Sequence[float], storage: Storage) -> None:
         self.like = similarities.anchors.contiguous()
         self.shape = similarities.shape
         self.factors = tuple(factors)
         n = len(self.like)
-        budget = memory.budget / self.like.element_size()
-        height = budget / 8 // n if memory.streamed else max(LINE // n, ROWS // 4)
+        budget = storage.budget / self.like.element_size()
+        height = budget / 8 // n if storage.streamed else max(LINE // n, ROWS // 4)
         self._parts = triangle(n, int(min(max(1, height), ROWS)))
         self._n_threads = max(1, torch.get_num_threads())
         split = [part.split(self._n_threads) for part in self._parts]
@@ -64,13 +71,13 @@ class SymmetricKernels:
         entries = self._parts[-1].stop
         self._matrices: list[Tensor] = []
         self._kept = self._nothing = self.like.new_empty(0)
-        if memory.streamed:
+        if storage.streamed:
             self._loan: Loan | None = Loan(1, self.like, int(min(entries, budget) / 2))
         else:
             self._loan = Loan(len(factors), self.like, entries)
         self._keep(self._loan.matrices[0])
         self._shifts = self._balance()
-        if not memory.streamed:
+        if not storage.streamed:
             self._replace(self._loan.matrices)
 
     def release(self) -> None:
@@ -78,12 +85,12 @@ class SymmetricKernels:
         self._loan, self._matrices, self._kept = None, [], self._nothing
 
     @cached_property
-    def row_shifts(self) -> list[Tensor]:
-        """``log(true scaling) = log(scaling) + shift`` of the rows, wide dtype."""
+    def row_shifts(self) -> list[Tensor]:  # type: ignore[override]
+        """``log(true scaling) = log(scaling) + shift`` of each kernel's rows, wide dtype."""
         return [-abs(factor) * (shifts + middle) for factor, shifts, middle in self._sides()]
 
     @cached_property
-    def column_shifts(self) -> list[Tensor]:
+    def column_shifts(self) -> list[Tensor]:  # type: ignore[override]
         """The same of the columns: as small as can be, for sweeps start at exp(−shift)."""
         return [-abs(factor) * (shifts - middle) for factor, shifts, middle in self._sides()]
 
@@ -279,3 +286,138 @@ def _side(factor: float) -> int:
 
 def _stored(matrix: Tensor, part: Part) -> Tensor:
     return matrix[part.start : part.stop]
+
+
+class Part(NamedTuple):
+    """Some rows, from the diagonal to the last column.
+
+    The rows of a tile and those of another thread share a block on the diagonal; every entry beyond
+    that block stands for its mirror image too.
+
+    Attributes:
+        rows: Its rows.
+        width: Its columns, the last ones of the matrix.
+        own: How many of them, the first ones, are the block on the diagonal.
+        offset: The place of its first row in that block.
+        start: Where it is stored, tile after tile.
+    """
+
+    rows: slice
+    width: int
+    own: int
+    offset: int
+    start: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of rows and columns."""
+        return self.rows.stop - self.rows.start, self.width
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return self.shape[0] * self.width
+
+    @property
+    def stop(self) -> int:
+        """Where it ends."""
+        return self.start + self.size
+
+    def split(self, number: int) -> list[Part]:
+        """Its rows in about equal shares.
+
+        Example:
+            >>> [part.rows for part in triangle(5, height=4)[0].split(2)]
+            [slice(0, 2, None), slice(2, 4, None)]
+        """
+        n_rows = self.shape[0]
+        ends = [n_rows * k // number for k in range(number + 1)]
+        first = self.rows.start
+        return [
+            self._replace(
+                rows=slice(first + begin, first + end),
+                offset=self.offset + begin,
+                start=self.start + begin * self.width,
+            )
+            for begin, end in pairwise(ends)
+            if end > begin
+        ]
+
+
+def table(parts: Sequence[Part]) -> Tensor:
+    """What the compiled module wants to know of several tiles."""
+    rows = [(part.start, *part.shape, part.own, part.offset) for part in parts]
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def triangle(n: int, height: int = ROWS) -> list[Part]:
+    """Tiles of an n×n matrix, each with so many rows.
+
+    Example:
+        >>> [part.shape for part in triangle(5, height=2)]
+        [(2, 5), (2, 3), (1, 1)]
+    """
+    parts, stored = [], 0
+    for first in range(0, n, height):
+        rows = slice(first, min(first + height, n))
+        part = Part(rows, n - first, rows.stop - first, 0, stored)
+        stored = part.stop
+        parts.append(part)
+    return parts
+
+
+@cache
+def _pool(n_threads: int) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor  # not before it is needed: it takes time
+
+    return ThreadPoolExecutor(n_threads, "tricouple")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has none of its parent's threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def in_threads(work: Callable[[Item], Result], shares: Sequence[Item]) -> list[Result]:
+    """The results for all shares, each from a thread of its own.
+
+    The work must be compiled code that releases the interpreter's lock, and no PyTorch operation
+    that is parallel itself: OpenMP would give each thread a team of its own, and with more threads
+    than cores all its teams, those of the whole process, go to sleep after every operation. For
+    matrix products see ``in_passing_threads``.
+
+    Example:
+        >>> in_threads(sum, [[1, 2], [3]])
+        [3, 3]
+    """
+    others = [_pool(len(shares) - 1).submit(work, share) for share in shares[1:]]
+    return [work(shares[0]), *(other.result() for other in others)]
+
+
+def dealt(items: Sequence[Item], thread: int, n_threads: int) -> list[Item]:
+    """The share of a thread, dealt to and fro: of items in order of size all get about as much.
+
+    Example:
+        >>> dealt(range(6), 0, 2), dealt(range(6), 1, 2)
+        ([0, 4, 3], [1, 5, 2])
+    """
+    step = 2 * n_threads
+    return [*items[thread::step], *items[step - 1 - thread :: step]]
+
+
+def in_passing_threads(work: Callable[[Item], None], shares: Sequence[Item]) -> None:
+    """The same for work with matrix products, each of which stays on its thread.
+
+    These threads end with the work: OpenMP counts every living thread that it has seen.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(max(1, len(shares) - 1)) as pool:
+            others = [pool.submit(work, share) for share in shares[1:]]
+            work(shares[0])
+            for other in others:
+                other.result()
+    finally:
+        torch.set_num_threads(before)

@@ -1,16 +1,14 @@
-"""The triplet plan for any ψ: O(N³) time, and the memory of a few anchors at a time."""
+"""The triplet plan for any ψ (mathematics §3): O(N³) time, memory of a few anchors at a time."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from tricouple.numeric import Patch, ScoreGradient, wide_dtype
-from tricouple.ot.sweeps.log_domain import LogDomainTriplet, LogTripletPlan
-from tricouple.ot.sweeps.margins import Margins, anchor_bytes
-from tricouple.ot.sweeps.plan import GradientSink
-from tricouple.ot.sweeps.similarities import Similarities
-from tricouple.shaping import Shaping
+from tricouple.numeric import Patch, ScoreGradient
+from tricouple.ot.sweeps.contract import GradientSink
+from tricouple.ot.sweeps.triplet_log import LogDomainTriplet, LogTripletPlan
+from tricouple.shaping import Margins, Shaping, anchor_bytes
 
 
 class AnchorTriplet(LogDomainTriplet):
@@ -59,7 +57,7 @@ class AnchorTriplet(LogDomainTriplet):
         return values
 
     def sink(self) -> AnchorSink:
-        """A collector for this kernel."""
+        """A collector for this coupling."""
         return AnchorSink(self)
 
     def positive_pairs(self, g: Tensor) -> Tensor:
@@ -115,8 +113,8 @@ class AnchorSink:
     So ψ' is computed once, however many sweeps there were.
     """
 
-    def __init__(self, kernel: AnchorTriplet) -> None:
-        self._kernel = kernel
+    def __init__(self, coupling: AnchorTriplet) -> None:
+        self._coupling = coupling
         # Plans with weights of (N, 1, 1) anchors, (N, M, 1) positives or (N, 1, M) negatives.
         self._terms: list[tuple[LogTripletPlan, Tensor]] = []
 
@@ -128,31 +126,15 @@ class AnchorSink:
 
     def total(self) -> ScoreGradient:
         """The sum of all terms."""
-        for block in self._kernel.blocks:
+        for block in self._coupling.blocks:
             yield Patch(block, self._rows(block))
 
     def _rows(self, block: slice) -> Tensor:
         """What the margins of some anchors receive: x_ij all of it, x_ik its negative."""
-        slopes = self._kernel.slopes(block)  # first, since autograd needs the most room
-        logs = self._kernel.log_kernel(block)
+        slopes = self._coupling.slopes(block)  # first, since autograd needs the most room
+        logs = self._coupling.log_kernel(block)
         received = torch.zeros_like(logs)
         for plan, weights in self._terms:
             received.addcmul_(masses_of(plan, block, logs), weights[block])
         received.mul_(slopes)
         return received.sum(2) - received.sum(1)
-
-
-def careful_shaped(
-    similarities: Similarities,
-    factor: float,
-    *,
-    within: bool,
-    psi: Shaping,
-    epsilon: float,
-    memory_budget: float,
-) -> AnchorTriplet:
-    """The coupling for any ψ; ``factor`` is 1/τ."""
-    wide = similarities.widened(wide_dtype(similarities.like.device))
-    return AnchorTriplet(
-        wide.matrix() * factor, psi, epsilon, within=within, memory_budget=memory_budget
-    )

@@ -1,0 +1,267 @@
+"""The one place that decides how a coupling is computed.
+
+By which solver, in matrices or in tiles, in whole matrices or in halves, in C or in PyTorch.
+A loss says what it wants: a problem (``Pairs``, or triplets with their cost) and how to solve it
+(``Sweeps``). The engine answers with couplings, the fastest first, and takes the first solution
+that can be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeGuard
+
+from torch import Tensor
+
+from tricouple import checks
+from tricouple.memory import (
+    DEFAULT_BUDGET,
+    IN_MATRICES,
+    MEMORY_MODES,
+    Storage,
+    choose_storage,
+)
+from tricouple.numeric import uniform
+from tricouple.ot.gradients import GRADIENTS
+from tricouple.ot.sweeps import native
+from tricouple.ot.sweeps.contract import Coupling, Masses, Solution
+from tricouple.ot.sweeps.halves import SymmetricKernels
+from tricouple.ot.sweeps.kernels import Kernels, LinearKernels, Matrix, Products, Similarities
+from tricouple.ot.sweeps.log_sigmoid import TermKernels, terms_of
+from tricouple.ot.sweeps.pair import LogPair, ScaledPair
+from tricouple.ot.sweeps.triplet import CANCELLATION, ScaledTriplet
+from tricouple.ot.sweeps.triplet_any import AnchorTriplet
+from tricouple.ot.sweeps.triplet_log import LinearTerms, LogDomainTriplet, LogTriplet
+from tricouple.shaping import Shaping
+
+# Above this many entries PyTorch's products on all cores win over one core in the compiled module.
+LARGEST = 1024 * 1024
+
+# Streamed sweeps have no logarithms to fall back on, but twice the digits: of sixteen, six may go.
+WIDE_CANCELLATION = 1e6
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """How a coupling is solved, differentiated and stored.
+
+    Attributes:
+        n_iters: Sinkhorn sweeps, at most.
+        tol: Stop sweeping when the marginal error (L1) is below this.
+        gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``.
+        marginals: ``"uniform"`` or ``"target"``.
+        memory: ``"auto"``, ``"matrices"`` or ``"streamed"``.
+        memory_budget: Bytes.
+    """
+
+    n_iters: int
+    tol: float | None
+    gradient: str
+    marginals: str = "uniform"
+    memory: str = "auto"
+    memory_budget: float = DEFAULT_BUDGET
+
+    def __post_init__(self) -> None:
+        checks.sweeps(self.n_iters, self.tol)
+        checks.one_of("gradient", self.gradient, GRADIENTS)
+        checks.one_of("marginals", self.marginals, ("uniform", "target"))
+        checks.one_of("memory", self.memory, MEMORY_MODES)
+        checks.positive_number("memory_budget", self.memory_budget)
+
+    def imposed(self, target: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The marginals to impose, of all axes in one vector, where the target has these."""
+        return uniform(sizes, target) if self.marginals == "uniform" else target
+
+    def __str__(self) -> str:
+        return (
+            f"n_iters={self.n_iters}, gradient={self.gradient!r}, marginals={self.marginals!r}, "
+            f"memory={self.memory!r}"
+        )
+
+
+class Problem(Protocol):
+    """What is to be coupled: similarities, times a factor, and a cost made of them."""
+
+    def sizes(self, shape: tuple[int, int]) -> tuple[int, ...]:
+        """Lengths of the axes for N×M similarities."""
+
+    def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
+        """Couplings to try, the fastest first; stored ones end with one that never gives up."""
+
+
+def solve(
+    problem: Problem, source: Similarities, factor: float, marginals: Tensor, how: Sweeps
+) -> Solution:
+    """The answer of the first coupling that can be trusted."""
+    sizes = problem.sizes(source.shape)
+    for coupling in problem.couplings(source, factor, how):
+        masses = Masses(marginals, sizes, coupling.dtype)
+        solution = coupling.solve(masses, how.n_iters, how.tol)
+        if solution is not None:
+            return solution
+    raise ValueError(
+        f"the plan of {source.shape[0]}×{source.shape[1]} similarities at sharpness "
+        f"{abs(factor):.4g} is too sharp for streamed sweeps, even in float64: use a larger "
+        'epsilon or temperature, or memory="matrices"'
+    )
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs with kernel ``exp(factor · s)``; within one set i ≠ j (mathematics §5)."""
+
+    within: bool
+
+    def sizes(self, shape: tuple[int, int]) -> tuple[int, ...]:
+        """Rows and columns."""
+        return shape
+
+    def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
+        """By scaling, then by logarithms."""
+        storage = _storage(source, self.within, how, matrices=1)
+        for kernels in _kernels(source, [factor], self.within, storage):
+            small = isinstance(kernels, native.NativeKernels)
+            yield native.NativePair(kernels) if small else ScaledPair(kernels)
+        if not storage.streamed:
+            yield LogPair(source, factor, within=self.within)
+
+
+@dataclass(frozen=True)
+class _Triplets:
+    """Triplets of an anchor i and two references j ≠ k; within one set all three distinct."""
+
+    within: bool
+
+    def sizes(self, shape: tuple[int, int]) -> tuple[int, ...]:
+        """Anchors, positives, negatives."""
+        return (*shape, shape[1])
+
+
+@dataclass(frozen=True)
+class LinearTriplets(_Triplets):
+    """``C_ijk = −(s_ij − s_ik)/τ``; the factor is c = 1/(τε) (mathematics §2)."""
+
+    def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
+        """By scaling, then by logarithms."""
+        storage = _storage(source, self.within, how, matrices=2)
+        kinds = _kernels(source, [factor, -factor], self.within, storage)
+        for attempt, kernels in enumerate(kinds):
+            if isinstance(kernels, native.NativeKernels):
+                yield native.NativeTriplet(kernels, within=self.within)
+            else:
+                lost = WIDE_CANCELLATION if storage.streamed and attempt else CANCELLATION
+                yield ScaledTriplet(kernels, within=self.within, cancellation=lost)
+        if not storage.streamed:
+            yield self.careful(source, factor)
+
+    def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
+        """In logarithms, which are right for any sharpness."""
+        return LogTriplet(source.widened().matrix() * factor, LinearTerms(), within=self.within)
+
+
+@dataclass(frozen=True)
+class LogSigmoidTriplets(_Triplets):
+    """``C_ijk = log(1 + e^{−(s_ij − s_ik)/τ})``; the factor is 1/τ (mathematics §3).
+
+    Attributes:
+        epsilon: ε.
+        tolerance: Relative error of the kernel, from which its quadrature is chosen.
+    """
+
+    epsilon: float
+    tolerance: float
+
+    def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
+        """By scaling, two kernels of Q·N·M numbers, stored if they fit; then by logarithms."""
+        storage = _storage(source, self.within, how, matrices=2)
+        yield self._scaled(source, factor, storage, CANCELLATION)
+        if storage.streamed:
+            yield self._scaled(source.widened(), factor, storage, WIDE_CANCELLATION)
+        else:
+            yield self.careful(source, factor)
+
+    def _scaled(
+        self, source: Similarities, factor: float, storage: Storage, cancellation: float
+    ) -> ScaledTriplet:
+        entries = storage.tile_entries
+        terms = terms_of(source, factor, 1 / self.epsilon, self.tolerance, entries)
+        n, m = source.shape
+        size = 2 * len(terms.nodes) * n * m * source.like.element_size()
+        stored = not storage.streamed and size <= storage.budget
+        within = self.within
+        kernels = TermKernels(
+            source, factor, terms, within=within, stored=stored, tile_entries=entries
+        )
+        return ScaledTriplet(kernels, within=within, cancellation=cancellation)
+
+    def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
+        """In logarithms, which are right for any sharpness."""
+        terms = terms_of(source, factor, 1 / self.epsilon, self.tolerance)
+        return LogTriplet(source.matrix() * factor, terms, within=self.within)
+
+
+@dataclass(frozen=True)
+class ShapedTriplets(_Triplets):
+    """``C_ijk = ψ((s_ij − s_ik)/τ)`` for any ψ; the factor is 1/τ (mathematics §3).
+
+    Attributes:
+        epsilon: ε.
+        psi: ψ.
+        memory_budget: Bytes for the costs.
+    """
+
+    epsilon: float
+    psi: Shaping
+    memory_budget: float
+
+    def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
+        """Exact, over a few anchors at a time."""
+        yield self.careful(source, factor)
+
+    def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
+        """The same."""
+        scores = source.widened().matrix() * factor
+        return AnchorTriplet(
+            scores, self.psi, self.epsilon, within=self.within, memory_budget=self.memory_budget
+        )
+
+
+def _storage(source: Similarities, within: bool, how: Sweeps, *, matrices: int) -> Storage:
+    """Whether so many N×M matrices, or halves of them, are stored or streamed."""
+    if isinstance(source, Matrix):  # not worth streaming what is there
+        return IN_MATRICES
+    needed = matrices / 2 if _can_be_halved(source, within) else matrices
+    return choose_storage(how.memory, how.memory_budget, source.shape, source.like, matrices=needed)
+
+
+def _kernels(
+    source: Similarities, factors: Sequence[float], within: bool, storage: Storage
+) -> Iterator[Kernels]:
+    """``exp(factor · s)`` for each factor, in the ways that are worth a try."""
+    n, m = source.shape
+    compiled = native.compiled is not None and source.like.device.type == "cpu"
+    if storage.streamed:
+        for digits in (source, source.widened()):
+            if _can_be_halved(digits, within):
+                yield SymmetricKernels(digits, factors, storage)
+            else:
+                yield LinearKernels(digits, factors, within=within, storage=storage)
+    elif compiled and n * m <= LARGEST:
+        yield native.NativeKernels(source, factors, within=within)
+    else:
+        # Halves are faster, but their rows and columns share shifts, which outliers do not suit.
+        if _can_be_halved(source, within):
+            yield SymmetricKernels(source, factors, storage)
+        yield LinearKernels(source, factors, within=within)
+
+
+def _can_be_halved(source: Similarities, within: bool) -> TypeGuard[Products]:
+    """Whether they are those of one set with itself, and there is compiled code for halves."""
+    return (
+        native.compiled is not None
+        and within
+        and isinstance(source, Products)
+        and source.anchors is source.references
+        and source.like.device.type == "cpu"
+    )

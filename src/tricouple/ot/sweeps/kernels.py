@@ -1,0 +1,380 @@
+"""Kernels, the N×M matrices that couplings scale: their similarities, their tiles, their sums.
+
+At the paper's defaults the entries of exp(c·s) span e^{±100}, beyond float32. Sinkhorn's scalings
+undo most of that, so a kernel has row and column shifts that make the largest entry of every
+column exactly 1 and that of every row nearly so; the scalings that remain are moderate, and
+matrix-vector products in plain float32 replace log-sum-exp over N² entries (mathematics §2,
+numerics). Kernels come in tiles: stored, or recomputed whenever they pass.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from tricouple.memory import CACHED, IN_MATRICES, Loan, Storage, empty_matrix
+from tricouple.numeric import Patch, ScoreGradient, exponential_, row_blocks, wide_dtype
+
+
+class Similarities(Protocol):
+    """An N×M matrix that need not exist as a whole."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, M)."""
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor with the dtype and device of the entries."""
+
+    def tile(self, rows: slice, out: Tensor) -> Tensor:
+        """Some rows, written to ``out``."""
+
+    def matrix(self) -> Tensor:
+        """All rows, contiguous. Not to be written to."""
+
+    def widened(self) -> Similarities:
+        """The same in the wide dtype."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Similarities that were given."""
+
+    values: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, M)."""
+        n, m = self.values.shape
+        return n, m
+
+    @property
+    def like(self) -> Tensor:
+        """The matrix."""
+        return self.values
+
+    def tile(self, rows: slice, out: Tensor) -> Tensor:
+        """A copy."""
+        return out.copy_(self.values[rows])
+
+    def matrix(self) -> Tensor:
+        """The matrix."""
+        return self.values.contiguous()
+
+    def widened(self) -> Matrix:
+        """A copy in the wide dtype."""
+        return Matrix(self.values.to(wide_dtype(self.values.device)))
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inner products of anchors (N, d) and references (M, d)."""
+
+    anchors: Tensor
+    references: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, M)."""
+        return len(self.anchors), len(self.references)
+
+    @property
+    def like(self) -> Tensor:
+        """The anchors."""
+        return self.anchors
+
+    def tile(self, rows: slice, out: Tensor) -> Tensor:
+        """One matrix product."""
+        return torch.mm(self.anchors[rows], self.references.T, out=out)
+
+    def matrix(self) -> Tensor:
+        """All products."""
+        return self.tile(slice(None), empty_matrix(self.anchors, *self.shape))
+
+    def widened(self) -> Products:
+        """Of the embeddings in the wide dtype."""
+        wide = wide_dtype(self.anchors.device)
+        anchors = self.anchors.to(wide)
+        same = self.references is self.anchors
+        return Products(anchors, anchors if same else self.references.to(wide))
+
+
+class Tile(NamedTuple):
+    """Some rows of the kernels that were asked for.
+
+    Attributes:
+        rows: Which anchors.
+        kernels: Shape (Q, rows, M) for each kernel asked for, Q the number of terms.
+    """
+
+    rows: slice
+    kernels: Sequence[Tensor]
+
+
+class Factors(NamedTuple):
+    """A low-rank matrix for each term of a kernel: ``Σ_t left_tqi right_tj``.
+
+    Attributes:
+        left: Shape (T, Q, N).
+        right: Shape (T, M).
+    """
+
+    left: Tensor
+    right: Tensor
+
+
+class Kernels(ABC):
+    """One or two kernels on the same similarities, each a sum of Q separable terms.
+
+    Attributes:
+        shape: (N, M).
+        n_terms: Q.
+        like: A tensor with the dtype and device of the entries.
+        log_excluded: Logarithm of the product of both kernels' entries at j = k, summed over terms
+            (mathematics §2: there E⁺E⁻ = 1).
+        row_shifts: ``log(true scaling) = log(scaling) + shift`` of each kernel's rows, wide dtype.
+        column_shifts: The same of each kernel's columns.
+    """
+
+    shape: tuple[int, int]
+    n_terms: int = 1
+    like: Tensor
+    log_excluded: float = 0.0
+    row_shifts: Sequence[Tensor]
+    column_shifts: Sequence[Tensor]
+
+    @cached_property
+    def row_shift(self) -> Tensor:
+        """The shift of rows that all kernels share, as the anchors of triplets."""
+        return torch.stack(list(self.row_shifts)).sum(0)
+
+    @abstractmethod
+    def release(self) -> None:
+        """Free the memory of what can be computed again."""
+
+    @abstractmethod
+    def row_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_j kernel_qij weights_j``, shape (Q, N)."""
+
+    @abstractmethod
+    def column_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_qi kernel_qij weights_qi``, shape (M,)."""
+
+    @abstractmethod
+    def through(
+        self, near: int, far: int, weights: Tensor, between: Callable[[slice, Tensor], Tensor]
+    ) -> Tensor:
+        """Row sums of one kernel, turned into weights, through the columns of another.
+
+        Args:
+            near: The kernel whose row sums are taken.
+            far: The kernel whose column sums are taken; may be the same.
+            weights: Weights of the columns, shape (M,).
+            between: Turns the sums of some rows, shape (Q, rows), into weights of that shape.
+
+        Returns:
+            Shape (M,).
+        """
+
+    @abstractmethod
+    def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
+        """``Σ slope ∘ (left @ right) ∘ kernel`` over kernels and terms (mathematics §4.1)."""
+
+
+class RowTiles(Kernels):
+    """Sums over kernels that come in tiles of whole rows."""
+
+    @abstractmethod
+    def tiles(self, which: Sequence[int], entries: int | None = None) -> Iterator[Tile]:
+        """All rows of some kernels, from the first to the last."""
+
+    def row_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_j kernel_qij weights_j``, shape (Q, N)."""
+        sums = weights.new_empty(self.n_terms, self.shape[0])
+        for rows, (kernel,) in self.tiles([which]):
+            sums[:, rows] = _rows(kernel, weights)
+        return sums
+
+    def column_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_qi kernel_qij weights_qi``, shape (M,)."""
+        sums = weights.new_zeros(self.shape[1])
+        for rows, (kernel,) in self.tiles([which]):
+            _add_columns(sums, kernel, weights[:, rows])
+        return sums
+
+    def through(
+        self, near: int, far: int, weights: Tensor, between: Callable[[slice, Tensor], Tensor]
+    ) -> Tensor:
+        """Both in one pass over the tiles."""
+        which = [near] if near == far else [near, far]
+        received = weights.new_zeros(self.shape[1])
+        # Rows that are used twice are best used twice while they are in the cache.
+        for rows, used in self.tiles(which, CACHED if near == far else None):
+            left = between(rows, _rows(used[0], weights))
+            _add_columns(received, used[-1], left)
+        return received
+
+
+def _rows(kernel: Tensor, weights: Tensor) -> Tensor:
+    return torch.mv(kernel.reshape(-1, kernel.shape[-1]), weights).view(kernel.shape[:-1])
+
+
+def _add_columns(sums: Tensor, kernel: Tensor, weights: Tensor) -> None:
+    torch.addmv(sums, kernel.reshape(-1, kernel.shape[-1]).T, weights.reshape(-1), out=sums)
+
+
+class LinearKernels(RowTiles):
+    """``exp(factor · s)`` for one factor or several, excluded entries 0; one separable term each.
+
+    They are not the one-term case of ``TermKernels``, which take logarithms of what is multiplied
+    already: here tops are subtracted before the factor is applied, and differences of nearby
+    similarities are exact in floating point, so the entries that matter keep their digits.
+
+    Args:
+        similarities: s, shape (N, M); an entry with score −∞ is excluded.
+        factors: The factors; negative for a repelling kernel.
+        within: Exclude the diagonal.
+        storage: Whether the kernels are stored, or recomputed a tile at a time.
+    """
+
+    def __init__(
+        self,
+        similarities: Similarities,
+        factors: Sequence[float],
+        *,
+        within: bool,
+        storage: Storage = IN_MATRICES,
+    ) -> None:
+        self.similarities, self.factors, self.within = similarities, tuple(factors), within
+        self.shape, self.like = similarities.shape, similarities.like
+        self.tile_entries = storage.tile_entries
+        self.stored = not storage.streamed
+        self.loan: Loan | None = None
+        self.matrices: Sequence[Tensor] = []
+        self.tops = self._build() if self.stored else self._tops(None)
+
+    def _build(self) -> list[tuple[Tensor, Tensor]]:
+        """Fill the matrices; return the tops of their rows and columns."""
+        self.loan = Loan(len(self.factors), self.like, *self.shape)
+        self.matrices = self.loan.matrices
+        tops = self._tops(self.matrices)
+        for block in row_blocks(*self.shape):
+            for matrix, factor, (_, columns) in zip(self.matrices, self.factors, tops, strict=True):
+                exponential_(matrix[block].sub_(columns).mul_(abs(factor)))
+        return tops
+
+    def release(self) -> None:
+        """Give the matrices back; whoever asks for them again has them built again."""
+        self.loan, self.matrices = None, []
+
+    def whole(self, number: int) -> Tensor:
+        """A stored kernel, shape (N, M)."""
+        if not self.matrices:
+            self._build()
+        return self.matrices[number]
+
+    @cached_property
+    def row_shifts(self) -> list[Tensor]:  # type: ignore[override]
+        """``log(true scaling) = log(scaling) + shift`` of each kernel's rows, wide dtype."""
+        return [self._shift(rows, factor) for factor, (rows, _) in self._sides()]
+
+    @cached_property
+    def column_shifts(self) -> list[Tensor]:  # type: ignore[override]
+        """The same of the columns."""
+        return [self._shift(columns, factor) for factor, (_, columns) in self._sides()]
+
+    def _sides(self) -> Iterator[tuple[float, tuple[Tensor, Tensor]]]:
+        return zip(self.factors, self.tops, strict=True)
+
+    def _shift(self, top: Tensor, factor: float) -> Tensor:
+        return top.to(wide_dtype(self.like.device)) * -abs(factor)
+
+    def _tops(self, logs: Sequence[Tensor] | None) -> list[tuple[Tensor, Tensor]]:
+        """The largest ±s of every row, and then of every column, for each kernel.
+
+        With matrices for ``logs``, ``±s − top of row`` is left in them.
+        """
+        n, m = self.shape
+        lowest = torch.finfo(self.like.dtype).min  # stands for −∞ where a whole line is excluded
+        tops = [(self.like.new_empty(n), self.like.new_full((m,), lowest)) for _ in self.factors]
+        blocks = row_blocks(n, m, self.tile_entries)
+        similarity, spare = self.like.new_empty(2, blocks[0].stop, m)
+        for block in blocks:
+            size = block.stop - block.start
+            tile = self.similarities.tile(block, similarity[:size])
+            for number, (factor, (rows, columns)) in enumerate(
+                zip(self.factors, tops, strict=True)
+            ):
+                out = spare[:size] if logs is None else logs[number][block]
+                sign = 1.0 if factor > 0 else -1.0
+                if self.within:  # keep the diagonal out of the top
+                    tile.diagonal(block.start).fill_(-torch.inf * sign)
+                top = tile.amax(1) if factor > 0 else -tile.amin(1)
+                rows[block] = top.clamp_min_(lowest)
+                torch.add(-rows[block, None], tile, alpha=sign, out=out)
+                torch.maximum(columns, out.amax(0), out=columns)
+        return tops
+
+    def tiles(self, which: Sequence[int], entries: int | None = None) -> Iterator[Tile]:
+        """Views of what is stored, else tiles in buffers that the next tile overwrites."""
+        n, m = self.shape
+        if self.stored:
+            for block in [slice(0, n)] if entries is None else row_blocks(n, m, entries):
+                yield Tile(block, [self.whole(number)[None, block] for number in which])
+            return
+        floor = math.log(2 * torch.finfo(self.like.dtype).tiny)
+        blocks = row_blocks(n, m, self.tile_entries)
+        buffers = self.like.new_empty(1 + len(which), blocks[0].stop, m)
+        shifts = [
+            [side[number].to(self.like.dtype) for side in (self.row_shifts, self.column_shifts)]
+            for number in which
+        ]
+        for block in blocks:
+            size = block.stop - block.start
+            similarity = self.similarities.tile(block, buffers[0, :size])
+            kernels = buffers[1:, None, :size]
+            for kernel, number, (rows, columns) in zip(kernels, which, shifts, strict=True):
+                factor = self.factors[number]
+                torch.add(rows[block, None], similarity, alpha=factor, out=kernel[0])
+                # At the floor is as good as at zero, and the exponential is slow below it.
+                kernel.add_(columns).clamp_(min=floor).exp_()
+                if self.within:
+                    kernel[0].diagonal(block.start).zero_()
+            yield Tile(block, list(kernels))
+
+    def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
+        """Slopes are ±1, relative to the first kernel's score; a tile is valid until the next."""
+        signs = [factor / self.factors[0] for factor in self.factors]
+        blocks = row_blocks(*self.shape, self.tile_entries)
+        buffers = self.like.new_empty(2, blocks[0].stop, self.shape[1])
+        for block, kernels in self.tiles(range(len(self.factors)), self.tile_entries):
+            size = block.stop - block.start
+            total, weights = buffers[0, :size], buffers[1, :size]
+            for number, (kernel, (left, right), sign) in enumerate(
+                zip(kernels, factors, signs, strict=True)
+            ):
+                rows = left[:, 0, block].T
+                if number == 0:
+                    torch.mm(rows, right, out=total).mul_(kernel[0])
+                else:
+                    torch.mm(rows, right, out=weights)
+                    total.addcmul_(weights, kernel[0], value=sign)
+            yield Patch(block, total)
+
+
+def underflow_limit(dtype: torch.dtype, shape: Sequence[int]) -> float:
+    """How many times what is left of a sum may have been lost to underflow without mattering.
+
+    An entry below the smallest normal number is lost (see ``exponential_``): with weights of at
+    most w all lost entries of a line add up to less than max(N, M) · 3 · tiny · w.
+    """
+    info = torch.finfo(dtype)
+    return float(info.eps**2 / (3 * info.tiny * max(shape)))

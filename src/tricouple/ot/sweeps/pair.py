@@ -1,0 +1,251 @@
+"""Pairwise plans (mathematics §5): by scaling, a pass over the kernel each sweep; by logarithms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tricouple.numeric import ScoreGradient, wide_dtype
+from tricouple.ot.sweeps.contract import (
+    Coupling,
+    DenseSink,
+    GradientSink,
+    Masses,
+    Solution,
+    Stage,
+    Stages,
+    log_scaling,
+)
+from tricouple.ot.sweeps.kernels import Factors, Kernels, Similarities, underflow_limit
+
+
+class ScaledPair(Coupling):
+    """Entropic transport by scaling one kernel."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels, self.dtype = kernels, kernels.like.dtype
+
+    def release(self) -> None:
+        """Give up the kernel's matrix until it is needed again."""
+        self.kernels.release()
+
+    def sink(self) -> ScaledPairSink:
+        """A collector for this kernel."""
+        return ScaledPairSink(self.kernels)
+
+    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
+        """Sweep; None when the result cannot be trusted and logarithms are needed."""
+        (shift,) = self.kernels.column_shifts
+        start = torch.exp(-shift).to(self.dtype)  # log-scalings at zero
+        history = self._sweep(start, masses, n_iters, tol)
+        u, v = history.u, history.v
+        if not _trustworthy(u, v, history.r, masses.values[1]):
+            return None
+        logs = torch.cat([u[-1], v[-1]]).to(wide_dtype(start.device)).log_()
+        potentials = logs + torch.cat([self.kernels.row_shift, shift])
+        plan = ScaledPairPlan(self.kernels, u[-1], v[-1])
+        return Solution(self, potentials, lambda: plan, history, len(u))
+
+    def _sweep(
+        self, v: Tensor, masses: Masses, n_iters: int, tol: float | None
+    ) -> ScaledPairHistory:
+        """Rows, ``u = p¹ / E v``, then columns, ``v = p² / Eᵀ u``."""
+        rows, columns = masses.values
+        all_u: list[Tensor] = []
+        all_v, all_r = [v], []
+        for sweep in range(n_iters):
+            u, r = torch.empty_like(rows), torch.empty_like(rows)
+            sums = self.kernels.through(0, 0, v, partial(_scale, rows, u, r))
+            # The sweep went on in the same pass; if there was no need, it is forgotten.
+            if tol is not None and sweep > 0 and _error(all_u[-1], r, rows) <= tol:
+                break
+            v = columns / sums
+            all_u.append(u)
+            all_v.append(v)
+            all_r.append(r)
+        scalings = (torch.stack(kind) for kind in (all_u, all_v, all_r))
+        return ScaledPairHistory(self.kernels, masses, *scalings)
+
+
+def _scale(masses: Tensor, u: Tensor, r: Tensor, rows: slice, sums: Tensor) -> Tensor:
+    """Scalings that give some rows their masses, which is noted, as are the sums."""
+    r[rows] = sums[0]
+    return torch.div(masses[rows], sums[0], out=u[rows])[None]
+
+
+def _error(u: Tensor, r: Tensor, rows: Tensor) -> float:
+    """The L1 error of the row marginal."""
+    return float((u * r - rows).abs().sum())
+
+
+def _trustworthy(u: Tensor, v: Tensor, r: Tensor, columns: Tensor) -> bool:
+    """Whether every sum was far enough above underflow, in all sweeps at once."""
+    floor = 1 / underflow_limit(u.dtype, (u.shape[1], v.shape[1]))
+    used = v[:-1].amax(1, keepdim=True)
+    enough = (r >= floor * used).all()
+    # columns / v are the column sums; written as a product, samples without mass pass.
+    enough_columns = (v[1:] * (floor * u.amax(1, keepdim=True)) <= columns).all()
+    finite = torch.isfinite(u).all() & torch.isfinite(v).all()
+    return bool(enough & enough_columns & finite)
+
+
+class ScaledPairPlan(NamedTuple):
+    """``P_ij = u_i v_j kernel_ij``."""
+
+    kernels: Kernels
+    u: Tensor
+    v: Tensor
+
+    def marginal(self, axis: int) -> Tensor:
+        """Row or column sums."""
+        if axis == 0:
+            return self.u * self.kernels.row_sums(0, self.v)[0]
+        return self.v * self.kernels.column_sums(0, self.u[None])
+
+    def push(
+        self, axis: int, weights: Tensor, sink: GradientSink | None = None
+    ) -> dict[int, Tensor]:
+        """``Pᵀ weights`` for axis 0, ``P weights`` for axis 1."""
+        if axis == 0:
+            left, right = self.u * weights, self.v
+            pushed = {1: self.v * self.kernels.column_sums(0, left[None])}
+        else:
+            left, right = self.u, self.v * weights
+            pushed = {0: self.u * self.kernels.row_sums(0, right)[0]}
+        if isinstance(sink, ScaledPairSink):
+            sink.add(left, right)
+        return pushed
+
+
+class ScaledPairSink:
+    """Sums of rank-one terms times a kernel: ``Σ_t x_t y_tᵀ ∘ kernel``."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._left: list[Tensor] = []
+        self._right: list[Tensor] = []
+
+    def add(self, left: Tensor, right: Tensor) -> None:
+        """Add ``left rightᵀ ∘ kernel``."""
+        self._left.append(left)
+        self._right.append(right)
+
+    def total(self) -> ScoreGradient:
+        """One matrix product for all terms."""
+        left, right = torch.stack(self._left), torch.stack(self._right)
+        return self._kernels.score_gradient([Factors(left[:, None], right)])
+
+
+@dataclass(frozen=True)
+class ScaledPairHistory:
+    """Scalings of every sweep, stacked.
+
+    Attributes:
+        kernels: The kernel.
+        masses: Imposed marginals.
+        u: Scalings of the rows after each sweep, shape (T, N).
+        v: Scalings of the columns, with those of the start, shape (T + 1, M).
+        r: Row sums before each update of u, shape (T, N).
+    """
+
+    kernels: Kernels
+    masses: Masses
+    u: Tensor
+    v: Tensor
+    r: Tensor
+
+    def adjoint(self, cotangents: Sequence[Tensor]) -> ScoreGradient:
+        """Walk the sweeps backwards, one pass over the kernel each (see ``Stages.adjoint``)."""
+        grad_u, grad_v = cotangents
+        per_v = self.masses.inverses[1]
+        to_v, weights_v = torch.empty_like(self.u), torch.empty_like(self.v[1:])
+        for t in reversed(range(len(self.u))):
+            # Columns set v: −∂L/∂log v ∘ v / p², through the plan to u.
+            torch.mul(self.v[t + 1], grad_v * -per_v, out=weights_v[t])
+            # Rows set u: through the plan to v of the sweep before.
+            to_anchors = partial(self._weigh, self.u[t], grad_u, to_v[t])
+            if t == 0:
+                to_anchors(slice(None), self.kernels.row_sums(0, weights_v[t]))
+            else:
+                grad_v = self.v[t] * self.kernels.through(0, 0, weights_v[t], to_anchors)
+                grad_u = torch.zeros_like(grad_u)
+        left, right = torch.cat([to_v, self.u]), torch.cat([self.v[:-1], weights_v])
+        return self.kernels.score_gradient([Factors(left[:, None], right)])
+
+    def _weigh(self, u: Tensor, grad_u: Tensor, out: Tensor, rows: slice, sums: Tensor) -> Tensor:
+        """Weights of the rows, from what the columns sent them."""
+        gradient = torch.addcmul(grad_u[rows], u[rows], sums[0])
+        return torch.mul(u[rows], gradient * -self.masses.inverses[0][rows], out=out[rows])[None]
+
+
+class LogPair(Coupling):
+    """Entropic transport for ``score = sharpness · similarity`` by log-sum-exp.
+
+    Slower, and right for any sharpness.
+    """
+
+    def __init__(self, similarities: Similarities, sharpness: float, *, within: bool) -> None:
+        # Potentials of size c take digits from what they are added to: float32 has none to spare.
+        self.score = similarities.widened().matrix() * sharpness
+        self.dtype = self.score.dtype
+        if within:
+            self.score.fill_diagonal_(-torch.inf)
+
+    def sink(self) -> DenseSink:
+        """A collector for this coupling."""
+        return DenseSink(self.score)
+
+    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution:
+        """Sweep: rows, then columns."""
+        log_rows, log_columns = (mass.log() for mass in masses.values)
+        f, g = torch.zeros_like(log_rows), torch.zeros_like(log_columns)
+        stages: list[Stage] = []
+        done = 0
+        for sweep in range(n_iters):
+            row_sums = torch.logsumexp(self.score + g, 1)
+            error = (torch.exp(f + row_sums) - log_rows.exp()).abs().sum()
+            if tol is not None and sweep > 0 and float(error) <= tol:
+                break
+            f = log_scaling(log_rows, row_sums)
+            stages.append(Stage(0, LogPairPlan(self.score, f, g)))
+            g = log_scaling(log_columns, torch.logsumexp(self.score + f[:, None], 0))
+            stages.append(Stage(1, LogPairPlan(self.score, f, g)))
+            done += 1
+        return Solution(
+            self, torch.cat([f, g]), lambda: stages[-1].plan, Stages(self, masses, stages), done
+        )
+
+
+@dataclass(frozen=True)
+class LogPairPlan:
+    """``P_ij = exp(score_ij + f_i + g_j)``, rebuilt from the potentials at each use."""
+
+    score: Tensor
+    f: Tensor
+    g: Tensor
+
+    def dense(self) -> Tensor:
+        """The plan as a matrix."""
+        return (self.score + self.f[:, None]).add_(self.g).exp_()
+
+    def marginal(self, axis: int) -> Tensor:
+        """Row or column sums."""
+        return self.dense().sum(1 - axis)
+
+    def push(
+        self, axis: int, weights: Tensor, sink: GradientSink | None = None
+    ) -> dict[int, Tensor]:
+        """``Pᵀ weights`` for axis 0, ``P weights`` for axis 1."""
+        plan = self.dense()
+        if axis == 0:
+            pushed, scale = {1: plan.T @ weights}, weights[:, None]
+        else:
+            pushed, scale = {0: plan @ weights}, weights
+        if isinstance(sink, DenseSink):
+            sink.add(plan.mul_(scale))
+        return pushed

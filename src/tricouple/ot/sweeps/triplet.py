@@ -1,0 +1,188 @@
+"""Triplet plans in the scaling domain: four matrix-vector products a sweep, in two passes.
+
+With ψ(t) = −t the kernel is a product, ``K_ijk = E⁺_ij E⁻_ik``, ``E± = exp(±c·s)``, and the only
+thing that couples j and k is "j ≠ k", where ``E⁺_ij E⁻_ij = 1``. So every sum over the N³ tensor
+is a product of two row sums minus an *excluded* part that is itself a product of vectors
+(mathematics §2). Other ψ are sums of such products: their kernels have Q rows for each anchor, one
+a term (mathematics §3).
+
+Symbols are relative to the balanced kernels ATTRACT (of E⁺) and REPEL (of E⁻): ``a, b, h`` are the
+scalings of anchors, positives and negatives, ``r⁺ = attract · b``, ``r⁻ = repel · h``, and
+``attract_ij · repel_ij = row_i · column_j`` (see ``Exclusion``).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from tricouple.numeric import wide_dtype
+from tricouple.ot.sweeps.contract import Coupling, Masses, Solution
+from tricouple.ot.sweeps.kernels import Kernels, underflow_limit
+from tricouple.ot.sweeps.triplet_adjoint import (
+    ATTRACT,
+    REPEL,
+    Exclusion,
+    ScaledTripletHistory,
+    ScaledTripletPlan,
+    ScaledTripletSink,
+    Scalings,
+)
+
+# How many times what is left may have been subtracted before digits are missed.
+CANCELLATION = 10.0
+
+
+class ScaledTriplet(Coupling):
+    """Entropic three-marginal transport by scaling.
+
+    Args:
+        kernels: Of the positives and of the negatives.
+        within: Anchors are the references: i, j, k distinct. Otherwise only j ≠ k.
+        cancellation: How many times what is left may have been subtracted from a sum.
+    """
+
+    def __init__(
+        self, kernels: Kernels, *, within: bool, cancellation: float = CANCELLATION
+    ) -> None:
+        self.kernels, self.within, self.cancellation = kernels, within, cancellation
+        self.dtype = kernels.like.dtype
+
+    @cached_property
+    def exclusion(self) -> Exclusion:
+        """What j ≠ k takes away."""
+        return Exclusion(self.kernels, within=self.within)
+
+    def release(self) -> None:
+        """Give up the kernels' matrices until they are needed again."""
+        self.kernels.release()
+
+    def sink(self) -> ScaledTripletSink:
+        """A collector for these kernels."""
+        return ScaledTripletSink(self.kernels)
+
+    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
+        """Sweep; None when the result cannot be trusted and logarithms are needed."""
+        shifts = self.kernels.column_shifts
+        # Log-scalings start at zero.
+        start = [torch.exp(-shift).to(self.dtype) for shift in shifts]
+        scalings = self._sweep(start[ATTRACT], start[REPEL], masses, n_iters, tol)
+        if not trustworthy(self.exclusion, scalings, masses, self.cancellation):
+            return None
+        last = torch.cat([scalings.a[-1], scalings.b[-1], scalings.h[-1]])
+        logs = last.to(wide_dtype(last.device)).log_()
+        potentials = logs + torch.cat([self.kernels.row_shift, *shifts])
+        history = ScaledTripletHistory(self.kernels, self.exclusion, masses, scalings)
+        return Solution(self, potentials, history.plan, history, len(scalings.a))
+
+    def _sweep(
+        self, b: Tensor, h: Tensor, masses: Masses, n_iters: int, tol: float | None
+    ) -> Scalings:
+        """Two passes over the kernels a sweep: h → r⁻ → a → b, and b → r⁺ → h."""
+        kernels, exclusion = self.kernels, self.exclusion
+        mass_a, mass_b, mass_h = masses.values
+        all_a: list[Tensor] = []
+        all_minus: list[Tensor] = []
+        all_b, all_h = [b], [h]
+        all_plus = [kernels.row_sums(ATTRACT, b)]
+        for sweep in range(n_iters):
+            r_plus, r_minus = all_plus[-1], torch.empty_like(all_plus[-1])
+            a, sums = torch.empty_like(mass_a), torch.empty_like(mass_a)
+            # Marginal 1: a_i = p¹_i / [r⁺_i r⁻_i − Σ_{j≠i} b_j h_j], r⁻ = E⁻ h.
+            excluded = exclusion.row * exclusion.around(exclusion.column * b * h)
+            scale = partial(_scale, mass_a, r_plus, excluded, r_minus, sums, a)
+            received = kernels.through(REPEL, ATTRACT, h, scale)
+            # The sweep went on in the same pass; if there was no need, it is forgotten.
+            if tol is not None and sweep > 0:
+                before = exclusion.anchors(all_a[-1])
+                plan = ScaledTripletPlan(kernels, exclusion, before, b, h, r_plus, r_minus)
+                if _settled(plan, sums, mass_a, mass_b, tol):
+                    break
+            # Marginal 2: b_j = p²_j / [(E⁺ᵀ (a ∘ r⁻))_j − h_j Σ_{i≠j} a_i].
+            anchors = exclusion.anchors(a)
+            b = mass_b / received.addcmul_(h, anchors.outside, value=-1)
+            # Marginal 3: h_k = p³_k / [(E⁻ᵀ (a ∘ r⁺))_k − b_k Σ_{i≠k} a_i], r⁺ = E⁺ b.
+            r_plus = torch.empty_like(r_plus)
+            received = kernels.through(ATTRACT, REPEL, b, partial(_carry, a, r_plus))
+            h = mass_h / received.addcmul_(b, anchors.outside, value=-1)
+            for values, value in (
+                (all_a, a), (all_b, b), (all_h, h), (all_plus, r_plus), (all_minus, r_minus)
+            ):  # fmt: skip
+                values.append(value)
+        return Scalings(*map(torch.stack, (all_a, all_b, all_h, all_plus, all_minus)))
+
+
+def _scale(
+    masses: Tensor,
+    r_plus: Tensor,
+    excluded: Tensor,
+    r_minus: Tensor,
+    sums: Tensor,
+    a: Tensor,
+    rows: slice,
+    row_sums: Tensor,
+) -> Tensor:
+    """``a = p¹ / (Σ_q r⁺ r⁻ − excluded)`` of some anchors; weights ``a r⁻`` for the positives."""
+    r_minus[:, rows] = row_sums
+    torch.sub((r_plus[:, rows] * row_sums).sum(0), excluded[rows], out=sums[rows])
+    torch.div(masses[rows], sums[rows], out=a[rows])
+    return a[rows] * row_sums
+
+
+def _carry(a: Tensor, r_plus: Tensor, rows: slice, row_sums: Tensor) -> Tensor:
+    """Weights ``a r⁺`` of some anchors for the negatives; the sums are noted."""
+    r_plus[:, rows] = row_sums
+    return a[rows] * row_sums
+
+
+def _settled(
+    plan: ScaledTripletPlan, sums: Tensor, mass_a: Tensor, mass_b: Tensor, tol: float
+) -> bool:
+    """Whether marginals 1 and 2 are within tol (the third is exact after a sweep)."""
+    if float((plan.anchors.scaling * sums - mass_a).abs().sum()) > tol:
+        return False
+    return float((plan.marginal(1) - mass_b).abs().sum()) <= tol
+
+
+def trustworthy(
+    exclusion: Exclusion, vectors: Scalings, masses: Masses, cancellation: float
+) -> bool:
+    """Whether no sum came near underflow and no difference lost digits, in all sweeps at once.
+
+    The measure of cancellation is what was subtracted, own part included, against the mass that
+    remained (mathematics §2, numerics). A NaN fails every comparison.
+
+    Args:
+        exclusion: What was subtracted.
+        vectors: What the sweeps went through.
+        masses: Imposed marginals of anchors, positives and negatives.
+        cancellation: How many times what is left may have been subtracted.
+    """
+    a, b, h, r_plus, r_minus = vectors
+    rows = a[:, None]
+    per_a, per_b, per_h = masses.inverses
+    excluded_a, excluded_h = exclusion.row * a, exclusion.column * h
+    lost = excluded_a.sum(1, keepdim=True)  # Σ_i a_i
+    taken = (excluded_h[:-1] * b[:-1]).sum(1, keepdim=True)  # Σ_j b_j h_j
+    cancelled = (
+        excluded_a * (taken * per_a),  # a_i Σ_j b_j h_j / p¹_i, marginal 1
+        b[1:] * excluded_h[:-1] * (lost * per_b),  # b_j h_j Σ_i a_i / p²_j, marginal 2
+        b[1:] * excluded_h[1:] * (lost * per_h),  # h_k b_k Σ_i a_i / p³_k, marginal 3
+    )
+    # What is lost to underflow, against what was summed: rows, then columns, then exclusions.
+    top_b, top_h = b.amax(), h.amax()
+    lost_to_underflow = (
+        top_b * top_h / (r_plus[:-1] * r_minus).sum(1).amin(),  # of r⁺ r⁻
+        (b[1:] * per_b).amax() * (rows * r_minus).amax(),  # of E⁺ᵀ (a ∘ r⁻)
+        (h[1:] * per_h).amax() * (rows * r_plus[1:]).amax(),  # of E⁻ᵀ (a ∘ r⁺)
+        a.amax() * top_b * top_h * torch.finfo(a.dtype).eps,
+    )
+    negative = torch.stack([a.amin(), b.amin(), h.amin()]) < 0
+    limit = underflow_limit(a.dtype, (a.shape[1], b.shape[1]))
+    return bool(
+        (torch.stack([part.amax() for part in cancelled]) <= cancellation).all()
+        & (torch.stack(lost_to_underflow) <= limit).all()
+        & ~negative.any()
+    )
