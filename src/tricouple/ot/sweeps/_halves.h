@@ -3,12 +3,12 @@
  * Included by _native.c like _sweeps.h. A tile has `rows` rows of a symmetric matrix and `width` of its
  * columns, row-major and dense. Its first `own` columns are a block on the diagonal, to which its rows
  * belong, the first of them at `offset`; every other entry stands for its mirror image too. A tile off
- * the diagonal has own = 0. See symmetric_kernels.py, which says why.
+ * the diagonal has own = 0. See halves.py, which says why. Functions that it calls return a number.
  */
 
 /* The largest ±s_ij − u_j of every row and, through the mirror images, of every column; without the
  * diagonal. First the half of +s, then, n numbers later, that of −s. */
-FAST_LOOP static void NAME(tile_tops)(long rows, long width, long own, long offset, long n,
+FAST_LOOP static long NAME(tile_tops)(long rows, long width, long own, long offset, long n,
                                       const real *tile, const real *shifts, real *tops) {
     const long begin = n - width, first = begin + offset;
     const real *up = shifts + begin, *down = shifts + n + begin;
@@ -33,11 +33,12 @@ FAST_LOOP static void NAME(tile_tops)(long rows, long width, long own, long offs
         }
         tops[first + i] = high, tops[n + first + i] = low;
     }
+    return 0;
 }
 
 /* exp(c · (sign·s_ij − u_i − u_j)), 0 on the diagonal; u_i begins with the tile's rows, u_j with its
  * columns. `out` may be the tile. */
-FAST_LOOP static void NAME(tile_kernel)(long rows, long width, long own, long offset, double factor,
+FAST_LOOP static long NAME(tile_kernel)(long rows, long width, long own, long offset, double factor,
                                         const real *tile, const real *u_rows,
                                         const real *u_columns, real *out) {
     const real sign = factor > 0 ? 1 : -1, c = (real)fabs(factor);
@@ -49,6 +50,7 @@ FAST_LOOP static void NAME(tile_kernel)(long rows, long width, long own, long of
             o[j] = NAME(exponential)(c * ((sign * s[j] - mine) - u_columns[j]));
         if (own > 0) o[offset + i] = 0;
     }
+    return 0;
 }
 
 /* Add the tile and its mirror image, times x, to y; both of the tile's rows and of its columns. */
@@ -93,17 +95,18 @@ FAST_LOOP static void NAME(tile_product)(long rows, long width, long own, const 
 
 /* The same for several tiles that end with the last column, which `parts` tells of: where they are in
  * memory, rows, columns, own columns, offset. */
-static void NAME(tiles_product)(long count, const int64_t *parts, long n, const real *tiles,
+static long NAME(tiles_product)(long count, long n, const int64_t *parts, const real *tiles,
                                 const real *x, real *y) {
     for (const int64_t *p = parts; p < parts + 5 * count; p += 5) {
         const long column = n - p[2], row = column + p[4];
         NAME(tile_product)(p[1], p[2], p[3], tiles + p[0], x + row, x + column, y + row, y + column);
     }
+    return 0;
 }
 
 /* The same for the kernel of a tile of similarities at a row and a column of the matrix; four rows of
  * the kernel are in `work` at a time. */
-static void NAME(tile_stream)(long rows, long width, long own, long row, long column, double factor,
+static long NAME(tile_stream)(long rows, long width, long own, long row, long column, double factor,
                               const real *tile, const real *shifts, const real *x, real *y,
                               real *work) {
     for (long end = row + rows; row < end; row += 4, tile += 4 * width) {
@@ -112,10 +115,11 @@ static void NAME(tile_stream)(long rows, long width, long own, long row, long co
                           shifts + column, work);
         NAME(tile_product)(few, width, own, work, x + row, x + column, y + row, y + column);
     }
+    return 0;
 }
 
 /* out = sign · weights ∘ tile, added if `out` is not `weights`; both have rows of length `stride`. */
-FAST_LOOP static void NAME(tile_weigh)(long rows, long width, long stride, double sign,
+FAST_LOOP static long NAME(tile_weigh)(long rows, long width, long stride, double sign,
                                        const real *tile, const real *weights, real *out) {
     const real factor = (real)sign, keep = out == weights ? 0 : 1;
     for (long i = 0; i < rows; i++) {
@@ -124,4 +128,5 @@ FAST_LOOP static void NAME(tile_weigh)(long rows, long width, long stride, doubl
 #pragma omp simd
         for (long j = 0; j < width; j++) o[j] = keep * o[j] + factor * w[j] * t[j];
     }
+    return 0;
 }

@@ -2,8 +2,9 @@
  * twenty calls for a few microseconds of arithmetic. Here a whole run of sweeps, or its adjoint, is
  * one call. Optional: without a compiler the package works the same through PyTorch.
  *
- * Every function takes the size of its floating-point type in bytes, sizes and options, then the
- * addresses of contiguous arrays; native.py is the only caller and allocates all of them.
+ * Every function takes the size of its floating-point type in bytes, then whole numbers, then real
+ * ones, then the addresses of contiguous arrays; native.py and halves.py call them and allocate all of
+ * the arrays. Formulas are those of docs/mathematics.md, named by their section.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -73,213 +74,59 @@ static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 /
 #undef REAL_MAX
 #undef NAME
 
-#define MAX_ARRAYS 24
+/* The largest numbers of whole numbers, real numbers and arrays that a function below takes. */
+enum { INTEGERS = 5, REALS = 5, ARRAYS = 20 };
 
-/* Read `count` addresses from position `first` of the arguments. */
-static int addresses(PyObject *const *args, Py_ssize_t nargs, Py_ssize_t first, Py_ssize_t count,
-                     void **out) {
-    if (nargs != first + count) {
-        PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", first + count, nargs);
+/* Arguments of a call: the size of the type, then so many of each kind. */
+static int read_arguments(PyObject *const *args, Py_ssize_t nargs, int integers, int reals, int arrays,
+                          long *bytes, long *i, double *x, void **p) {
+    const Py_ssize_t expected = 1 + integers + reals + arrays;
+    if (nargs != expected) {
+        PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", expected, nargs);
         return 0;
     }
-    for (Py_ssize_t i = 0; i < count; i++) out[i] = PyLong_AsVoidPtr(args[first + i]);
+    *bytes = PyLong_AsLong(*args++);
+    while (integers--) *i++ = PyLong_AsLong(*args++);
+    while (reals--) *x++ = PyFloat_AsDouble(*args++);
+    while (arrays--) *p++ = PyLong_AsVoidPtr(*args++);
     return !PyErr_Occurred();
 }
 
-static PyObject *balance(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 5, 4, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]), n = PyLong_AsLong(args[1]), m = PyLong_AsLong(args[2]);
-    int within = (int)PyLong_AsLong(args[3]);
-    double sharpness = PyFloat_AsDouble(args[4]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (bytes == 4)
-        balance_float(n, m, within, sharpness, p[0], p[1], p[2], p[3]);
-    else
-        balance_double(n, m, within, sharpness, p[0], p[1], p[2], p[3]);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
+/* A function of this module: reads its arguments, lets go of the interpreter's lock, and calls the
+ * function of that name for the type, with the arguments that follow. */
+#define DOOR(name, integers, reals, arrays, ...)                                                     \
+    static PyObject *name(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {                 \
+        long bytes, i[INTEGERS], result;                                                             \
+        double x[REALS];                                                                             \
+        void *p[ARRAYS];                                                                             \
+        (void)x;                                                                                     \
+        if (!read_arguments(args, nargs, integers, reals, arrays, &bytes, i, x, p)) return NULL;     \
+        Py_BEGIN_ALLOW_THREADS                                                                       \
+        result = bytes == 4 ? name##_float(__VA_ARGS__) : name##_double(__VA_ARGS__);                \
+        Py_END_ALLOW_THREADS                                                                         \
+        return PyLong_FromLong(result);                                                              \
+    }
 
-static PyObject *triplet_solve(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 10, 13, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]), n = PyLong_AsLong(args[1]), m = PyLong_AsLong(args[2]);
-    int within = (int)PyLong_AsLong(args[3]);
-    long n_iters = PyLong_AsLong(args[4]), done;
-    double tol = PyFloat_AsDouble(args[5]), sharpness = PyFloat_AsDouble(args[6]);
-    double eps = PyFloat_AsDouble(args[7]), cancellation = PyFloat_AsDouble(args[8]);
-    double limit = PyFloat_AsDouble(args[9]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (bytes == 4)
-        done = triplet_solve_float(n, m, within, n_iters, tol, sharpness, eps, cancellation, limit,
-                                   p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9],
-                                   p[10], p[11], p[12]);
-    else
-        done = triplet_solve_double(n, m, within, n_iters, tol, sharpness, eps, cancellation, limit,
-                                    p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9],
-                                    p[10], p[11], p[12]);
-    Py_END_ALLOW_THREADS
-    return PyLong_FromLong(done);
-}
+DOOR(balance, 3, 1, 4, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3])
+DOOR(triplet_solve, 4, 5, 13, i[0], i[1], i[2], i[3], x[0], x[1], x[2], x[3], x[4], p[0], p[1], p[2],
+     p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], p[11], p[12])
+DOOR(triplet_adjoint, 4, 0, 20, i[0], i[1], i[2], i[3], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
+     p[8], p[9], p[10], p[11], p[12], p[13], p[14], p[15], p[16], p[17], p[18], p[19])
+DOOR(pair_sweeps, 3, 1, 7, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
+DOOR(pair_adjoint, 3, 0, 10, i[0], i[1], i[2], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8],
+     p[9])
+DOOR(tile_tops, 5, 0, 3, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2])
+DOOR(tile_kernel, 4, 1, 4, i[0], i[1], i[2], i[3], x[0], p[0], p[1], p[2], p[3])
+DOOR(tiles_product, 2, 0, 4, i[0], i[1], p[0], p[1], p[2], p[3])
+DOOR(tile_stream, 5, 1, 5, i[0], i[1], i[2], i[3], i[4], x[0], p[0], p[1], p[2], p[3], p[4])
+DOOR(tile_weigh, 3, 1, 3, i[0], i[1], i[2], x[0], p[0], p[1], p[2])
 
-static PyObject *triplet_adjoint(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 5, 20, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]), n = PyLong_AsLong(args[1]), m = PyLong_AsLong(args[2]);
-    int within = (int)PyLong_AsLong(args[3]);
-    long sweeps = PyLong_AsLong(args[4]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (bytes == 4)
-        triplet_adjoint_float(n, m, within, sweeps, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
-                              p[8], p[9], p[10], p[11], p[12], p[13], p[14], p[15], p[16], p[17],
-                              p[18], p[19]);
-    else
-        triplet_adjoint_double(n, m, within, sweeps, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
-                               p[8], p[9], p[10], p[11], p[12], p[13], p[14], p[15], p[16], p[17],
-                               p[18], p[19]);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-static PyObject *pair_sweeps(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 5, 7, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]), n = PyLong_AsLong(args[1]), m = PyLong_AsLong(args[2]);
-    long n_iters = PyLong_AsLong(args[3]), done;
-    double tol = PyFloat_AsDouble(args[4]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (bytes == 4)
-        done = pair_sweeps_float(n, m, n_iters, tol, p[0], p[1], p[2], p[3], p[4], p[5], p[6]);
-    else
-        done = pair_sweeps_double(n, m, n_iters, tol, p[0], p[1], p[2], p[3], p[4], p[5], p[6]);
-    Py_END_ALLOW_THREADS
-    return PyLong_FromLong(done);
-}
-
-static PyObject *pair_adjoint(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 4, 10, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]), n = PyLong_AsLong(args[1]), m = PyLong_AsLong(args[2]);
-    long sweeps = PyLong_AsLong(args[3]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (bytes == 4)
-        pair_adjoint_float(n, m, sweeps, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9]);
-    else
-        pair_adjoint_double(n, m, sweeps, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8],
-                            p[9]);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-static PyObject *tile_tops(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 6, 3, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]);
-    long rows = PyLong_AsLong(args[1]);
-    long width = PyLong_AsLong(args[2]);
-    long own = PyLong_AsLong(args[3]);
-    long offset = PyLong_AsLong(args[4]);
-    long n = PyLong_AsLong(args[5]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (bytes == 4)
-        tile_tops_float(rows, width, own, offset, n, p[0], p[1], p[2]);
-    else
-        tile_tops_double(rows, width, own, offset, n, p[0], p[1], p[2]);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-static PyObject *tile_kernel(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 6, 4, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]);
-    long rows = PyLong_AsLong(args[1]);
-    long width = PyLong_AsLong(args[2]);
-    long own = PyLong_AsLong(args[3]);
-    long offset = PyLong_AsLong(args[4]);
-    double factor = PyFloat_AsDouble(args[5]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (bytes == 4)
-        tile_kernel_float(rows, width, own, offset, factor, p[0], p[1], p[2], p[3]);
-    else
-        tile_kernel_double(rows, width, own, offset, factor, p[0], p[1], p[2], p[3]);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-static PyObject *tiles_product(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 3, 4, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]);
-    long count = PyLong_AsLong(args[1]);
-    long n = PyLong_AsLong(args[2]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (bytes == 4)
-        tiles_product_float(count, p[0], n, p[1], p[2], p[3]);
-    else
-        tiles_product_double(count, p[0], n, p[1], p[2], p[3]);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-static PyObject *tile_stream(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 7, 5, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]);
-    long rows = PyLong_AsLong(args[1]);
-    long width = PyLong_AsLong(args[2]);
-    long own = PyLong_AsLong(args[3]);
-    long row = PyLong_AsLong(args[4]);
-    long column = PyLong_AsLong(args[5]);
-    double factor = PyFloat_AsDouble(args[6]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (bytes == 4)
-        tile_stream_float(rows, width, own, row, column, factor, p[0], p[1], p[2], p[3], p[4]);
-    else
-        tile_stream_double(rows, width, own, row, column, factor, p[0], p[1], p[2], p[3],
-                           p[4]);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-static PyObject *tile_weigh(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    void *p[MAX_ARRAYS];
-    if (!addresses(args, nargs, 5, 3, p)) return NULL;
-    long bytes = PyLong_AsLong(args[0]), rows = PyLong_AsLong(args[1]);
-    long width = PyLong_AsLong(args[2]), stride = PyLong_AsLong(args[3]);
-    double sign = PyFloat_AsDouble(args[4]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (bytes == 4)
-        tile_weigh_float(rows, width, stride, sign, p[0], p[1], p[2]);
-    else
-        tile_weigh_double(rows, width, stride, sign, p[0], p[1], p[2]);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
-    {"balance", (PyCFunction)(void (*)(void))balance, METH_FASTCALL, NULL},
-    {"triplet_solve", (PyCFunction)(void (*)(void))triplet_solve, METH_FASTCALL, NULL},
-    {"triplet_adjoint", (PyCFunction)(void (*)(void))triplet_adjoint, METH_FASTCALL, NULL},
-    {"pair_sweeps", (PyCFunction)(void (*)(void))pair_sweeps, METH_FASTCALL, NULL},
-    {"pair_adjoint", (PyCFunction)(void (*)(void))pair_adjoint, METH_FASTCALL, NULL},
-    {"tile_tops", (PyCFunction)(void (*)(void))tile_tops, METH_FASTCALL, NULL},
-    {"tile_kernel", (PyCFunction)(void (*)(void))tile_kernel, METH_FASTCALL, NULL},
-    {"tiles_product", (PyCFunction)(void (*)(void))tiles_product, METH_FASTCALL, NULL},
-    {"tile_stream", (PyCFunction)(void (*)(void))tile_stream, METH_FASTCALL, NULL},
-    {"tile_weigh", (PyCFunction)(void (*)(void))tile_weigh, METH_FASTCALL, NULL},
-    {NULL, NULL, 0, NULL},
+    METHOD(balance),     METHOD(triplet_solve), METHOD(triplet_adjoint), METHOD(pair_sweeps),
+    METHOD(pair_adjoint), METHOD(tile_tops),    METHOD(tile_kernel),     METHOD(tiles_product),
+    METHOD(tile_stream), METHOD(tile_weigh),    {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods,

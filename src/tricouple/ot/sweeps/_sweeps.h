@@ -1,10 +1,12 @@
 /* Sinkhorn sweeps and their adjoints for one floating-point type.
  *
  * Included by _native.c once with `real` = float and once with `real` = double. The formulas and
- * names are those of triplet_scaled.py and pair_scaled.py, which say why they hold. Kernels are
- * row-major n×m; the history of a run is a stack of vectors, one row for the start and one for each
- * sweep.
+ * names are those of triplet.py, triplet_adjoint.py and pair.py, which say why they hold; sections are
+ * those of docs/mathematics.md. Kernels are row-major n×m; the history of a run is a stack of vectors,
+ * one row for the start and one for each sweep. Functions that native.py calls return a number.
  */
+
+/* Σ_j kernel_ij weights_j. */
 
 FAST_LOOP static void NAME(rows)(const real *kernel, const real *weights, real *out, long n, long m) {
     long i = 0;
@@ -28,6 +30,7 @@ FAST_LOOP static void NAME(rows)(const real *kernel, const real *weights, real *
     }
 }
 
+/* Σ_i kernel_ij weights_i. */
 FAST_LOOP static void NAME(columns)(const real *kernel, const real *weights, real *out, long n, long m) {
     memset(out, 0, m * sizeof(real));
     long i = 0;
@@ -58,9 +61,10 @@ static inline real NAME(exponential)(real x) {
     return x < EXP_LOW ? 0 : sum * power;
 }
 
-/* exp(c · (±s − top of row − top of column)), a balanced kernel, with its tops. */
-FAST_LOOP static void NAME(balance)(long n, long m, int within, double sharpness, const real *similarity,
-                          real *out, real *top_rows, real *top_columns) {
+/* exp(c · (±s − top of row − top of column)), a balanced kernel E± (§2, numerics), with its tops. */
+FAST_LOOP static long NAME(balance)(long n, long m, int within, double sharpness,
+                                    const real *similarity, real *out, real *top_rows,
+                                    real *top_columns) {
     const real sign = sharpness > 0 ? 1 : -1, c = (real)fabs(sharpness), none = -(real)INFINITY;
     for (long j = 0; j < m; j++) top_columns[j] = none;
     for (long i = 0; i < n; i++) {
@@ -84,6 +88,7 @@ FAST_LOOP static void NAME(balance)(long n, long m, int within, double sharpness
 #pragma omp simd
         for (long j = 0; j < m; j++)
             out[i * m + j] = NAME(exponential)(c * (out[i * m + j] - top_columns[j]));
+    return 0;
 }
 
 /* Σ x·y·z, the totals that exclusions are made of. */
@@ -107,48 +112,57 @@ static double NAME(distance)(const real *x, const real *y, const real *mass, lon
     return sum;
 }
 
-/* Sums of positives (or negatives): columns of the kernel minus what is excluded. */
+/* Σ over all but its own sample within one set, over all samples across two. */
+static inline real NAME(outside)(double total, real own, int within) {
+    return within ? (real)(total - own) : (real)total;
+}
+
+/* (E⁺ᵀ (a ∘ r⁻))_j − h_j Σ_{i≠j} a_i, what b_j is multiplied by in marginal 2 (§2); for marginal 3
+ * (E⁻ᵀ (a ∘ r⁺))_k − b_k Σ_{i≠k} a_i. `total` is Σ_i row_i a_i. */
 static void NAME(partner_sums)(const real *kernel, const real *a, const real *sums,
                                const real *other, const real *row, const real *column,
                                double total, int within, real *work, real *out, long n, long m) {
     for (long i = 0; i < n; i++) work[i] = a[i] * sums[i];
     NAME(columns)(kernel, work, out, n, m);
-    for (long j = 0; j < m; j++) {
-        real outside = within ? (real)(total - row[j] * a[j]) : (real)total;
-        out[j] -= other[j] * column[j] * outside;
-    }
+    for (long j = 0; j < m; j++)
+        out[j] -= other[j] * column[j] * NAME(outside)(total, within ? row[j] * a[j] : 0, within);
 }
 
+/* The sweeps of §2, four products each; `row_i · column_j` is what j = k excludes. */
 static long NAME(triplet_sweeps)(long n, long m, int within, long n_iters, double tol,
                                  const real *attract, const real *repel, const real *row,
                                  const real *column, const real *mass_a, const real *mass_b,
                                  const real *mass_h, real *A, real *B, real *H, real *RP, real *RM,
                                  real *work) {
     real *sums = work, *weighted = work + n, *out = work + 2 * n;
-    NAME(rows)(attract, B, RP, n, m);
-    NAME(rows)(repel, H, RM, n, m);
+    NAME(rows)(attract, B, RP, n, m); /* r⁺ = E⁺ b */
+    NAME(rows)(repel, H, RM, n, m);   /* r⁻ = E⁻ h */
     long t = 0;
     for (; t < n_iters; t++) {
         real *a = A + (t + 1) * n, *b = B + t * m, *h = H + t * m, *rp = RP + t * n,
              *rm = RM + t * n;
+        /* r⁺_i r⁻_i − Σ_{j≠i} b_j h_j, of marginal 1. */
         double total = NAME(dot3)(column, b, h, m);
-        for (long i = 0; i < n; i++) {
-            real outside = within ? (real)(total - column[i] * b[i] * h[i]) : (real)total;
-            sums[i] = rp[i] * rm[i] - row[i] * outside;
-        }
+        for (long i = 0; i < n; i++)
+            sums[i] = rp[i] * rm[i] -
+                      row[i] * NAME(outside)(total, within ? column[i] * b[i] * h[i] : 0, within);
+        /* Marginals 1 and 2 of the sweep before; the third is exact after a sweep. */
         if (tol >= 0 && t > 0 && NAME(distance)(a - n, sums, mass_a, n) <= tol) {
             NAME(partner_sums)(attract, a - n, rm, h, row, column, NAME(dot)(row, a - n, n),
                                within, weighted, out, n, m);
             if (NAME(distance)(b, out, mass_b, m) <= tol) break;
         }
+        /* Marginal 1: a_i = p¹_i / [r⁺_i r⁻_i − Σ_{j≠i} b_j h_j]. */
         for (long i = 0; i < n; i++) a[i] = mass_a[i] / sums[i];
         total = NAME(dot)(row, a, n);
+        /* Marginal 2: b_j = p²_j / [(E⁺ᵀ (a ∘ r⁻))_j − h_j Σ_{i≠j} a_i]. */
         NAME(partner_sums)(attract, a, rm, h, row, column, total, within, weighted, out, n, m);
         for (long j = 0; j < m; j++) b[m + j] = mass_b[j] / out[j];
-        NAME(rows)(attract, b + m, rp + n, n, m);
+        NAME(rows)(attract, b + m, rp + n, n, m); /* r⁺ = E⁺ b */
+        /* Marginal 3: h_k = p³_k / [(E⁻ᵀ (a ∘ r⁺))_k − b_k Σ_{i≠k} a_i]. */
         NAME(partner_sums)(repel, a, rp + n, b + m, row, column, total, within, weighted, out, n, m);
         for (long j = 0; j < m; j++) h[m + j] = mass_h[j] / out[j];
-        NAME(rows)(repel, h + m, rm + n, n, m);
+        NAME(rows)(repel, h + m, rm + n, n, m); /* r⁻ = E⁻ h */
     }
     return t;
 }
@@ -175,7 +189,8 @@ static real NAME(smallest)(const real *x, long size) {
 }
 
 /* What the sweeps lost: out[0] to cancellation, out[1] to underflow, relative to what they kept;
- * infinity if a scaling is not a positive number. See _trustworthy in triplet_scaled.py. */
+ * infinity if a scaling is not a positive number (§2, numerics). The terms are those of `trustworthy`
+ * in triplet.py. */
 static void NAME(triplet_losses)(long n, long m, long sweeps, double eps, const real *row,
                                  const real *column, const real *per_a, const real *per_b,
                                  const real *per_h, const real *A, const real *B, const real *H,
@@ -184,9 +199,11 @@ static void NAME(triplet_losses)(long n, long m, long sweeps, double eps, const 
     for (long t = 0; t < sweeps; t++) {
         const real *a = A + (t + 1) * n, *b = B + t * m, *h = H + t * m;
         const real *rm = RM + t * n, *rp = RP + (t + 1) * n;
+        /* Σ_j b_j h_j and Σ_i a_i. */
         real taken = (real)NAME(dot3)(column, b, h, m), lost = (real)NAME(dot)(row, a, n);
 #pragma omp simd reduction(max : cancelled, heavy_b, heavy_h)
         for (long i = 0; i < n; i++) {
+            /* a_i Σ_j b_j h_j / p¹_i, marginal 1; and a r⁻, a r⁺, the weights of the columns. */
             real own = row[i] * a[i] * (taken * per_a[i]), x = a[i] * rm[i], y = a[i] * rp[i];
             cancelled = own > cancelled ? own : cancelled;
             heavy_b = x > heavy_b ? x : heavy_b;
@@ -194,6 +211,7 @@ static void NAME(triplet_losses)(long n, long m, long sweeps, double eps, const 
         }
 #pragma omp simd reduction(max : cancelled, per_column_b, per_column_h)
         for (long j = 0; j < m; j++) {
+            /* b_j h_j Σ_i a_i / p²_j, marginal 2, and the same / p³_j with the new h, marginal 3. */
             real own = b[m + j] * column[j] * lost;
             real x = own * h[j] * per_b[j], y = own * h[m + j] * per_h[j];
             real p = b[m + j] * per_b[j], q = h[m + j] * per_h[j];
@@ -212,9 +230,9 @@ static void NAME(triplet_losses)(long n, long m, long sweeps, double eps, const 
         double sum = (double)RP[i] * RM[i];
         if (!(sum >= low)) low = sum;
     }
-    double lost = (double)top_b * top_h / low;
-    lost = MAXIMUM(lost, (double)per_column_b * heavy_b);
-    lost = MAXIMUM(lost, (double)per_column_h * heavy_h);
+    double lost = (double)top_b * top_h / low;            /* of r⁺ r⁻ */
+    lost = MAXIMUM(lost, (double)per_column_b * heavy_b); /* of E⁺ᵀ (a ∘ r⁻) */
+    lost = MAXIMUM(lost, (double)per_column_h * heavy_h); /* of E⁻ᵀ (a ∘ r⁺) */
     lost = MAXIMUM(lost, (double)top_a * top_b * top_h * eps);
     if (!(NAME(smallest)(A + n, sweeps * n) >= 0 && NAME(smallest)(B, columns) >= 0 &&
           NAME(smallest)(H, columns) >= 0 && low_p > 0 && low_m > 0))
@@ -269,15 +287,11 @@ static long NAME(triplet_solve)(long n, long m, int within, long n_iters, double
     return done;
 }
 
-/* Σ over all but its own sample within one set, over all samples across two. */
-static inline real NAME(outside)(double total, real own, int within) {
-    return within ? (real)(total - own) : (real)total;
-}
-
-/* The adjoint of `sweeps` sweeps, four products each: see ScaledTripletHistory.adjoint, whose names
- * these are. LP and LM receive the left factors that belong to b_t and h_t in their first
- * sweeps + 1 slots (zero before the call), then each sweep's own, whose right factors go to WB, WH. */
-static void NAME(triplet_adjoint)(long n, long m, int within, long sweeps, const real *attract,
+/* The adjoint of `sweeps` sweeps (§4, unrolled), four products each: see ScaledTripletHistory.adjoint,
+ * whose names these are. ∂L/∂E⁺ = Σ_t to_b_t b_tᵀ + own_p_t wb_tᵀ: LP receives to_b_t in its first
+ * sweeps + 1 slots (zero before the call), then own_p_t, and WB the right factors; LM and WH the same of
+ * E⁻ and h. */
+static long NAME(triplet_adjoint)(long n, long m, int within, long sweeps, const real *attract,
                                   const real *repel, const real *row, const real *column,
                                   const real *per_a, const real *per_b, const real *per_h,
                                   const real *A, const real *B, const real *H, const real *RP,
@@ -292,51 +306,52 @@ static void NAME(triplet_adjoint)(long n, long m, int within, long sweeps, const
         real *own_p = LP + (sweeps + t) * n, *own_m = LM + (sweeps + t) * n;
         double total_a = NAME(dot)(row, a, n);
 
-        /* Weights of the negatives to the positives. */
+        /* Marginal 3 set h: −∂L/∂log h ∘ h / p³, through P¹³ to a and through P²³ to b. */
         for (long k = 0; k < m; k++) wh[k] = -h[k] * grad_h[k] * per_h[k];
         NAME(rows)(repel, wh, sums, n, m);
         double total = NAME(dot3)(column, b, wh, m);
         for (long i = 0; i < n; i++) {
+            real outside = NAME(outside)(total, within ? column[i] * b[i] * wh[i] : 0, within);
             own_m[i] = a[i] * rp[i];
             to_b[i] += a[i] * sums[i];
-            grad_a[i] += own_m[i] * sums[i] -
-                         row[i] * a[i] * NAME(outside)(total, within ? column[i] * b[i] * wh[i] : 0, within);
+            grad_a[i] += own_m[i] * sums[i] - row[i] * a[i] * outside;
         }
         NAME(columns)(attract, to_b, received, n, m);
         for (long j = 0; j < m; j++) {
-            real excluded = wh[j] * column[j] * NAME(outside)(total_a, within ? row[j] * a[j] : 0, within);
-            grad_b[j] += b[j] * (received[j] - excluded);
+            real outside = NAME(outside)(total_a, within ? row[j] * a[j] : 0, within);
+            grad_b[j] += b[j] * (received[j] - wh[j] * column[j] * outside);
+            /* Marginal 2 set b: −∂L/∂log b ∘ b / p², through P¹² to a and through P²³ to h₀. */
             wb[j] = -b[j] * grad_b[j] * per_b[j];
         }
-
-        /* Weights of the positives and of the anchors to the negatives of the sweep before. */
         NAME(rows)(attract, wb, sums, n, m);
         total = NAME(dot3)(column, h0, wb, m);
         double total_w = 0;
         for (long i = 0; i < n; i++) {
+            real outside = NAME(outside)(total, within ? column[i] * h0[i] * wb[i] : 0, within);
             own_p[i] = a[i] * rm0[i];
-            real gradient =
-                grad_a[i] + own_p[i] * sums[i] -
-                row[i] * a[i] * NAME(outside)(total, within ? column[i] * h0[i] * wb[i] : 0, within);
+            real gradient = grad_a[i] + own_p[i] * sums[i] - row[i] * a[i] * outside;
+            /* Marginal 1 set a: −∂L/∂log a ∘ a / p¹, through P¹² to b₀ and through P¹³ to h₀. */
             real weight = -a[i] * gradient * per_a[i];
             to_b0[i] = weight * rm0[i];
             to_h0[i] = a[i] * sums[i] + weight * rp0[i];
             grad_a[i] = row[i] * weight; /* kept for the exclusions below */
             total_w += grad_a[i];
         }
-        if (t == 1) break;
+        if (t == 1) break; /* nothing depends on the start */
         NAME(columns)(repel, to_h0, received, n, m);
         for (long j = 0; j < m; j++) {
             real outside = column[j] * NAME(outside)(total_w, within ? grad_a[j] : 0, within);
-            real excluded = wb[j] * column[j] * NAME(outside)(total_a, within ? row[j] * a[j] : 0, within);
-            grad_h[j] = h0[j] * (received[j] - excluded - b0[j] * outside);
+            real to_all = NAME(outside)(total_a, within ? row[j] * a[j] : 0, within);
+            grad_h[j] = h0[j] * (received[j] - wb[j] * column[j] * to_all - b0[j] * outside);
             /* What goes through to_b0 is added by the next sweep. */
             grad_b[j] = -b0[j] * h0[j] * outside;
         }
         memset(grad_a, 0, n * sizeof(real));
     }
+    return 0;
 }
 
+/* Pairwise sweeps (§5): rows, u = p¹ / E v, then columns, v = p² / Eᵀ u. */
 static long NAME(pair_sweeps)(long n, long m, long n_iters, double tol, const real *kernel,
                               const real *mass_u, const real *mass_v, real *U, real *V, real *R,
                               real *work) {
@@ -352,15 +367,18 @@ static long NAME(pair_sweeps)(long n, long m, long n_iters, double tol, const re
     return t;
 }
 
-static void NAME(pair_adjoint)(long n, long m, long sweeps, const real *kernel, const real *per_u,
+/* Their adjoint: see ScaledPairHistory.adjoint. */
+static long NAME(pair_adjoint)(long n, long m, long sweeps, const real *kernel, const real *per_u,
                                const real *per_v, const real *U, const real *V, real *grad_u,
                                real *grad_v, real *left, real *right, real *work) {
     for (long t = sweeps; t > 0; t--) {
         const real *u = U + t * n, *v = V + t * m, *v0 = v - m;
         real *l1 = left + (2 * t - 1) * n, *r1 = right + (2 * t - 1) * m;
         real *l0 = l1 - n, *r0 = r1 - m;
+        /* Columns set v: −∂L/∂log v ∘ v / p², through the plan to u. */
         for (long j = 0; j < m; j++) r1[j] = -v[j] * grad_v[j] * per_v[j];
         NAME(rows)(kernel, r1, work, n, m);
+        /* Rows set u: through the plan to v of the sweep before. */
         for (long i = 0; i < n; i++) {
             l1[i] = u[i];
             l0[i] = -u[i] * (grad_u[i] + u[i] * work[i]) * per_u[i];
@@ -369,4 +387,5 @@ static void NAME(pair_adjoint)(long n, long m, long sweeps, const real *kernel, 
         NAME(columns)(kernel, l0, work, n, m);
         for (long j = 0; j < m; j++) r0[j] = v0[j], grad_v[j] = v0[j] * work[j];
     }
+    return 0;
 }
