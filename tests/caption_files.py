@@ -33,12 +33,6 @@ def write_coco(root: Path, captions=CAPTIONS, name: str = "captions.json") -> Pa
     return root / name
 
 
-def change(path: Path, edit) -> None:
-    content = json.loads(path.read_text())
-    edit(content)
-    path.write_text(json.dumps(content))
-
-
 def write_csv(root: Path, captions=CAPTIONS, head=("path", "caption"), separator=",") -> Path:
     names = write_pictures(root / "images", captions)
     with (root / "captions.csv").open("w", newline="") as file:

@@ -1,42 +1,34 @@
 """Captioned images: every format gives the same pairs, and bad input is named and counted."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from caption_files import (
-    CAPTIONS,
-    change,
-    write_coco,
-    write_csv,
-    write_shard,
-    write_shards,
-)
+from caption_files import CAPTIONS, write_coco, write_csv, write_shard, write_shards
 from image_files import truncate, write_image
-from tricouple.conf.compose import configure
-from tricouple.conf.schema import Clip
 from tricouple.data import captions
 from tricouple.data.captions import CaptionedImages, PairSamples, Source, tokenise
 from tricouple.data.captions.shapes import COLOURS, draw_shapes
 from tricouple.data.images import DataError
+from tricouple.torchvision_ops import declare_missing
+
+FORMATS = {
+    "json": (write_coco, "coco", "captions.json"),
+    "csv": (write_csv, "csv", "captions.csv"),
+    "shards": (write_shards, "shards", "train-*.tar"),
+}
 
 
-def source(*words) -> Source:
-    return Source(**asdict(configure(words, Clip).data))
-
-
-def wanted(root, form, *words) -> Source:
-    train = {"json": "captions.json", "csv": "captions.csv", "shards": "train-*.tar"}[form]
-    return source(
-        f"data={form}", f"data.root={root}", f"data.train={train}", "data.train_images=images",
-        "data.validation_size=0", "data.test_size=1", f"data.cache={root / 'cache'}", *words,
+def load(root, form="json", *, side=8, seed=0, **changes):
+    _, kind, train = FORMATS[form]
+    plain = Source(
+        form, kind, str(root), train=train, train_images="images", test_size=1,
+        cache=str(root / "cache"),
     )  # fmt: skip
-
-
-WRITERS = {"json": write_coco, "csv": write_csv, "shards": write_shards}
+    return captions.load(replace(plain, **changes), side, seed)
 
 
 def pairs(found: CaptionedImages) -> set:
@@ -51,13 +43,11 @@ def pairs(found: CaptionedImages) -> set:
 @pytest.mark.parametrize("cached", [True, False])
 def test_every_format_gives_the_same_images_and_captions(tmp_path, cached):
     found = {}
-    for form, write in WRITERS.items():
+    for form, (write, *_) in FORMATS.items():
         root = tmp_path / form
         root.mkdir()
         write(root)
-        data = captions.load(
-            wanted(root, form, *([] if cached else ["data.cache=null"])), side=16, seed=0
-        )
+        data = load(root, form, side=16, **({} if cached else {"cache": None}))
         assert (len(data.train), len(data.test), data.validation) == (2, 1, None)
         assert isinstance(data.train.images, torch.Tensor) is cached
         found[form] = pairs(data.train) | pairs(data.test)
@@ -67,22 +57,19 @@ def test_every_format_gives_the_same_images_and_captions(tmp_path, cached):
 
 def test_pictures_are_decoded_once_and_again_when_they_change(tmp_path, monkeypatch):
     write_coco(tmp_path)
-    first = captions.load(wanted(tmp_path, "json"), side=16, seed=0)
+    first = load(tmp_path)
     with monkeypatch.context() as context:
         context.setattr("tricouple.data.images.files.decode", None)
-        again = captions.load(wanted(tmp_path, "json"), side=16, seed=0)
+        again = load(tmp_path)
     assert torch.equal(first.train.images, again.train.images)
     for number in range(3):
         write_image(tmp_path / "images" / f"{number}.png", side=(20, 24), seed=9 + number)
-    changed = captions.load(wanted(tmp_path, "json"), side=16, seed=0)
-    assert not torch.equal(first.train.images, changed.train.images)
+    assert not torch.equal(first.train.images, load(tmp_path).train.images)
 
 
 def test_the_test_set_is_the_same_for_every_seed_and_subsets_are_not(tmp_path):
-    many = [[f"caption {n}"] for n in range(12)]
-    write_coco(tmp_path, many)
-    data = wanted(tmp_path, "json", "data.train_size=4", "data.validation_size=3")
-    one, two = (captions.load(data, side=8, seed=seed) for seed in (1, 2))
+    write_coco(tmp_path, [[f"caption {n}"] for n in range(12)])
+    one, two = (load(tmp_path, seed=seed, train_size=4, validation_size=3) for seed in (1, 2))
     assert one.test.captions == two.test.captions
     assert one.train.captions != two.train.captions
     parts = [set(part.captions) for part in (one.train, one.validation, one.test)]
@@ -93,37 +80,37 @@ def test_the_test_set_is_the_same_for_every_seed_and_subsets_are_not(tmp_path):
 # --- bad input: the first offender, the count, and an option to skip -----------------------------
 
 
-def add_unknown(content):
-    content["annotations"] += [{"id": n, "image_id": 999 + n, "caption": "x"} for n in (0, 1)]
+def caption(image_id, text="x"):
+    return {"image_id": image_id, "caption": text}
 
 
-def add_empty(content):
-    content["annotations"] += [{"id": n, "image_id": 100, "caption": "  "} for n in (7, 8)]
+UNUSABLE = {
+    r"captions of unknown images, the first is annotations\[6\], image_id 999": {
+        "annotations": [caption(999), caption(1000)]
+    },
+    r"empty captions, the first is annotations\[6\] of image_id 100": {
+        "annotations": [caption(100, "  ")] * 2
+    },
+    r"missing image files, the first is .*gone1\.png": {
+        "images": [{"id": n, "file_name": f"gone{n}.png"} for n in (1, 2)],
+        "annotations": [caption(1)],
+    },
+    r"images with the id of another, the first is images\[3\], id 101": {
+        "images": [{"id": 101, "file_name": f"{n}.png"} for n in (0, 2)]
+    },
+}
 
 
-def add_repeated(content):
-    content["images"] += [{"id": 101, "file_name": f"{n}.png"} for n in (0, 2)]
-
-
-def add_missing(content):
-    content["images"] += [{"id": n, "file_name": f"gone{n}.png"} for n in (1, 2)]
-    content["annotations"] += [{"id": 50, "image_id": 1, "caption": "x"}]
-
-
-@pytest.mark.parametrize(
-    ("edit", "complaint"),
-    [
-        (add_unknown, r"2 captions of unknown images, the first is annotations\[6\], image_id 999"),
-        (add_empty, r"2 empty captions, the first is annotations\[6\] of image_id 100"),
-        (add_missing, r"2 missing image files, the first is .*gone1\.png"),
-        (add_repeated, r"2 images with the id of another, the first is images\[3\], id 101"),
-    ],
-)
-def test_unusable_captions_are_refused_or_left_out_with_a_word(tmp_path, edit, complaint):
-    change(write_coco(tmp_path), edit)
-    with pytest.raises(DataError, match=complaint + ".*data.skip=true"):
-        captions.load(wanted(tmp_path, "json"), side=8, seed=0)
-    data = captions.load(wanted(tmp_path, "json", "data.skip=true"), side=8, seed=0)
+@pytest.mark.parametrize("complaint", UNUSABLE)
+def test_unusable_captions_are_refused_or_left_out_with_a_word(tmp_path, complaint):
+    path = write_coco(tmp_path)
+    content = json.loads(path.read_text())
+    for name, more in UNUSABLE[complaint].items():
+        content[name] += more
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=f"2 {complaint}.*data.skip=true"):
+        load(tmp_path)
+    data = load(tmp_path, skip=True)
     (note,) = data.notes
     assert "left out 2" in note
     assert len(data.train.captions) + len(data.test.captions) == 6
@@ -133,30 +120,28 @@ def test_a_table_names_its_first_bad_line(tmp_path):
     path = write_csv(tmp_path)
     path.write_text(path.read_text() + "gone.png,a ghost\n0.png,\n0.png,  \n")
     with pytest.raises(DataError) as refused:
-        captions.load(wanted(tmp_path, "csv"), side=8, seed=0)
-    assert "1 missing image files, the first is" in str(refused.value)
-    assert "gone.png (line 8)" in str(refused.value)
-    assert "2 empty captions, the first is line 9" in str(refused.value)
-    assert len(captions.load(wanted(tmp_path, "csv", "data.skip=true"), side=8, seed=0).notes) == 2
+        load(tmp_path, "csv")
+    for words in ("1 missing image files, the first is", "gone.png (line 8)",
+                  "2 empty captions, the first is line 9"):  # fmt: skip
+        assert words in str(refused.value)
+    assert len(load(tmp_path, "csv", skip=True).notes) == 2
 
 
 def test_a_table_without_the_named_columns_tells_which_it_has(tmp_path):
     write_csv(tmp_path, head=("filepath", "title"), separator="\t")
     with pytest.raises(DataError, match=r"no column 'path' but 'filepath\\ttitle': set data"):
-        captions.load(wanted(tmp_path, "csv"), side=8, seed=0)
-    words = ("data.image_column=filepath", "data.caption_column=title")
-    named = replace(wanted(tmp_path, "csv", *words), separator="\t", image_column="name")
+        load(tmp_path, "csv")
+    columns = {"caption_column": "title", "separator": "\t"}
     with pytest.raises(DataError, match="no column 'name' but 'filepath', 'title'"):
-        captions.load(named, side=8, seed=0)
-    data = captions.load(replace(wanted(tmp_path, "csv", *words), separator="\t"), 8, 0)
-    assert len(data.train) == 2
+        load(tmp_path, "csv", image_column="name", **columns)
+    assert len(load(tmp_path, "csv", image_column="filepath", **columns).train) == 2
 
 
 def test_a_damaged_picture_is_named_and_counted(tmp_path):
     write_coco(tmp_path)
     truncate(tmp_path / "images" / "1.png", 0.3)
     with pytest.raises(DataError, match=r"1\.png is not a readable image.*1 of \d are damaged"):
-        captions.load(wanted(tmp_path, "json"), side=8, seed=0)
+        load(tmp_path)
     assert not list((tmp_path / "cache").glob(".*"))
 
 
@@ -179,7 +164,7 @@ def test_files_that_are_no_annotations_are_named(tmp_path, text, complaint):
     if text is not None:
         (tmp_path / "captions.json").write_text(text)
     with pytest.raises(DataError, match=rf"captions\.json.*{complaint}"):
-        captions.load(wanted(tmp_path, "json"), side=8, seed=0)
+        load(tmp_path)
 
 
 def test_shards_take_json_captions_and_refuse_what_is_no_shard(tmp_path):
@@ -189,39 +174,40 @@ def test_shards_take_json_captions_and_refuse_what_is_no_shard(tmp_path):
                "d/3.txt": b"no image", "d/4.png": pixels, "d/4.txt": b" \n"}  # fmt: skip
     write_shard(tmp_path / "train-0.tar", members)
     with pytest.raises(DataError) as refused:
-        captions.load(wanted(tmp_path, "shards"), side=8, seed=0)
+        load(tmp_path, "shards")
     for complaint in ("1 captions of unknown images", "1 images without a caption", "1 empty"):
         assert complaint in str(refused.value)
     write_shard(tmp_path / "train-1.tar", {"5.png": pixels, "5.txt": b"five"})
-    data = captions.load(wanted(tmp_path, "shards", "data.skip=true"), side=8, seed=0)
+    data = load(tmp_path, "shards", skip=True)
     assert sorted(data.train.captions + data.test.captions) == ["five", "one", "two"]
     write_shard(tmp_path / "train-2.tar", members, mode="w:gz")
     with pytest.raises(DataError, match=r"train-2\.tar is not a readable, uncompressed tar"):
-        captions.load(wanted(tmp_path, "shards"), side=8, seed=0)
+        load(tmp_path, "shards")
     with pytest.raises(DataError, match="no shard has such a name"):
-        captions.load(wanted(tmp_path, "shards", "data.train=none-*.tar"), side=8, seed=0)
+        load(tmp_path, "shards", train="none-*.tar")
 
 
 def test_impossible_sizes_and_missing_files_of_captions_are_told(tmp_path):
     write_coco(tmp_path)
     with pytest.raises(ValueError, match=r"data\.test_size is 3 of 3 images: name a file"):
-        captions.load(wanted(tmp_path, "json", "data.test_size=3"), side=8, seed=0)
+        load(tmp_path, test_size=3)
     with pytest.raises(ValueError, match=r"data=json needs data\.train"):
-        captions.load(replace(wanted(tmp_path, "json"), train=None), side=8, seed=0)
+        load(tmp_path, train=None)
 
 
 def test_a_missing_folder_tells_where_to_say_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TRICOUPLE_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"flickr8k: there is no such folder: set data\.root, or"):
-        captions.load(source("data=flickr8k"), side=8, seed=0)
+        captions.load(Source("flickr8k", "csv", folder="flickr8k", train="x"), 8, 0)
     with pytest.raises(DataError, match=r"gone: there is no such folder: set data\.root$"):
-        captions.load(wanted(tmp_path / "gone", "csv"), side=8, seed=0)
+        load(tmp_path / "gone", "csv")
 
 
 # --- tokens, samples, shapes ---------------------------------------------------------------------
 
 
 def test_tokens_are_open_clips_and_long_texts_are_counted():
+    declare_missing()
     from open_clip import tokenize
 
     texts = ["A photo of a dog.", "word " * 100, "", "naïve café ☕"]
@@ -265,8 +251,7 @@ def test_shapes_are_all_different_and_look_like_their_captions():
 
 
 def test_shapes_have_as_many_parts_as_are_asked_for():
-    words = ["data.train_size=null", "data.validation_size=0", "data.test_size=16"]
-    data = captions.load(source(*words), side=4, seed=0)
+    data = captions.load(Source("shapes", "shapes", test_size=16), side=4, seed=0)
     assert (len(data.train), data.validation, len(data.test)) == (2000, None, 16)
     with pytest.raises(ValueError, match=r"data\.test_size must be at least 1, got 0"):
-        captions.load(source("data.test_size=0"), side=4, seed=0)
+        captions.load(Source("shapes", "shapes"), side=4, seed=0)

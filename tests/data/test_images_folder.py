@@ -73,22 +73,6 @@ def test_labelled_images_may_lie_elsewhere(tmp_path):
     assert (len(data.train), len(data.probe), len(data.test)) == (7, 2, 2)
 
 
-def test_labelled_images_elsewhere_must_have_known_classes(tmp_path):
-    write_classes(tmp_path / "photos", {"a": 2, "b": 2})
-    write_classes(tmp_path / "labelled", {"a": 2, "c": 2})
-    with pytest.raises(DataError, match=r"labelled/c is a class without training images"):
-        images.load("folder", tmp_path / "photos", eval_root=tmp_path / "labelled")
-
-
-def test_evaluation_images_must_be_labelled(tmp_path):
-    write_classes(tmp_path, {".": 3})
-    write_classes(tmp_path / "flat", {".": 3})
-    with pytest.raises(DataError, match="flat has no two class folders"):
-        images.load("folder", tmp_path / "flat", eval_root=tmp_path / "flat")
-    with pytest.raises(DataError, match="nowhere is not a folder"):
-        images.load("folder", tmp_path / "flat", eval_root=tmp_path / "nowhere")
-
-
 def test_classes_of_one_image_stay_in_the_training_set(tmp_path):
     write_classes(tmp_path, {"a": 1, "b": 2})
     data = images.load("folder", tmp_path)
@@ -165,11 +149,38 @@ def test_cameras_orientation_is_respected(tmp_path):
     assert found[:, 0].tolist() == [0] * 4 + [255] * 4
 
 
-def test_an_empty_folder_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"holds no images \(.*\.png"):
-        images.load("folder", tmp_path)
-    with pytest.raises(DataError, match="nowhere is not a folder"):
-        images.load("folder", tmp_path / "nowhere")
+def float_image(path):
+    Image.fromarray(np.zeros((8, 8), np.float32)).save(path)
+
+
+REFUSED = {
+    r"photos holds no images \(.*\.png": {},
+    "nowhere is not a folder: name": {"root": "nowhere"},
+    "nowhere is not a folder: evaluation": {"photos": {".": 3}, "eval_root": "nowhere"},
+    "photos has no two class folders": {"photos": {".": 3}, "eval_root": "photos"},
+    "labelled/c is a class without training images": {
+        "photos": {"a": 2, "b": 2}, "labelled": {"a": 2, "c": 2}, "eval_root": "labelled",
+    },
+    r"both class folders \(a\) and images .*\(0\.png\)": {"photos": {"a": 2, "b": 2, ".": 1}},
+    r"odd\.png is not a readable image": {
+        "photos": {".": 2}, "odd.png": lambda path: path.write_text("not an image"),
+    },
+    r"odd\.tiff .*convert them to 8 bits": {"odd.tiff": float_image},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", REFUSED)
+def test_folders_that_cannot_be_used_are_refused_by_name(tmp_path, problem):
+    content = REFUSED[problem]
+    (tmp_path / "photos").mkdir()
+    for name, value in content.items():
+        if isinstance(value, dict):
+            write_classes(tmp_path / name, value)
+        elif callable(value):
+            value(tmp_path / "photos" / name)
+    eval_root = tmp_path / content["eval_root"] if "eval_root" in content else None
+    with pytest.raises(DataError, match=problem):
+        images.load("folder", tmp_path / content.get("root", "photos"), eval_root=eval_root)
 
 
 def test_an_empty_class_folder_is_left_out_with_a_word(tmp_path):
@@ -183,31 +194,12 @@ def test_an_empty_class_folder_is_left_out_with_a_word(tmp_path):
     ]
 
 
-def test_images_beside_class_folders_are_refused(tmp_path):
-    write_classes(tmp_path, {"a": 2, "b": 2, ".": 1})
-    with pytest.raises(DataError, match=r"both class folders \(a\) and images .*\(0\.png\)"):
-        images.load("folder", tmp_path)
-
-
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp"])
 @pytest.mark.parametrize("keep", [0.0, 0.05, 0.6])
 def test_a_truncated_image_is_refused_by_name(tmp_path, suffix, keep):
     write_classes(tmp_path, {"a": 3, "b": 3}, suffix=suffix)
     truncate(tmp_path / "b" / f"1{suffix}", keep)
     with pytest.raises(DataError, match=rf"b/1\{suffix} is not a readable image .*replace"):
-        images.load("folder", tmp_path)
-
-
-def test_a_text_that_calls_itself_an_image_is_refused_by_name(tmp_path):
-    write_classes(tmp_path, {".": 2})
-    (tmp_path / "readme.png").write_text("not an image")
-    with pytest.raises(DataError, match=r"readme\.png is not a readable image"):
-        images.load("folder", tmp_path)
-
-
-def test_floating_point_images_are_refused_by_name(tmp_path):
-    Image.fromarray(np.zeros((8, 8), np.float32)).save(tmp_path / "depth.tiff")
-    with pytest.raises(DataError, match=r"depth\.tiff .*convert them to 8 bits"):
         images.load("folder", tmp_path)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +20,6 @@ if TYPE_CHECKING:
     from open_clip import CLIP
 
 _AT_A_TIME = 256
-
-
-class Encoder(Protocol):
-    """A module that tells its features from the embedding that the loss sees.
-
-    ``forward(images)`` must be ``project(features(images))``.
-    """
-
-    def features(self, images: Tensor) -> Tensor:
-        """What the backbone says, before the projection: (n, c, h, w) to (n, d)."""
-        ...
-
-    def project(self, features: Tensor) -> Tensor:
-        """The embedding of features: (n, d) to (n, d')."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +54,8 @@ def extract(
     """Both kinds of features of all images, in one pass and in evaluation mode.
 
     Args:
-        model: A module that is an ``Encoder``; its mode is restored afterwards.
+        model: Its method ``features`` takes images (n, c, h, w) to what the backbone says, (n, d),
+            its method ``project`` these to the embedding, (n, d'). Its mode is restored afterwards.
         images: The images, in the order of the result.
         normalisation: As in training.
         batch_size: Images at a time.
@@ -94,7 +80,7 @@ def extract(
     for method in ("features", "project"):
         if not callable(getattr(model, method, None)):
             raise TypeError(f"model has no method {method}(), which an Encoder needs")
-    encoder = cast(Encoder, model)
+    encoder = cast(Any, model)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     with evaluating(model, device) as place:
         # Loaders draw from a generator even if nothing is random: not from that of a training run.
