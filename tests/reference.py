@@ -51,6 +51,17 @@ def positive_pairs(ids: Tensor, ref_ids: Tensor | None = None) -> list[tuple[int
     ]
 
 
+def negative_pairs(ids: Tensor, ref_ids: Tensor | None = None) -> list[tuple[int, int]]:
+    """All pairs of unequal identity, the appendix's A⁻."""
+    anchors = ids.tolist()
+    references = anchors if ref_ids is None else ref_ids.tolist()
+    return [
+        (i, k)
+        for i, k in itertools.product(range(len(anchors)), range(len(references)))
+        if anchors[i] != references[k]
+    ]
+
+
 def uniform_on(entries: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> Tensor:
     """P̃: uniform on a set of index tuples (duplicates count once), zero elsewhere."""
     target = torch.zeros(shape, dtype=torch.float64)
@@ -200,15 +211,20 @@ def dense_neg_mmiot(
 def dense_push_pull(
     embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *,
     temperature=0.1, epsilon_pos=0.1, epsilon_neg=0.1, n_iters=10, shaping="linear",
-    marginals="uniform", gradient="unrolled",
+    marginals="uniform", gradient="unrolled", negatives="projected",
 ) -> Tensor:  # fmt: skip
-    """Neg-IOT-CL-PushPull, eq. iot_pushpull_final: positive transport, negative anti-transport."""
+    """Neg-IOT-CL-PushPull, eq. iot_pushpull_final: positive transport, negative anti-transport.
+
+    A⁻ is the projection of A as in Algorithm 1, or all unequal pairs as in the appendix.
+    """
     within = ref_emb is None
     contrast = SHAPINGS.get(shaping, shaping)(cosine(embeddings, ref_emb) / temperature)
     shape = tuple(contrast.shape)
     admissible = admissible_triplets(labels, ref_labels) if triplets is None else triplets
     pull = uniform_on([(i, j) for i, j, _ in admissible], shape)  # A⁺
     push = uniform_on([(i, k) for i, _, k in admissible], shape)  # A⁻
+    if negatives == "all" and triplets is None:
+        push = uniform_on(negative_pairs(labels, ref_labels), shape)
     rest = (marginals, n_iters, gradient)
     return coupling_loss(pair_cost(contrast, within), epsilon_pos, pull, *rest) + coupling_loss(
         pair_cost(-contrast, within), epsilon_neg, push, *rest

@@ -49,6 +49,17 @@ def test_core_does_not_import_experiments(path):
     assert not parts & EXPERIMENTS
 
 
+@pytest.mark.parametrize("path", sorted((PACKAGE / "losses").glob("*.py")), ids=lambda p: p.name)
+def test_losses_ask_the_engine_and_not_the_engine_room(path):
+    names = imported_names(path)
+    assert not {name for name in names if name.startswith("tricouple.ot.sweeps")}
+
+
+def test_halves_of_kernels_are_known_to_the_engine_alone():
+    halves = "tricouple.ot.sweeps.halves"
+    assert {path.name for path in CORE if halves in imported_names(path)} == {"engine.py"}
+
+
 def test_core_was_found():
     names = {str(path.relative_to(PACKAGE)) for path in CORE}
     assert {"geometry.py", "ot/pairwise.py", "losses/neg_mmiot.py"} <= names

@@ -1,6 +1,8 @@
 """Claims about `NegMMIOT` alone: closed forms, its plan, its calling conventions."""
 
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from reference import (
     relative_error,
     uniform_on,
 )
+from tricouple.ot.sweeps import native
 
 
 def simplex(n_classes: int, per_class: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,3 +143,26 @@ def test_one_listed_triplet_with_its_own_marginals_is_certain():
     (gradient,) = torch.autograd.grad(loss, embeddings)
     assert abs(float(loss.detach())) <= 1e-12
     assert gradient.norm() <= 1e-10
+
+
+@pytest.mark.skipif(native.compiled is None, reason="built without a compiler")
+def test_a_small_batch_visits_few_files_of_the_package():
+    # What a newcomer has to open to follow one loss: settings, target, engine, sweeps, gradient.
+    root = Path(tc.__file__).parent
+    visited: set[str] = set()
+
+    def note(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and root in path.parents:
+            visited.add(str(path.relative_to(root)))
+
+    embeddings = torch.randn(256, 16, requires_grad=True)
+    labels = torch.arange(256) // 4
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        tc.NegMMIOT()(embeddings, labels).backward()
+    finally:
+        sys.setprofile(before)
+    assert {"losses/neg_mmiot.py", "ot/engine.py", "ot/sweeps/native.py"} <= visited
+    assert len(visited) <= 14, sorted(visited)

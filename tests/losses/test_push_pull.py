@@ -13,6 +13,7 @@ from reference import (
     pair_cost,
     relative_error,
     uniform_on,
+    with_gradients,
 )
 
 
@@ -35,10 +36,37 @@ def test_loss_is_the_divergence_from_transport_and_anti_transport(settings, sett
     assert relative_error(loss, wanted) <= 1e-12
 
 
-def test_anchor_without_positive_has_no_negative_pairs():
-    # Labels 0, 0, 1: A⁺ = {01, 10}, A⁻ = {02, 12}; both plans are 1/6 on six pairs.
-    loss = tc.PushPull()(torch.ones(3, 2, dtype=torch.float64), torch.tensor([0, 0, 1]))
-    assert float(loss) == pytest.approx(2 * math.log(3))
+@pytest.mark.parametrize(("negatives", "pairs"), [("projected", 2), ("all", 4)])
+def test_anchor_without_positive_has_negative_pairs_only_if_all_are_asked_for(negatives, pairs):
+    # Labels 0, 0, 1: A⁺ = {01, 10}, A⁻ = {02, 12} or {02, 12, 20, 21}; both plans are 1/6 on six.
+    criterion = tc.PushPull(negatives=negatives)
+    loss = criterion(torch.ones(3, 2, dtype=torch.float64), torch.tensor([0, 0, 1]))
+    assert float(loss) == pytest.approx(math.log(6 / 2) + math.log(6 / pairs))
+
+
+@pytest.mark.parametrize("marginals", ["uniform", "target"])
+@pytest.mark.parametrize("negatives", ["projected", "all"])
+def test_both_sets_of_negatives_are_those_of_the_paper(batch, negatives, marginals, sweeps):
+    options = {"negatives": negatives, "marginals": marginals, "temperature": 0.5}
+    found = with_gradients(batch.loss(tc.PushPull(**options)), batch.leaves)
+    wanted = with_gradients(batch.dense(dense_push_pull, **options), batch.leaves)
+    assert relative_error(found[0], wanted[0]) <= 1e-12
+    assert relative_error(found[1], wanted[1]) <= 1e-9
+
+
+def test_sets_of_negatives_differ_only_with_anchors_without_a_positive(settings):
+    losses = [tc.PushPull(negatives=negatives) for negatives in ("projected", "all")]
+    differ = {
+        name
+        for name, batch in settings.items()
+        if relative_error(*(batch.loss(loss) for loss in losses)) > 1e-12
+    }
+    assert differ == {"singleton", "across_unmatched"}
+
+
+def test_an_unknown_set_of_negatives_is_refused():
+    with pytest.raises(ValueError, match="negatives must be one of 'projected', 'all', got 'hard'"):
+        tc.PushPull(negatives="hard")
 
 
 def test_reference_is_no_anchor_across():

@@ -18,7 +18,8 @@ class DBOT(ContrastiveLoss):
 
     The kernel ``exp(−(1 − s)/reg)`` is scaled ``n_iters`` times: rows to 1, then each column up to
     the lower bound if it is below, down to the upper bound if it is above (Shi et al., ICML 2024).
-    Where no column reaches a bound, the loss is ``InfoNCE(temperature=reg)``.
+    Where no column reaches a bound, the loss is ``InfoNCE(temperature=reg)``: at the public bounds
+    and reg = 1, our defaults, that is what it is in practice.
 
     Bounds are fractions of the mean column sum N/M (1 for as many references as anchors), so that
     ``lower ≤ 1 ≤ upper`` is exactly what makes them feasible: the column sums add up to N. The

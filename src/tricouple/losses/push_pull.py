@@ -19,8 +19,14 @@ class PushPull(ContrastiveLoss):
     """Transport for positives and anti-transport for negatives (paper: Neg-IOT-CL-PushPull).
 
     ``KL(P̃₊ ‖ P₊) + KL(P̃₋ ‖ P₋)``: P₊ minimises and P₋ maximises the entropic transport cost
-    ``C_ij = ψ(s_ij/τ)``; the targets are uniform on the (anchor, positive) and (anchor, negative)
-    pairs of the admissible triplets. An anchor without a positive is in neither.
+    ``C_ij = ψ(s_ij/τ)``; the targets are uniform on A⁺ and A⁻, the (anchor, positive) and the
+    (anchor, negative) pairs (mathematics §5).
+
+    With ψ(t) = −t and ε₊ = ε₋ = ε this is ``NegMMIOT`` for balanced classes, two views or
+    one-to-one captions, up to its exclusion j ≠ k (mathematics §8): there the three-marginal plan
+    is the product of these two, given the anchor, as in all tree-structured multi-marginal
+    transport (Haasler, Singh, Zhang, Karlsson and Chen 2020; Altschuler and Boix-Adserà). With
+    log-sigmoid, or any ψ that is not affine, the two are different losses.
 
     Args:
         temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient.
@@ -35,6 +41,10 @@ class PushPull(ContrastiveLoss):
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``.
         memory_budget: Bytes.
+        negatives: A⁻. ``"projected"``, as in the paper's Algorithm 1: the (anchor, negative) pairs
+            of admissible triplets, so that an anchor without a positive repels nobody.
+            ``"all"``, as in its appendix: every pair of unequal identity. They differ only in
+            batches with such anchors; for explicit triplets both are the listed pairs.
 
     Example:
         >>> criterion = PushPull(temperature=0.1)
@@ -57,16 +67,19 @@ class PushPull(ContrastiveLoss):
         empty: str = "raise",
         memory: str = "auto",
         memory_budget: float = DEFAULT_BUDGET,
+        negatives: str = "projected",
     ) -> None:
         super().__init__(empty=empty)
         checks.positive_number("temperature", temperature)
         checks.positive_number("epsilon_pos", epsilon_pos)
         checks.positive_number("epsilon_neg", epsilon_neg)
         resolve(shaping)
+        checks.one_of("negatives", negatives, ("projected", "all"))
         self.temperature = temperature
         self.epsilon_pos = epsilon_pos
         self.epsilon_neg = epsilon_neg
         self.shaping = shaping
+        self.negatives = negatives
         self.sweeps = Sweeps(n_iters, tol, gradient, marginals, memory, memory_budget)
 
     def compute(self, batch: Batch) -> Tensor:
@@ -82,12 +95,15 @@ class PushPull(ContrastiveLoss):
             # Costs instead of similarities: transport now seeks the small ones.
             costs = self._costs(batch)
             attract, repel = -1 / self.epsilon_pos, 1 / self.epsilon_neg
-        targets = batch.relation.attracting(), batch.relation.repelling()
-        pull, push = (
+        relation = batch.relation
+        # The paper has two A⁻: a projection of A in Algorithm 1, all unequal pairs in its appendix.
+        push = relation.repelling() if self.negatives == "projected" else relation.negatives()
+        targets = relation.attracting(), push
+        attracted, repelled = (
             pair_divergence(batch, target, sharpness, self.sweeps, costs=costs).value
             for target, sharpness in zip(targets, (attract, repel), strict=True)
         )
-        return (pull + push).to(batch.dtype)
+        return (attracted + repelled).to(batch.dtype)
 
     def _costs(self, batch: Batch) -> Tensor:
         """ψ(s/τ), shape (N, M)."""
@@ -107,5 +123,5 @@ class PushPull(ContrastiveLoss):
         tau = "learnable" if isinstance(self.temperature, nn.Parameter) else self.temperature
         return (
             f"temperature={tau}, epsilon_pos={self.epsilon_pos}, epsilon_neg={self.epsilon_neg}, "
-            f"shaping={self.shaping!r}, {self.sweeps}"
+            f"shaping={self.shaping!r}, negatives={self.negatives!r}, {self.sweeps}"
         )

@@ -61,7 +61,7 @@ static inline real NAME(exponential)(real x) {
     return x < EXP_LOW ? 0 : sum * power;
 }
 
-/* exp(c · (±s − top of row − top of column)), a balanced kernel E± (§2, numerics), with its tops. */
+/* exp(c · (±s − top of row − top of column)), a balanced kernel E± (§2, trust), with its tops. */
 FAST_LOOP static long NAME(balance)(long n, long m, int within, double sharpness,
                                     const real *similarity, real *out, real *top_rows,
                                     real *top_columns) {
@@ -189,7 +189,7 @@ static real NAME(smallest)(const real *x, long size) {
 }
 
 /* What the sweeps lost: out[0] to cancellation, out[1] to underflow, relative to what they kept;
- * infinity if a scaling is not a positive number (§2, numerics). The terms are those of `trustworthy`
+ * infinity if a scaling is not a positive number (§2, trust). The terms are those of `trustworthy`
  * in triplet.py. */
 static void NAME(triplet_losses)(long n, long m, long sweeps, double eps, const real *row,
                                  const real *column, const real *per_a, const real *per_b,

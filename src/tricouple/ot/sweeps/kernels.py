@@ -4,7 +4,7 @@ At the paper's defaults the entries of exp(c·s) span e^{±100}, beyond float32.
 undo most of that, so a kernel has row and column shifts that make the largest entry of every
 column exactly 1 and that of every row nearly so; the scalings that remain are moderate, and
 matrix-vector products in plain float32 replace log-sum-exp over N² entries (mathematics §2,
-numerics). Kernels come in tiles: stored, or recomputed whenever they pass.
+trust). Kernels come in tiles: stored, or recomputed whenever they pass.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Kernels(ABC):
 
     @abstractmethod
     def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
-        """``Σ slope ∘ (left @ right) ∘ kernel`` over kernels and terms (mathematics §4.1)."""
+        """``Σ slope ∘ (left @ right) ∘ kernel`` over kernels and terms (mathematics §4)."""
 
 
 class RowTiles(Kernels):

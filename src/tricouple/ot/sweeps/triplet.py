@@ -152,7 +152,7 @@ def trustworthy(
     """Whether no sum came near underflow and no difference lost digits, in all sweeps at once.
 
     The measure of cancellation is what was subtracted, own part included, against the mass that
-    remained (mathematics §2, numerics). A NaN fails every comparison.
+    remained (mathematics §2, trust). A NaN fails every comparison.
 
     Args:
         exclusion: What was subtracted.

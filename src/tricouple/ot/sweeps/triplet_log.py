@@ -2,7 +2,7 @@
 
 Sweeps for any kernel that can sum one partner out of a pair; then kernels of separable terms, where
 everything is written with "all but one" sums, log Σ_{k≠j} exp(x_ik), so that nothing cancels
-(mathematics §2, numerics).
+(mathematics §2, trust).
 """
 
 from __future__ import annotations
