@@ -55,7 +55,8 @@ def run(
     return {
         "id": name,
         "config": {"method": method, "shaping": shaping, "n_classes": n_classes, "seed": seed,
-                   "epsilon": 0.5, "temperature": 1.0, "dim": 16} | config,
+                   "epsilon": 0.5, "temperature": 1.0, "dim": 16,
+                   "sharpness": None if method in ("byol", "vicreg") else 2.0} | config,
         "part": part,
         "provenance": {"commit": "0123abc"},
         "status": "done",

@@ -5,15 +5,14 @@ import json
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from report.html_check import parse, rows
 from tricouple import cli
-from tricouple.report.clip.drawings import sharpness_picture
-from tricouple.report.ink import with_legend
+from tricouple.report import clip
+from tricouple.report.chart import Chart, Line, Panel
+from tricouple.report.draw_matplotlib import picture
 from tricouple.report.kinds import read_known, write_report
 from tricouple.report.read import StudyError
-from tricouple.report.tables_before import Table, terminal_table
 
 LOSSES = {"infonce": 0.10, "neg_mmiot": 0.12, "fused_gromov_published": 0.016, "iot": 0.02}
 PLAN = {"losses": list(LOSSES), "seeds": [0, 1, 2], "sharpness": [10, 100]}
@@ -108,7 +107,7 @@ def test_tables_name_the_candidates_and_stand_beside_the_papers(page):
     head, *body = rows(batches)
     table = {row[0]: dict(zip(head, row, strict=True)) for row in body}
     assert list(table) == [
-        "InfoNCE (c = 10)", "Standard OT (c = 10)", "Neg-MMIOT (c = 10)",
+        "InfoNCE (c = 10)", "IOT (c = 10)", "Neg-MMIOT (c = 10)",
         "Fused-Gromov, published code (c = 10)", "guessing",
     ]  # fmt: skip
     ours = next(row for row in body if row[0].startswith("Neg-MMIOT"))
@@ -119,12 +118,12 @@ def test_tables_name_the_candidates_and_stand_beside_the_papers(page):
 
 def test_losses_at_chance_are_named_with_a_reason(page):
     (found,) = page.all("div", "found")
-    first = "with Neg-MMIOT the right answer is the nearest of 64 candidates in 12.1 ± 0.1 %"
-    assert first in found.text
-    assert "The others are lower by more than the spread over seeds" in found.text
+    first = "Recall@1 among 64 candidates, % (guessing gives 1.6). image → text and text → image: "
+    assert f"{first}best Neg-MMIOT (12.1 ± 0.1 and 12.1 ± 0.1); last Fused-Gromov" in found.text
+    assert "Holm-corrected over 6 comparisons: image → text: InfoNCE, IOT and Fused" in found.text
     assert "Fused-Gromov, published code is not well above chance" in found.text
     assert "sign of the kernel flipped" in found.text
-    assert "Standard OT is not well above chance" in found.text
+    assert "IOT is not well above chance" in found.text
     assert "its training loss moved too little" in found.text
     assert "InfoNCE is not" not in found.text
 
@@ -143,8 +142,8 @@ def test_a_difference_within_the_spread_over_seeds_is_not_called_one(tmp_path, m
         tmp_path, [record(loss, n) for loss in ("iot", "neg_mmiot") for n in (0, 2)]
     )
     (found,) = parse(write_report(folder).read_text(encoding="utf-8")).all("div", "found")
-    assert "with Neg-MMIOT the right answer is the nearest" in found.text
-    assert "Within the spread over seeds: Standard OT." in found.text
+    assert "best Neg-MMIOT (12.1 ± 0.1 and 12.1 ± 0.1), level with IOT." in found.text
+    assert "comparisons: none." in found.text
 
 
 def test_a_partial_study_says_what_is_missing(tmp_path):
@@ -152,7 +151,7 @@ def test_a_partial_study_says_what_is_missing(tmp_path):
     page = parse(write_report(folder).read_text(encoding="utf-8"))
     missing = section(page, "missing").text
     assert "4 of 20 planned runs have been recorded" in missing
-    assert "infonce (2 of 3), neg_mmiot (0 of 3)" in missing
+    assert "no final run yet of InfoNCE (seed 2); Neg-MMIOT (seed 0, 1 and 2)" in missing
     empty = write_study(tmp_path / "empty", [])
     assert "nothing can be said yet" in write_report(empty).read_text(encoding="utf-8")
 
@@ -161,49 +160,38 @@ def test_a_terminal_shows_retrieval_and_what_was_found(tmp_path, monkeypatch, ca
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(["report", str(write_study(tmp_path, list(whole())))]) == 0
     shown = capsys.readouterr().out
-    for words in ("12.1 ± 0.1", "60.5 ± 0.5", "guessing", "20.0 ± 0.0", "with Neg-MMIOT the right"):
+    for words in ("12.10 ± 0.10", "60.50 ± 0.50", "guessing", "20.0 ± 0.0", "best Neg-MMIOT"):
         assert words in shown
     assert max(map(len, shown.splitlines()[:-1])) <= 80
     assert "…" not in shown
 
 
-def test_a_terminal_stresses_the_best_alone():
-    table = Table("recall", ("loss", "@1"), [("a", "1.0"), ("b", "2.0")], bold={(1, 1)})
-    names, values = terminal_table(table).columns
-    assert [cell.style for cell in names.cells] == ["", ""]
-    assert [(cell.plain, cell.style) for cell in values.cells] == [("1.0", ""), ("2.0", "bold")]
-
-
 def test_many_losses_are_named_in_two_rows():
     for count, columns in ((6, 6), (9, 5)):
-        picture = Figure()
-        axis = picture.add_subplot()
-        for number in range(count):
-            axis.plot([0, 1], label=f"loss {number}")
-        (legend,) = with_legend(picture, [axis]).legends
+        lines = [Line(f"loss {number}", (0, 1), (0, 1)) for number in range(count)]
+        (legend,) = picture(Chart("a", "", "", [Panel("", "", lines)])).legends
         assert legend._ncols == columns
 
 
 def test_figures_are_recall_over_c_and_markdown_tables(tmp_path):
     folder = write_study(tmp_path / "study", list(whole())[:-1])
     assert cli.main(["report", str(folder), "--figures", str(tmp_path)]) == 0
-    picture = sharpness_picture(read_known(folder))
-    (axis,) = picture.axes
-    lines = {box.get_label(): box.lines[0].get_ydata() for box in axis.containers}
-    assert list(lines) == ["InfoNCE", "Standard OT", "Neg-MMIOT", "Fused-Gromov, published code"]
+    (panel,) = clip.sharpness_chart(read_known(folder)).panels
+    lines = {line.name: list(line.y) for line, _ in panel.lines}
+    assert list(lines) == ["InfoNCE", "IOT", "Neg-MMIOT", "Fused-Gromov, published code"]
     assert lines["Neg-MMIOT"] == pytest.approx([1.2, 0.12])
     assert (tmp_path / "clip-sharpness.png").stat().st_size > 5000
     text = (tmp_path / "clip-table.md").read_text(encoding="utf-8")
     row = next(line for line in text.splitlines() if line.startswith("| Neg-MMIOT (c = 10)"))
     assert row.split(" | ")[1:3] == ["**12.1 ± 0.1**", "**60.5 ± 0.5**"]
-    assert "- Standard OT is not well above chance" in text
+    assert "- IOT is not well above chance" in text
     assert "- 19 of 20 planned runs have been recorded." in text
 
 
 def test_a_study_without_results_has_no_pictures(tmp_path):
     folder = write_study(tmp_path / "study", [])
     assert cli.main(["report", str(folder), "--figures", str(tmp_path / "figures")]) == 0
-    assert list((tmp_path / "figures").iterdir()) == []
+    assert not (tmp_path / "figures").exists()
 
 
 def test_queries_show_pictures_and_mark_right_answers(tmp_path):

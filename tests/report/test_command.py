@@ -7,10 +7,8 @@ import pytest
 from PIL import Image
 
 from report import fake
-from tricouple import cli
-from tricouple.report import kinds as page_module
-from tricouple.report.kinds import read_known, write_whole
-from tricouple.report.pictures import picture as picture_of
+from tricouple import cli, files
+from tricouple.report.kinds import KINDS, read_known, write_report
 
 
 @pytest.fixture
@@ -41,11 +39,11 @@ def test_out_names_the_page_and_makes_its_folder(small, tmp_path):
 
 def test_figures_are_small_pictures_on_white(study_folder, tmp_path, capsys):
     assert cli.main(["report", str(study_folder), "--figures", str(tmp_path / "figures")]) == 0
-    files = sorted((tmp_path / "figures").glob("*.png"))
+    found = sorted((tmp_path / "figures").glob("*.png"))
     names = ["synthetic-curves.png", "synthetic-map.png", "synthetic-spectra.png"]
-    assert [file.name for file in files] == names
+    assert [file.name for file in found] == names
     shown = capsys.readouterr().out
-    for file in files:
+    for file in found:
         content = file.read_bytes()
         assert len(content) < 150 * 1024
         picture = Image.open(io.BytesIO(content)).convert("RGB")
@@ -53,20 +51,21 @@ def test_figures_are_small_pictures_on_white(study_folder, tmp_path, capsys):
         assert picture.width > 1000
         assert len(picture.getcolors(1 << 24)) > 20  # something is drawn
         assert str(file) in shown
-    assert (
-        picture_of(read_known(study_folder), files[1].name) == files[1].read_bytes()
-    )  # repeatable
+    again = KINDS["synthetic"].files(read_known(study_folder))
+    assert again["synthetic-map.png"] == found[1].read_bytes()
 
 
 def test_table_is_that_of_the_page_as_markdown(study_folder, tmp_path):
     assert cli.main(["report", str(study_folder), "--figures", str(tmp_path)]) == 0
     lines = (tmp_path / "synthetic-table.md").read_text().splitlines()
     classes = {run.config["n_classes"] for run in read_known(study_folder).part("main")}
-    captions = [f"Final figures at K = {k}, mean ± std over seeds:" for k in sorted(classes)]
+    captions = [
+        f"Final figures at K = {k} after 200 steps, mean ± std over seeds:" for k in sorted(classes)
+    ]
     assert [line for line in lines if line.startswith("Final")] == captions
     cells = [line.count("|") for line in lines if line.startswith("|")]
     assert len(cells) > 5
-    assert set(cells) == {12}
+    assert set(cells) == {13}
     assert any("**" in line for line in lines)
 
 
@@ -115,15 +114,18 @@ def test_out_and_figures_exclude_each_other(small, capsys):
     assert "not allowed with" in capsys.readouterr().err
 
 
-def test_a_failure_while_writing_keeps_the_old_page(tmp_path, monkeypatch):
-    path = tmp_path / "page.html"
+def test_a_failure_while_writing_keeps_the_old_page(small, monkeypatch, capsys):
+    path = small / "report.html"
     path.write_text("old")
+    before = sorted(small.iterdir())
 
     def no_space(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(page_module.os, "replace", no_space)
+    monkeypatch.setattr(files.os, "replace", no_space)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(path, b"new")
+        write_report(small)
+    assert cli.main(["report", str(small)]) == 2
+    assert "No space left on device; the file from before is unharmed" in capsys.readouterr().err
     assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(small.iterdir()) == before

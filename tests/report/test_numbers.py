@@ -4,21 +4,22 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from report import fake
 from report.html_check import parse, rows
+from tricouple.report.claims import check_claims, directions
+from tricouple.report.groups import Curve
+from tricouple.report.numbers import MeanStd, mean_std, number
 from tricouple.report.read import read_study
-from tricouple.report.statistics import MeanStd, band, beyond_spread, directions
-from tricouple.report.synthetic.claims import check
-from tricouple.report.synthetic.groups import group
-from tricouple.report.synthetic.headline import headline
-from tricouple.report.synthetic.sweeps import read_sweeps
-from tricouple.report.tables_before import Column, best_rows, html_table, measured_table
-from tricouple.report.words import mean_std, number
+from tricouple.report.sentences import beyond_spread, holm, welch
+from tricouple.report.sweeps import read_sweeps
+from tricouple.report.synthetic import headline, main_groups
+from tricouple.report.tables import Column, best_rows, measured_table, to_html
 
 
 def finals(root, n_classes):
-    title = f"Final figures at K = {n_classes}, mean ± std over seeds"
+    title = f"Final figures at K = {n_classes} after 200 steps, mean ± std over seeds"
     (table,) = [t for t in root.all("table") if t.all("caption")[0].text == title]
     return table
 
@@ -27,8 +28,9 @@ def finals(root, n_classes):
 def test_the_table_of_final_figures_equals_the_runs(page, study_folder, n_classes):
     head, *body = rows(finals(parse(page), n_classes))
     names = ["NC1", "NC2 std", "NC2 deviation", "α", "β", "directions", "k-NN", "effective rank"]
-    assert head == ["method", *names, "verdict", "seeds"]
-    cells = {row[0]: row[1:] for row in body}
+    assert head == ["method", "c", *names, "verdict", "seeds"]
+    assert {row[1] for row in body[:-1]} == {"2", "–"}
+    cells = {row[0]: row[2:] for row in body}
     assert len(cells) == 6 + 2 + 1  # methods, those with the other ψ, the target
     columns = ("nc1", "nc2_std", "nc2_deviation", "alpha", "beta", None, "knn", "effective_rank")
     for method, shaping, shown in (
@@ -54,7 +56,7 @@ def test_the_table_of_final_figures_equals_the_runs(page, study_folder, n_classe
 def test_the_best_of_each_column_is_bold(page):
     body = finals(parse(page), 6).all("tr")[1:]
     bold = {
-        row.inside[0].text: [bool(cell.all("strong")) for cell in row.inside[1:]] for row in body
+        row.inside[0].text: [bool(cell.all("strong")) for cell in row.inside[2:]] for row in body
     }
     assert bold["Neg-MMIOT"][5] or bold["Neg-MMIOT (log-sigmoid ψ)"][5]  # richest spectrum
     assert not any(bold["IOT"])
@@ -73,7 +75,7 @@ def test_equal_values_share_the_bold_and_missing_ones_get_none():
 
 def test_a_generic_table_escapes_and_stresses():
     column = Column("a < b", [MeanStd(2.0, 0.5, 3), MeanStd(1.0, math.nan, 1)], abs)
-    text = html_table(measured_table("c & d", "e", ["<f>", "g"], [column]))
+    text = to_html(measured_table("c & d", ("e",), [("<f>",), ("g",)], [column]))
     assert "<caption>c &amp; d</caption>" in text
     assert "a &lt; b" in text
     assert "&lt;f&gt;" in text
@@ -100,7 +102,7 @@ def test_mean_and_std_end_at_the_same_decimal(mean, std, text):
 
 def test_a_band_is_mean_and_std_cut_at_the_smallest_seed():
     rows_ = np.array([[1.0, 1.0, np.nan], [3.0, 9.0, 5.0], [2.0, 2.0, np.nan]])
-    curve = band(np.array([0.0, 1.0, 2.0]), rows_)
+    curve = Curve.over(np.array([0.0, 1.0, 2.0]), rows_)
     np.testing.assert_allclose(curve.mean, [2, 4, 5])
     np.testing.assert_allclose(curve.high, [3, 4 + np.std([1, 9, 2], ddof=1), 5])
     np.testing.assert_allclose(curve.low, [1, 1, 5])
@@ -136,12 +138,13 @@ def planted_groups(tmp_path):
         *planted("iot", 2.0, 0.3, FLAT),  # tighter than PushPull, as rich as both
         *planted("byol", 5.0, 0.015, STEEP),  # nearer to the ETF than PushPull
     ]
-    return group(read_study(fake.write_study(tmp_path, records, snapshots=False)).runs)
+    return main_groups(read_study(fake.write_study(tmp_path, records, snapshots=False)))
 
 
 def test_claims_are_judged_by_the_runs_alone(planted_groups):
     by_quantity = [
-        (f.claim.quantity, f.verdict, f.count, len(f.comparisons)) for f in check(planted_groups)
+        (f.claim.quantity, f.verdict, f.count, len(f.comparisons))
+        for f in check_claims(planted_groups)
     ]
     assert by_quantity == [
         ("nc1", "mixed", 1, 2),  # Neg-MMIOT yes, PushPull no
@@ -152,24 +155,53 @@ def test_claims_are_judged_by_the_runs_alone(planted_groups):
     ]
 
 
-def test_the_headline_names_who_is_first_level_and_last(planted_groups):
-    verdicts, *text = headline(planted_groups, check(planted_groups), ())
-    assert verdicts.endswith("ETF: Neg-MMIOT and PushPull; rich: IOT; collapsed: BYOL (K = 3).")
+def test_the_headline_names_who_is_best_level_and_last_and_the_test_used(planted_groups):
+    verdicts, *text = headline(planted_groups, check_claims(planted_groups), ())
+    assert verdicts.endswith("ETF: PushPull and Neg-MMIOT; rich: IOT; collapsed: BYOL (K = 3).")
     assert text[0].startswith(
-        "Closest to the simplex ETF (NC2 deviation): Neg-MMIOT at K = 3 (0.0100"
+        "Closest to the simplex ETF (NC2 deviation). K = 3: best Neg-MMIOT (0.0100 ± 0.0001); last "
+        "IOT (0.300 ± 0.004). Told from the best by Welch's t-test at 5 %, Holm-corrected over 3 "
     )
-    assert "at the other end IOT (0.300" in text[0]
-    assert text[1].startswith("Tightest classes (NC1): Neg-MMIOT at K = 3 (1.00")
-    assert "level with PushPull and IOT; at the other end BYOL" in text[2]
-    assert text[3].startswith("Of 5 claims of the paper that these runs can test, 2 hold")
-    assert "8 of 12 single comparisons" in text[3]
-    assert len(text) == 4  # two seeds: no warning of one
+    assert text[1].startswith("Tightest classes (NC1). K = 3: best Neg-MMIOT (1.00")
+    assert "level with PushPull and Neg-MMIOT; last BYOL" in text[2]
+    assert text[3].startswith("“Level”: the means differ by no more than both standard deviations")
+    assert text[4].startswith("Of 5 claims of the paper that these runs can test, 2 hold")
+    assert "8 of 12 single comparisons" in text[4]
+    assert len(text) == 5  # two seeds: no warning of one
 
 
-def test_the_headline_warns_of_single_seeds(tmp_path):
+def test_the_headline_warns_of_single_seeds_and_tests_none(tmp_path):
     records = [fake.run("iot"), fake.run("byol")]
-    runs = read_study(fake.write_study(tmp_path, records, snapshots=False)).runs
-    assert headline(group(runs), (), ())[-1].startswith("One seed a setting")
+    study = read_study(fake.write_study(tmp_path, records, snapshots=False))
+    text = headline(main_groups(study), (), ())
+    assert text[-1].startswith("One seed a setting")
+    assert "Welch" not in " ".join(text)
+
+
+def test_welch_and_holm_are_the_textbooks():
+    samples = np.array([80.1, 83.2, 78.9]), np.array([83.0, 84.1, 82.0])
+    expected = scipy.stats.ttest_ind(*samples, equal_var=False).pvalue
+    assert welch(*map(MeanStd.of, samples)) == pytest.approx(expected)
+    assert welch(MeanStd(1.0, 0.0, 3), MeanStd(2.0, 0.0, 3)) == 0
+    assert welch(MeanStd(1.0), MeanStd(2.0)) == 1
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_a_method_at_two_sharpnesses_is_two_rows_and_two_lines(tmp_path):
+    records = [
+        fake.run("infonce", seed=seed, temperature=tau, sharpness=1 / tau)
+        for seed in (0, 1)
+        for tau in (1.0, 0.5)
+    ]
+    groups = main_groups(read_study(fake.write_study(tmp_path, records, snapshots=False)))
+    assert [(g.name, g.c, len(g.runs)) for g in groups] == [
+        ("InfoNCE, c = 1", "1", 2),
+        ("InfoNCE, c = 2", "2", 2),
+    ]
+    looks = [g.style for g in groups]
+    assert looks[0].hue == looks[1].hue
+    assert looks[0].symbol != looks[1].symbol
+    assert looks[0].dash != looks[1].dash
 
 
 def test_the_headline_counts_verdicts_over_the_sweeps(study_folder):
@@ -187,17 +219,16 @@ def test_sweeps_are_sorted_and_grouped_by_line(study_folder):
         True,
     )
     assert (dim.axis, dim.values, dim.logarithmic) == ("dim", (2, 8, 32), False)
-    assert [line.method for line in epsilon.lines] == list(fake.SHAPED) + [
-        method for method in fake.METHODS if method not in fake.SHAPED
-    ]
+    names = ["InfoNCE", "IOT", "PushPull", "Neg-MMIOT", "VICReg", "BYOL"]  # as in the paper
+    assert [epsilon.name(line) for line in epsilon.lines] == names
 
 
 def test_a_sweep_of_k_is_one_line(tmp_path):
     records = [fake.run("iot", k, part="maps/n_classes") for k in (10, 5)]
     (sweep,) = read_sweeps(read_study(fake.write_study(tmp_path, records, snapshots=False)))
     (line,) = sweep.lines
-    assert [point.value for point in line.points] == [5, 10]
-    assert line.n_classes is None
+    assert list(line) == [5, 10]
+    assert sweep.name(line) == "IOT"
 
 
 def test_a_sweep_of_words_is_in_order_too(tmp_path):

@@ -76,7 +76,7 @@ def test_the_curve_of_a_panel_is_the_mean_over_seeds(root, study_folder):
     (line,) = [
         trace
         for trace in drawn["data"]
-        if trace["meta"]["method"] == "iot"
+        if trace["meta"]["name"] == "IOT"
         and trace["meta"]["when"] == {"n_classes": "6"}
         and "fill" not in trace
     ]
@@ -95,7 +95,7 @@ def test_the_curve_of_a_panel_is_the_mean_over_seeds(root, study_folder):
 def test_losses_without_psi_are_drawn_for_every_choice_of_it(root):
     drawn = json.loads("".join(root.all("div", "panel")[0].all("script")[0].texts))
     for trace in drawn["data"]:
-        shaped = trace["meta"]["method"] in fake.SHAPED
+        shaped = trace["meta"]["name"] in ("Neg-MMIOT", "PushPull")
         assert ("shaping" in trace["meta"]["when"]) == shaped
 
 

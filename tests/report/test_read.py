@@ -39,6 +39,30 @@ def test_the_last_line_of_a_run_wins(tmp_path):
     }
 
 
+def test_keys_of_the_version_before_are_read(tmp_path):
+    records = [fake.run("iot", seed=n) for n in range(4)]
+    for record, key in zip(records, ("push_pull", "info_nce", "inva_spread", "byol"), strict=True):
+        record["config"]["method"] = key
+    runs = read_study(fake.write_study(tmp_path, records)).runs
+    found = [run.config["method"] for run in runs]
+    assert found == ["pushpull", "infonce", "invaspread", "byol"]
+
+
+def test_steps_are_those_of_the_record_or_of_its_curves(tmp_path):
+    records = [fake.run("iot"), fake.run("byol") | {"steps": 7}]
+    runs = read_study(fake.write_study(tmp_path, records)).runs
+    assert [run.steps for run in runs] == [200, 7]
+
+
+def test_a_folder_of_studies_is_a_study_of_their_runs(tmp_path):
+    for number, method in enumerate(("iot", "byol")):
+        fake.write_study(tmp_path / str(number), [fake.run(method)], snapshots=False)
+    assert [run.config["method"] for run in read_study(tmp_path).runs] == ["iot", "byol"]
+    fake.write_study(tmp_path / "2", [], kind="clip")
+    with pytest.raises(StudyError, match="holds runs of clip and synthetic: report them one by"):
+        read_study(tmp_path)
+
+
 def test_null_becomes_nan(tmp_path):
     record = fake.run("iot")
     record["curves"]["nc1"][-1] = None

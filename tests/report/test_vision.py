@@ -10,16 +10,12 @@ from PIL import Image
 from report import fake_vision as fake
 from report.html_check import parse, rows
 from tricouple import cli
-from tricouple.report.frame import asset
+from tricouple.report import vision
+from tricouple.report.draw_plotly import drawing
 from tricouple.report.kinds import read_known, write_report
-from tricouple.report.vision import paper
-from tricouple.report.vision.figures import curves, sharpness
-from tricouple.report.vision.groups import Block, final_groups
-from tricouple.report.vision.results import results
-from tricouple.report.vision.sharpness import read_lines
-from tricouple.report.vision.tables import markdown_tables
+from tricouple.report.page import asset
 
-MNIST = Block("scl", "mnist", "resnet18")
+MNIST = {"setting": "scl", "data": "mnist", "backbone": "resnet18"}
 
 
 @pytest.fixture(scope="module")
@@ -58,22 +54,22 @@ def test_tables_have_the_papers_layout(root):
     assert "before the projection" in captions[0]
     assert "after the projection" in captions[2]
     spans, head, *body = rows(tables[0])
-    assert spans == ["", "MNIST, ResNet-18", "CIFAR-10, ResNet-18"]
-    assert head == ["loss", *(["linear probe", "paper", "k-NN", "paper"] * 2)]
+    assert spans == ["", "MNIST, ResNet-18, 38 steps", "CIFAR-10, ResNet-18, 38 steps"]
+    assert head == ["loss", *(["c", "linear probe", "paper", "k-NN", "paper"] * 2)]
     assert [row[0] for row in body] == ["InfoNCE", "InvaSpread", "IOT", "PushPull", "Neg-MMIOT"]
-    assert body[4][2] == "99.21 ± 0.09"
-    assert body[4][6] == "88.38 ± 0.40"
+    assert body[4][1:4:2] == ["10", "99.21 ± 0.09"]
+    assert body[4][6:9:2] == ["10", "88.38 ± 0.40"]
 
 
-def test_cells_are_mean_and_std_over_seeds_in_per_cent(study):
-    values = [run.metrics["penultimate/linear"] for run in study.part("final")
+@pytest.mark.parametrize("features", ["penultimate", "embedding"])
+def test_cells_are_mean_and_std_over_seeds_in_per_cent(study, features):
+    values = [100 * run.metrics[f"{features}/linear"] for run in study.part("final")
               if (run.config["loss"], run.config["data"], run.config["setting"])
               == ("iot", "mnist", "scl")]  # fmt: skip
-    found = results(final_groups(study))[0]
-    cell = found.cells[found.names.index("IOT")][found.columns.index((MNIST, "linear"))]
-    assert cell.ours.mean == pytest.approx(100 * np.mean(values))
-    assert cell.ours.std == pytest.approx(100 * np.std(values, ddof=1))
-    assert cell.ours.count == 3
+    assert len(values) == 3
+    table = vision.accuracy_tables(vision.final_groups(study), features)[0]
+    row = next(row for row in table.rows if row[0] == "IOT")
+    assert row[2] == f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
 
 
 def test_the_best_of_a_column_is_bold_and_ties_share_it(tmp_path):
@@ -102,15 +98,17 @@ def test_every_number_of_the_paper_is_there_and_plausible():
 
 
 def test_the_paper_has_no_number_for_what_it_did_not_run(tmp_path):
-    assert paper.accuracy(Block("scl", "digits", "resnet18"), "iot", "linear") is None
-    assert paper.accuracy(MNIST, "byol", "knn") is None
+    assert vision.papers_accuracy(MNIST | {"data": "digits", "loss": "iot"}, "linear") is None
+    assert vision.papers_accuracy(MNIST | {"loss": "byol"}, "knn") is None
     records = [fake.run(loss, data="digits") for loss in ("iot", "byol")]
     head = rows(section(page_of(tmp_path, records), "results").all("table")[0])[1]
-    assert head == ["loss", "linear probe", "k-NN"]
+    assert head == ["loss", "c", "linear probe", "k-NN"]
 
 
 def test_the_page_says_that_the_budget_is_not_the_papers(root, tmp_path):
-    words = "MNIST: 3 epochs on 5000 images here, 100 epochs on 60000 images in the paper"
+    words = (
+        "MNIST: 3 epochs on 5000 images (38 steps) here, 100 epochs on 60000 images in the paper"
+    )
     assert words in root.text
     same = {"epochs": 100, "train_size": None, "validation_size": 0}
     assert "budget" not in page_of(tmp_path, [fake.run(**same)]).text
@@ -124,7 +122,9 @@ def test_the_headline_names_the_best_and_those_level_with_it(tmp_path):
         for seed, value in enumerate(values)
     ]
     found = page_of(tmp_path, records).all("div", "found")[0].text
-    assert "best InfoNCE (92.00 ± 1.41 %), level with IOT; last Neg-MMIOT (50.00 ± 0.00" in found
+    assert "best InfoNCE (92.00 ± 1.41), level with IOT; last Neg-MMIOT (50.00 ± 0.00)" in found
+    assert "Welch's t-test at 5 %, Holm-corrected over 2 comparisons" in found
+    assert "“Level”: the means differ by no more than both standard deviations together" in found
 
 
 def test_the_headline_tells_what_the_papers_sharpness_costs(tmp_path):
@@ -139,39 +139,41 @@ def test_the_headline_tells_what_the_papers_sharpness_costs(tmp_path):
 
 
 def test_accuracy_over_sharpness_is_measured_on_validation_images_alone(study):
-    lines = read_lines(study)
+    lines = vision.sharpness_lines(study)
     assert len(lines) == 4 * 5
-    line = next(line for line in lines if (line.block, line.loss) == (MNIST, "pushpull"))
+    where = ("MNIST, ResNet-18, SCL", "pushpull")
+    line = next(line for line in lines if (line.place, line.loss) == where)
     assert [c for c, _ in line.points("penultimate/knn")] == list(fake.SHARPNESS)
     assert {run.part for own in line.groups for run in own.runs} == {"sharpness"}
+    assert "Measured on validation images. Seed 0." in vision.sharpness_chart(lines).caption
 
 
-@pytest.mark.parametrize(("loss", "c"), [("neg_mmiot", 100), ("pushpull", 100), ("infonce", 10),
-                                         ("iot", 10), ("invaspread", 10)])  # fmt: skip
-def test_the_papers_sharpness_is_marked(study, loss, c):
-    figure = sharpness.figure(read_lines(study))
-    panel = figure.panels[0]
-    name = sharpness.loss_name(loss)
-    rings = [t for t in panel.drawing.data if t.marker.symbol == "circle-open"
-             and t.hovertemplate.startswith(f"{name}:")]  # fmt: skip
-    assert len(rings) == len(sharpness.CHOICES)
+@pytest.mark.parametrize(("name", "c"), [("Neg-MMIOT", 100), ("PushPull", 100), ("InfoNCE", 10),
+                                         ("IOT", 10), ("InvaSpread", 10)])  # fmt: skip
+def test_the_papers_sharpness_is_marked(study, name, c):
+    panel = vision.sharpness_chart(vision.sharpness_lines(study)).panels[0]
+    rings = [t for t in drawing(panel).data if t.marker.symbol == "circle-open"
+             and t.meta["name"] == name]  # fmt: skip
+    assert len(rings) == len(vision.ACCURACIES)
     assert {ring.x[0] for ring in rings} == {c}
-    assert f"(the paper's c = {c})" in panel.label
+    assert f"(the paper's c = {c})" in panel.alt
 
 
 def test_every_panel_says_its_content_in_words(study):
-    figures = (sharpness.figure(read_lines(study)), curves.figure(final_groups(study)))
-    for figure in figures:
-        for panel in figure.panels:
-            for name in ("InfoNCE", "InvaSpread", "IOT", "PushPull", "Neg-MMIOT"):
-                assert name in panel.label
+    charts = (
+        vision.sharpness_chart(vision.sharpness_lines(study)),
+        vision.curves_chart(vision.final_groups(study)),
+    )
+    for panel in (panel for chart in charts for panel in chart.panels):
+        for name in ("InfoNCE", "InvaSpread", "IOT", "PushPull", "Neg-MMIOT"):
+            assert name in panel.alt
 
 
 def test_curves_show_geometry_over_epochs(study):
-    figure = curves.figure(final_groups(study))
-    titles = [panel.title.partition(",")[0] for panel in figure.panels]
+    chart = vision.curves_chart(vision.final_groups(study))
+    titles = [panel.title.partition(",")[0] for panel in chart.panels]
     assert titles == ["training loss", "NC1", "NC2", "effective rank", "α", "β"]
-    assert list(figure.panels[1].drawing.data[-1].x) == [0, 1, 2]
+    assert list(drawing(chart.panels[1]).data[-1].x) == [0, 1, 2]
 
 
 def test_half_a_study_says_what_is_missing(tmp_path):
@@ -184,7 +186,7 @@ def test_half_a_study_says_what_is_missing(tmp_path):
         "25 of 160 planned runs have been recorded.",
         "MNIST, SCL: not yet run: InfoNCE at c = 30; InvaSpread at c = 30; "
         "IOT at c = 3, 10, 30 and 100; PushPull at c = 30; Neg-MMIOT at c = 30.",
-        "MNIST, SCL: no final accuracy yet of IOT (seed 0, 1 and 2); Neg-MMIOT (seed 0, 1 and 2).",
+        "MNIST, SCL: no final run yet of IOT (seed 0, 1 and 2); Neg-MMIOT (seed 0, 1 and 2).",
         "CIFAR-10, SCL: no run yet.",
         "MNIST, UCL: no run yet.",
         "CIFAR-10, UCL: no run yet.",
@@ -210,7 +212,8 @@ def test_a_run_that_does_not_say_what_it_is_is_refused(tmp_path, capsys):
     assert "runs.jsonl, line 2: config of run mnist-scl-neg_mmiot" in capsys.readouterr().err
 
 
-def test_a_folder_of_runs_is_a_study_too(tmp_path, capsys):
+def test_a_folder_of_runs_is_a_study_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
     for seed in (0, 1):
         for c in (10.0, 100.0):
             fake.write_run(tmp_path, fake.run(c=c, seed=seed))
@@ -225,8 +228,8 @@ def test_a_folder_of_runs_is_a_study_too(tmp_path, capsys):
     assert len(section(root, "sharpness").all("div", "panel")) == 1
     missing = section(root, "missing").text
     assert "1 of 6 runs did not finish: mnist-scl-iot-c10.0-lr0.001-seed2-test." in missing
-    assert "IOT on MNIST, ResNet-18, SCL lacks seed 0." in missing
-    assert "2 epochs on 7000 images here" in root.text
+    assert "IOT, MNIST, ResNet-18, SCL: seed 0 is missing." in missing
+    assert "2 epochs on 7000 images (38 steps) here" in root.text
 
 
 def test_one_run_is_a_folder_of_runs(tmp_path):
@@ -248,8 +251,8 @@ def test_a_run_without_labels_has_curves_and_no_accuracy(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("evaluation.json", "{cut", "cannot read"),
-        ("evaluation.json", "[]", "it has no configuration"),
+        ("evaluation.json", "{cut", "not JSON"),
+        ("evaluation.json", "[]", "expected an object, found list"),
         ("evaluation.json", '{"config": {"data": 3}}', "not a run of tricouple train"),
     ],
 )
@@ -281,11 +284,13 @@ def test_figures_are_a_picture_and_a_markdown_table(study, tmp_path, capsys):
     assert picture.getpixel((0, 0)) == (255, 255, 255)
     assert len(picture.getcolors(1 << 24)) > 20
     text = files[1].read_text(encoding="utf-8")
-    assert text == markdown_tables(study)
     lines = text.splitlines()
-    assert lines[0].startswith("| SCL, % | MNIST, ResNet-18: linear probe | MNIST, ResNet-18: k-NN")
-    assert {line.count("|") for line in lines if line.startswith("|")} == {6}
-    assert text.count("**") >= 2 * 8  # a best in each of eight columns
+    assert lines[0].startswith("SCL: accuracy on the features before the projection, %")
+    where = "MNIST, ResNet-18, 38 steps"
+    assert lines[2].startswith(f"| loss | {where}: c | {where}: linear probe | {where}: k-NN |")
+    assert "UCL: accuracy on the embeddings after the projection, %" in text
+    assert {line.count("|") for line in lines if line.startswith("|")} == {8}
+    assert text.count("**") >= 2 * 16  # a best in each of sixteen columns
     assert "(99.21)" in text
     assert "The budget is not the paper's" in text
 
@@ -294,7 +299,9 @@ def test_a_terminal_shows_the_tables_and_what_they_are_worth(tmp_path, capsys):
     fake.write_study(tmp_path, [fake.run(loss) for loss in fake.LOSSES])
     assert cli.main(["report", str(tmp_path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "SCL, MNIST: accuracy on the features before the projection, %" in shown
+    assert "SCL: accuracy on the features before the projection, %" in shown
+    assert "SCL: accuracy on the embeddings after the projection, %" in shown
+    assert "MNIST, ResNet-18, 38 steps" in shown
     assert "99.21 ± 0.09" in shown
     assert "The budget is not the paper's" in shown
     assert "5 of 160 planned runs have been recorded." in shown

@@ -20,7 +20,7 @@ DRAWN = (
     "[Number(p.querySelector('.plot').dataset.drawn), p.querySelectorAll('.plot .trace').length,"
     " p.querySelector('.main-svg').getBoundingClientRect().right])"
 )
-FIRST = "document.querySelector('.plot').data.map(trace => [...trace.y])"
+FIRST = "document.querySelector('.plot').data.map(trace => trace.y.bdata ?? [...trace.y])"
 CURVES = "document.querySelectorAll('.figure')[1].querySelector('.plot').data"
 LINE = "getComputedStyle(document.querySelector('.plot .trace .js-line')).stroke"
 

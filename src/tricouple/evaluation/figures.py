@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tricouple.report.projections import tsne
+from tricouple.report.embeddings import tsne
 
 _LEGIBLE = 20  # with more classes than this, names and numbers would overlap
 

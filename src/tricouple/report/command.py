@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table as RichTable
 
+from tricouple.files import WriteError
 from tricouple.options import CommandError, require_writable
-from tricouple.report.clip import drawings as clip
-from tricouple.report.kinds import read_known, write_page
-from tricouple.report.pictures import drawings, write_pictures
-from tricouple.report.read import Study, StudyError
-from tricouple.report.vision import tables as vision
+from tricouple.report.kinds import KINDS, read_known, write_files, write_page
+from tricouple.report.read import StudyError
 
-# What each kind of study prints beside its page; others print nothing.
-TABLES: dict[str, Callable[[Study], Sequence[RichTable | str]]] = {
-    "clip": clip.terminal_tables,
-    "vision": vision.terminal_tables,
-}
 DESCRIPTION = """\
 Turn the result files of studies, or a folder of runs, into one self-contained HTML page: what was
 found, interactive figures, tables with mean ± std over seeds beside the paper's claims, and where
@@ -69,31 +60,21 @@ def run(args: argparse.Namespace) -> int:
         studies = [read_known(folder) for folder in args.folders]
         require_writable(out)
         write_page(studies, out)
-        show_tables(studies)
-    except StudyError as error:
+    except (StudyError, WriteError) as error:
         raise CommandError(str(error)) from error
-    except OSError as error:
-        raise CommandError(f"cannot write {error.filename}: {error.strerror}") from error
+    console = Console()
+    for study in studies:
+        for shown in KINDS[study.kind].terminal(study):
+            console.print(shown, highlight=False, markup=False)
     print(f"{out} ({out.stat().st_size / 2**20:.1f} MB)")
     return 0
 
 
-def show_tables(studies: list[Study]) -> None:
-    """Print the main tables of studies that have some."""
-    console = Console()
-    for study in studies:
-        if study.kind in TABLES:
-            for table in TABLES[study.kind](study):
-                console.print(table, highlight=False)
-
-
 def pictures(folders: list[Path], target: Path) -> int:
-    """Write the README's pictures of one study."""
+    """Write what the documentation shows of one study."""
     if len(folders) > 1:
         raise CommandError(f"--figures draws one study, {len(folders)} were given")
     study = read_known(folders[0])
-    for name in drawings(study):
-        require_writable(target / name)
-    for path in write_pictures(study, target):
+    for path in write_files(study, target):
         print(f"{path} ({path.stat().st_size / 1024:.0f} kB)")
     return 0

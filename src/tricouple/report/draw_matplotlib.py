@@ -68,6 +68,7 @@ def picture(chart: Chart, columns: int = 3, height: float = 2.5) -> Figure:
     grids = [mark for panel in chart.panels for mark in panel.marks if isinstance(mark, Grid)]
     if grids:
         _colour_bar(drawn, axes, grids[0])
+        drawn.supxlabel(chart.caption, fontsize=9)
     legend = {name: handle for axis in axes
               for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}  # fmt: skip
     if legend and chart.legend:
@@ -148,7 +149,8 @@ def _grid(axis: Axes, grid: Grid) -> None:
         axis.set_xticks(range(len(grid.columns)), list(grid.columns))
     for row, texts in enumerate(grid.texts):
         for column, text in enumerate(texts):
-            dark = float(norm(grid.values[row, column])) > 0.5
+            value = grid.values[row, column]
+            dark = np.isfinite(value) and norm(value) > 0.5
             ink = "white" if dark else "black"
             axis.text(column, row, text, ha="center", va="center", color=ink)
 

@@ -97,7 +97,6 @@ def _line(line: Line, look: Style, panel: Panel) -> Iterator[go.Scatter]:
     y = shown_values(line.y, panel.y)
     seen = np.isfinite(y)
     x = _packed(np.asarray(line.x)[seen])
-    unit = f"{panel.x.title} " if line.high is not None else ""
     spread = ""
     if line.low is not None and line.high is not None:
         low, high = (shown_values(edge, panel.y)[seen] for edge in (line.low, line.high))
@@ -117,7 +116,7 @@ def _line(line: Line, look: Style, panel: Panel) -> Iterator[go.Scatter]:
         bars = {"array": np.asarray(line.bars)[seen], "thickness": 1, "width": 3}
         spread = " ± %{error_y.array:.2g}"
     dash = ",".join(f"{length}px" for length in look.dash_lengths) or "solid"
-    few = line.bars is not None or line.points
+    few = line.points or len(x) <= 8
     yield go.Scatter(
         x=x,
         y=_packed(y[seen]),
@@ -128,7 +127,7 @@ def _line(line: Line, look: Style, panel: Panel) -> Iterator[go.Scatter]:
         line={"color": look.colour, "dash": dash, "width": 2},
         marker={"symbol": look.symbol, "color": look.colour}
         | ({"size": 8} if few else {"size": 6, "maxdisplayed": 8}),
-        hovertemplate=f"{line.name}<br>{unit}%{{x}}: %{{y:.3g}}{spread}<extra></extra>",
+        hovertemplate=f"{line.name}<br>%{{x}}: %{{y:.3g}}{spread}<extra></extra>",
         meta=meta,
     )
     if line.ring:

@@ -1,25 +1,55 @@
-"""Write the page of a study: dispatch on its kind, and never leave half a file behind."""
+"""The kinds of studies that can be reported: what their page, files and terminal show."""
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from tricouple.report.clip import article as clip
-from tricouple.report.frame import Article, page
-from tricouple.report.read import Study, StudyError, read_study
-from tricouple.report.synthetic import article as synthetic
-from tricouple.report.vision import article as vision
-from tricouple.report.vision.folders import has_runs, read_runs_folder
+from rich.table import Table as RichTable
 
-# What each kind of study has to say; a new kind is a package and a row here.
-KINDS: dict[str, Callable[[Study], Article]] = {
-    "clip": clip.article,
-    "synthetic": synthetic.article,
-    "vision": vision.article,
+from tricouple.files import write_atomically
+from tricouple.report import clip, page, synthetic, vision
+from tricouple.report.numbers import duration
+from tricouple.report.page import Article, Section, provenance_section
+from tricouple.report.read import Study, StudyError, read_study
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What can be shown of a kind of study.
+
+    Attributes:
+        article: Its part of a page.
+        files: What the documentation shows, by file name; None where there is no data for it.
+        terminal: What is printed beside the page.
+        names: Of the files.
+    """
+
+    article: Callable[[Study], Article]
+    files: Callable[[Study], Mapping[str, bytes | None]]
+    terminal: Callable[[Study], Sequence[RichTable | str]] = lambda study: ()
+
+
+# A new kind is a module and a row here.
+KINDS = {
+    "clip": Kind(clip.article, clip.files, clip.terminal),
+    "synthetic": Kind(synthetic.article, synthetic.files),
+    "vision": Kind(vision.article, vision.files, vision.terminal),
 }
+
+
+def read_known(folder: Path) -> Study:
+    """Read a study of a kind that can be reported, or a folder of runs.
+
+    Raises:
+        StudyError: If it is none.
+    """
+    study = read_study(folder)
+    if study.kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise StudyError(f'{folder / "study.json"}: kind "{study.kind}" is not one of: {known}')
+    return study
 
 
 def write_report(study_folder: Path, out: Path | None = None) -> Path:
@@ -42,29 +72,37 @@ def write_report(study_folder: Path, out: Path | None = None) -> Path:
 
 def write_page(studies: Sequence[Study], out: Path) -> Path:
     """Write one page about several studies, in the given order."""
-    write_whole(out, page(KINDS[study.kind](study) for study in studies).encode())
-    return out
+    return page.write_page(map(article, studies), out)
 
 
-def read_known(folder: Path) -> Study:
-    """Read a study of a kind that can be reported, or a folder of runs."""
-    if not (folder / "study.json").is_file() and has_runs(folder):
-        return read_runs_folder(folder)
-    study = read_study(folder)
-    if study.kind not in KINDS:
-        known = ", ".join(KINDS)
-        raise StudyError(f'{folder / "study.json"}: kind "{study.kind}" is not one of: {known}')
-    return study
+def article(study: Study) -> Article:
+    """Return everything the page says about a study, and where its numbers come from."""
+    return KINDS[study.kind].article(study).ending(_provenance(study))
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file all at once: whoever reads it sees the old content or the new, never a part."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+def write_files(study: Study, folder: Path) -> list[Path]:
+    """Write what the documentation shows of a study, and return where."""
+    written = []
+    for name, content in KINDS[study.kind].files(study).items():
+        if content is not None:
+            _write(folder / name, content)
+            written.append(folder / name)
+    return written
+
+
+def _write(path: Path, content: bytes) -> None:
+    write_atomically(path, lambda file: file.write(content))
+
+
+def _provenance(study: Study) -> Section:
+    statuses = [run.status for run in study.runs]
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+    seeds = {run.config.get("seed") for run in study.runs}
+    commits = {str(run.provenance.get("commit") or "") for run in study.runs}
+    counted = {
+        "runs": f"{len(study.runs)} ({counts})",
+        "seeds": ", ".join(map(str, sorted(seed for seed in seeds if isinstance(seed, int)))),
+        "time of all runs": duration(sum(run.seconds for run in study.runs)),
+        "commits of the runs": ", ".join(sorted(commits - {""})),
+    }
+    return provenance_section(study.provenance, study.config, counted)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -76,6 +76,10 @@ class Article:
     found: Sequence[str] = ()
     missing: Sequence[str] = ()
     choices: Sequence[Choices] = ()
+
+    def ending(self, last: Section) -> Article:
+        """Return the same with one more section."""
+        return replace(self, sections=[*self.sections, last])
 
 
 def write_page(articles: Iterable[Article], out: Path) -> Path:

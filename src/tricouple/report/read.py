@@ -1,4 +1,4 @@
-"""Read a study folder: ``study.json``, ``runs.jsonl`` and the snapshots beside them.
+"""Read results: a folder with ``study.json`` and ``runs.jsonl``, a run, or a folder of runs.
 
 Whatever cannot be understood is refused with the file, and for a run the line, that is wrong. What
 is merely not there yet (unfinished runs, no snapshots) is no error: the page says what is missing.
@@ -6,6 +6,7 @@ is merely not there yet (unfinished runs, no snapshots) is no error: the page sa
 
 from __future__ import annotations
 
+import csv
 import json
 import zipfile
 from dataclasses import dataclass, field
@@ -14,10 +15,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import yaml  # type: ignore[import-untyped]
+
+from tricouple.names import KEYS_BEFORE
+from tricouple.report.numbers import listing
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
 STATUSES = ("done", "partial", "diverged")
+CONFIG, EVALUATION, METRICS = "config.yaml", "evaluation.json", "metrics.csv"  # of a run folder
 
 
 class StudyError(ValueError):
@@ -37,6 +43,7 @@ class Run:
         verdict: What the study calls the outcome, if it says so.
         curves: Recorded quantities, each as long as ``curves["step"]``; NaN where undefined.
         spectrum: Eigenvalues of the class-mean covariance at the end, descending; may be empty.
+        steps: How many steps the optimiser took; 0 if that is not known.
         metrics: What was measured of the result, by name; NaN where undefined.
         provenance: Versions, commit and machine of this run.
         line: Where it stands in runs.jsonl.
@@ -50,6 +57,7 @@ class Run:
     verdict: str | None
     curves: dict[str, Array]
     spectrum: Array
+    steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
     line: int = 0
@@ -104,16 +112,32 @@ class Study:
 
 
 def read_study(folder: Path) -> Study:
-    """Read a study folder.
+    """Read a study, the folder of a run, or a folder of runs as if it were a study.
 
     Raises:
-        StudyError: If the folder is no study or one of its files is broken.
+        StudyError: If there is none, or one of its files is broken.
     """
     if not folder.is_dir():
         raise StudyError(f"{folder}: no such folder")
+    own = _read_one(folder)
+    if own is not None:
+        return own
+    parts = [part for path in sorted(folder.iterdir()) if (part := _read_one(path)) is not None]
+    if not parts:
+        raise StudyError(f"{folder} is not a study: it has no study.json and no runs")
+    kinds = sorted({part.kind for part in parts})
+    if len(kinds) > 1:
+        raise StudyError(f"{folder} holds runs of {listing(kinds)}: report them one by one")
+    newest = max(parts, key=lambda part: str(part.provenance.get("date")))
+    runs = tuple(run for part in parts for run in part.runs)
+    return Study(folder, kinds[0], folder.resolve().name, {}, newest.provenance, runs)
+
+
+def _read_one(folder: Path) -> Study | None:
+    """A folder that is a study or a run; None for others."""
     path = folder / "study.json"
     if not path.is_file():
-        raise StudyError(f"{folder} is not a study: it has no study.json and no runs")
+        return _read_run_folder(folder) if (folder / CONFIG).is_file() else None
     head = _object(_text(path), str(path))
     if not isinstance(head.get("kind"), str):
         raise StudyError(f'{path}: "kind" must be a text, found {head.get("kind")!r}')
@@ -174,19 +198,104 @@ def run_of(record: dict[str, Any], number: int, path: Path) -> Run:
             f'{where}: "status" must be one of {", ".join(STATUSES)}, found {status!r}'
         )
     verdict = record.get("verdict")
+    config = _part(record, "config", where)
+    for key in ("loss", "method"):
+        if config.get(key) in KEYS_BEFORE:
+            config = config | {key: KEYS_BEFORE[config[key]]}
+    curves = _curves(_part(record, "curves", where), where)
+    taken = curves.get("step", np.empty(0))
     return Run(
         id=record["id"],
         part=str(record.get("part", "main")),
-        config=_part(record, "config", where),
+        config=config,
         status=status,
         seconds=float(record.get("seconds") or 0.0),
         verdict=None if verdict is None else str(verdict),
-        curves=_curves(_part(record, "curves", where), where),
+        curves=curves,
         spectrum=_numbers(record.get("spectrum") or [], f"{where}: spectrum"),
+        steps=int(record.get("steps") or (taken[-1] if len(taken) else config.get("steps") or 0)),
         metrics=_metrics(_part(record, "metrics", where), where),
         provenance=_part(record, "provenance", where),
         line=number,
     )
+
+
+def _read_run_folder(path: Path) -> Study:
+    """A run of ``tricouple train`` that has no ``study.json``: not finished, or of version 0.1."""
+    evaluation = None
+    if (path / EVALUATION).is_file():
+        evaluation = _object(_text(path / EVALUATION), str(path / EVALUATION))
+    found = evaluation or {}
+    config = _flat(_part(found, "config", str(path)) or _settings(path), found, path)
+    record: dict[str, Any] = {"id": path.resolve().name, "config": config, "status": "partial"}
+    if evaluation is None:
+        record["curves"] = _recorded(path / METRICS)
+    else:
+        result = found["result"] if isinstance(found.get("result"), dict) else None
+        geometry = {
+            f"{kind}/{name}": value
+            for kind in ("penultimate", "embedding")
+            for name, value in ((result or {kind: {}})[kind].get("geometry") or {}).items()
+        }
+        spectra = {name: geometry.pop(name) for name in list(geometry) if "spectrum" in name}
+        images = {"images": result["n_train"]} if result else {}
+        record |= {
+            # An evaluation in the middle of training says so: it is not of the whole run.
+            "status": "done" if found.get("epoch") == config["epochs"] else "partial",
+            "seconds": sum((found.get("seconds") or {}).values()),
+            "metrics": (found.get("accuracy") or {}) | geometry | images,
+            "curves": found.get("curves"),
+            "spectrum": spectra.get("embedding/spectrum"),
+            "provenance": found.get("provenance"),
+        }
+    run = run_of(record, 0, path / EVALUATION)
+    return Study(path, "vision", run.id, {}, run.provenance, (run,))
+
+
+def _flat(config: dict[str, Any], evaluation: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The settings that tell runs apart, under the names that a study gives them."""
+    try:
+        data, training, loss = config["data"], config["training"], config["loss"]
+        return {
+            "data": data["name"],
+            "train_size": data["train_size"],
+            "max_train_size": data.get("max_train_size"),
+            "validation_size": data["validation_size"],
+            "setting": config["setting"]["name"],
+            "loss": loss["name"],
+            "sharpness": evaluation.get("sharpness", loss.get("sharpness")),
+            **{key: value for key, value in loss.items() if key not in ("name", "target")},
+            "backbone": config["backbone"]["name"],
+            "pretrained": config["backbone"]["pretrained"],
+            "head_dim": config["backbone"]["head_dim"],
+            "image_size": data["image_size"],
+            **{key: value for key, value in training.items() if not key.startswith("geometry")},
+            "seed": config["seed"],
+            "evaluated_on": config["evaluation"]["part"],
+            "probe_epochs": config["evaluation"]["probe_epochs"],
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StudyError(f"{path / CONFIG}: not a run of tricouple train: no {error}") from error
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    file = path / CONFIG
+    try:
+        content = yaml.safe_load(_text(file))
+    except yaml.YAMLError as error:
+        raise StudyError(f"cannot read {file}: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise StudyError(f"{file}: not a run of tricouple train")
+    return content
+
+
+def _recorded(path: Path) -> dict[str, list[float | None]]:
+    """The curves so far, None where a row has no value; a row that is being written is left out."""
+    if not path.is_file():
+        return {}
+    rows = [row for row in csv.DictReader(_text(path).splitlines()) if None not in row.values()]
+    names = list(rows[0]) if rows else []
+    return {name: [float(row[name]) if row[name] else None for row in rows] for name in names}
 
 
 def _curves(record: dict[str, Any], where: str) -> dict[str, Array]:

@@ -178,14 +178,17 @@ def to_markdown(table: Table) -> str:
 
 def to_terminal(table: Table) -> RichTable:
     """Return a table for a terminal: words wrap where it is narrow, numbers do not."""
-    caption = Text(table.note) if table.note else None
-    shown = RichTable(title=Text(table.caption, style="italic"), caption=caption)
+    about = [text for text, _ in table.spans if text]
+    title = ", ".join([table.caption, *about]) if len(about) == 1 else table.caption
+    shown = RichTable(
+        title=Text(title, style="italic"), caption=Text(table.note) if table.note else None
+    )
     for column, (above, title) in enumerate(zip(table.over, table.head, strict=True)):
         if column < table.words:
             shown.add_column(Text(title))
         else:
             width = max((len(row[column]) for row in table.rows), default=0)
-            heading = f"{above}\n{title}" if table.spans else title
+            heading = f"{above}\n{title}" if len(about) > 1 else title
             shown.add_column(Text(heading), justify="right", min_width=width)
     for row, cells in enumerate(table.rows):
         looks = [_look(table, row, column) for column in range(len(cells))]

@@ -1,4 +1,4 @@
-// Draws the panels with plotly in the colours of the page, for the K and ψ that the reader chose.
+// Draws the panels with plotly in the colours of the page, for what the reader chose.
 "use strict";
 (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -68,9 +68,9 @@
     }
 
     toggle(button) {
-      const method = button.dataset.name ?? button.dataset.method;
-      const show = this.off.delete(method);
-      if (!show) this.off.add(method);
+      const { name } = button.dataset;
+      const show = this.off.delete(name);
+      if (!show) this.off.add(name);
       button.setAttribute("aria-pressed", show);
       this.panels.forEach((panel) => panel.draw());
     }
@@ -96,7 +96,7 @@
         Object.entries(meta?.when ?? {}).every(([key, value]) => choice[key] === value));
       this.box.hidden = chosen.length === 0;
       if (this.box.hidden) return;
-      const traces = chosen.filter(({ meta }) => !this.figure.off.has(meta?.name ?? meta?.method));
+      const traces = chosen.filter(({ meta }) => !this.figure.off.has(meta?.name));
       this.frames = traces[0]?.meta?.movie ? unpack(traces[0].meta.movie) : null;
       if (this.frames) Object.assign(traces[0], this.frameAt(this.figure.movie.step));
       layout.dragmode = touch ? false : "zoom"; // a finger scrolls the page

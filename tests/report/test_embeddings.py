@@ -6,25 +6,25 @@ import numpy as np
 import pytest
 
 from report import fake
-from tricouple.report import projections
+from tricouple.report import embeddings
+from tricouple.report.draw_plotly import drawing
 from tricouple.report.read import read_study
-from tricouple.report.synthetic.figures import circle, movie
-from tricouple.report.synthetic.figures.scatter import MOST_POINTS, read_pictures
-from tricouple.report.synthetic.groups import group
+from tricouple.report.sweeps import choice
+from tricouple.report.synthetic import main_groups
 
 
 @pytest.fixture
 def picture(tmp_path):
     folder = fake.write_study(tmp_path, [fake.run("iot", 5)], samples=20)
     study = read_study(folder)
-    (found,) = read_pictures(study, group(study.runs))
+    (found,) = embeddings.read_pictures(study, main_groups(study), choice)
     return found
 
 
 def test_the_leading_plane_holds_most_of_the_class_means():
     rng = np.random.default_rng(0)
     means = rng.normal(size=(7, 9))
-    plane = projections.leading_plane(means)
+    plane = embeddings.leading_plane(means)
     np.testing.assert_allclose(plane.T @ plane, np.eye(2), atol=1e-12)
     captured = np.square(means @ plane).sum()
     for _ in range(50):
@@ -35,7 +35,7 @@ def test_the_leading_plane_holds_most_of_the_class_means():
 def test_the_leading_plane_does_not_flip():
     means = np.random.default_rng(1).normal(size=(4, 6))
     np.testing.assert_allclose(
-        projections.leading_plane(means), projections.leading_plane(means[::-1]), atol=1e-12
+        embeddings.leading_plane(means), embeddings.leading_plane(means[::-1]), atol=1e-12
     )
 
 
@@ -43,10 +43,10 @@ def test_tsne_keeps_classes_together_and_repeats_itself():
     rng = np.random.default_rng(0)
     labels = np.arange(60) % 3
     z = np.eye(3)[labels] + 0.05 * rng.normal(size=(60, 3))
-    at = projections.tsne(z)
+    at = embeddings.tsne(z)
     assert at.shape == (60, 2)
     assert np.abs(at).max() == 1
-    np.testing.assert_array_equal(at, projections.tsne(z))
+    np.testing.assert_array_equal(at, embeddings.tsne(z))
     distances = np.linalg.norm(at[:, None] - at, axis=2) + 9 * np.eye(60)
     np.testing.assert_array_equal(labels[distances.argmin(1)], labels)
 
@@ -55,12 +55,12 @@ def test_tsne_keeps_classes_together_and_repeats_itself():
     "z", [np.ones((10, 3)), np.zeros((10, 3)), np.eye(2)], ids=["equal", "zero", "two"]
 )
 def test_tsne_of_nothing_to_tell_apart_is_one_point(z):
-    np.testing.assert_array_equal(projections.tsne(z), np.zeros((len(z), 2)))
+    np.testing.assert_array_equal(embeddings.tsne(z), np.zeros((len(z), 2)))
 
 
 def test_tsne_of_all_but_collapsed_rows_is_finite():
     noise = np.random.default_rng(0).normal(size=(40, 3))
-    at = projections.tsne(1 + 1e-5 * noise)
+    at = embeddings.tsne(1 + 1e-5 * noise)
     assert np.isfinite(at).all()
     assert np.ptp(at) > 0
 
@@ -69,37 +69,35 @@ def test_tsne_looks_at_directions_alone():
     rng = np.random.default_rng(0)
     z = rng.normal(size=(30, 4))
     scaled = z * rng.integers(1, 5, size=(30, 1)) * 2.0
-    np.testing.assert_allclose(projections.tsne(scaled), projections.tsne(z), atol=1e-6)
+    np.testing.assert_allclose(embeddings.tsne(scaled), embeddings.tsne(z), atol=1e-6)
 
 
 def test_pictures_are_unit_vectors_of_the_last_snapshot(picture, tmp_path):
     assert picture.steps == tuple(fake.STEPS)
     np.testing.assert_allclose(np.linalg.norm(picture.embeddings, axis=2), 1, atol=1e-12)
-    assert len(picture.labels) == 20 <= MOST_POINTS
+    assert len(picture.labels) == 20 <= embeddings.MOST_POINTS
 
 
 def test_the_circle_view_has_samples_on_the_circle_and_means_inside(picture):
-    (panel,) = circle.figure((picture,)).panels
-    samples, spokes = panel.drawing.data
+    (panel,) = embeddings.circle_chart([picture]).panels
+    samples, spokes = drawing(panel).data
     np.testing.assert_allclose(np.hypot(samples.x, samples.y), 1, atol=1e-6)
     assert len(spokes.x) == 3 * 5
     assert np.hypot(spokes.x[1::3], spokes.y[1::3]).max() <= 1 + 1e-6
 
 
 def test_frames_of_the_movie_unpack_to_the_projected_embeddings(picture):
-    figure = movie.figure((picture,))
-    assert figure.movie_steps == tuple(fake.STEPS)
-    packed = figure.panels[0].drawing.data[0].meta["movie"]
+    chart = embeddings.movie_chart([picture])
+    assert chart.steps == tuple(fake.STEPS)
+    packed = drawing(chart.panels[0]).data[0].meta["movie"]
     numbers = np.frombuffer(base64.b64decode(packed["points"]), "<i2") / packed["scale"]
     frames = numbers.reshape(len(fake.STEPS), 2, 20)
-    plane = projections.leading_plane(
-        projections.class_means(picture.embeddings[-1], picture.labels)
-    )
+    plane = embeddings.leading_plane(embeddings.class_means(picture.embeddings[-1], picture.labels))
     np.testing.assert_allclose(frames[2].T, picture.embeddings[2] @ plane, atol=1e-4)
 
 
 def test_many_points_and_frames_are_thinned_evenly():
-    chosen = projections.thin(500, MOST_POINTS)
-    assert len(chosen) == MOST_POINTS
+    chosen = embeddings.thin(500, embeddings.MOST_POINTS)
+    assert len(chosen) == embeddings.MOST_POINTS
     assert (chosen[0], chosen[-1]) == (0, 499)
     assert set(np.diff(chosen)) <= {1, 2}

@@ -1,0 +1,302 @@
+"""Pictures of embeddings: t-SNE, the circle view, the movie of a training, a confusion matrix."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+
+from tricouple.report.chart import Array, Chart, Choice, Cloud, Panel
+from tricouple.report.groups import Group
+from tricouple.report.numbers import number
+from tricouple.report.read import Run, Study
+
+Labels = npt.NDArray[np.int64]
+
+# Enough to see classes, few enough for t-SNE in a second and for smooth motion on a phone.
+MOST_POINTS = 300
+MOST_FRAMES = 30
+LEGIBLE = 20  # with more classes than this, names and numbers would overlap
+TSNE = (
+    "Each dot is a sample at the end of training, coloured and shaped by class; one seed. t-SNE "
+    "keeps neighbours together and nothing else: read whether classes are apart, not how far."
+)
+CIRCLE = (
+    "The embeddings seen in the plane of the two leading directions of their class means. Small "
+    "dots: samples, moved out to the unit circle, so that only their direction counts. Spokes: "
+    "class means where they fall in that plane; the closer to the rim, the more of the mean lies "
+    "in it. A full circle has classes pointing every way; one narrow sector is dimensional "
+    "collapse. Many classes cannot be equally far apart in a plane: spokes of different length "
+    "are no fault."
+)
+MOVIE = (
+    "The unit embeddings of one seed, projected on the plane of the two leading directions that "
+    "their class means have at the last step; the circle has radius 1. The plane stays fixed, so "
+    "what moves is the embedding. Move the slider, or press play."
+)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The unit embeddings of one run at several steps: (S,), (S, n, d) and (n,)."""
+
+    group: Group
+    run: Run
+    steps: tuple[int, ...]
+    embeddings: Array
+    labels: Labels
+    when: Choice
+
+    @property
+    def name(self) -> str:
+        """Method, ψ, place and seed in words."""
+        return f"{self.group.full_name}, seed {self.run.config['seed']}"
+
+
+def read_pictures(
+    study: Study, groups: Sequence[Group], choice: Callable[[Group], Choice]
+) -> list[Picture]:
+    """Read the snapshots of the first seed that has some, for every group."""
+    found = []
+    for own in groups:
+        for run in own.shown:
+            snapshot = study.snapshot(run)
+            if snapshot is None:
+                continue
+            # A run that diverged has steps without numbers: nothing to draw there.
+            finite = np.isfinite(snapshot.embeddings).all(axis=(1, 2))
+            if finite.any():
+                chosen = thin(len(snapshot.labels), MOST_POINTS)
+                z = unit(snapshot.embeddings[finite][:, chosen])
+                steps = tuple(int(step) for step in snapshot.steps[finite])
+                labels = snapshot.labels[chosen]
+                found.append(Picture(own, run, steps, z, labels, choice(own)))
+                break
+    return found
+
+
+def tsne_chart(pictures: Sequence[Picture]) -> Chart:
+    """t-SNE of the final embeddings, one small panel for each method."""
+    console = Console(stderr=True)
+    with console.status("t-SNE …") as status:
+
+        def panel(place: int, picture: Picture) -> tuple[Cloud, str]:
+            status.update(f"t-SNE, {place} of {len(pictures)}: {picture.name}")
+            at = tsne(picture.embeddings[-1])
+            distances = np.square(at[:, None] - at).sum(axis=2)
+            np.fill_diagonal(distances, np.inf)
+            pure = (picture.labels[distances.argmin(axis=1)] == picture.labels).mean()
+            words = f"{number(100 * pure)} % of the samples lie nearest to one of their own class"
+            return Cloud(at, picture.labels, when=picture.when), words
+
+        drawn = [panel(place, picture) for place, picture in enumerate(pictures, 1)]
+    panels = _panels(pictures, drawn, "t-SNE", 1.08, circle=False)
+    return Chart("tsne", "The final embeddings, by t-SNE", TSNE, panels, legend=False)
+
+
+def circle_chart(pictures: Sequence[Picture]) -> Chart:
+    """Which ways the classes point, by method."""
+    drawn = []
+    for picture in pictures:
+        z = picture.embeddings[-1]
+        means = class_means(z, picture.labels)
+        plane = leading_plane(means)
+        ends = means @ plane
+        angles = np.sort(np.degrees(np.arctan2(ends[:, 1], ends[:, 0])))
+        gap = float(np.diff(np.append(angles, angles[0] + 360)).max())
+        words = f"class means point over {number(360 - gap)} of 360 degrees"
+        cloud = Cloud(unit(z @ plane), picture.labels, 5, ends, when=picture.when)
+        drawn.append((cloud, words))
+    panels = _panels(pictures, drawn, "Circle view", 1.12)
+    return Chart("circle", "The final embeddings, on a circle", CIRCLE, panels, legend=False)
+
+
+def movie_chart(pictures: Sequence[Picture]) -> Chart:
+    """The same plane at every step, moved through by a slider."""
+    moving = [picture for picture in pictures if len(picture.steps) > 1]
+    drawn = []
+    for picture in moving:
+        plane = leading_plane(class_means(picture.embeddings[-1], picture.labels))
+        frames = thin(len(picture.steps), MOST_FRAMES)
+        at = picture.embeddings[frames] @ plane  # (S, n, 2)
+        lengths = [np.linalg.norm(class_means(at[i], picture.labels), axis=1) for i in (0, -1)]
+        first, last = (number(float(length.mean())) for length in lengths)
+        words = f"class means move from radius {first} to {last}"
+        steps = [picture.steps[frame] for frame in frames]
+        drawn.append((Cloud(at, picture.labels, steps=steps, when=picture.when), words))
+    panels = _panels(moving, drawn, "Over training", 1.08)
+    return Chart("movie", "The embedding during training", MOVIE, panels, legend=False)
+
+
+def _panels(
+    pictures: Sequence[Picture],
+    drawn: Sequence[tuple[Cloud, str]],
+    lead: str,
+    reach: float,
+    *,
+    circle: bool = True,
+) -> list[Panel]:
+    """One for each method; K and ψ are chosen in the page."""
+    by_name: dict[str, list[tuple[Cloud, str]]] = {}
+    for picture, (cloud, words) in zip(pictures, drawn, strict=True):
+        own = by_name.setdefault(picture.group.short_name, [])
+        own.append((cloud, f"{picture.name}: {words}"))
+    return [
+        Panel(
+            name,
+            f"{lead}. {'; '.join(words for _, words in own)}.",
+            [cloud for cloud, _ in own],
+            reach=reach,
+            circle=circle,
+        )
+        for name, own in by_name.items()
+    ]
+
+
+def confusion_png(matrix: npt.ArrayLike, classes: Sequence[str], title: str, path: Path) -> None:
+    """Draw a confusion matrix, each row as shares of its class.
+
+    Args:
+        matrix: Counts, shape (K, K), true classes as rows.
+        classes: Names of the classes.
+        title: What the numbers are of.
+        path: Where to write the PNG.
+    """
+    from matplotlib.figure import Figure
+
+    counts = np.asarray(matrix, dtype=np.float64)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    n = len(classes)
+    figure = Figure(figsize=(7.0, 6.0), layout="constrained")
+    axes = figure.subplots()
+    drawn = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    figure.colorbar(drawn, label="share of the true class")
+    axes.set(title=title, xlabel="predicted", ylabel="true")
+    if n <= LEGIBLE:
+        axes.set_xticks(range(n), classes, rotation=45, ha="right")
+        axes.set_yticks(range(n), classes)
+        for (row, column), share in np.ndenumerate(shares):
+            colour = "white" if share > 0.5 else "black"
+            text = f"{100 * share:.0f}" if share >= 0.005 else ""
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def tsne_png(
+    features: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    classes: Sequence[str],
+    title: str,
+    path: Path,
+    seed: int = 0,
+) -> None:
+    """Draw features in the plane by t-SNE.
+
+    Args:
+        features: Shape (n, d).
+        labels: Class of each sample, shape (n,).
+        classes: Names of the classes.
+        title: What the features are.
+        path: Where to write the PNG.
+        seed: Of the embedding.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    points, codes = tsne(np.asarray(features, dtype=np.float64), seed), np.asarray(labels)
+    figure = Figure(figsize=(7.0, 6.0), layout="constrained")
+    axes = figure.subplots()
+    colours = colormaps["tab20" if len(classes) > 10 else "tab10"]
+    for code in np.unique(codes):
+        x, y = points[codes == code].T
+        axes.scatter(x, y, s=6, color=colours(code % colours.N), label=classes[code])
+    axes.set(title=title, xticks=[], yticks=[])
+    if len(classes) <= LEGIBLE:
+        figure.legend(loc="outside right upper", markerscale=2, fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def unit(embeddings: Array) -> Array:
+    """Scale the last axis to length one; zero vectors stay zero.
+
+    Example:
+        >>> unit(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+        [[0.6, 0.8], [0.0, 0.0]]
+    """
+    lengths = np.linalg.norm(embeddings, axis=-1, keepdims=True)
+    return embeddings / np.where(lengths > 0, lengths, 1.0)
+
+
+def class_means(z: Array, labels: Labels) -> Array:
+    """Mean of each class, (K, d), in the order of the labels.
+
+    Example:
+        >>> class_means(np.array([[0.0], [2.0], [5.0]]), np.array([4, 4, 7])).tolist()
+        [[1.0], [5.0]]
+    """
+    return np.stack([z[labels == label].mean(axis=0) for label in np.unique(labels)])
+
+
+def leading_plane(means: Array) -> Array:
+    """The two leading directions of class means (K, d), as orthonormal columns (d, 2).
+
+    The means are not centred: when all classes point the same way, that way is a leading
+    direction and the picture shows them in one place.
+
+    Example:
+        >>> leading_plane(np.array([[2.0, 0.0, 0.0], [0.0, 0.0, -1.0]])).T.tolist()
+        [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    directions = np.linalg.svd(means)[2][:2]  # (2, d), or (1, d) in one dimension
+    largest = np.abs(directions).argmax(axis=1)
+    # A singular vector is known up to its sign: fix it, so that the page does not flip.
+    signs = np.sign(directions[np.arange(len(directions)), largest])
+    plane = (directions * signs[:, None]).T + 0.0
+    return np.pad(plane, ((0, 0), (0, 2 - plane.shape[1])))
+
+
+def tsne(z: Array, seed: int = 0) -> Array:
+    """Points in the plane, within ±1, that are neighbours where the directions of rows are.
+
+    Args:
+        z: Shape (n, d), normalised here.
+        seed: Equal seeds give equal points.
+
+    Returns:
+        Shape (n, 2); all zero where there is nothing to tell apart.
+
+    Example:
+        >>> tsne(np.eye(12)).shape
+        (12, 2)
+    """
+    # Distances of unit vectors order like their cosines, and are much faster here.
+    z = unit(z)
+    if len(z) < 3 or np.ptp(z, axis=0).max() < 1e-6:
+        return np.zeros((len(z), 2))
+    from sklearn.manifold import TSNE  # seconds to import, and not every page needs it
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    perplexity = min(30.0, (len(z) - 1) / 3)
+    model = TSNE(perplexity=perplexity, init="pca", max_iter=500, random_state=seed, n_jobs=1)
+    # Its sums over threads depend on their number, and their waiting costs more than they gain.
+    with warnings.catch_warnings(), threadpool_limits(1):
+        # Its initial projection divides by the spread, which a nearly collapsed z has not.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        points = np.asarray(model.fit_transform(z), dtype=np.float64)
+    points -= points.mean(axis=0)
+    return points / max(float(np.abs(points).max()), 1e-12)
+
+
+def thin(count: int, limit: int) -> npt.NDArray[np.int64]:
+    """Return at most `limit` positions out of `count`, evenly spread, first and last included.
+
+    Example:
+        >>> thin(9, 3).tolist(), thin(2, 5).tolist()
+        ([0, 4, 8], [0, 1])
+    """
+    return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))

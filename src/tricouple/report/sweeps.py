@@ -1,0 +1,291 @@
+"""Sweeps over one setting: where each method ends, as numbers and as verdicts of the study."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tricouple.names import AXES, LOSSES, QUANTITIES, rank
+from tricouple.report.chart import Axis, Chart, Choice, Grid, Line, Panel
+from tricouple.report.groups import Group, check, group, places_of, steps_of
+from tricouple.report.numbers import number, plain
+from tricouple.report.page import chart_html, paragraph
+from tricouple.report.read import Run, Study, StudyError
+from tricouple.report.tables import Table, to_html
+
+NEEDS = {"method": str, "n_classes": int, "seed": int}
+PREFIX = "maps/"
+SWEPT = ("nc2_deviation", "effective_rank")
+MAPS = (
+    "Final values as one setting is swept and all others stay as they are; means over seeds, bars "
+    "± one standard deviation. Where no run came to its end there is no dot."
+)
+SIGNS = (
+    " The tables give the study's verdict on each setting; a fraction tells how many seeds agree "
+    "where not all do."
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an outcome is shown: its word, a sign that needs no colour, and a hue."""
+
+    word: str
+    sign: str
+    hue: str
+
+
+VERDICTS = {
+    "etf": Verdict("ETF", "★", "blue"),
+    "rich": Verdict("rich", "●", "green"),
+    "reduced": Verdict("reduced", "◐", "purple"),
+    "collapsed": Verdict("collapsed", "▼", "orange"),
+    "diverged": Verdict("diverged", "✕", "vermillion"),
+}
+
+
+def verdict(name: str) -> Verdict:
+    """Return how a verdict is shown; one that is not known here keeps its own word."""
+    return VERDICTS.get(name.lower(), Verdict(name, "■", "grey"))
+
+
+def verdicts(own: Group) -> Counter[str]:
+    """How often the study gave each verdict to these seeds."""
+    return Counter(run.verdict for run in own.runs if run.verdict is not None)
+
+
+def majority(counts: Counter[str]) -> str:
+    """Write the verdict of most seeds, and of how many if they disagree.
+
+    Example:
+        >>> majority(Counter({"etf": 2, "rich": 1})), majority(Counter())
+        ('★ ETF 2/3', '–')
+    """
+    if not counts:
+        return "–"
+    name, count = counts.most_common(1)[0]
+    shown, total = verdict(name), counts.total()
+    return f"{shown.sign} {shown.word}" + ("" if count == total else f" {count}/{total}")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One axis: the name of the setting, its values in order, and each method's group at them."""
+
+    axis: str
+    values: tuple[Any, ...]
+    lines: tuple[dict[Any, Group], ...]
+
+    @property
+    def title(self) -> str:
+        """The setting in words."""
+        return AXES.get(self.axis, self.axis)
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether the values call for a logarithmic axis: positive and 20-fold or more."""
+        numeric = not any(isinstance(value, str) for value in self.values)
+        return numeric and self.values[0] > 0 and self.values[-1] >= 20 * self.values[0]
+
+    def judged(self) -> bool:
+        """Whether the study gave verdicts."""
+        return any(verdicts(own) for line in self.lines for own in line.values())
+
+    def name(self, line: dict[Any, Group], *, short: bool = False) -> str:
+        """What a line is called; its K where there are several."""
+        own = next(iter(line.values()))
+        several = self.axis != "n_classes" and len(places_of(_firsts(self.lines))) > 1
+        return (own.short_name if short else own.name) + (f", {own.place}" if several else "")
+
+
+def _firsts(lines: Sequence[dict[Any, Group]]) -> list[Group]:
+    return [next(iter(line.values())) for line in lines]
+
+
+def choice(own: Group) -> dict[str, str]:
+    """The choices under which a group is shown; a loss without ψ is shown for every ψ."""
+    shaping = own.config.get("shaping")
+    when = {"n_classes": str(own.config["n_classes"])}
+    return when if shaping is None else when | {"shaping": shaping}
+
+
+def classes_of(config: dict[str, Any]) -> int:
+    """K."""
+    return int(config["n_classes"])
+
+
+def read_sweeps(study: Study) -> tuple[Sweep, ...]:
+    """Gather the runs of every "maps/<axis>" part."""
+    parts = dict.fromkeys(run.part for run in study.runs if run.part.startswith(PREFIX))
+    return tuple(_sweep(part.removeprefix(PREFIX), study.part(part)) for part in parts)
+
+
+def _sweep(axis: str, runs: Sequence[Run]) -> Sweep:
+    for run in runs:
+        check(run, NEEDS)
+        if not isinstance(run.config.get(axis), int | float | str):
+            raise StudyError(
+                f"runs.jsonl, line {run.line}: run {run.id} is part of {PREFIX}{axis}, "
+                f"but its config gives {axis} as {run.config.get(axis)!r}"
+            )
+    # c follows from the setting that is swept, or is a setting of its own.
+    swept = {axis, "sharpness"} if axis in ("epsilon", "temperature") else {axis}
+    rest = {run.id: {k: v for k, v in run.config.items() if k not in swept} for run in runs}
+    fixed = [replace(run, config=rest[run.id] | {"n_classes": run.config["n_classes"]})
+             for run in runs]  # fmt: skip
+    value = {run.id: run.config[axis] for run in runs}
+    order = sorted(set(value.values()), key=lambda v: (isinstance(v, str), v))
+
+    def place(config: dict[str, Any]) -> str:
+        return "" if axis == "n_classes" else f"K = {config['n_classes']}"
+
+    lines: dict[str, dict[Any, Group]] = {}
+    for v in order:
+        here = [run for run in fixed if value[run.id] == v]
+        for own in group(here, NEEDS, place, lambda c: 0 if axis == "n_classes" else classes_of(c)):
+            key = {k: x for k, x in rest[own.runs[0].id].items() if k != "seed"}
+            lines.setdefault(json.dumps(key, sort_keys=True, default=str), {})[v] = own
+    by_name = sorted(lines.values(), key=lambda line: _line_order(next(iter(line.values())), axis))
+    return Sweep(axis, tuple(order), tuple(by_name))
+
+
+def _line_order(own: Group, axis: str) -> tuple[Any, ...]:
+    shaped = own.config.get("shaping") not in (None, "linear")
+    return (axis != "n_classes" and own.config["n_classes"], shaped, rank(own.loss, LOSSES))
+
+
+def sweep_chart(sweep: Sweep) -> Chart:
+    """How near the ETF and how rich each method ends as one setting is swept."""
+    classes = places_of(_firsts(sweep.lines))
+    setting = f" {classes[0]}." if len(classes) == 1 and classes[0] else ""
+    steps = steps_of(own for line in sweep.lines for own in line.values())
+    caption = f"Final values over {sweep.title} after {steps}.{setting}"
+    rows = [
+        (sweep.name(line), plain(value), *(number(own.last(name).mean) for name in SWEPT),
+         f"{len(own.finished)} of {len(own.runs)}")
+        for line in sweep.lines
+        for value, own in line.items()
+    ]  # fmt: skip
+    head = ("method", sweep.title, *(QUANTITIES[name] for name in SWEPT), "seeds finished")
+    numbers = Table(f"Final values over {sweep.title}", head, rows)
+    panels = [_sweep_panel(sweep, name) for name in SWEPT]
+    return Chart(f"map-{sweep.axis}", f"Along {sweep.title}", caption, panels, [numbers])
+
+
+def _sweep_panel(sweep: Sweep, name: str) -> Panel:
+    lines, words = [], []
+    for line in sweep.lines:
+        seen = {v: m for v, own in line.items() if math.isfinite((m := own.last(name)).mean)}
+        if not seen:
+            continue
+        first = next(iter(line.values()))
+        spread = [value.spread for value in seen.values()]
+        means = [value.mean for value in seen.values()]
+        short, when = sweep.name(line, short=True), _when(first, sweep)
+        lines.append(Line(short, list(seen), means, first.style, bars=spread, when=when))
+        ends = [f"{number(m.mean)} at {plain(v)}" for v, m in seen.items()]
+        words.append(f"{sweep.name(line)} from {ends[0]} to {ends[-1]}")
+    few = len(sweep.values) <= 8 or any(isinstance(value, str) for value in sweep.values)
+    return Panel(
+        QUANTITIES[name],
+        f"{QUANTITIES[name]} over {sweep.title}. {'; '.join(words)}.",
+        lines,
+        # The values that were measured, and no others.
+        x=Axis(sweep.title, log=sweep.logarithmic, ticks=sweep.values if few else ()),
+        y=Axis(log=name == "nc2_deviation"),
+    )
+
+
+def _when(own: Group, sweep: Sweep) -> Choice:
+    """A choice hides a line only if the sweep offers another one instead."""
+    firsts = _firsts(sweep.lines)
+    several = {
+        "n_classes": sweep.axis != "n_classes" and len(places_of(firsts)) > 1,
+        "shaping": len({g.config.get("shaping") for g in firsts} - {None}) > 1,
+    }
+    return {key: value for key, value in choice(own).items() if several[key]}
+
+
+def verdict_table(sweep: Sweep) -> Table:
+    """The strip of verdicts, a row for each method, a column for each value."""
+    rows, kinds = [], {}
+    for row, line in enumerate(sweep.lines):
+        counts = [verdicts(line[v]) if v in line else Counter() for v in sweep.values]
+        rows.append((sweep.name(line), *map(majority, counts)))
+        for column, cell in enumerate(counts, 1):
+            if cell:
+                kinds[row, column] = f"verdict {verdict(cell.most_common(1)[0][0]).hue}"
+    head = (sweep.title, *map(plain, sweep.values))
+    return Table(f"Outcomes over {head[0]}", head, rows, kinds=kinds)
+
+
+def map_chart(swept: Sequence[Sweep]) -> Chart:
+    """How far from the ETF each method ends over every swept setting, with the verdicts."""
+    values = {
+        sweep.axis: np.array([
+            [line[v].last("nc2_deviation").mean if v in line else math.nan for v in sweep.values]
+            for line in sweep.lines
+        ])
+        for sweep in swept
+    }  # fmt: skip
+    seen = [v for grid in values.values() for v in grid.flat if math.isfinite(v) and v > 0]
+    limits = (min(seen), max(seen)) if seen else (0.1, 1.0)
+    panels = [
+        Panel(
+            sweep.title,
+            f"{QUANTITIES['nc2_deviation']} over {sweep.title}.",
+            [
+                Grid(
+                    values[sweep.axis],
+                    limits,
+                    [sweep.name(line) for line in sweep.lines],
+                    list(map(plain, sweep.values)),
+                    log=True,
+                    texts=[[_sign(line.get(v)) for v in sweep.values] for line in sweep.lines],
+                    unit=QUANTITIES["nc2_deviation"],
+                )
+            ],
+        )
+        for sweep in swept
+    ]
+    judged = any(sweep.judged() for sweep in swept)
+    signs = "      ".join(f"{known.sign} {known.word}" for known in VERDICTS.values())
+    return Chart("map", "Where each method ends up", signs if judged else "", panels)
+
+
+def _sign(own: Group | None) -> str:
+    common = verdicts(own).most_common(1) if own else []
+    return verdict(common[0][0]).sign if common else ""
+
+
+def sweeps_html(swept: Sequence[Sweep]) -> str:
+    """Return a chart, and a strip of verdicts if there are some, for each swept setting."""
+    parts = [paragraph(MAPS + (SIGNS if any(sweep.judged() for sweep in swept) else ""))]
+    for sweep in swept:
+        chart = sweep_chart(sweep)
+        strip = to_html(verdict_table(sweep)) if sweep.judged() else ""
+        parts.append(f"<h3>{chart.title}</h3>\n{chart_html(chart)}\n{strip}")
+    return "\n".join(parts)
+
+
+def sweeps_sentence(swept: Sequence[Sweep]) -> Iterator[str]:
+    """How often each method got each verdict over all swept settings."""
+    counts: dict[str, Counter[str]] = {}
+    for sweep in swept:
+        for line in sweep.lines:
+            for own in line.values():
+                counts.setdefault(sweep.name(line), Counter()).update(verdicts(own))
+    parts = [
+        f"{name}: " + ", ".join(f"{verdict(v).word} {n}" for v, n in count.most_common())
+        for name, count in counts.items()
+        if count
+    ]
+    if parts:
+        settings = f"{len(swept)} swept setting{'s'[: len(swept) != 1]}"
+        yield f"Outcomes of runs over {settings}: {'; '.join(parts)}."

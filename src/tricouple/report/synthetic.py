@@ -1,0 +1,298 @@
+"""A synthetic study: the collapse of classes in training, spectra, claims, swept settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from operator import neg, pos
+
+import numpy as np
+
+from tricouple.names import QUANTITIES, SHAPINGS
+from tricouple.report import embeddings
+from tricouple.report.chart import Axis, Chart, Line, Panel
+from tricouple.report.claims import Finding, check_claims, claims_html, claims_sentence, final
+from tricouple.report.curves import during_training
+from tricouple.report.draw_matplotlib import png
+from tricouple.report.groups import (
+    MAIN,
+    Curve,
+    Group,
+    at,
+    gaps,
+    group,
+    places_of,
+    steps_of,
+)
+from tricouple.report.numbers import listing, mean_std, number
+from tricouple.report.page import Article, Choices, Section, chart_html, items, paragraph
+from tricouple.report.read import Study
+from tricouple.report.sentences import LEVEL, best, one_seed
+from tricouple.report.sweeps import (
+    NEEDS,
+    VERDICTS,
+    Sweep,
+    choice,
+    classes_of,
+    majority,
+    map_chart,
+    read_sweeps,
+    sweeps_html,
+    sweeps_sentence,
+    verdict,
+    verdicts,
+)
+from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown
+
+TITLE = "Synthetic study"
+LEAD = (
+    "Encoders trained on a mixture of Gaussians, with each loss under the same conditions. The "
+    "question is the paper's: do negatives make the classes collapse to the simplex ETF, K "
+    "directions as far apart as can be, while losses without them collapse into few dimensions?"
+)
+PANELS = ("nc1", "nc2_std", "nc2_deviation", "effective_rank")
+CURVES = (
+    "Lines are means over seeds, bands ± one standard deviation (cut at the smallest seed). Both "
+    "forms of NC2 are zero at the simplex ETF, NC1 is zero when every class has shrunk to a point. "
+    "The effective rank counts the directions that the embeddings use: K − 1 for a perfect ETF."
+)
+SPECTRA = (
+    "Eigenvalues of the covariance of the centred class means, sorted, each over the largest one; "
+    "means over seeds with a band of ± one standard deviation. A flat line is a simplex ETF: all "
+    "K − 1 directions used alike. A steep fall is dimensional collapse."
+)
+FINALS = (
+    "c is the sharpness 1/(τε), 1/τ for InfoNCE. Bold: best of its column (lowest NC1 and NC2, "
+    "highest α, directions and k-NN accuracy, β nearest to its target). An effective rank has no "
+    "best: noise raises it too."
+)
+FLOOR = 1e-6  # of the largest eigenvalue; how empty an empty direction is says nothing
+
+
+def article(study: Study) -> Article:
+    """Return everything the page says about one study."""
+    groups = main_groups(study)
+    swept = read_sweeps(study)
+    findings = check_claims(groups)
+    pictures = embeddings.read_pictures(study, groups, choice)
+    missing = gaps(study, groups, everywhere=True)
+    charts = [
+        curves_chart(groups),
+        spectra_chart(groups),
+        embeddings.tsne_chart(pictures),
+        embeddings.circle_chart(pictures),
+        embeddings.movie_chart(pictures),
+    ]
+    sections = [Section(c.id, c.title, chart_html(c)) for c in charts if c.panels]
+    # The numbers come right after the figures that they summarise.
+    if any(own.finished for own in groups):
+        finals = "\n".join(map(to_html, finals_tables(groups)))
+        sections[2:2] = [
+            Section("finals", "Final figures", finals + paragraph(FINALS, "quiet")),
+            Section("claims", "The paper's claims", claims_html(findings)),
+        ]
+    if swept:
+        sections.append(Section("maps", "Where each method ends up", sweeps_html(swept)))
+    if study.verdicts:
+        told = [f"{verdict(v).sign} {verdict(v).word}: {t}." for v, t in study.verdicts.items()]
+        sections.append(Section("verdicts", "What the verdicts mean", items(told)))
+    absent = [*missing, *(_left_out(study, swept) if study.runs else ())]
+    if absent:
+        sections.append(Section("missing", "What is missing", items(absent)))
+    found = headline(groups, findings, swept)
+    classes = sorted({own.config["n_classes"] for own in groups})
+    used = {own.config.get("shaping") for own in groups}
+    return Article(
+        title=f"{TITLE}: {study.name}",
+        lead=LEAD,
+        sections=sections,
+        found=found or ["No run of the main part has finished: nothing can be said yet."],
+        missing=missing,
+        choices=(
+            Choices("n_classes", "Classes K", {str(k): str(k) for k in classes}),
+            Choices("shaping", "Cost ψ", {k: v for k, v in SHAPINGS.items() if k in used}),
+        ),
+    )
+
+
+def files(study: Study) -> dict[str, bytes | None]:
+    """What the documentation shows: pictures of linear ψ (and losses without ψ), and the table."""
+    groups = main_groups(study)
+    usual = {"shaping": "linear", "n_classes": str(groups[0].config["n_classes"])} if groups else {}
+    curves = curves_chart(groups).chosen(usual)
+    first = replace(curves, panels=[
+        replace(panel, y=replace(panel.y, title=f"K = {usual['n_classes']}" if not place else ""))
+        for place, panel in enumerate(curves.panels[:3])
+    ])  # fmt: skip
+    spectra = spectra_chart(groups).chosen({"shaping": "linear"})
+    grid = map_chart(read_sweeps(study))
+    table = "\n".join([*map(to_markdown, finals_tables(groups)), FINALS, ""])
+    return {
+        "synthetic-curves.png": png(first) if first.panels else None,
+        "synthetic-spectra.png": png(spectra) if spectra.panels else None,
+        "synthetic-map.png": png(grid, columns=2, height=1.9) if grid.panels else None,
+        "synthetic-table.md": table.encode() if groups else None,
+    }
+
+
+def main_groups(study: Study) -> tuple[Group, ...]:
+    """The comparison of all methods at each K."""
+    return group(study.part(MAIN), NEEDS, lambda c: f"K = {c['n_classes']}", classes_of)
+
+
+def curves_chart(groups: Sequence[Group]) -> Chart:
+    """Neural collapse over training; K and ψ are chosen in the page."""
+    rows = [
+        (str(own.config["n_classes"]), own.name, own.c,
+         *(f"{mean_std(own.first(n))} → {mean_std(own.last(n))}" for n in PANELS))
+        for own in groups
+        if own.finished
+    ]  # fmt: skip
+    head = ("K", "method", "c", *(QUANTITIES[name] for name in PANELS))
+    caption = f"First and last recorded values, finished runs, {steps_of(groups)}"
+    panels = during_training(groups, PANELS, log=PANELS[:3], when=choice)
+    numbers = [Table(caption, head, rows, words=2)] if panels else []
+    return Chart("curves", "Neural collapse during training", CURVES, panels, numbers)
+
+
+def spectrum(own: Group) -> Curve:
+    """Eigenvalues over the largest one, by position from 1."""
+    spectra = [run.spectrum for run in own.shown if len(run.spectrum)]
+    length = max((len(values) for values in spectra), default=0)
+    rows = [
+        np.pad(values / values[0] if values[0] > 0 else 0 * values, (0, length - len(values)),
+               constant_values=np.nan)
+        for values in spectra
+    ]  # fmt: skip
+    return Curve.over(np.arange(1.0, length + 1), np.array(rows).reshape(len(spectra), length))
+
+
+def spectra_chart(groups: Sequence[Group]) -> Chart:
+    """Spectra of the class-mean covariance at the end, one panel for each K."""
+    measured = [own for own in groups if any(len(run.spectrum) for run in own.shown)]
+    panels, rows = [], []
+    for place in places_of(measured):
+        lines, ends, lowest = [], [], 1.0
+        for own in at(measured, place):
+            curve, several = spectrum(own), len(own.shown) > 1
+            when = {key: value for key, value in choice(own).items() if key == "shaping"}
+            low, high = (curve.low, curve.high) if several else (None, None)
+            lines.append(Line(own.short_name, curve.x, curve.mean, own.style, low, high, when=when))
+            ends.append(f"{own.name}: smallest eigenvalue {number(curve.end)} of the largest")
+            lowest = min([lowest, *curve.low[curve.low > 0]])
+            rows.append((
+                str(own.config["n_classes"]), own.name, own.c,
+                f"{mean_std(final(own, 'directions'))} of {own.config['n_classes'] - 1}",
+                number(float(np.median(curve.mean))), number(curve.end),
+            ))  # fmt: skip
+        # Never less than a decade: a flat spectrum should look flat.
+        bottom = min(max(lowest, FLOOR), 0.1) / 1.25
+        panels.append(
+            Panel(
+                place,
+                f"Class-mean spectra at {place}. {'; '.join(ends)}.",
+                lines,
+                x=Axis("eigenvalue, from the largest", whole=True),
+                y=Axis("share of the largest", log=True, limits=(bottom, 1.25)),
+            )
+        )
+    head = ("K", "method", "c", "directions filled", "median share", "smallest share")
+    caption = f"What the spectra come down to after {steps_of(measured)}"
+    numbers = [Table(caption, head, rows, words=2)] if rows else []
+    return Chart("spectra", "Spectrum of the class means", SPECTRA, panels, numbers)
+
+
+def finals_tables(groups: Sequence[Group]) -> list[Table]:
+    """Final figures, mean ± std over seeds, beside the target of the theory; one for each K."""
+    return [_finals(at(groups, place)) for place in places_of(groups)]
+
+
+def _finals(groups: list[Group]) -> Table:
+    n_classes = groups[0].config["n_classes"]
+    beta = -1 / (n_classes - 1)
+    shown: dict[str, tuple[str, Callable[[float], float] | None]] = {
+        "NC1": ("nc1", pos),
+        "NC2 std": ("nc2_std", pos),
+        "NC2 deviation": ("nc2_deviation", pos),
+        "α": ("alpha", neg),
+        "β": ("beta", lambda value: abs(value - beta)),
+        "directions": ("directions", neg),
+        "k-NN": ("knn", neg),
+        "effective rank": ("effective_rank", None),
+    }
+    columns = [
+        Column(title, [final(own, name) for own in groups], badness)
+        for title, (name, badness) in shown.items()
+    ]
+    steps = steps_of(groups)
+    caption = f"Final figures at K = {n_classes} after {steps}, mean ± std over seeds"
+    names = [(own.name, own.c) for own in groups]
+    table = measured_table(caption, ("method", "c"), names, columns)
+    top = number(n_classes - 1.0)
+    target = ("simplex ETF (target)", "", "0", "0", "0", "1", number(beta), top, "–", top, "", "")
+    rows = [
+        (*row, majority(verdicts(own)), _seeds(own))
+        for row, own in zip(table.rows, groups, strict=True)
+    ]
+    return replace(table, head=(*table.head, "verdict", "seeds"), rows=(*rows, target))
+
+
+def _seeds(own: Group) -> str:
+    """How many seeds finished, and what became of the others."""
+    others = [
+        f"{count} {status}"
+        for status in ("diverged", "partial")
+        if (count := sum(run.status == status for run in own.runs))
+    ]
+    return f"{len(own.finished)}" + (f" ({', '.join(others)})" if others else "")
+
+
+def _left_out(study: Study, swept: Sequence[Sweep]) -> Iterator[str]:
+    """Which parts of the page the study never meant to fill."""
+    if not (study.folder / "snapshots").is_dir():
+        yield "There are no snapshots: no pictures of the embeddings."
+    if not swept:
+        yield "No setting was swept: no maps."
+
+
+def headline(
+    groups: Sequence[Group], findings: Sequence[Finding], swept: Sequence[Sweep]
+) -> list[str]:
+    """What was found; nothing if no run has finished."""
+    usual = [g for g in groups if g.config.get("shaping") in (None, "linear") and g.finished]
+    leads = {
+        "nc2_deviation": ("Closest to the simplex ETF (NC2 deviation)", True),
+        "nc1": ("Tightest classes (NC1)", True),
+        "directions": ("Richest class means (directions filled, of K − 1)", False),
+    }
+    compared: list[str] = []
+    for name, (lead, less) in leads.items():
+        values = {p: {g.name: final(g, name) for g in at(usual, p)} for p in places_of(usual)}
+        compared += best(lead, values, mean_std, less=less)
+    return [
+        *_outcomes(usual),
+        *compared,
+        *([LEVEL] if compared else []),
+        *claims_sentence(findings),
+        *sweeps_sentence(swept),
+        *one_seed(usual),
+    ]
+
+
+def _outcomes(groups: Sequence[Group]) -> Iterator[str]:
+    """Which methods got which verdict; values of K with the same answer share a clause."""
+    clauses: dict[str, list[str]] = {}
+    for place in places_of(groups):
+        names: dict[str, list[str]] = {}
+        for own in at(groups, place):
+            for name, count in verdicts(own).most_common(1):
+                total = verdicts(own).total()
+                several = "" if count == total else f" ({count} of {total} seeds)"
+                names.setdefault(name, []).append(own.short_name + several)
+        order = sorted(names, key=lambda name: [*VERDICTS, name].index(name))
+        text = "; ".join(f"{verdict(name).word}: {listing(names[name])}" for name in order)
+        if text:
+            clauses.setdefault(text, []).append(str(at(groups, place)[0].config["n_classes"]))
+    if clauses:
+        parts = [f"{text} (K = {listing(classes)})" for text, classes in clauses.items()]
+        yield f"The study's verdicts: {'. '.join(parts)}."

@@ -1,1 +1,0 @@
-"""What the page and the README show of a synthetic study: runs on mixtures of Gaussians."""

@@ -1,0 +1,409 @@
+"""Image encoders: the paper's tables beside ours, accuracy over the sharpness, curves, geometry."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import groupby
+from operator import neg
+from typing import Any
+
+from rich.table import Table as RichTable
+
+from tricouple.names import (
+    BACKBONES,
+    DATA,
+    FEATURES,
+    LOSSES,
+    MEASURES,
+    QUANTITIES,
+    SETTINGS,
+    loss_name,
+    rank,
+)
+from tricouple.report.chart import Chart
+from tricouple.report.curves import (
+    OverSharpness,
+    during_training,
+    over_sharpness,
+    sharpness_panels,
+    sharpness_table,
+)
+from tricouple.report.draw_matplotlib import png
+from tricouple.report.groups import (
+    FINAL,
+    MAIN,
+    SHARPNESS,
+    Group,
+    at,
+    gaps,
+    group,
+    places_of,
+    steps_of,
+)
+from tricouple.report.numbers import MeanStd, listing, number, percent, plain
+from tricouple.report.page import Article, Choices, Section, asset, chart_html, items, paragraph
+from tricouple.report.read import Study
+from tricouple.report.sentences import LEVEL, best, one_seed
+from tricouple.report.tables import (
+    Column,
+    Table,
+    best_rows,
+    measured_table,
+    to_html,
+    to_markdown,
+    to_terminal,
+)
+
+TITLE = "Vision study"
+NEEDS = {"setting": str, "data": str, "backbone": str, "loss": str, "seed": int}
+LEAD = (
+    "Image encoders trained with contrastive losses, with labels (SCL: positives share a class) "
+    "and without (UCL: positives are two views of an image), then frozen and judged by a linear "
+    "probe and by k nearest neighbours."
+)
+NOTE = (
+    "Mean ± std over seeds, the best mean of a column in bold; c is the sharpness 1/(τε), 1/ε for "
+    "IOT, 1/τ for InfoNCE and InvaSpread. Beside it the paper's number for the same data set, "
+    "setting, backbone and loss, over four seeds. The paper does not say whether it measures "
+    "features before or embeddings after the projection: it stands beside both."
+)
+OVER_C = (
+    "Accuracy against the sharpness c = 1/(τε) (1/ε for IOT, 1/τ for InfoNCE and InvaSpread), at "
+    "the same budget for every loss. A ring marks the paper's setting: τ = ε = 0.1, that is "
+    "c = 100 for its own two losses and c = 10 for the others."
+)
+DURING = (
+    "Over the epochs, means over seeds with a band of ± one standard deviation. All but the loss "
+    "are of the embeddings of held-out images. Losses are on scales of their own: compare the "
+    "shapes, not the heights. NC2 is zero at the simplex ETF; the effective rank counts directions."
+)
+CURVES = ("loss", "nc1", "nc2_deviation", "effective_rank", "alpha", "beta")
+GEOMETRY = {
+    "nc1": "NC1",
+    "nc2_std": "NC2 std",
+    "nc2_deviation": "NC2 deviation",
+    "effective_rank": "effective rank",
+    "alpha": "α",
+    "beta": "β",
+}
+CHOSEN_BY = "penultimate/knn"  # what the sharpness is chosen by
+# What the reader can choose to see: key of the metrics → words.
+ACCURACIES = {
+    f"{features}/{measure}": f"{MEASURES[measure]}, {FEATURES[features]}"
+    for features in FEATURES
+    for measure in ("knn", "linear")
+}
+
+NOTHING = MeanStd(math.nan, math.nan, 0)
+
+# The paper's budget.
+SEEDS = 4
+EPOCHS = {"mnist": 100, "svhn": 100, "cifar10": 400, "cifar100": 400, "tiny_imagenet": 400}
+IMAGES = {
+    "mnist": 60000, "svhn": 73257, "cifar10": 50000, "cifar100": 50000, "tiny_imagenet": 100000,
+}  # fmt: skip
+
+
+def article(study: Study) -> Article:
+    """Return everything the page says about one study."""
+    groups = final_groups(study)
+    lines = sharpness_lines(study)
+    missing = missing_from(study, groups)
+    sections = []
+    tables = [table for features in FEATURES for table in accuracy_tables(groups, features)]
+    if tables:
+        parts = [*map(to_html, tables), paragraph(NOTE, "quiet"), to_html(chosen_table(groups))]
+        sections.append(Section("results", "Accuracy, beside the paper's", "\n".join(parts)))
+    charts = [sharpness_chart(lines), curves_chart(groups)]
+    sections += [Section(c.id, c.title, chart_html(c)) for c in charts if c.panels]
+    geometry = [to_html(_geometry(at(groups, p))) for p in places_of(_done(groups))]
+    if geometry:
+        sections.append(Section("geometry", "Geometry of the embeddings", "\n".join(geometry)))
+    if missing:
+        sections.append(Section("missing", "What is missing", items(missing)))
+    over_c, during = (bool(chart.panels) for chart in charts)
+    return Article(
+        title=f"{TITLE}: {study.name}",
+        lead=LEAD,
+        sections=sections,
+        found=headline(groups, lines) or ["No run has finished: nothing can be said yet."],
+        missing=missing,
+        choices=(
+            Choices("measure", "Accuracy", ACCURACIES if over_c else {}),
+            Choices("block", "Curves of", {p: p for p in places_of(groups)} if during else {}),
+        ),
+    )
+
+
+def files(study: Study) -> dict[str, bytes | None]:
+    """What the documentation shows: k-NN accuracy over c, and the tables."""
+    chart = sharpness_chart(sharpness_lines(study)).chosen({"measure": CHOSEN_BY})
+    groups = final_groups(study)
+    tables = [to_markdown(t) for f in FEATURES for t in accuracy_tables(groups, f, brackets=True)]
+    notes = [NOTE.replace("Beside it the", "In brackets the"), *notes_on(study, groups)]
+    return {
+        "vision-sharpness.png": png(chart, columns=2, height=2.8) if chart.panels else None,
+        "vision-table.md": "\n".join([*tables, " ".join(notes), ""]).encode() if tables else None,
+    }
+
+
+def terminal(study: Study) -> list[RichTable | str]:
+    """The tables for a terminal: one for each setting, data set and kind of features."""
+    groups = final_groups(study)
+    data = dict.fromkeys((g.config["setting"], g.config["data"]) for g in _done(groups))
+    tables = [
+        to_terminal(table)
+        for where in data
+        for features in FEATURES
+        for table in accuracy_tables(
+            [g for g in groups if (g.config["setting"], g.config["data"]) == where], features
+        )
+    ]
+    return [*tables, *notes_on(study, groups)]
+
+
+def notes_on(study: Study, groups: Sequence[Group]) -> list[str]:
+    """What tables of numbers should not be read without."""
+    return [*budget(groups), *missing_from(study, groups)[:1]]
+
+
+def final_groups(study: Study) -> tuple[Group, ...]:
+    """The runs that the tables are about."""
+    return group([*study.part(FINAL), *study.part(MAIN)], NEEDS, _block, _order)
+
+
+def sharpness_lines(study: Study) -> tuple[OverSharpness, ...]:
+    """Every loss over c."""
+    runs = study.part(SHARPNESS) or study.part(MAIN) or study.part(FINAL)
+    return over_sharpness(group(runs, NEEDS, _block, _order), CHOSEN_BY)
+
+
+def missing_from(study: Study, groups: Sequence[Group]) -> list[str]:
+    """What is not there, and why."""
+    names = [run.id for run in study.runs if run.status == "done" and not run.metrics]
+    lacking = [f"No accuracy, for lack of labelled images: {listing(names)}."] if names else []
+    return [*gaps(study, groups), *lacking]
+
+
+def _block(config: dict[str, Any]) -> str:
+    """What losses are compared on: a column of the paper's tables."""
+    return f"{_column(config)}, {SETTINGS.get(config['setting'], config['setting'])}"
+
+
+def _column(config: dict[str, Any]) -> str:
+    data, backbone = config["data"], config["backbone"]
+    return f"{DATA.get(data, data)}, {BACKBONES.get(backbone, backbone)}"
+
+
+def _order(config: dict[str, Any]) -> tuple[object, ...]:
+    """As in the paper: SCL before UCL, MNIST first, small backbones first."""
+    tables = {"setting": SETTINGS, "data": DATA, "backbone": BACKBONES}
+    return tuple(rank(config[key], table) for key, table in tables.items())
+
+
+def _done(groups: Sequence[Group]) -> list[Group]:
+    return [own for own in groups if own.finished]
+
+
+def images(own: Group) -> int | None:
+    """How many images a group was trained on; None for all of its data set."""
+    counted = own.metric("images").mean
+    if math.isfinite(counted):
+        return int(counted)
+    size = own.config.get("train_size")
+    return None if size is None else int(size) - int(own.config.get("validation_size") or 0)
+
+
+def papers_accuracy(config: dict[str, Any], measure: str) -> MeanStd | None:
+    """The paper's accuracy in per cent; None where it has no such number.
+
+    Args:
+        config: Setting, data set, backbone and loss.
+        measure: ``linear`` or ``knn``.
+
+    Example:
+        >>> config = dict(setting="scl", data="mnist", backbone="resnet18", loss="neg_mmiot")
+        >>> papers_accuracy(config, "linear")
+        MeanStd(mean=99.21, std=0.09, count=4)
+    """
+    row = _paper().get(tuple(config[key] for key in ("setting", "data", "backbone", "loss")))
+    if row is None:
+        return None
+    return MeanStd(float(row[measure]), float(row[f"{measure}_std"]), SEEDS)
+
+
+@cache
+def _paper() -> dict[tuple[str, ...], dict[str, str]]:
+    rows = csv.DictReader(asset("paper_vision.csv").splitlines())
+    return {(row["setting"], row["data"], row["backbone"], row["loss"]): row for row in rows}
+
+
+def accuracy_tables(
+    groups: Sequence[Group], features: str, *, brackets: bool = False
+) -> list[Table]:
+    """The paper's tables, one for each setting; only what has finished is in them.
+
+    Args:
+        groups: The final runs.
+        features: Which were measured: ``penultimate`` or ``embedding``.
+        brackets: Whether the paper's means stand in brackets, not in columns of their own.
+    """
+    done = _done(groups)
+    settings = dict.fromkeys(own.config["setting"] for own in done)
+    return [
+        _accuracies([g for g in done if g.config["setting"] == s], s, features, brackets=brackets)
+        for s in settings
+    ]
+
+
+def _accuracies(groups: list[Group], setting: str, features: str, *, brackets: bool) -> Table:
+    """A row for each loss; for each data set and backbone its c, both accuracies, the paper's."""
+    rows = dict.fromkeys(own.name for own in sorted(groups, key=lambda g: rank(g.loss, LOSSES)))
+    columns: list[tuple[str, str, list[str], list[int]]] = []  # above, title, cells, bold rows
+    for place in places_of(groups):
+        mine = {own.name: own for own in at(groups, place)}
+        own = [mine.get(name) for name in rows]
+        above = f"{_column(next(iter(mine.values())).config)}, {steps_of(mine.values())}"
+        columns.append((above, "c", ["–" if g is None else g.c for g in own], []))
+        for measure, title in MEASURES.items():
+            key = f"{features}/{measure}"
+            ours = Column(title, [g.percent(key) if g else NOTHING for g in own], neg, percent)
+            papers = [papers_accuracy(g.config, measure) if g else None for g in own]
+            cells = [percent(value) for value in ours.values]
+            best_here = best_rows(ours)
+            if brackets:
+                bold = [f"**{c}**" if row in best_here else c for row, c in enumerate(cells)]
+                beside = [f" ({p.mean:.2f})" if p else "" for p in papers]
+                cells = [cell + paper for cell, paper in zip(bold, beside, strict=True)]
+                best_here = []
+            columns.append((above, title, cells, best_here))
+            if any(papers) and not brackets:
+                beside = [percent(paper) if paper else "–" for paper in papers]
+                columns.append((above, "paper", beside, []))
+    spans = [(above, len(list(same))) for above, same in groupby(columns, key=lambda c: c[0])]
+    words = SETTINGS.get(setting, setting)
+    return Table(
+        f"{words}: accuracy on the {FEATURES[features]}, %, mean ± std over seeds",
+        ("loss", *(title for _, title, _, _ in columns)),
+        [(name, *(cells[row] for _, _, cells, _ in columns)) for row, name in enumerate(rows)],
+        bold={(row, place) for place, (*_, bold) in enumerate(columns, 1) for row in bold},
+        spans=(("", 1), *spans),
+    )
+
+
+def chosen_table(groups: Sequence[Group]) -> Table:
+    """The sharpness, the learning rate and the budget of every row of the tables."""
+    head = ("loss", "compared on", "c", "learning rate", "epochs", "steps", "images", "seeds")
+    rows = [
+        (
+            loss_name(own.loss),
+            own.place,
+            own.c,
+            *(plain(own.config.get(key)) for key in ("learning_rate", "epochs")),
+            steps_of([own]).removesuffix(" steps"),
+            plain(images(own) or "all"),
+            ", ".join(map(str, own.seeds)),
+        )
+        for own in _done(groups)
+    ]
+    return Table("Settings of the runs in the tables", head, rows, words=2)
+
+
+def _geometry(groups: list[Group]) -> Table:
+    """NC1, NC2, effective rank, α and β of the embeddings at the end."""
+    own = _done(groups)
+    columns = [
+        Column(title, [g.metric(f"embedding/{key}") for g in own])
+        for key, title in GEOMETRY.items()
+    ]
+    caption = f"{own[0].place}, {steps_of(own)}"
+    return measured_table(caption, ("loss", "c"), [(g.name, g.c) for g in own], columns)
+
+
+def sharpness_chart(lines: Sequence[OverSharpness]) -> Chart:
+    """Accuracy against c, one panel a block; which accuracy is chosen in the page."""
+    groups = [own for line in lines for own in line.groups]
+    told = [OVER_C]
+    if groups:
+        told.append(f"After {steps_of(groups)}.")
+    parts = {str(own.config.get("evaluated_on")) for own in groups}
+    if len(parts) == 1:
+        told.append(f"Measured on {parts.pop()} images.")
+    seeds = {own.seeds for own in groups}
+    if len(seeds) == 1:
+        only = seeds.pop()
+        told.append(f"Seed{'s'[: len(only) > 1]} {listing(only)}.")
+    panels = sharpness_panels(lines, ACCURACIES, ring=True)
+    numbers = [sharpness_table(lines, key, words, ring=True) for key, words in ACCURACIES.items()]
+    title = "Accuracy against sharpness"
+    return Chart("sharpness", title, " ".join(told), panels, numbers if panels else [])
+
+
+def curves_chart(groups: Sequence[Group]) -> Chart:
+    """The loss, and the geometry of held-out embeddings; the block is chosen in the page."""
+    log = ("nc1", "nc2_deviation")
+    panels = during_training(groups, CURVES, x="epoch", log=log, when=lambda g: {"block": g.place})
+    rows = [
+        (own.name, own.place, own.c, *(number(own.curve(n, "epoch").end) for n in CURVES))
+        for own in groups
+    ]
+    head = ("loss", "compared on", "c", *(QUANTITIES[name] for name in CURVES))
+    caption = f"Last recorded values after {steps_of(groups)}, mean over seeds"
+    numbers = [Table(caption, head, rows, words=2)] if panels else []
+    return Chart("curves", "During training", DURING, panels, numbers)
+
+
+def headline(groups: Sequence[Group], lines: Sequence[OverSharpness]) -> list[str]:
+    """What was found; nothing if nothing has finished."""
+    compared: list[str] = []
+    for features, words in FEATURES.items():
+        key = f"{features}/linear"  # what the paper's main table shows
+        values = {p: {g.name: g.percent(key) for g in at(groups, p)} for p in places_of(groups)}
+        compared += best(f"Linear probe on the {words}, %", values, percent)
+    rule = [LEVEL] if compared else []
+    return [*compared, *rule, *_cost(lines), *budget(groups), *one_seed(groups)]
+
+
+def _cost(lines: Sequence[OverSharpness]) -> Iterator[str]:
+    """What the paper's c costs every loss against the best of those that were tried."""
+    costs: dict[str, list[float]] = {}
+    for line in lines:
+        marked = line.at_papers(CHOSEN_BY)
+        if marked is not None:
+            top = max(value.mean for _, value in line.points(CHOSEN_BY))
+            costs.setdefault(line.loss, []).append(top - marked[1].mean)
+    parts = []
+    for loss, points in costs.items():
+        ends = dict.fromkeys(f"{value:.1f}" for value in (min(points), max(points)))
+        c = plain(LOSSES[loss].paper_sharpness)
+        parts.append(f"{loss_name(loss)} {' to '.join(ends)} (c = {c})")
+    if parts:
+        yield (
+            "At the paper's sharpness instead of the best tried, k-NN accuracy is lower by "
+            f"percentage points: {'; '.join(parts)}."
+        )
+
+
+def budget(groups: Sequence[Group]) -> Iterator[str]:
+    """Say for each data set how the runs differ from the paper's; nothing where they do not."""
+    clauses: dict[str, list[str]] = {}
+    for data in dict.fromkeys(own.config["data"] for own in _done(groups)):
+        own = [each for each in _done(groups) if each.config["data"] == data]
+        if data not in EPOCHS or all(
+            each.config.get("epochs") == EPOCHS[data] and images(each) in (None, IMAGES[data])
+            for each in own
+        ):
+            continue
+        ours = {f"{g.config.get('epochs')} epochs on {images(g) or 'all'} images" for g in own}
+        words = f"{listing(sorted(ours))} ({steps_of(own)}) here"
+        theirs = f"{EPOCHS[data]} epochs on {IMAGES[data]} images in the paper"
+        clauses.setdefault(f"{words}, {theirs}", []).append(DATA[data])
+    if clauses:
+        parts = "; ".join(f"{listing(names)}: {text}" for text, names in clauses.items())
+        yield (
+            f"The budget is not the paper's ({parts}): its numbers show what is within reach, "
+            "not what these runs should have reached."
+        )

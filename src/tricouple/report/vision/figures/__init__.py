@@ -1,1 +1,0 @@
-"""The figures of the vision study, drawn by plotly in the page."""
