@@ -7,11 +7,11 @@ repair, 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import importlib
+import pkgutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 from tricouple import __version__
 from tricouple.options import CommandError, HelpFormatter
@@ -31,8 +31,8 @@ examples:
 """
 
 
-class CommandModule(Protocol):
-    """What a module has to offer to be a subcommand."""
+class Runnable(Protocol):
+    """What a module, or an object in one, has to offer to be a subcommand."""
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add options, description and examples."""
@@ -45,7 +45,7 @@ class CommandModule(Protocol):
 class Command:
     """A row of the table of subcommands."""
 
-    module: str
+    place: str  # module, or module:object
     summary: str
     extra: str  # the optional dependencies that it needs: pip install 'tricouple[extra]'
 
@@ -67,17 +67,17 @@ COMMANDS = {
         "bench",
     ),
     "train": Command(
-        "tricouple.experiments.vision.command",
+        "tricouple.experiments.runs.command:TRAIN",
         "train and evaluate an image encoder, once, in a sweep or in a study",
         "train",
     ),
     "evaluate": Command(
-        "tricouple.experiments.vision.evaluate_command",
+        "tricouple.experiments.runs.command:EVALUATE",
         "linear probe, k-NN and geometry of trained encoders",
         "train",
     ),
     "clip": Command(
-        "tricouple.experiments.clip.command",
+        "tricouple.experiments.runs.command:CLIP",
         "train image and text encoders on captions: retrieval, zero-shot classification",
         "train,clip",
     ),
@@ -105,9 +105,9 @@ def build_parser(selected: str | None = None) -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         subparser = commands.add_parser(name, help=command.summary, formatter_class=HelpFormatter)
         if name == selected:
-            module = cast(CommandModule, importlib.import_module(command.module))
-            module.configure(subparser)
-            subparser.set_defaults(run=module.run)
+            chosen: Runnable = pkgutil.resolve_name(command.place)
+            chosen.configure(subparser)
+            subparser.set_defaults(run=chosen.run)
     return parser
 
 

@@ -21,27 +21,33 @@ class LossName:
         paper_sharpness: c = 1/(τε) of the paper's settings, 1/ε or 1/τ where there is only one of
             the two; None where the paper has none. Its image-text table does not state ε of IOT and
             Fused-Gromov: theirs there is that of the public code, c = 100.
+        within: Whether it has a meaning within one set of embeddings (``tricouple train``).
+        across: Whether it has one across two sets (``tricouple clip``).
     """
 
     name: str
     target: str | None
     paper_sharpness: float | None = None
+    within: bool = True
+    across: bool = True
 
 
 # In the order of the paper's tables.
 LOSSES = {
     "infonce": LossName("InfoNCE", "tricouple.InfoNCE", 10.0),
-    "invaspread": LossName("InvaSpread", "tricouple.InvaSpread", 10.0),
+    "invaspread": LossName("InvaSpread", "tricouple.InvaSpread", 10.0, across=False),
     "iot": LossName("IOT", "tricouple.IOT", 10.0),
     "iot_uniformity": LossName("IOT with uniformity", "tricouple.IOT"),
     "dbot": LossName("DBOT", "tricouple.DBOT"),
-    "fused_gromov": LossName("Fused-Gromov", "tricouple.FusedGromov"),
+    "fused_gromov": LossName("Fused-Gromov", "tricouple.FusedGromov", within=False),
     "pushpull": LossName("PushPull", "tricouple.PushPull", 100.0),
     "neg_mmiot": LossName("Neg-MMIOT", "tricouple.NegMMIOT", 100.0),
-    "dbot_published": LossName("DBOT, published code", "tricouple.DBOT"),
-    "fused_gromov_published": LossName("Fused-Gromov, published code", "tricouple.FusedGromov"),
-    "vicreg": LossName("VICReg", "tricouple.VICReg"),
-    "byol": LossName("BYOL", None),
+    "dbot_published": LossName("DBOT, published code", "tricouple.DBOT", within=False),
+    "fused_gromov_published": LossName(
+        "Fused-Gromov, published code", "tricouple.FusedGromov", within=False
+    ),
+    "vicreg": LossName("VICReg", "tricouple.VICReg", across=False),
+    "byol": LossName("BYOL", None, across=False),
 }
 
 SHAPINGS = {"linear": "linear", "log_sigmoid": "log-sigmoid"}

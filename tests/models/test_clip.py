@@ -5,12 +5,17 @@ import torch
 
 from tricouple.conf.compose import configure
 from tricouple.conf.schema import Clip
-from tricouple.experiments.clip.method import build_model
+from tricouple.experiments.clip import CLIP
+from tricouple.experiments.runs.run import initial_encoder
 from tricouple.models.clip import build_clip
 
 
 def config(*words):
     return configure(words, Clip)
+
+
+def build_model(config):
+    return initial_encoder(CLIP, config, None)
 
 
 @pytest.fixture(scope="module")

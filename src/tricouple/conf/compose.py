@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from hydra import compose, initialize_config_module
+from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
@@ -18,25 +19,45 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from tricouple.conf import schema
+from tricouple.names import LOSSES
 
 T = TypeVar("T")
 
 VERSION_BASE = "1.3"
 
 
+HERE = Path(__file__).parent
+
+
 @dataclass(frozen=True)
 class Start:
-    """Where a composition starts: the package with the groups, and a YAML file in it."""
+    """Where a composition starts.
 
-    package: str
+    Attributes:
+        name: Of the command, of the folder with its groups, and of the YAML file in it.
+        across: Whether its losses compare two sets of embeddings.
+    """
+
     name: str
+    across: bool
+
+    @property
+    def losses(self) -> list[str]:
+        """The choices of ``loss``, a group that all commands share: those with a meaning here."""
+        return sorted(
+            key for key, loss in LOSSES.items() if (loss.across if self.across else loss.within)
+        )
+
+    @property
+    def folder(self) -> Path:
+        """The groups that this command alone has, and its studies."""
+        return HERE / self.name
 
 
 STARTS: dict[type, Start] = {
-    schema.Train: Start("tricouple.conf", "train"),
-    schema.Clip: Start("tricouple.conf.clip", "clip"),
+    schema.Train: Start("train", across=False),
+    schema.Clip: Start("clip", across=True),
 }
-KINDS = {start.name: kind for kind, start in STARTS.items()}  # by the command that takes them
 
 
 class ConfigurationError(ValueError):
@@ -58,11 +79,44 @@ def configure(words: Sequence[str], kind: type[T]) -> T:
         'mnist'
     """
     start = STARTS[kind]
-    with hydra_ready(start):
-        with one_line_errors(words, start.name):
-            composed = compose(start.name, overrides=list(words))
-            OmegaConf.resolve(composed)
+    with hydra_ready(start, words):
+        composed = compose(start.name, overrides=list(words))
+        OmegaConf.resolve(composed)
         return to_object(composed, kind)
+
+
+def read_study(name: str, kind: type) -> schema.Study:
+    """A study by its name, or by the path of its YAML file.
+
+    A word of its blocks with several values stands for a block of each, as in a sweep.
+
+    Args:
+        name: Of the study or the file.
+        kind: The dataclass of its runs.
+
+    Raises:
+        ConfigurationError: If there is none, or it cannot be read.
+
+    Example:
+        >>> len(read_study("vision_paper", schema.Train).blocks)
+        40
+    """
+    own = STARTS[kind].folder / "study"
+    try:
+        path = Path(name) if name.endswith(".yaml") else own / f"{name}.yaml"
+        study = read_yaml(path, schema.Study)
+    except FileNotFoundError as error:
+        names = sorted(entry.stem for entry in own.iterdir())
+        raise ConfigurationError(
+            f"study {name!r} is not there: choose one of {', '.join(names)}, or give a YAML file"
+        ) from error
+    blocks = [list(words) for block in study.blocks for words in product(*map(_choices, block))]
+    return replace(study, blocks=blocks)
+
+
+def _choices(word: str) -> list[str]:
+    name, _, values = word.partition("=")
+    return [word] if "[" in values else [f"{name}={value}" for value in values.split(",")]
 
 
 def override(config: T, words: Sequence[str]) -> T:
@@ -110,15 +164,19 @@ def to_yaml(config: object) -> str:
 
 
 @contextmanager
-def hydra_ready(start: Start) -> Iterator[GlobalHydra]:
-    """Hydra with our groups; its global state is as before afterwards."""
+def hydra_ready(start: Start, words: Sequence[str]) -> Iterator[GlobalHydra]:
+    """Hydra with our groups, for some words; its global state is as before afterwards."""
     schema.register()
-    with initialize_config_module(start.package, version_base=VERSION_BASE):
+    for choice in [choice for word in words for choice in _choices(word)]:
+        if re.fullmatch(r"loss=\w+", choice) and choice[5:] not in start.losses:
+            raise ConfigurationError(f"{choice}: choose one of {', '.join(start.losses)}")
+    ready = initialize_config_dir(str(start.folder), version_base=VERSION_BASE)
+    with ready, one_line_errors(words, start):
         yield GlobalHydra.instance()
 
 
 @contextmanager
-def one_line_errors(words: Sequence[str] = (), name: str = "train") -> Iterator[None]:
+def one_line_errors(words: Sequence[str] = (), start: Start | None = None) -> Iterator[None]:
     """Say what Hydra and OmegaConf complain about in one line, with the choices there are."""
     try:
         yield
@@ -130,20 +188,20 @@ def one_line_errors(words: Sequence[str] = (), name: str = "train") -> Iterator[
         raise ConfigurationError(text) from error
     except ConfigCompositionException as error:
         unknown = re.match(r"Could not override '([^']+)'", str(error))
-        if unknown is None:
+        if unknown is None or start is None:
             raise ConfigurationError(_one_line(error)) from error
-        raise ConfigurationError(_unknown_key(unknown[1], words, name)) from error
+        raise ConfigurationError(_unknown_key(unknown[1], words, start)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigurationError(_one_line(error)) from error
 
 
-def _unknown_key(key: str, words: Sequence[str], name: str) -> str:
+def _unknown_key(key: str, words: Sequence[str], start: Start) -> str:
     """Tell which keys there are where one was looked for in vain."""
     # The choices of groups decide which keys there are, as loss=iot has other ones than loss=dbot.
     groups = [word for word in words if re.match(r"[a-z]+=", word) and not word.startswith(key)]
     parent = key.rpartition(".")[0]
     with suppress(HydraException, OmegaConfBaseException):
-        config = compose(name, overrides=groups)
+        config = compose(start.name, overrides=groups)
         node = OmegaConf.select(config, parent) if parent else config
         if isinstance(node, DictConfig):
             where = parent or "the configuration"

@@ -6,7 +6,7 @@ Fields have no defaults here: a value that no file gives is an error, not a seco
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -284,6 +284,9 @@ class Clip:
     progress: bool
 
 
+RunConfig: TypeAlias = Train | Clip
+
+
 @dataclass
 class Study:
     """Losses compared at settings that are chosen for each of them in the same way.
@@ -293,7 +296,7 @@ class Study:
         base: Words of the configuration that all runs share.
         blocks: Words for each comparison; losses are compared within a block.
         losses: Names of the losses.
-        sharpness: Grid for c.
+        sharpness: Grid for c; empty for what the scale gives each loss.
         learning_rates: Grid; the sharpness is chosen at the first.
         seeds: Of the final runs; settings are chosen at the first.
     """

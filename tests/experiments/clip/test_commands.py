@@ -11,11 +11,13 @@ import pytest
 from caption_files import write_csv
 from report.html_check import parse
 from tricouple import cli
-from tricouple.conf.schema import Study
-from tricouple.experiments.clip import study_runs
-from tricouple.experiments.clip.run_folder import folder_of
-from tricouple.experiments.clip.study_runs import StudyRuns, read_study
+from tricouple.conf.compose import STARTS, read_study
+from tricouple.conf.schema import Clip, Study
+from tricouple.experiments.clip import CLIP
+from tricouple.experiments.runs import study as study_module
 from tricouple.experiments.runs import sweep as sweep_module
+from tricouple.experiments.runs.study import run_study
+from tricouple.options import CommandError
 from tricouple.report.kinds import write_report
 
 
@@ -24,8 +26,8 @@ def test_clip_trains_and_writes_a_page(words, tiny, capsys, monkeypatch):
     assert cli.main(["clip", *words, "training.epochs=1"]) == 0
     shown = capsys.readouterr().out
     assert "image → text, in batches of 32" in shown
-    assert "text → image, whole split, 40 images, 120 captions" in shown
-    page = (folder_of(tiny("training.epochs=1")).path / "report.html").read_text()
+    assert "text → image, whole split, 44 images, 132 captions" in shown
+    page = (CLIP.folder(tiny("training.epochs=1")).path / "report.html").read_text()
     assert page.count("data:image/png;base64,") >= 2 + 2 * 5
     assert "Queries and answers" in page
     assert "after training" in page
@@ -55,10 +57,13 @@ def test_help_names_every_choice(capsys):
     with pytest.raises(SystemExit):
         cli.main(["clip", "--help"])
     shown = capsys.readouterr().out.split()
-    folders = [files("tricouple.conf.clip") / group for group in ("data", "loss", "model", "scale")]
-    for folder in [*folders, files("tricouple.conf.shared") / "loss"]:
-        for entry in folder.iterdir():
-            assert entry.name.removesuffix(".yaml") in [word.strip(";") for word in shown], entry
+    choices = [
+        entry.name.removesuffix(".yaml")
+        for group in ("data", "model", "scale")
+        for entry in (files("tricouple.conf") / "clip" / group).iterdir()
+    ]
+    for name in [*choices, *STARTS[Clip].losses]:
+        assert name in [word.strip(";") for word in shown], name
 
 
 def test_a_sweep_runs_the_clip_command(words, console, monkeypatch, tmp_path):
@@ -85,7 +90,7 @@ def test_a_mistyped_word_is_answered_before_torch_is_imported():
 
 
 def test_the_study_of_the_project_has_all_losses_and_one_grid():
-    study = read_study("clip_cpu")
+    study = read_study("clip_cpu", Clip)
     assert {"infonce", "iot", "iot_uniformity", "dbot", "fused_gromov", "pushpull",
             "neg_mmiot"} <= set(study.losses)  # fmt: skip
     assert len(study.seeds) >= 3
@@ -112,9 +117,9 @@ def test_a_study_chooses_the_sharpness_and_its_page_says_what_is_missing(
     study, console, tmp_path, monkeypatch
 ):
     out, runs = tmp_path / "out", tmp_path / "runs"
-    StudyRuns(study, out, runs, console).go()
-    monkeypatch.setattr(study_runs, "train", None)
-    StudyRuns(study, out, runs, console).go()  # nothing is computed twice
+    run_study(CLIP, study, out, runs, console)
+    monkeypatch.setattr(study_module, "run_once", None)
+    run_study(CLIP, study, out, runs, console)  # nothing is computed twice
     records = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
     assert [record["part"] for record in records] == ["sharpness"] * 2 + ["final"] * 2
     assert [record["config"]["evaluated_on"] for record in records] == ["validation"] * 2 + [
@@ -136,7 +141,9 @@ def test_a_study_chooses_the_sharpness_and_its_page_says_what_is_missing(
 
 
 def test_a_study_with_other_settings_is_refused(study, console, tmp_path):
-    StudyRuns(replace(study, sharpness=[10], seeds=[0]), tmp_path, tmp_path / "r", console).go()
+    run_study(
+        CLIP, replace(study, sharpness=[10], seeds=[0]), tmp_path / "o", tmp_path / "r", console
+    )
     changed = replace(study, sharpness=[10], seeds=[0], base=[*study.base, "training.epochs=2"])
-    with pytest.raises(ValueError, match="was run with other settings"):
-        StudyRuns(changed, tmp_path, tmp_path / "r", console).go()
+    with pytest.raises(CommandError, match="was run with other settings"):
+        run_study(CLIP, changed, tmp_path / "o", tmp_path / "r", console)

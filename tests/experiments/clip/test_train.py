@@ -12,19 +12,21 @@ import torch
 
 from caption_files import write_coco, write_csv
 from image_files import write_cifar10
-from tricouple.data.captions import CaptionedImages
-from tricouple.experiments.clip import train as train_module
-from tricouple.experiments.clip.method import build_training
-from tricouple.experiments.clip.run_folder import folder_of
-from tricouple.experiments.clip.train import ClipWork, train
-from tricouple.experiments.runs import once
-from tricouple.experiments.vision import train as vision_train
+from tricouple import names
+from tricouple.experiments.clip import CLIP, load_captions
+from tricouple.experiments.runs.run import initial_encoder, run_once
 from tricouple.training.module import Training
 
-LOSSES = [
-    "neg_mmiot", "pushpull", "infonce", "iot", "iot_uniformity", "dbot", "fused_gromov",
-    "dbot_published", "fused_gromov_published",
-]  # fmt: skip
+LOSSES = [key for key, loss in names.LOSSES.items() if loss.across]
+
+
+def train(config, console):
+    return run_once(CLIP, config, console)
+
+
+def build_training(config, found):
+    options = {"learning_rate": 1e-3, "weight_decay": 0.1, "seed": 0, "identity": "me"}
+    return CLIP.method(config, found, initial_encoder(CLIP, config, found), options)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -33,18 +35,12 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
 
 
-def test_there_is_one_loop_for_all_kinds_of_runs():
-    assert train_module.run_once is vision_train.run_once is once.run_once
-    assert train_module.fit is vision_train.fit is once.fit
-
-
 @pytest.mark.parametrize("loss", LOSSES)
-def test_every_loss_trains_with_a_sharpness_that_learns(tiny, console, loss):
-    config = tiny(f"loss={loss}", "training.epochs=1", "training.learn_temperature=true")
-    module = build_training(config, "me")
-    work = ClipWork(config)
-    work.load(console)
-    batch = work.captions.samples(all_captions=True).__getitems__(list(range(32)))
+def test_every_loss_trains_with_a_sharpness_that_learns(tiny, loss):
+    config = tiny(f"loss={loss}", "training.captions=all", "training.learn_temperature=true")
+    found = load_captions(config)
+    module = build_training(config, found)
+    batch = found.samples.__getitems__(list(range(32)))
     learning = (
         module.encoder.visual.attnpool.c_proj.weight,
         module.encoder.text_projection,
@@ -64,7 +60,7 @@ def test_a_run_leaves_its_settings_curves_weights_evaluation_and_gallery(tiny, c
     config = tiny("loss=infonce")
     finished = train(config, console)
     folder = finished.folder
-    assert folder == folder_of(config)
+    assert folder == CLIP.folder(config)
     left = {path.name for path in folder.path.iterdir()}
     assert left == {
         "config.yaml", "metrics.csv", "tensorboard", "encoder.pt", "evaluation.json",
@@ -75,8 +71,8 @@ def test_a_run_leaves_its_settings_curves_weights_evaluation_and_gallery(tiny, c
     for name in ("image_to_text", "text_to_image", "gap", "alignment", "image_uniformity"):
         assert all(math.isfinite(float(row[name])) for row in table), name
     result = finished.evaluation["result"]
-    assert (result["n_images"], result["n_captions"], result["batch_size"]) == (40, 120, 32)
-    assert result["whole_split"]["candidates"] == [120, 40]
+    assert (result["n_images"], result["n_captions"], result["batch_size"]) == (44, 132, 32)
+    assert result["whole_split"]["candidates"] == [132, 44]
     with np.load(folder.path / "gallery.npz") as gallery:
         assert gallery["thumbnails"].dtype == np.uint8
         assert gallery["answer_captions"].shape == (2, 5)
@@ -93,6 +89,8 @@ def test_a_run_leaves_its_settings_curves_weights_evaluation_and_gallery(tiny, c
     again = train(tiny("loss=infonce", "evaluation.part=validation"), console)
     assert again.evaluation["epoch"] == 2
     assert again.evaluation["settings"]["part"] == "validation"
+    result = again.evaluation["result"]
+    assert (result["n_images"], result["whole_split"]["candidates"]) == (40, [120, 40])
 
 
 def test_an_interrupted_run_continues_to_the_same_numbers(tiny, console, tmp_path, monkeypatch):
@@ -151,7 +149,7 @@ def test_own_captions_and_zero_shot_images_make_a_run(tiny, console, tmp_path, m
 def test_what_cannot_be_is_refused_before_anything_is_computed(tiny, console, wrong, complaint):
     with pytest.raises(ValueError, match=re.escape(complaint)):
         train(tiny(*wrong), console)
-    assert not folder_of(tiny(*wrong)).path.exists()
+    assert not CLIP.folder(tiny(*wrong)).path.exists()
 
 
 def test_a_missing_validation_part_is_refused(tiny, console, tmp_path):
@@ -164,18 +162,16 @@ def test_a_missing_validation_part_is_refused(tiny, console, tmp_path):
         train(tiny(*words, "evaluation.part=validation"), console)
 
 
-def test_captions_are_drawn_anew_in_every_epoch(tiny, console):
-    work = ClipWork(tiny())
-    work.load(console)
-    module = build_training(work.config, "me")
-    batch = work.captions.samples(all_captions=False).__getitems__(list(range(32)))
+def test_captions_are_drawn_anew_in_every_epoch(tiny):
+    found = load_captions(tiny())
+    module = build_training(tiny(), found)
+    batch = found.samples.__getitems__(list(range(32)))
     seen = []
     module.encoder.encode_text = lambda tokens: seen.append(tokens) or torch.randn(32, 64)
     for seed in (1, 1, 2):
         module.batch_loss(batch, seed)
     assert torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[0], seen[2])
-    assert isinstance(work.captions.data.train, CaptionedImages)
 
 
 def test_a_sharpness_that_learns_is_followed_and_reported(tiny, console):

@@ -8,11 +8,17 @@ import pytest
 import torch
 
 from tricouple import cli
-from tricouple.conf.compose import ConfigurationError
+from tricouple.conf.compose import STARTS, ConfigurationError
+from tricouple.conf.schema import Train
 from tricouple.experiments.runs import sweep as sweep_module
+from tricouple.experiments.runs.folder import RunFolder
+from tricouple.experiments.runs.run import run_once
 from tricouple.experiments.runs.sweep import Job, sweep
-from tricouple.experiments.vision.run_folder import folder_of
-from tricouple.experiments.vision.train import train
+from tricouple.experiments.vision import VISION
+
+
+def train(config, console):
+    return run_once(VISION, config, console)
 
 
 def test_train_prints_a_table_that_tells_the_features_apart(words, tiny, capsys):
@@ -20,15 +26,15 @@ def test_train_prints_a_table_that_tells_the_features_apart(words, tiny, capsys)
     shown = capsys.readouterr().out
     for word in ("penultimate", "embedding", "k-NN", "linear", "359 test images"):
         assert word in shown
-    assert folder_of(tiny()).evaluation.exists()
+    assert VISION.folder(tiny()).evaluation.exists()
 
 
 def test_show_prints_the_settings_and_runs_nothing(words, tiny, capsys):
     assert cli.main(["train", *words, "loss=iot", "--show"]) == 0
     shown = capsys.readouterr().out
-    assert folder_of(tiny("loss=iot")).path.name in shown.replace("\n", "")
+    assert VISION.folder(tiny("loss=iot")).path.name in shown.replace("\n", "")
     assert "epsilon: 0.1" in shown
-    assert not folder_of(tiny("loss=iot")).path.exists()
+    assert not VISION.folder(tiny("loss=iot")).path.exists()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,7 @@ def test_evaluate_uses_the_settings_that_it_is_given(tiny, console, capsys):
 
 
 def test_evaluate_computes_everything_on_the_device_of_the_run(tiny, console, monkeypatch):
-    from tricouple.experiments.vision import evaluate
+    from tricouple.experiments import vision
 
     wanted = torch.device("cpu", 0)
     used = []
@@ -77,9 +83,9 @@ def test_evaluate_computes_everything_on_the_device_of_the_run(tiny, console, mo
         return call
 
     folder = train(tiny(), console).folder
-    monkeypatch.setattr(evaluate, "device_of", lambda _: wanted)
+    monkeypatch.setattr(vision, "device_of", lambda _: wanted)
     for name in ("extract", "evaluate_features"):
-        monkeypatch.setattr(evaluate, name, recorded(getattr(evaluate, name)))
+        monkeypatch.setattr(vision, name, recorded(getattr(vision, name)))
     assert cli.main(["evaluate", str(folder.path)]) == 0
     assert used == [("extract", wanted)] * 2 + [("evaluate_features", wanted)]
 
@@ -87,23 +93,21 @@ def test_evaluate_computes_everything_on_the_device_of_the_run(tiny, console, mo
 def test_evaluate_takes_the_last_epoch_of_a_run_that_is_not_finished(
     tiny, console, capsys, monkeypatch
 ):
-    from tricouple.experiments.runs import once
-
     def killed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(once, "save_trained", killed)
+        context.setattr(RunFolder, "write_trained", killed)
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), console)
-    folder = folder_of(tiny())
+    folder = VISION.folder(tiny())
     assert cli.main(["evaluate", str(folder.path)]) == 0
     assert folder.read_evaluation()["epoch"] == 2
     assert folder.checkpoint.exists()
 
 
 def test_evaluate_refuses_a_run_without_weights(tiny, capsys):
-    folder = folder_of(tiny())
+    folder = VISION.folder(tiny())
     folder.claim(tiny())
     assert cli.main(["evaluate", str(folder.path)]) == 2
     assert "has no weights yet" in capsys.readouterr().err
@@ -147,7 +151,7 @@ def test_wrong_words_stop_a_sweep_before_its_first_run(console, monkeypatch, tmp
 def test_a_job_of_a_sweep_is_a_process_that_leaves_a_finished_run(words, tiny, console):
     (job,) = sweep([*words, "training.epochs=1"], console)
     assert job == Job(job.words, 0)
-    assert folder_of(tiny("training.epochs=1")).evaluation.exists()
+    assert VISION.folder(tiny("training.epochs=1")).evaluation.exists()
 
 
 def test_help_of_train_names_every_choice(capsys):
@@ -156,10 +160,13 @@ def test_help_of_train_names_every_choice(capsys):
     with pytest.raises(SystemExit):
         cli.main(["train", "--help"])
     shown = capsys.readouterr().out.split()
-    for group in ("data", "setting", "loss", "backbone", "scale"):
-        for entry in (files("tricouple.conf") / group).iterdir():
-            name = entry.name.removesuffix(".yaml")
-            assert name in shown or f"{name};" in shown, f"{group}={name}"
+    choices = [
+        entry.name.removesuffix(".yaml")
+        for group in ("data", "setting", "backbone", "scale")
+        for entry in (files("tricouple.conf") / "train" / group).iterdir()
+    ]
+    for name in [*choices, *STARTS[Train].losses]:
+        assert name in shown or f"{name};" in shown, name
 
 
 def test_a_mistyped_word_is_answered_before_torch_is_imported():

@@ -1,18 +1,30 @@
 """Studies: the same search for every loss, the test set last, and nothing computed twice."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 
 import pytest
 
-from tricouple.conf.compose import ConfigurationError
-from tricouple.conf.schema import Study
-from tricouple.experiments.runs.records import Records, shortened
-from tricouple.experiments.runs.study import FINAL, LEARNING_RATE, SHARPNESS, Trial, run_block
-from tricouple.experiments.vision import study_runs
-from tricouple.experiments.vision.study_runs import StudyRuns, read_study
+from tricouple import cli, provenance
+from tricouple.conf.compose import ConfigurationError, read_study
+from tricouple.conf.schema import Study, Train
+from tricouple.experiments.runs import study as study_module
+from tricouple.experiments.runs.record import Store
+from tricouple.experiments.runs.run import run_once
+from tricouple.experiments.runs.study import (
+    FINAL,
+    LEARNING_RATE,
+    SHARPNESS,
+    Trial,
+    run_loss,
+    run_study,
+)
+from tricouple.experiments.vision import VISION
+from tricouple.options import CommandError
 from tricouple.report.read import read_runs
-from tricouple.training.module import DivergenceError
+from tricouple.training.module import DivergenceError, LossTraining
 
 GRID = Study(
     name="grid",
@@ -33,7 +45,8 @@ def test_sharpness_then_learning_rate_then_all_seeds():
         peak = {"iot": 10, "neg_mmiot": 100}[trial.loss]
         return (trial.sharpness == peak) + (trial.learning_rate == 3e-3) * (trial.loss == "iot")
 
-    run_block(GRID, ("data=mnist",), measure)
+    for loss in GRID.losses:
+        run_loss(GRID, ("data=mnist",), loss, measure)
     iot = [(t.part, t.sharpness, t.learning_rate, t.seed) for t in done if t.loss == "iot"]
     assert iot == [
         (SHARPNESS, 3, 1e-3, 5),
@@ -47,6 +60,14 @@ def test_sharpness_then_learning_rate_then_all_seeds():
     assert finals == {(10, 3e-3), (100, 1e-3)}
 
 
+def test_a_study_without_a_choice_has_final_runs_only():
+    done: list[Trial] = []
+    paper = replace(GRID, sharpness=[], learning_rates=[5e-3])
+    run_loss(paper, (), "iot", lambda trial: done.append(trial) or 0.5)
+    assert [(trial.part, trial.seed) for trial in done] == [(FINAL, 5), (FINAL, 6)]
+    assert not any(word.startswith("loss.sharpness") for word in done[0].words())
+
+
 def test_only_final_trials_see_the_test_set():
     trial = Trial(SHARPNESS, ("data=mnist",), "iot", 3, 1e-3, 0)
     assert "evaluation.part=validation" in trial.words()
@@ -55,7 +76,7 @@ def test_only_final_trials_see_the_test_set():
 
 
 def test_the_study_of_the_project_gives_every_loss_the_same_budget():
-    study = read_study("vision_cpu")
+    study = read_study("vision_cpu", Train)
     assert study.losses == ["infonce", "invaspread", "iot", "pushpull", "neg_mmiot"]
     assert len(study.seeds) >= 3
     assert 100 in study.sharpness  # the paper's, for its own losses
@@ -66,7 +87,7 @@ def test_the_study_of_the_project_gives_every_loss_the_same_budget():
 
 def test_unknown_studies_are_answered_with_the_known_ones():
     with pytest.raises(ConfigurationError, match="choose one of vision_cpu"):
-        read_study("vision_gpu")
+        read_study("vision_gpu", Train)
 
 
 @pytest.fixture
@@ -85,24 +106,29 @@ def study(words):
 def test_a_study_keeps_a_record_a_run_and_continues_where_it_stopped(
     study, console, tmp_path, monkeypatch
 ):
-    real, calls = study_runs.train, []
+    calls = []
 
-    def interrupted(config, console):
+    def go(study=study):
+        run_study(VISION, study, tmp_path / "out", tmp_path / "runs", console)
+
+    def interrupted(*given):
         if len(calls) == 3:
             raise KeyboardInterrupt
-        calls.append(config)
-        return real(config, console)
+        calls.append(given)
+        return run_once(*given)
 
-    monkeypatch.setattr(study_runs, "train", interrupted)
+    monkeypatch.setattr(study_module, "run_once", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        StudyRuns(study, tmp_path / "out", tmp_path / "runs", console).go()
-    assert len(Records(tmp_path / "out" / "runs.jsonl").by_id) == 3
+        go()
+    assert len(Store(tmp_path / "out").records()) == 3
 
-    monkeypatch.setattr(study_runs, "train", lambda *given: calls.append(given) or real(*given))
-    StudyRuns(study, tmp_path / "out", tmp_path / "runs", console).go()
+    monkeypatch.setattr(
+        study_module, "run_once", lambda *given: calls.append(given) or run_once(*given)
+    )
+    go()
     assert len(calls) == 5  # two of sharpness, one of the learning rate, two final
-    monkeypatch.setattr(study_runs, "train", None)
-    StudyRuns(study, tmp_path / "out", tmp_path / "runs", console).go()
+    monkeypatch.setattr(study_module, "run_once", None)
+    go()
 
     assert not list((tmp_path / "runs").iterdir())
     runs = read_runs(tmp_path / "out" / "runs.jsonl")  # as the report reads them
@@ -113,35 +139,81 @@ def test_a_study_keeps_a_record_a_run_and_continues_where_it_stopped(
     record = json.loads(lines[-1])
     assert 0 <= record["metrics"]["penultimate/knn"] <= 1
     assert record["config"]["sharpness"] in (10, 100)
-    assert record["provenance"]["versions"]["torch"]
+    assert (record["steps"], record["status"]) == (2, "done")
+    assert record["seconds"] > 0
+    origin = record["provenance"]
+    assert {"commit", "command", "system", "cpu", "cores", "load", "date"} <= origin.keys()
+    assert origin["versions"]["torch"]
     assert len(lines[-1]) < 5000
     head = json.loads((tmp_path / "out" / "study.json").read_text())
     assert (head["kind"], head["name"]) == ("vision", "grid")
 
-    changed = replace(study, base=[*study.base, "training.weight_decay=0.1"])
-    with pytest.raises(ValueError, match="was run with other settings"):
-        StudyRuns(changed, tmp_path / "out", tmp_path / "runs", console).go()
+    with pytest.raises(CommandError, match="was run with other settings"):
+        go(replace(study, base=[*study.base, "training.weight_decay=0.1"]))
+    with pytest.raises(CommandError, match="holds another study, 'grid' of kind 'vision'"):
+        go(replace(study, name="another"))
+
+
+def test_a_record_of_the_version_before_counts(study, console, tmp_path, monkeypatch):
+    one = replace(study, sharpness=[10], learning_rates=[1e-3], seeds=[0])
+    run_study(VISION, one, tmp_path / "out", tmp_path / "runs", console)
+    (record,) = Store(tmp_path / "out").records().values()
+    old = {name: value for name, value in record.items() if name != "steps"}
+    old["config"].pop("image_size")  # not recorded then
+    old["provenance"] = {"date": "then", "versions": {}}
+    (tmp_path / "out" / "runs.jsonl").write_text(json.dumps(old) + "\n")
+    monkeypatch.setattr(study_module, "run_once", None)
+    run_study(VISION, one, tmp_path / "out", tmp_path / "runs", console)
 
 
 def test_a_run_that_diverges_is_a_result_of_accuracy_zero(study, console, tmp_path, monkeypatch):
-    def diverge(config, console):
+    def diverge(self, *_):
         raise DivergenceError("the loss is nan")
 
-    monkeypatch.setattr(study_runs, "train", diverge)
-    runs = StudyRuns(study, tmp_path / "out", tmp_path / "runs", console)
-    runs.go()
-    assert {record["status"] for record in runs.records.by_id.values()} == {"diverged"}
+    monkeypatch.setattr(LossTraining, "loss", diverge)
+    run_study(VISION, study, tmp_path / "out", tmp_path / "runs", console)
+    records = Store(tmp_path / "out").records().values()
+    assert {record["status"] for record in records} == {"diverged"}
+    assert {(record["verdict"], record["steps"]) for record in records} == {("the loss is nan", 0)}
     assert len(read_runs(tmp_path / "out" / "runs.jsonl")) == 5
 
 
-def test_broken_records_are_named_with_their_line(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    path.write_text('{"id": "a"}\nno json\n')
-    with pytest.raises(ValueError, match=r"runs\.jsonl, line 2 is not a record"):
-        Records(path)
+def test_workers_give_the_same_numbers(study, console, tmp_path):
+    grid = replace(study, losses=["infonce", "iot"], sharpness=[10], learning_rates=[1e-3])
+    for workers in (1, 2):
+        out, runs = tmp_path / f"out{workers}", tmp_path / f"runs{workers}"
+        run_study(VISION, grid, out, runs, console, workers=workers)
+    one, two = (Store(tmp_path / f"out{workers}").records() for workers in (1, 2))
+    assert one.keys() == two.keys()
+    assert len(one) == 4
+    for name, record in one.items():
+        assert record["config"] == two[name]["config"]
+        assert record["metrics"] == pytest.approx(two[name]["metrics"], abs=0.02)
 
 
-def test_records_hold_six_digits():
-    assert shortened([{"a": (1 / 3, 12345678, None, "x")}]) == [
-        {"a": [0.333333, 12345678, None, "x"]}
-    ]
+class Deadly:
+    """A network that ends the process that builds it."""
+
+    def __call__(self, *_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_ends_the_study_with_a_word(study, console, tmp_path):
+    with pytest.raises(CommandError, match=r"a worker ended; .* start the study again"):
+        run_study(
+            replace(VISION, encoder=Deadly()), study, tmp_path, tmp_path / "r", console, workers=2
+        )
+
+
+def test_a_study_of_changed_sources_is_refused_unless_allowed(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(provenance, "git_changes", lambda: "one line changed")
+    assert cli.main(["train", "--study", "vision_cpu"]) == 2
+    assert "commit them first, or give --allow-dirty" in capsys.readouterr().err
+    asked = []
+    monkeypatch.setattr(study_module, "run_study", lambda *given, **more: asked.append(given))
+    given = ["train", "--study", "vision_cpu", "--allow-dirty", "--workers", "2"]
+    assert cli.main(given) == 0
+    assert str(asked[0][2]) == "results/vision"
+    assert cli.main(["train", "--study", "vision_paper", "--allow-dirty"]) == 0
+    assert str(asked[1][2]) == "results/vision_paper"

@@ -9,27 +9,29 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from tricouple import names
+from tricouple.conf.schema import Train
 from tricouple.data import images
 from tricouple.data.images import ImageSet
-from tricouple.experiments.runs import once
-from tricouple.experiments.vision import evaluate
-from tricouple.experiments.vision import train as train_module
-from tricouple.experiments.vision.images import load_images
-from tricouple.experiments.vision.run_folder import RunError, RunFolder, digest, folder_of
-from tricouple.experiments.vision.train import train
+from tricouple.experiments import vision
+from tricouple.experiments.runs import run
+from tricouple.experiments.runs.folder import RunError, RunFolder, digest
+from tricouple.experiments.vision import VISION, load_images
 from tricouple.files import WriteError
 from tricouple.training.checkpoint import CheckpointError, load_tensors
 from tricouple.training.module import LossTraining
 
-LOSSES = [
-    "neg_mmiot", "pushpull", "iot", "iot_uniformity", "infonce", "invaspread", "dbot", "vicreg",
-    "byol",
-]  # fmt: skip
+LOSSES = [key for key, loss in names.LOSSES.items() if loss.within]
+
+
+def train(config, console, kind=VISION):
+    return run.run_once(kind, config, console)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -67,15 +69,16 @@ def test_every_loss_trains_in_every_setting(tiny, console, loss, setting):
 
 def test_a_run_leaves_its_settings_curves_weights_and_evaluation(tiny, console, monkeypatch):
     drawn = []  # t-SNE would take longer than all the rest
-    monkeypatch.setattr(evaluate, "write_figures", lambda *given: drawn.append(given))
+    monkeypatch.setattr(vision, "write_figures", lambda *given: drawn.append(given))
     config = tiny("evaluation.figures=true")
     folder = train(config, console).folder
-    assert folder == folder_of(config)
+    assert folder == VISION.folder(config)
     left = {path.name for path in folder.path.iterdir()}
     assert left == {
-        "config.yaml", "metrics.csv", "tensorboard", "encoder.pt", "evaluation.json"
+        "config.yaml", "metrics.csv", "tensorboard", "encoder.pt", "evaluation.json",
+        "study.json", "runs.jsonl",
     }  # fmt: skip
-    assert folder.read_config() == config
+    assert folder.read(Train) == config
     table = rows(folder.path)
     assert [row["epoch"] for row in table] == ["0", "1", "2"]
     for name in ("nc1", "nc2_std", "nc2_deviation", "effective_rank", "alpha", "beta"):
@@ -90,10 +93,9 @@ def test_a_run_leaves_its_settings_curves_weights_and_evaluation(tiny, console, 
     assert (len(features.labels), where) == (359, folder.path / "figures")
 
 
-def test_a_finished_run_is_skipped_with_a_word(tiny, console, monkeypatch):
+def test_a_finished_run_is_skipped_with_a_word(tiny, console):
     first = train(tiny(), console)
-    monkeypatch.setattr(train_module, "load_images", None)  # nothing may be loaded
-    second = train(tiny(), console)
+    second = train(tiny(), console, replace(VISION, load=None))  # nothing may be loaded
     assert second.skipped
     assert not first.skipped
     assert second.evaluation == first.evaluation
@@ -103,7 +105,7 @@ def test_a_finished_run_is_skipped_with_a_word(tiny, console, monkeypatch):
 def test_another_evaluation_does_not_train_again(tiny, console, monkeypatch):
     words = ("data.validation_size=50",)
     first = train(tiny(*words, "evaluation.part=validation"), console)
-    monkeypatch.setattr(train_module, "fit", None)  # no training
+    monkeypatch.setattr(run, "fit", None)  # no training
     second = train(tiny(*words, "evaluation.part=test"), console)
     assert second.folder == first.folder
     assert first.evaluation["result"]["n_test"] == 50
@@ -125,9 +127,11 @@ def test_equal_settings_give_equal_numbers_and_other_seeds_others(tiny, console,
 def test_a_killed_run_continues_to_the_same_numbers(words, tiny, console, tmp_path):
     more = ["setting=ucl", "training.epochs=12"]
     whole = train(tiny(*more, f"runs={tmp_path / 'whole'}"), console)
-    folder = folder_of(tiny(*more))
+    folder = VISION.folder(tiny(*more))
     command = [sys.executable, "-m", "tricouple.cli", "train", *words, *more]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    threads = os.environ | {"OMP_NUM_THREADS": "1"}  # as here: sums depend on their number
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, env=threads, **pipes) as process:
         deadline = time.monotonic() + 300
         while not folder.metrics.exists() or len(rows(folder.path)) < 4:
             assert process.poll() is None, process.stdout.read().decode()
@@ -160,7 +164,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tiny, console, tmp_path, mo
         context.setattr(torch, "save", save_twice)
         with pytest.raises(WriteError, match=r"last\.ckpt: No space left on device"):
             train(config, console)
-    folder = folder_of(config)
+    folder = VISION.folder(config)
     assert load_tensors(folder.checkpoint)["epoch"] == saved[-1] == 1
     resumed = train(config, console)
     assert rows(resumed.folder.path) == rows(whole.folder.path)
@@ -183,10 +187,10 @@ def test_a_run_killed_before_its_evaluation_is_only_evaluated(tiny, console, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(train_module, "evaluate_trained", killed)
+        context.setattr(run, "evaluate_run", killed)
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), console)
-    monkeypatch.setattr(train_module, "fit", None)
+    monkeypatch.setattr(run, "fit", None)
     assert train(tiny(), console).evaluation["epoch"] == 2
 
 
@@ -227,19 +231,19 @@ def test_a_checkpoint_of_another_configuration_is_refused(tiny, console, monkeyp
 
     one, other = tiny("seed=1"), tiny("seed=2")
     with monkeypatch.context() as context:
-        context.setattr(once, "save_trained", full)
+        context.setattr(RunFolder, "write_trained", full)
         for config in (one, other):
             with pytest.raises(WriteError):
                 train(config, console)
-    foreign = folder_of(one).checkpoint.read_bytes()
-    folder_of(other).checkpoint.write_bytes(foreign)
+    foreign = VISION.folder(one).checkpoint.read_bytes()
+    VISION.folder(other).checkpoint.write_bytes(foreign)
     with pytest.raises(CheckpointError, match="of another configuration"):
         train(other, console)
-    assert folder_of(other).checkpoint.read_bytes() == foreign
+    assert VISION.folder(other).checkpoint.read_bytes() == foreign
 
 
 def test_weights_without_a_configuration_are_not_touched(tiny, console):
-    folder = folder_of(tiny())
+    folder = VISION.folder(tiny())
     folder.path.mkdir(parents=True)
     folder.checkpoint.write_bytes(b"somebody's")
     with pytest.raises(RunError, match=r"has weights but no config\.yaml"):
@@ -248,7 +252,7 @@ def test_weights_without_a_configuration_are_not_touched(tiny, console):
 
 
 def test_a_folder_of_another_version_is_named_and_not_touched(tiny, console):
-    folder = folder_of(tiny())
+    folder = VISION.folder(tiny())
     folder.path.mkdir(parents=True)
     folder.config.write_text("a_setting_of_old: 3\n")
     complaint = rf"{folder.config}: .*a_setting_of_old.*another version .* run=FOLDER, or delete"
@@ -285,7 +289,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(tiny, console, m
     with pytest.raises(ValueError) as refused:  # noqa: PT011 - the message is checked below
         train(config, console)
     assert complaint in str(refused.value)
-    assert not folder_of(config).path.exists()
+    assert not VISION.folder(config).path.exists()
 
 
 def test_a_class_with_one_image_is_refused_in_scl(tiny, console, monkeypatch):
@@ -315,7 +319,7 @@ def test_images_without_labels_train_and_say_why_they_are_not_evaluated(tiny, co
 
 
 def test_the_folder_says_what_the_run_is_and_only_training_changes_it(tiny):
-    name = folder_of(tiny("seed=7", "loss=iot")).path.name
+    name = VISION.folder(tiny("seed=7", "loss=iot")).path.name
     assert name.startswith("digits-scl-iot-c10-test_resnet-seed7-")
     same = ("evaluation.probe_epochs=9", "data.root=elsewhere", "progress=true", "runs=elsewhere")
     assert {digest(tiny(word)) for word in same} == {digest(tiny())}
@@ -323,10 +327,13 @@ def test_the_folder_says_what_the_run_is_and_only_training_changes_it(tiny):
     assert len({digest(tiny(word)) for word in ("seed=0", *others)}) == 5
 
 
-def test_a_limit_of_a_scale_is_no_demand(tiny, console):
-    assert len(load_images(tiny("data.train_size=null")).data.train) == 1438
-    assert len(load_images(tiny("data.train_size=null", "data.max_train_size=30")).data.train) == 30
-    assert len(load_images(tiny("data.train_size=40", "data.max_train_size=30")).data.train) == 40
+def test_a_limit_of_a_scale_is_no_demand(tiny):
+    def size(*words):
+        return len(load_images(tiny("training.batch_size=16", *words)).samples)
+
+    assert size("data.train_size=null") == 1438
+    assert size("data.train_size=null", "data.max_train_size=30") == 30
+    assert size("data.train_size=40", "data.max_train_size=30") == 40
     limits = ("data.max_train_size=30", "data.max_train_size=50")
     assert len({digest(tiny(word)) for word in limits}) == 1  # train_size overrules both
     assert len({digest(tiny("data.train_size=null", word)) for word in limits}) == 2

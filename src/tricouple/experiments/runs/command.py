@@ -1,86 +1,115 @@
-"""What the commands that train have in common: words, ``-m``, ``--show``, ``--study``."""
+"""``tricouple train``, ``clip`` and ``evaluate``: runs, sweeps, studies, and what they are worth.
+
+Importing what trains takes seconds, and comes late: a mistyped word is answered at once.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rich.console import Console
 
-from tricouple.options import CommandError
+from tricouple.conf.schema import Clip, RunConfig, Train
+from tricouple.options import CommandError, at_least
+
+if TYPE_CHECKING:
+    from tricouple.experiments.clip import RunCaptions
+    from tricouple.experiments.runs.run import Loaded, RunKind
+    from tricouple.experiments.vision import RunImages
+
+C = TypeVar("C", bound=RunConfig)
+D = TypeVar("D", bound="Loaded")
 
 
-def add_options(parser: argparse.ArgumentParser, results: str) -> None:
-    """Add the options; ``results`` is the folder of a study unless another is asked for."""
-    add = parser.add_argument
-    add("words", nargs="*", metavar="name=value", help="settings, as Hydra understands them")
-    add("-m", "--multirun", action="store_true", help="run every combination of listed values")
-    add("--show", action="store_true", help="print the settings and the folder, and stop")
-    add("--study", metavar="NAME", help="run a study: its name, or a YAML file")
-    add("--out", type=Path, default=Path(results), help="results of a study")
+@dataclass(frozen=True)
+class TrainCommand(Generic[C, D]):
+    """A command that trains.
 
-
-def run_words(args: argparse.Namespace, *, command: str, package: str) -> int:
-    """Do one run, a sweep, or a study.
-
-    Args:
-        args: What the user said.
-        command: The command that this is.
-        package: Its modules ``run_folder``, ``train``, ``show`` and ``study_runs`` do the work.
-            Importing them takes seconds, and comes late: a mistyped word is answered at once.
-
-    Returns:
-        The exit code.
+    Attributes:
+        config: The dataclass of a run's settings.
+        kind: Imports what its runs do.
+        description: For the help.
+        examples: For the help.
     """
-    # With several devices Lightning starts this command again for each; one of them speaks.
-    console = Console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
-    with user_errors():
-        if args.study is not None:
-            return _study(args, console, package)
-        if args.multirun:
-            return _multirun(args, console, command)
-        return _single(args, console, command, package)
 
+    config: type[C]
+    kind: Callable[[], RunKind[C, D]]
+    description: str
+    examples: str
 
-def _single(args: argparse.Namespace, console: Console, command: str, package: str) -> int:
-    """One run."""
-    from tricouple.conf.compose import KINDS, configure, to_yaml
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options of this command to its parser."""
+        parser.description = self.description
+        parser.epilog = self.examples
+        add = parser.add_argument
+        add("words", nargs="*", metavar="name=value", help="settings, as Hydra understands them")
+        add("-m", "--multirun", action="store_true", help="run every combination of listed values")
+        add("--show", action="store_true", help="print the settings and the folder, and stop")
+        add("--study", metavar="NAME", help="run a study: its name, or a YAML file")
+        add("--out", type=Path, help="results of a study; results/NAME, without _cpu, if not given")
+        add("--workers", type=at_least(1), default=1, metavar="N",
+            help="processes of a study, each with one thread; one takes all threads")  # fmt: skip
+        add("--allow-dirty", action="store_true",
+            help="record a study of sources that no commit names")  # fmt: skip
 
-    config: object = configure(args.words, KINDS[command])
-    if args.show:
-        folder = _part(package, "run_folder").folder_of(config)
-        console.print(f"# {folder.path}\n{to_yaml(config)}", markup=False)
+    def run(self, args: argparse.Namespace) -> int:
+        """Do one run, a sweep, or a study.
+
+        Returns:
+            The exit code: 1 if some run of a sweep failed.
+        """
+        # With several devices Lightning starts this command again for each; one of them speaks.
+        console = Console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
+        with user_errors():
+            if args.study is not None:
+                return self._study(args, console)
+            if args.multirun:
+                from tricouple.experiments.runs.sweep import sweep
+
+                return int(any(job.failed for job in sweep(args.words, console, self.config)))
+            return self._single(args, console)
+
+    def _single(self, args: argparse.Namespace, console: Console) -> int:
+        from tricouple.conf.compose import configure, to_yaml
+
+        config = configure(args.words, self.config)
+        kind = self.kind()
+        if args.show:
+            console.print(f"# {kind.folder(config).path}\n{to_yaml(config)}", markup=False)
+            return 0
+        from tricouple.experiments.runs.run import run_once
+
+        finished = run_once(kind, config, console)
+        if finished.evaluation:
+            console.print(kind.table(finished.evaluation))
+            if kind.gallery is not None:
+                from tricouple.report.kinds import write_report
+
+                page = write_report(finished.folder.path)
+                console.print(f"Queries and answers: {page}", soft_wrap=True)
         return 0
-    finished = _part(package, "train").train(config, console)
-    if finished.evaluation:
-        _part(package, "show").show(finished, console)
-    return 0
 
+    def _study(self, args: argparse.Namespace, console: Console) -> int:
+        from tricouple.conf.compose import read_study
 
-def _multirun(args: argparse.Namespace, console: Console, command: str) -> int:
-    """Every combination of the listed values; 1 if some run failed."""
-    from tricouple.experiments.runs.sweep import sweep
+        if args.words:
+            raise CommandError("a study has its own settings: leave out " + " ".join(args.words))
+        study = read_study(args.study, self.config)
 
-    return int(any(job.failed for job in sweep(args.words, console, command)))
+        from tricouple.experiments.runs.study import run_study
+        from tricouple.provenance import require_clean
 
-
-def _study(args: argparse.Namespace, console: Console, package: str) -> int:
-    """Run a study, or go on with it."""
-    if args.words:
-        raise CommandError("a study has its own settings: leave out " + " ".join(args.words))
-    studies = _part(package, "study_runs")
-    found = studies.read_study(args.study)
-    studies.StudyRuns(found, args.out, Path("runs") / found.name, console).go()
-    return 0
-
-
-def _part(package: str, name: str) -> Any:
-    return importlib.import_module(f"{package}.{name}")
+        require_clean(allow_dirty=args.allow_dirty)
+        out = args.out or Path("results") / study.name.removesuffix("_cpu")
+        runs = Path("runs") / study.name
+        run_study(self.kind(), study, out, runs, console, workers=args.workers)
+        return 0
 
 
 @contextmanager
@@ -90,3 +119,136 @@ def user_errors() -> Iterator[None]:
         yield
     except (ValueError, FloatingPointError, OSError) as error:
         raise CommandError(" ".join(str(error).split())) from error
+
+
+def _vision() -> RunKind[Train, RunImages]:
+    from tricouple.experiments.vision import VISION
+
+    return VISION
+
+
+def _clip() -> RunKind[Clip, RunCaptions]:
+    from tricouple.experiments.clip import CLIP
+
+    return CLIP
+
+
+TRAIN = TrainCommand(
+    Train,
+    _vision,
+    """\
+Train an image encoder with a contrastive loss and evaluate it. Settings are words of the form
+name=value; groups choose a bundle of settings:
+
+  data      digits mnist svhn cifar10 cifar100 tiny_imagenet folder
+  setting   scl (positives share a class)  ucl (positives are views of one image)
+  loss      neg_mmiot pushpull iot iot_uniformity infonce invaspread dbot vicreg byol
+  backbone  resnet18 resnet34 resnet50 vit_b16; any model of timm: backbone.name=NAME
+  scale     smoke (seconds)  cpu (minutes)  paper (the paper's settings, for GPUs)
+
+The folder of a run is named after its settings. The same command again continues a run that was
+interrupted, to the same numbers, and skips one that is finished.
+""",
+    """\
+examples:
+  tricouple train data=digits setting=scl loss=neg_mmiot scale=smoke
+  tricouple train data=cifar10 setting=ucl loss=neg_mmiot backbone=resnet18 seed=0
+  tricouple train data=folder data.root=photos setting=ucl backbone.head_dim=128
+  tricouple train -m loss=infonce,iot,pushpull,neg_mmiot seed=0,1,2      every combination
+  tricouple train scale=paper data=cifar100 trainer.devices=4 trainer.precision=bf16-mixed
+  tricouple train -m seed=0,1,2 hydra/launcher=submitit_slurm            on a cluster
+  tricouple train loss=iot --show                                        the settings, no run
+  tricouple train --study vision_cpu --workers 4                         compare losses; resumable
+  tricouple train --study vision_paper                                   the paper's tables (GPUs)
+""",
+)
+
+CLIP = TrainCommand(
+    Clip,
+    _clip,
+    """\
+Train an image and a text encoder (open_clip's CLIP) on captioned images, and evaluate them by
+retrieval and zero-shot classification. Settings are words of the form name=value; groups choose a
+bundle of settings:
+
+  data    shapes (drawn by the program)  coco flickr8k  json csv shards (your own)
+  loss    neg_mmiot pushpull infonce iot iot_uniformity dbot fused_gromov
+          dbot_published fused_gromov_published (as the public code of these two computes)
+  model   rn50 (the paper's)  small tiny; any of open_clip: model.vision.width=96
+  scale   smoke (a minute)  cpu (minutes)  paper (the paper's settings, for GPUs)
+
+Single settings that are often wanted: loss.sharpness=30 (c = 1/(τε)), training.epochs=20,
+training.learn_temperature=true (c learns, as in CLIP), training.captions=all (an epoch shows every
+caption, not every image), data.skip=true (leave out captions and images that cannot be used).
+
+The folder of a run is named after its settings, and gets a page, report.html, with queries and
+their answers. The same command again continues a run that was interrupted, to the same numbers,
+and skips one that is finished.
+""",
+    """\
+examples:
+  tricouple clip data=shapes loss=neg_mmiot scale=smoke
+  tricouple clip data=coco data.root=~/coco loss=neg_mmiot scale=paper trainer.precision=bf16-mixed
+  tricouple clip data=csv data.train=photos.csv data.train_images=photos evaluation.zero_shot=[]
+  tricouple clip data=shards data.train='shards/*.tar' data.skip=true
+  tricouple clip -m loss=infonce,iot,pushpull,neg_mmiot seed=0,1,2     every combination
+  tricouple clip loss=iot --show                                       the settings, no run
+  tricouple clip --study clip_cpu --workers 4                          compare losses; resumable
+  tricouple clip --study clip_paper                                    the paper's table (GPUs)
+""",
+)
+
+
+class EvaluateCommand:
+    """What trained image encoders are worth."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options of this command to its parser."""
+        parser.description = """\
+Evaluate the encoders of runs: linear probe, k nearest neighbours, confusion matrix, geometry and
+t-SNE, of the penultimate features and of the projected embedding. The result goes into
+evaluation.json beside the weights. Of a run that is not finished, the last finished epoch counts.
+"""
+        parser.epilog = """\
+examples:
+  tricouple evaluate runs/cifar10-ucl-*                   as each run's configuration says
+  tricouple evaluate RUN evaluation.probe_epochs=500      the paper's linear probe
+  tricouple evaluate RUN evaluation.part=validation       on images held out of the training set
+"""
+        parser.add_argument(
+            "words",
+            nargs="+",
+            metavar="RUN | evaluation.name=value",
+            help="folders of runs, and settings of the evaluation to use instead of the runs' own",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Evaluate all runs; their tables are printed as they are done."""
+        from tricouple.conf.compose import override
+        from tricouple.experiments.runs.folder import RunFolder
+        from tricouple.experiments.runs.run import evaluate_run
+        from tricouple.experiments.vision import VISION
+        from tricouple.provenance import collect_provenance
+
+        console = Console()
+        settings = [word for word in args.words if "=" in word]
+        folders = [RunFolder(Path(word)) for word in args.words if "=" not in word]
+        for word in settings:
+            if not word.startswith(("evaluation.", "data.root=", "trainer.", "progress=")):
+                raise CommandError(
+                    f"{word}: only evaluation.*, trainer.* and data.root can be changed"
+                )
+        if not folders:
+            raise CommandError("name the folder of a run")
+        with user_errors():
+            configs = [override(folder.read(Train), settings) for folder in folders]
+            for config, folder in zip(configs, folders, strict=True):
+                origin, trained = collect_provenance(), folder.read_trained()
+                found = evaluate_run(
+                    VISION, config, VISION.load(config), trained, folder, console, origin
+                )
+                console.print(VISION.table(found))
+        return 0
+
+
+EVALUATE = EvaluateCommand()

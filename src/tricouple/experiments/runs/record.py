@@ -185,9 +185,21 @@ def open_store(
         _require_same_study(path, kind, name, None if extend else config)
     require_writable(head)
     if extend or not known:
-        content = {"kind": kind, "name": name, "config": config, **more, "provenance": provenance}
-        write_text(head, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        write_head(path, kind, name, config, provenance, **more)
     return Store(path)
+
+
+def write_head(
+    path: Path,
+    kind: str,
+    name: str,
+    config: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    **more: object,
+) -> None:
+    """Write ``study.json``; the arguments are those of ``open_store``."""
+    content = {"kind": kind, "name": name, "config": config, **more, "provenance": provenance}
+    write_text(path / "study.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def _require_same_study(path: Path, kind: str, name: str, config: Mapping[str, Any] | None) -> None:

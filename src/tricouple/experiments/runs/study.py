@@ -3,18 +3,44 @@
 Within a block (a data set and a setting), for each loss: the sharpness is chosen at the first
 learning rate, then the learning rate at that sharpness, at the first seed and on validation
 images; what was chosen is then measured on the test set, for all seeds. The test set is not looked
-at before.
+at before. A study that leaves no choice has final runs only.
 
 Every finished run is a line of ``runs.jsonl``. A study that is started again reads them, and goes
-on with what is missing.
+on with what is missing. Losses do not wait for each other: several processes share them out.
 """
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import shutil
+import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Generic
 
+import torch
+from rich.console import Console
+
+from tricouple.conf.compose import configure
 from tricouple.conf.schema import Study
+from tricouple.experiments.runs.folder import RunFolder
+from tricouple.experiments.runs.loss import loss_words
+from tricouple.experiments.runs.record import (
+    DONE,
+    PARTIAL,
+    Record,
+    Store,
+    open_store,
+    same_settings,
+)
+from tricouple.experiments.runs.run import C, D, RunKind, run_once
+from tricouple.options import CommandError
+from tricouple.provenance import collect_provenance
+from tricouple.training.module import DivergenceError
 
 SHARPNESS, LEARNING_RATE, FINAL = "sharpness", "learning_rate", "final"
 
@@ -27,7 +53,7 @@ class Trial:
         part: What it is for: ``sharpness``, ``learning_rate`` or ``final``.
         block: Words of its block.
         loss: Name of the loss.
-        sharpness: c.
+        sharpness: c; None for what the scale gives the loss.
         learning_rate: Of Adam.
         seed: Of the run.
     """
@@ -35,7 +61,7 @@ class Trial:
     part: str
     block: tuple[str, ...]
     loss: str
-    sharpness: float
+    sharpness: float | None
     learning_rate: float
     seed: int
 
@@ -44,30 +70,37 @@ class Trial:
         return [
             *self.block,
             f"loss={self.loss}",
-            f"loss.sharpness={self.sharpness:g}",
+            *([] if self.sharpness is None else [f"loss.sharpness={self.sharpness:g}"]),
             f"training.learning_rate={self.learning_rate:g}",
             f"seed={self.seed}",
             f"evaluation.part={'test' if self.part == FINAL else 'validation'}",
         ]
 
 
-def run_block(study: Study, block: tuple[str, ...], measure: Callable[[Trial], float]) -> None:
-    """Choose and measure, loss after loss.
+def run_loss(
+    study: Study, block: tuple[str, ...], loss: str, measure: Callable[[Trial], float]
+) -> None:
+    """Choose and measure for one loss of a block.
 
     Args:
         study: The grids.
         block: Words of the block.
+        loss: Name of the loss.
         measure: Does a trial, or remembers it, and returns its accuracy; 0 if it diverged.
     """
-    rate, seed = study.learning_rates[0], study.seeds[0]
-    for loss in study.losses:
-        trials = [Trial(SHARPNESS, block, loss, c, rate, seed) for c in study.sharpness]
-        scores = {trial: measure(trial) for trial in trials}
-        for other in study.learning_rates[1:]:
+    rate, *rates = study.learning_rates
+    seed = study.seeds[0]
+    sharpness: list[float | None] = [*study.sharpness] or [None]
+    grid = [Trial(SHARPNESS, block, loss, c, rate, seed) for c in sharpness]
+    chosen = grid[0]
+    if len(grid) > 1 or rates:
+        scores = {trial: measure(trial) for trial in grid}
+        for other in rates:
             trial = replace(best(scores), part=LEARNING_RATE, learning_rate=other)
             scores[trial] = measure(trial)
-        for number in study.seeds:
-            measure(replace(best(scores), part=FINAL, seed=number))
+        chosen = best(scores)
+    for number in study.seeds:
+        measure(replace(chosen, part=FINAL, seed=number))
 
 
 def best(scores: Mapping[Trial, float]) -> Trial:
@@ -79,3 +112,135 @@ def best(scores: Mapping[Trial, float]) -> Trial:
         3
     """
     return max(scores, key=lambda trial: scores[trial])
+
+
+def run_study(
+    kind: RunKind[C, D], study: Study, out: Path, runs: Path, console: Console, *, workers: int = 1
+) -> None:
+    """Do everything of a study that is missing.
+
+    Args:
+        kind: Of its runs.
+        study: What to compare.
+        out: Folder of the results.
+        runs: Folder of the runs, which are removed when their loss is done.
+        console: Says what happens.
+        workers: Processes that losses and blocks are dealt out to, each with one thread; with one
+            worker this process does the work, with all its threads.
+
+    Raises:
+        CommandError: If the folder holds another study, or runs with other settings.
+    """
+    origin = collect_provenance()
+    config = {**asdict(study), "chosen_by": f"{kind.chosen_by} on validation images"}
+    store = open_store(out, kind.name, study.name, config, origin, extend=True)
+    trials = Trials(kind, study, store, runs, origin)
+    tasks = [(tuple(block), loss) for block in study.blocks for loss in study.losses]
+    if workers == 1:
+        for block, loss in tasks:
+            trials.go(block, loss, console)
+        return
+    # Forking a process that has threads may hang.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, initializer=_prepare_worker) as pool:
+        try:
+            for done in as_completed([pool.submit(trials.go, *task) for task in tasks]):
+                done.result()
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise CommandError(
+                    f"a worker ended; what was done is kept in {out}: start the study again to go "
+                    "on, with fewer --workers if memory was short"
+                ) from error
+            raise
+
+
+def _prepare_worker() -> None:
+    """One thread; Ctrl-C reaches all processes of a terminal, but only the first decides."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@dataclass(frozen=True)
+class Trials(Generic[C, D]):
+    """The trials of a study: each done once, its record kept.
+
+    Attributes:
+        kind: Of the runs.
+        study: What to compare.
+        store: Of the results.
+        runs: Folder of the runs.
+        origin: Provenance of the study.
+    """
+
+    kind: RunKind[C, D]
+    study: Study
+    store: Store
+    runs: Path
+    origin: Mapping[str, Any]
+
+    def go(self, block: tuple[str, ...], loss: str, console: Console | None = None) -> None:
+        """Do all of a loss in a block."""
+        folders: set[RunFolder] = set()
+        shown = console or Console()
+
+        def measure(trial: Trial) -> float:
+            words = [*self.study.base, *trial.words(), f"runs={self.runs}"]
+            config = configure(words, self.kind.config)
+            folders.add(self.kind.folder(config))
+            return self.measure(trial, config, shown)
+
+        run_loss(self.study, block, loss, measure)
+        for folder in folders:
+            shutil.rmtree(folder.path, ignore_errors=True)
+
+    def measure(self, trial: Trial, config: C, console: Console) -> float:
+        """The accuracy of a trial, from its record if there is one.
+
+        Raises:
+            CommandError: If the record is of a run with other settings.
+        """
+        name = self.name(trial, config)
+        record = self.store.records().get(name)
+        if record is None or record["status"] == PARTIAL:
+            record = self.compute(trial, config, console) | {"id": name, "part": trial.part}
+            self.store.append(record)
+            gc.collect()  # trainer and module refer to each other: they would stay in memory
+            accuracy = record.get("metrics", {}).get(self.kind.chosen_by)
+            console.print(f"{trial.part}: {name}: {accuracy or record['status']}")
+        elif not same_settings(record, self.kind.settings(config)):
+            raise CommandError(
+                f"{self.store.runs}: {name} was run with other settings than the study has now: "
+                "choose another --out, or delete the line"
+            )
+        return float(record["metrics"][self.kind.chosen_by]) if record["status"] == DONE else 0.0
+
+    def name(self, trial: Trial, config: C) -> str:
+        """What tells the runs of a study apart; the network only if blocks differ in it."""
+        compared = any(word.startswith(("backbone", "model")) for word in trial.block)
+        parts = [
+            *self.kind.words(config),
+            *([self.kind.network(config)] if compared else []),
+            *loss_words(config.loss),
+            f"lr{config.training.learning_rate:g}",
+            f"seed{config.seed}",
+            config.evaluation.part,
+        ]
+        return "-".join(parts)
+
+    def compute(self, trial: Trial, config: C, console: Console) -> Record:
+        """Train and evaluate; a run that diverges is a result too."""
+        folder = self.kind.folder(config)
+        try:
+            run_once(self.kind, config, console, self.origin)
+        except DivergenceError as error:
+            console.print(f"{folder.path}: {error}", soft_wrap=True)
+        gallery = self.kind.gallery
+        if gallery and trial.part == FINAL and trial.seed == self.study.seeds[0]:
+            galleries = self.store.path / "galleries"
+            galleries.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder.path / gallery, galleries / f"{self.name(trial, config)}.npz")
+        return Store(folder.path).records()[folder.path.name]

@@ -18,7 +18,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from tricouple.conf.compose import KINDS, STARTS, hydra_ready, one_line_errors
+from tricouple.conf.compose import STARTS, hydra_ready
+from tricouple.conf.schema import Train
 
 KILLED = 128
 
@@ -46,23 +47,23 @@ class Job:
         return f"{' '.join(self.words)}: {self.error or f'exit code {self.code}'}"
 
 
-def sweep(words: Sequence[str], console: Console, command: str = "train") -> list[Job]:
+def sweep(words: Sequence[str], console: Console, kind: type = Train) -> list[Job]:
     """Run every combination; settings are checked before the first.
 
     Args:
         words: Settings, some with several values.
         console: Says what failed, at the end.
-        command: The command of a single run.
+        kind: The dataclass of a run's settings.
 
     Raises:
         ConfigurationError: If a word makes no configuration.
     """
-    start = STARTS[KINDS[command]]
-    with hydra_ready(start) as ready, one_line_errors(words, start.name):
+    start = STARTS[kind]
+    with hydra_ready(start, words) as ready:
         assert ready.hydra is not None
         batches = ready.hydra.multirun(
             config_name=start.name,
-            task_function=partial(run_job, command=command),
+            task_function=partial(run_job, command=start.name),
             overrides=list(words),
             with_log_configuration=False,
         )

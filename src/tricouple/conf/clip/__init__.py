@@ -1,1 +1,0 @@
-"""Configuration of ``tricouple clip``: types, and Hydra's groups of YAML files."""

@@ -1,1 +1,0 @@
-"""Hydra's groups that every kind of training shares."""

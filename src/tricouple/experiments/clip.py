@@ -1,0 +1,426 @@
+"""``tricouple clip``: image and text encoders trained on captions, and what they are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from tricouple import checks
+from tricouple.conf.schema import Clip
+from tricouple.data import captions, images
+from tricouple.data.captions import (
+    CaptionData,
+    CaptionedImages,
+    PairSamples,
+    Source,
+    Tokens,
+    tokenise,
+)
+from tricouple.data.images import ImageSet
+from tricouple.data.normalisation import Normalisation
+from tricouple.evaluation.features import embed_images, embed_texts
+from tricouple.evaluation.geometry import measure_modalities
+from tricouple.evaluation.retrieval import Retrieval, in_batches, whole_split
+from tricouple.evaluation.zero_shot import class_embeddings, classify
+from tricouple.experiments.clip_gallery import draw_gallery
+from tricouple.experiments.runs.folder import RunFolder, Trained
+from tricouple.experiments.runs.loss import build_loss, sharpness_of
+from tricouple.experiments.runs.run import RunKind
+from tricouple.files import write_atomically
+from tricouple.models.clip import build_clip
+from tricouple.training.module import Training
+from tricouple.training.pairs import BothDirections, PairTraining
+from tricouple.training.seeds import derived_seed
+
+if TYPE_CHECKING:
+    import open_clip
+
+# Of the images that CLIP was trained on; all public CLIP models use these.
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+GALLERY = "gallery.npz"
+DIRECTIONS = {"image_to_text": "image → text", "text_to_image": "text → image"}
+CHANCES = {"image_to_text": "chance", "text_to_image": "chance_text"}
+
+
+# --- data ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """Labelled images whose classes have names."""
+
+    images: ImageSet
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutPairs:
+    """Images and captions that are not trained on, followed along training.
+
+    Attributes:
+        pairs: The first of them are measured.
+        tokens: Of their captions.
+        normalisation: Of the images.
+        size: How many images to measure, at most.
+        batch_size: Pairs to choose from, as in training.
+    """
+
+    pairs: CaptionedImages
+    tokens: Tensor
+    normalisation: Normalisation
+    size: int
+    batch_size: int
+
+    def measure(self, encoder: nn.Module) -> dict[str, float]:
+        """Recall@1 in batches, modality gap, alignment, uniformity."""
+        model = cast("open_clip.CLIP", encoder)
+        n = min(self.size, len(self.pairs))
+        kept = self.pairs.owners < n
+        images = embed_images(model, self.pairs.images[torch.arange(n)], self.normalisation)
+        texts = embed_texts(model, self.tokens[kept])
+        owners = self.pairs.owners[kept]
+        found = in_batches(images, texts, owners, self.batch_size)
+        return {
+            "image_to_text": found.image_to_text.at1,
+            "text_to_image": found.text_to_image.at1,
+            **measure_modalities(images, texts, owners).row(),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class RunCaptions:
+    """What a run trains on and is measured on.
+
+    Attributes:
+        data: Images and captions.
+        tokens: Of the captions of each part, by the part's name.
+        zero_shot: Image sets to recognise without examples, by name.
+        notes: What was left out or cut.
+        samples: What an epoch consists of.
+        held_out: Some of the validation images, or of the test images if there are none.
+    """
+
+    data: CaptionData
+    tokens: dict[str, Tensor]
+    zero_shot: dict[str, Classes]
+    notes: tuple[str, ...]
+    samples: PairSamples
+    held_out: HeldOutPairs
+
+    def part(self, name: str) -> CaptionedImages:
+        """The images and captions of a part."""
+        return part_of(self.data, name)
+
+
+def load_captions(config: Clip) -> RunCaptions:
+    """Load all that a run needs.
+
+    Raises:
+        ValueError: If files are missing, the sizes are not possible, or training could only fail.
+    """
+    evaluation, training = config.evaluation, config.training
+    data = captions.load(Source(**asdict(config.data)), image_size(config), config.seed)
+    part_of(data, evaluation.part)  # refuses what cannot be
+    length = int(config.model.text.get("context_length", 77))
+    tokens = {name: tokenise(part.captions, length) for name, part in _parts(data)}
+    zero_shot = {}
+    if evaluation.part == "test":
+        for name in evaluation.zero_shot:
+            zero_shot[name] = _classes(name, evaluation.zero_shot_size)
+    train = data.train
+    samples = PairSamples(
+        train.images, tokens["train"].ids, train.owners, training.captions == "all"
+    )
+    if not 2 <= training.batch_size <= len(samples):
+        raise ValueError(
+            f"training.batch_size is {training.batch_size}, but there are {len(samples)} "
+            f"training images: use between 2 and {len(samples)}"
+        )
+    followed = "test" if data.validation is None else "validation"
+    return RunCaptions(
+        data,
+        {name: found.ids for name, found in tokens.items()},
+        zero_shot,
+        (*data.notes, *_cut_note(tokens, length)),
+        samples,
+        HeldOutPairs(
+            part_of(data, followed),
+            tokens[followed].ids,
+            normalisation_of(config),
+            training.geometry_samples,
+            training.batch_size,
+        ),
+    )
+
+
+def part_of(data: CaptionData, name: str) -> CaptionedImages:
+    """The images and captions of a part."""
+    found = {"train": data.train, "validation": data.validation, "test": data.test}[name]
+    if found is None:
+        raise ValueError(f"evaluation.part={name} needs data.{name}, or data.{name}_size above 0")
+    return found
+
+
+def _parts(data: CaptionData) -> Iterator[tuple[str, CaptionedImages]]:
+    yield "train", data.train
+    if data.validation is not None:
+        yield "validation", data.validation
+    yield "test", data.test
+
+
+def _cut_note(tokens: dict[str, Tokens], length: int) -> list[str]:
+    """One note on captions that were too long, with the first of them."""
+    cut = {name: found for name, found in tokens.items() if found.truncated}
+    if not cut:
+        return []
+    counts = ", ".join(f"{found.truncated} {name}" for name, found in cut.items())
+    first = shorten(next(iter(cut.values())).first_truncated, 80, placeholder=" …")
+    return [f"captions of more than {length} tokens were cut ({counts}), the first is {first!r}"]
+
+
+def _classes(name: str, size: int | None) -> Classes:
+    """Test images of a set; the same ones for every run."""
+    try:
+        data = images.load(name)
+    except ValueError as error:
+        raise ValueError(
+            f"evaluation.zero_shot={name}: {error}; or leave it out: evaluation.zero_shot=[]"
+        ) from error
+    test = data.test
+    if test is None or test.labels is None:
+        raise ValueError(f"evaluation.zero_shot={name}: there are no labelled images")
+    if data.channels != 3:
+        raise ValueError(f"evaluation.zero_shot={name}: images must have colours")
+    if size is not None and size < len(test):
+        test = images.subset(test, size, 0, name="evaluation.zero_shot_size")
+    return Classes(test, data.classes)
+
+
+# --- encoders and method -------------------------------------------------------------------------
+
+
+def make_encoder(config: Clip, found: RunCaptions | None = None) -> open_clip.CLIP:
+    """Both encoders of open_clip's CLIP."""
+    model = config.model
+    return build_clip(model.embed_dim, model.vision, model.text)
+
+
+def make_method(
+    config: Clip, found: RunCaptions, encoder: nn.Module, options: dict[str, Any]
+) -> Training:
+    """A loss in both directions."""
+    training = config.training
+    return PairTraining(
+        cast("open_clip.CLIP", encoder),
+        BothDirections(build_loss(config.loss), learn=training.learn_temperature),
+        normalisation_of(config),
+        augment=training.augment,
+        decoupled_decay=training.decoupled_decay,
+        **options,
+    )
+
+
+def normalisation_of(config: Clip) -> Normalisation:
+    """CLIP's own, at the size of the run's model."""
+    return Normalisation(CLIP_MEAN, CLIP_STD, image_size(config))
+
+
+def image_size(config: Clip) -> int:
+    """Side of the images that the model sees."""
+    size = config.model.vision.get("image_size")
+    if not isinstance(size, int) or size < 1:
+        raise ValueError(f"model.vision.image_size must be a whole number of pixels, got {size!r}")
+    return size
+
+
+# --- evaluation ----------------------------------------------------------------------------------
+
+
+def evaluate(
+    config: Clip,
+    found: RunCaptions,
+    encoder: nn.Module,
+    trained: Trained,
+    folder: RunFolder,
+    console: Console,
+) -> dict[str, Any]:
+    """Retrieval, zero-shot classification and geometry; the gallery is written beside."""
+    model, part = cast("open_clip.CLIP", encoder), config.evaluation.part
+    pairs, tokens, normalisation = found.part(part), found.tokens[part], normalisation_of(config)
+    images = embed_images(model, pairs.images, normalisation)
+    texts = embed_texts(model, tokens)
+    whole = whole_split(images, texts, pairs.owners)
+    batches = in_batches(images, texts, pairs.owners, config.training.batch_size)
+    result = {
+        "n_images": len(images),
+        "n_captions": len(texts),
+        "batch_size": batches.candidates[0],
+        "whole_split": asdict(whole),
+        "in_batch": asdict(batches),
+        "zero_shot": zero_shot(config, model, found),
+        "modalities": measure_modalities(images, texts, pairs.owners).row(),
+    }
+    fixed = sharpness_of(config.loss)
+    assert fixed is not None  # every loss across modalities has one
+    sharpness = float(trained.rows[-1].get("sharpness", fixed))  # what was learnt, or what was set
+    torch.manual_seed(derived_seed(config.seed, "weights"))
+    gallery = draw_gallery(
+        pairs,
+        tokens,
+        images,
+        texts,
+        {"before": make_encoder(config), "after": model},
+        normalisation,
+        count=config.evaluation.gallery,
+        sharpness=sharpness,
+    )
+    write_atomically(folder.path / GALLERY, lambda file: file.write(gallery))
+    return {
+        "sharpness": sharpness,
+        "metrics": metrics(whole, batches, result),
+        "result": result,
+        "notes": list(found.notes),
+    }
+
+
+def zero_shot(
+    config: Clip, model: open_clip.CLIP, found: RunCaptions
+) -> dict[str, dict[str, float]]:
+    """Accuracy on each image set, from the names of its classes alone."""
+    length = int(config.model.text.get("context_length", 77))
+    rows = {}
+    for name, classes in found.zero_shot.items():
+        assert classes.images.labels is not None
+        images = embed_images(model, classes.images.images, normalisation_of(config))
+        named = class_embeddings(model, classes.names, length)
+        rows[name] = classify(images, named, classes.images.labels).row()
+    return rows
+
+
+def metrics(whole: Retrieval, batches: Retrieval, result: dict[str, Any]) -> dict[str, float]:
+    """The figures under flat names, such as ``in_batch/image_to_text/at1``."""
+    found: dict[str, float] = {}
+    for place, retrieval in (("whole_split", whole), ("in_batch", batches)):
+        for direction in DIRECTIONS:
+            for name, value in getattr(retrieval, direction).row().items():
+                found[f"{place}/{direction}/{name}"] = value
+    found["in_batch/at1"] = (batches.image_to_text.at1 + batches.text_to_image.at1) / 2
+    for name, row in result["zero_shot"].items():
+        for top in ("top1", "top5"):
+            found[f"zero_shot/{name}/{top}"] = row[top]
+    for name, value in result["modalities"].items():
+        found[f"modalities/{name}"] = value
+    return found
+
+
+def kept(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record keeps: figures, what guessing would give (``chance/…``), sizes, notes."""
+    result = evaluation["result"]
+    chance = {
+        f"chance/{place}/{direction}/{name}": value
+        for place in ("whole_split", "in_batch")
+        for direction, key in CHANCES.items()
+        for name, value in result[place][key].items()
+    }
+    for name, row in result["zero_shot"].items():
+        chance[f"chance/zero_shot/{name}/top1"] = row["chance"]
+        chance[f"chance/zero_shot/{name}/top5"] = min(1.0, 5 * row["chance"])
+    sizes = {name: result[name] for name in ("n_images", "n_captions", "batch_size")}
+    return {"metrics": {**evaluation["metrics"], **chance, **sizes}, "notes": evaluation["notes"]}
+
+
+def table(evaluation: Mapping[str, Any]) -> Table:
+    """The content of an evaluation.json as a table."""
+    result, sharpness = evaluation["result"], evaluation["sharpness"]
+    seconds = sum(evaluation["seconds"].values())
+    geometry = result["modalities"]
+    found = Table(
+        title=evaluation["run"],
+        caption=(
+            f"epochs: {evaluation['epoch']}, {seconds:.0f} s; sharpness c = {sharpness:g}; "
+            f"modality gap {geometry['gap']:.2f}, alignment {geometry['alignment']:.2f}, "
+            f"uniformity {geometry['image_uniformity']:.2f} (images) "
+            f"{geometry['text_uniformity']:.2f} (texts)"
+        ),
+    )
+    found.add_column(f"{evaluation['settings']['part']} set, % (chance)")
+    for heading in ("@1", "@5", "@10"):
+        found.add_column(heading, justify="right")
+    whole = f"whole split, {result['n_images']} images, {result['n_captions']} captions"
+    batch = f"in batches of {result['batch_size']}"
+    for place, name in (("in_batch", batch), ("whole_split", whole)):
+        for key, direction in DIRECTIONS.items():
+            recall, chance = result[place][key], result[place][CHANCES[key]]
+            cells = (
+                f"{100 * recall[k]:.1f} ({100 * chance[k]:.1f})" for k in ("at1", "at5", "at10")
+            )
+            found.add_row(f"{direction}, {name}", *cells)
+    for name, row in result["zero_shot"].items():
+        found.add_row(
+            f"zero-shot {name}, {row['n_images']} images",
+            f"{100 * row['top1']:.1f} ({100 * row['chance']:.1f})",
+            f"{100 * row['top5']:.1f} ({500 * row['chance']:.1f})",
+            "",
+        )
+    return found
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+def check(config: Clip) -> None:
+    """Refuse numbers that make no sense, by their names."""
+    checks.non_negative_number("data.test_size", config.data.test_size)
+    checks.non_negative_number("evaluation.gallery", config.evaluation.gallery)
+    checks.count("training.batch_size", config.training.batch_size)
+    checks.one_of("training.captions", config.training.captions, ("one", "all"))
+
+
+def flat(config: Clip) -> dict[str, Any]:
+    """The settings that tell image-text runs apart, beside those of every kind."""
+    training = config.training
+    return {
+        "model": config.model.name,
+        "image_size": config.model.vision.get("image_size"),
+        "decoupled_decay": training.decoupled_decay,
+        "captions": training.captions,
+        "learn_temperature": training.learn_temperature,
+        "zero_shot_size": config.evaluation.zero_shot_size,
+    }
+
+
+def words(config: Clip) -> tuple[str, ...]:
+    """What losses are compared on, for names of folders and records."""
+    return (config.data.name,)
+
+
+def network(config: Clip) -> str:
+    """What is trained."""
+    return config.model.name
+
+
+CLIP = RunKind(
+    name="clip",
+    config=Clip,
+    prefix=("clip",),
+    words=words,
+    network=network,
+    check=check,
+    load=load_captions,
+    encoder=make_encoder,
+    method=make_method,
+    evaluate=evaluate,
+    kept=kept,
+    flat=flat,
+    table=table,
+    chosen_by="in_batch/at1",
+    gallery=GALLERY,
+)

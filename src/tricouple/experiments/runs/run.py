@@ -1,0 +1,365 @@
+"""One run of any kind: begun, continued where it stopped, or found to be finished.
+
+A ``RunKind`` says what is particular to image encoders, or to image and text encoders;
+``run_once`` does it from top to bottom.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from tricouple import checks
+from tricouple.conf.schema import RunConfig
+from tricouple.data.images.sets import BatchedSet
+from tricouple.experiments.runs.folder import RunFolder, Trained, digest
+from tricouple.experiments.runs.loss import loss_parameters, loss_words, sharpness_of
+from tricouple.experiments.runs.record import (
+    DIVERGED,
+    DONE,
+    PARTIAL,
+    Record,
+    Store,
+    make_record,
+    write_head,
+)
+from tricouple.files import write_text
+from tricouple.provenance import collect_provenance, line_provenance
+from tricouple.training.batches import ShuffledBatches
+from tricouple.training.history import History, Measured, Row, curves
+from tricouple.training.module import DivergenceError, Training
+from tricouple.training.seeds import derived_seed
+from tricouple.training.trainer import (
+    check_flags,
+    make_trainer,
+    quiet_lightning,
+    train_to_the_end,
+)
+
+
+class Loaded(Protocol):
+    """The data of a run."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was left out or differs from the published data; a command says each once."""
+
+    @property
+    def samples(self) -> BatchedSet:
+        """What an epoch consists of."""
+
+    @property
+    def held_out(self) -> Measured | None:
+        """What is followed along training, if there is anything."""
+
+
+C = TypeVar("C", bound=RunConfig)
+D = TypeVar("D", bound=Loaded)
+
+
+@dataclass(frozen=True)
+class RunKind(Generic[C, D]):
+    """What is particular to a kind of run.
+
+    Attributes:
+        name: Of its studies, for their report.
+        config: The dataclass of its settings.
+        prefix: First words of the names of folders.
+        words: What losses are compared on, for names: data set, setting.
+        network: Name of what is trained.
+        check: Refuse numbers that make no sense, by their names.
+        load: Load the data; refuse what training or evaluation could only fail at.
+        encoder: What is trained and kept, with the initial weights of the run's seed.
+        method: Make what Lightning trains of an encoder, with options of ``Training``.
+        evaluate: What the weights are worth, as entries of evaluation.json.
+        kept: Of an evaluation, the entries of a record.
+        flat: Settings that tell runs apart, beside those of every kind.
+        table: An evaluation on the terminal.
+        chosen_by: The metric that studies choose settings by.
+        gallery: File with examples for the report, if evaluations leave one.
+    """
+
+    name: str
+    config: type[C]
+    prefix: tuple[str, ...]
+    words: Callable[[C], tuple[str, ...]]
+    network: Callable[[C], str]
+    check: Callable[[C], None]
+    load: Callable[[C], D]
+    encoder: Callable[[C, D], nn.Module]
+    method: Callable[[C, D, nn.Module, dict[str, Any]], Training]
+    evaluate: Callable[[C, D, nn.Module, Trained, RunFolder, Console], dict[str, Any]]
+    kept: Callable[[Mapping[str, Any]], dict[str, Any]]
+    flat: Callable[[C], dict[str, Any]]
+    table: Callable[[Mapping[str, Any]], Table | str]
+    chosen_by: str
+    gallery: str | None = None
+
+    def folder(self, config: C) -> RunFolder:
+        """The folder that a configuration asks for, or the one its values name."""
+        if config.run is not None:
+            return RunFolder(Path(config.run))
+        parts = [
+            *self.prefix,
+            *self.words(config),
+            *loss_words(config.loss),
+            self.network(config),
+            f"seed{config.seed}",
+            digest(config)[:8],
+        ]
+        return RunFolder(Path(config.runs) / "-".join(parts))
+
+    def settings(self, config: C) -> dict[str, Any]:
+        """The settings that tell runs apart, in one level."""
+        training = config.training
+        return {
+            "data": config.data.name,
+            "train_size": config.data.train_size,
+            "loss": config.loss["name"],
+            "sharpness": sharpness_of(config.loss),
+            **loss_parameters(config.loss),
+            "epochs": training.epochs,
+            "batch_size": training.batch_size,
+            "learning_rate": training.learning_rate,
+            "weight_decay": training.weight_decay,
+            "seed": config.seed,
+            "evaluated_on": config.evaluation.part,
+            **self.flat(config),
+        }
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run with everything done.
+
+    Attributes:
+        folder: Where it is.
+        evaluation: The content of its evaluation.json; empty in all processes but the first.
+        skipped: Whether nothing had to be computed.
+    """
+
+    folder: RunFolder
+    evaluation: dict[str, Any]
+    skipped: bool
+
+
+def run_once(
+    kind: RunKind[C, D], config: C, console: Console, origin: Mapping[str, Any] | None = None
+) -> Finished:
+    """Train and evaluate, doing only what is not done yet.
+
+    Args:
+        kind: Of the run.
+        config: Every setting.
+        console: Says what happens.
+        origin: Provenance of the study that the run belongs to; None for one of its own.
+
+    Raises:
+        ValueError: If the configuration or the data make no run.
+        DivergenceError: If the loss stopped being a number.
+        WriteError: If the disk is full.
+    """
+    check_values(config)
+    kind.check(config)
+    folder = kind.folder(config)
+    folder.check(config)
+    evaluation = folder.read_evaluation()
+    if evaluation is not None and _is_whole(kind, config, folder, evaluation):
+        console.print(f"[green]Already finished:[/] {folder.path}", soft_wrap=True)
+        if not Store(folder.path).runs.exists():  # an earlier version left none
+            _leave(kind, config, folder, evaluated(kind, config, folder, evaluation))
+        return Finished(folder, evaluation, skipped=True)
+    origin = origin or collect_provenance()
+    data = kind.load(config)
+    for note in data.notes:
+        console.print(f"[yellow]{config.data.name}:[/] {note}", soft_wrap=True)
+    if folder.encoder.exists():
+        folder.claim(config)
+        trained: Trained | None = folder.read_trained()
+    else:
+        training = config.training
+        options = {
+            "learning_rate": training.learning_rate,
+            "weight_decay": training.weight_decay,
+            "seed": config.seed,
+            "identity": digest(config),
+        }
+        module = kind.method(config, data, initial_encoder(kind, config, data), options)
+        folder.claim(config)
+        trained = fit(kind, config, data, module, folder, console, origin)
+    if trained is None:  # one process evaluates
+        return Finished(folder, {}, skipped=False)
+    evaluation = evaluate_run(kind, config, data, trained, folder, console, origin)
+    folder.checkpoint.unlink(missing_ok=True)
+    return Finished(folder, evaluation, skipped=False)
+
+
+def fit(
+    kind: RunKind[C, D],
+    config: C,
+    data: D,
+    module: Training,
+    folder: RunFolder,
+    console: Console,
+    origin: Mapping[str, Any],
+) -> Trained | None:
+    """Train from the start, or from the last finished epoch, to the end, and keep the weights.
+
+    Returns:
+        The weights, which are on disk as well; None in all processes but the first.
+    """
+    training = config.training
+    history = History(folder.metrics, data.held_out, training.geometry_every)
+    resumed = folder.checkpoint.exists()
+    verb = "Continuing" if resumed else "Training"
+    what = f"{len(data.samples)} images, epochs: {training.epochs}"
+    console.print(f"{verb} ({what}): {folder.path}", soft_wrap=True)
+    with quiet_lightning():
+        trainer = make_trainer(
+            config.trainer,
+            epochs=training.epochs,
+            folder=folder.path,
+            history=history,
+            checkpoint=folder.checkpoint,
+            progress=config.progress,
+        )
+        if trainer.is_global_zero:
+            _leave(kind, config, folder, _so_far(kind, config, folder, history.rows, origin))
+        batches = ShuffledBatches(data.samples, training.batch_size, config.seed)
+        try:
+            train_to_the_end(trainer, module, batches, folder.checkpoint if resumed else None)
+        except BaseException as error:
+            if trainer.is_global_zero:
+                record = _so_far(kind, config, folder, history.rows, origin)
+                if isinstance(error, DivergenceError):
+                    record |= {"status": DIVERGED, "verdict": str(error)}
+                with suppress(OSError):  # a full disk may be the error
+                    _leave(kind, config, folder, record)
+            raise
+    if not trainer.is_global_zero:
+        return None
+    trained = Trained(digest(config), module.encoder.state_dict(), history.rows)
+    folder.write_trained(trained)
+    return trained
+
+
+def evaluate_run(
+    kind: RunKind[C, D],
+    config: C,
+    data: D,
+    trained: Trained,
+    folder: RunFolder,
+    console: Console,
+    origin: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Evaluate weights as a configuration says, write evaluation.json and the run's record.
+
+    Returns:
+        The content of evaluation.json.
+    """
+    began = time.monotonic()
+    encoder = initial_encoder(kind, config, data)
+    trained.restore(encoder, digest(config), folder)
+    found = kind.evaluate(config, data, encoder, trained, folder, console)
+    content = {
+        "run": folder.path.name,
+        "epoch": trained.epoch,
+        "settings": asdict(config.evaluation),
+        **found,
+        "curves": curves(trained.rows),
+        "seconds": {
+            "training": trained.rows[-1]["seconds"],
+            "evaluation": round(time.monotonic() - began, 3),
+        },
+        "config": asdict(config),
+        "provenance": line_provenance(origin),
+    }
+    write_text(folder.evaluation, json.dumps(content, indent=1) + "\n")
+    evaluation = folder.read_evaluation()
+    assert evaluation is not None
+    _leave(kind, config, folder, evaluated(kind, config, folder, evaluation))
+    return evaluation
+
+
+def initial_encoder(kind: RunKind[C, D], config: C, data: D) -> nn.Module:
+    """The encoder with the initial weights of the run's seed."""
+    torch.manual_seed(derived_seed(config.seed, "weights"))
+    return kind.encoder(config, data)
+
+
+def evaluated(
+    kind: RunKind[C, D], config: C, folder: RunFolder, evaluation: Mapping[str, Any]
+) -> Record:
+    """The record of an evaluated run; one of an unfinished training is partial."""
+    return make_record(
+        folder.path.name,
+        part="final",
+        status=DONE if evaluation["epoch"] == config.training.epochs else PARTIAL,
+        config=kind.settings(config),
+        seconds=sum(evaluation["seconds"].values()),
+        steps=evaluation["curves"]["step"][-1],
+        **kind.kept(evaluation),
+        curves=evaluation["curves"],
+        provenance=evaluation["provenance"],
+    )
+
+
+def _so_far(
+    kind: RunKind[C, D],
+    config: C,
+    folder: RunFolder,
+    rows: list[Row],
+    origin: Mapping[str, Any],
+) -> Record:
+    """The record of a training that is not finished."""
+    last = rows[-1] if rows else {"seconds": 0.0, "step": 0}
+    return make_record(
+        folder.path.name,
+        part="final",
+        status=PARTIAL,
+        config=kind.settings(config),
+        seconds=last["seconds"],
+        steps=int(last["step"]),
+        curves=curves(rows),
+        provenance=line_provenance(origin),
+    )
+
+
+def _leave(kind: RunKind[C, D], config: C, folder: RunFolder, record: Record) -> None:
+    """Make the folder of a run a study of one, which ``tricouple report`` reads."""
+    head = {"scale": config.scale.name}
+    write_head(folder.path, kind.name, folder.path.name, head, record["provenance"])
+    Store(folder.path).append(record)
+
+
+def _is_whole(
+    kind: RunKind[C, D], config: C, folder: RunFolder, evaluation: Mapping[str, Any]
+) -> bool:
+    """Whether all of the training was evaluated, in the way that the configuration asks for."""
+    return (
+        evaluation.get("epoch") == config.training.epochs
+        and evaluation.get("settings") == asdict(config.evaluation)
+        and (kind.gallery is None or (folder.path / kind.gallery).is_file())
+    )
+
+
+def check_values(config: RunConfig) -> None:
+    """Refuse numbers that make no sense in any kind of run, by their names."""
+    check_flags(config.trainer)
+    training = config.training
+    checks.positive_number("training.learning_rate", training.learning_rate)
+    checks.non_negative_number("training.weight_decay", training.weight_decay)
+    checks.non_negative_number("data.validation_size", config.data.validation_size)
+    for name in ("epochs", "geometry_every", "geometry_samples"):
+        checks.count(f"training.{name}", getattr(training, name))
+    checks.one_of("evaluation.part", config.evaluation.part, ("test", "validation"))

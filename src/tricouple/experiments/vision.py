@@ -1,0 +1,333 @@
+"""``tricouple train``: image encoders trained with and without labels, and what they are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from torch import nn
+
+from tricouple import checks
+from tricouple.conf.schema import Train
+from tricouple.data import images
+from tricouple.data.augment import recipe_for
+from tricouple.data.images import ImageData, ImageSet
+from tricouple.data.normalisation import IMAGENET_MEAN, IMAGENET_STD, Normalisation
+from tricouple.evaluation.evaluate import evaluate_features, write_figures
+from tricouple.evaluation.features import extract
+from tricouple.evaluation.geometry import MEASURES, HeldOut
+from tricouple.experiments.runs.folder import RunFolder, Trained
+from tricouple.experiments.runs.loss import build_loss, loss_parameters, sharpness_of
+from tricouple.experiments.runs.run import RunKind
+from tricouple.models.encoders import build_encoder, fitting_size
+from tricouple.training.module import BYOLTraining, LossTraining, Training, Views
+
+PRETRAINED_SIZE = 224  # what the paper resizes images to for pretrained backbones
+FEATURES = ("penultimate", "embedding")
+NOT_LABELLED = "there are no labelled images to evaluate on"
+
+
+# --- data ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class RunImages:
+    """What a run trains on and is measured on.
+
+    Attributes:
+        data: The whole data set, with the run's normalisation; ``data.train`` is trained on.
+        measured: The labelled images that the evaluation is about; None if there are none.
+        held_out: Labelled images that are followed along training.
+    """
+
+    data: ImageData
+    measured: ImageSet | None
+    held_out: HeldOut | None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What differs from the published data."""
+        return self.data.notes
+
+    @property
+    def samples(self) -> ImageSet:
+        """What an epoch consists of."""
+        return self.data.train
+
+
+def load_images(config: Train) -> RunImages:
+    """Load the data set of a run and cut it to size.
+
+    The seed of the run chooses the subset and the validation images; the test set is always the
+    same.
+
+    Raises:
+        ValueError: If files are missing, the sizes are not possible, or training could only fail.
+    """
+    wanted = config.data
+    data = images.load(
+        wanted.name,
+        wanted.root,
+        image_size=wanted.image_size,
+        download=wanted.download,
+        eval_root=wanted.eval_root,
+    )
+    train, validation = data.train, None
+    if wanted.train_size is not None:
+        train = images.subset(train, wanted.train_size, config.seed, name="data.train_size")
+    elif wanted.max_train_size is not None:
+        train = _at_most(train, wanted.max_train_size, config.seed)
+    if wanted.validation_size:
+        train, validation = images.split(train, wanted.validation_size, config.seed)
+    probe = train if data.train.labels is not None else data.probe
+    data = replace(data, train=train, probe=probe, normalisation=_normalisation(config, data))
+    check_trainable(config, data)
+    if config.evaluation.part == "validation" and validation is None:
+        raise ValueError("evaluation.part=validation needs data.validation_size above 0")
+    measured = data.test if config.evaluation.part == "test" else validation
+    followed = validation or data.test
+    if followed is None:
+        return RunImages(data, measured, None)
+    followed = _at_most(followed, config.training.geometry_samples, config.seed)
+    return RunImages(data, measured, HeldOut(followed, data.normalisation))
+
+
+def check_trainable(config: Train, data: ImageData) -> None:
+    """Refuse, before anything is computed, what training could only fail at.
+
+    Raises:
+        ValueError: If classes or batches are too small for the setting.
+    """
+    setting = config.setting
+    checks.one_of("setting.name", setting.name, ("scl", "ucl"))
+    checks.count("setting.views", setting.views)
+    images.check_batch_size(data.train, config.training.batch_size, name="training.batch_size")
+    if setting.name == "scl":
+        images.check_supervised(data)
+    elif setting.views < 2:
+        raise ValueError(
+            f"setting.views is {setting.views}: without labels the positives are other views of "
+            "an image, so use 2"
+        )
+
+
+def _normalisation(config: Train, data: ImageData) -> Normalisation:
+    backbone, found = config.backbone, data.normalisation
+    if backbone.pretrained or backbone.weights is not None:
+        grey = data.channels == 1
+        found = Normalisation(
+            (sum(IMAGENET_MEAN) / 3,) if grey else IMAGENET_MEAN,
+            (sum(IMAGENET_STD) / 3,) if grey else IMAGENET_STD,
+            config.data.image_size or PRETRAINED_SIZE,
+        )
+    return replace(found, size=fitting_size(backbone.name, found.size))
+
+
+def _at_most(found: ImageSet, size: int, seed: int) -> ImageSet:
+    return found if len(found) <= size else images.subset(found, size, seed)
+
+
+# --- encoder and method --------------------------------------------------------------------------
+
+
+def make_encoder(config: Train, images: RunImages) -> nn.Module:
+    """The backbone and a linear head."""
+    backbone, data = config.backbone, images.data
+    return build_encoder(
+        backbone.name,
+        channels=data.channels,
+        image_size=data.image_size,
+        head_dim=head_dim(config, data),
+        pretrained=backbone.pretrained,
+        weights=backbone.weights,
+    )
+
+
+def head_dim(config: Train, data: ImageData) -> int:
+    """Dimension of the embedding: the number of classes, as in the paper, or what is asked for."""
+    found = config.backbone.head_dim or data.n_classes
+    if not found:
+        raise ValueError("backbone.head_dim must be given for data without classes, such as 128")
+    return found
+
+
+def make_method(
+    config: Train, images: RunImages, encoder: nn.Module, options: dict[str, Any]
+) -> Training:
+    """A loss of views, or BYOL, which is more than a loss."""
+    setting = config.setting
+    views = Views(
+        setting.views,
+        recipe_for(images.data),
+        random=setting.augment,
+        by_class=setting.name == "scl",
+    )
+    if config.loss["name"] == "byol":
+        dim, parameters = head_dim(config, images.data), loss_parameters(config.loss)
+        return BYOLTraining(encoder, views, head_dim=dim, **parameters, **options)
+    return LossTraining(encoder, views, build_loss(config.loss), **options)
+
+
+# --- evaluation ----------------------------------------------------------------------------------
+
+
+def evaluate(
+    config: Train,
+    images: RunImages,
+    encoder: nn.Module,
+    trained: Trained,
+    folder: RunFolder,
+    console: Console,
+) -> dict[str, Any]:
+    """Probe, k-NN, confusion and geometry, if there are labels to compare with."""
+    data, settings, device = images.data, config.evaluation, device_of(config)
+    sharpness = sharpness_of(config.loss)
+    if images.measured is None or data.probe is None:
+        return {"sharpness": sharpness, "accuracy": None, "result": NOT_LABELLED}
+    known, unseen = (
+        extract(encoder, part, data.normalisation, device=device)
+        for part in (data.probe, images.measured)
+    )
+    columns = TextColumn("linear probe"), BarColumn(), MofNCompleteColumn()
+    hidden = not (config.progress and console.is_terminal)
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("")
+        result = evaluate_features(
+            known,
+            unseen,
+            data.classes,
+            k=settings.neighbours,
+            epochs=settings.probe_epochs,
+            lr=settings.probe_learning_rate,
+            batch_size=settings.probe_batch_size,
+            weight_decay=settings.probe_weight_decay,
+            seed=config.seed,
+            device=device,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if settings.figures:
+        write_figures(result, unseen, folder.figures, config.seed)
+    return {"sharpness": sharpness, "accuracy": result.accuracy(), "result": result.as_json()}
+
+
+def device_of(config: Train) -> torch.device:
+    """Where features are computed: where training was, but on one device."""
+    wanted = config.trainer.get("accelerator")
+    if wanted in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda")
+    if wanted in ("auto", "gpu", "mps") and torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def kept(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record keeps of an evaluation: accuracies, geometry, how many images it is about."""
+    if evaluation["accuracy"] is None:
+        return {"notes": [evaluation["result"]]}
+    result = evaluation["result"]
+    geometry = {kind: result[kind]["geometry"] or {} for kind in FEATURES}
+    measured = {
+        f"{kind}/{name}": geometry[kind].get(name) for kind in FEATURES for name in MEASURES
+    }
+    return {
+        "metrics": {**evaluation["accuracy"], **measured, "images": result["n_train"]},
+        "spectrum": geometry["embedding"].get("spectrum", []),
+    }
+
+
+def table(evaluation: Mapping[str, Any]) -> Table | str:
+    """The content of an evaluation.json as a table; a sentence if nothing could be measured."""
+    if evaluation["accuracy"] is None:
+        return f"{evaluation['run']}: not evaluated, {evaluation['result']}"
+    result, settings = evaluation["result"], evaluation["settings"]
+    sharpness = evaluation["sharpness"]
+    seconds = sum(evaluation["seconds"].values())
+    found = Table(
+        title=evaluation["run"],
+        caption=(
+            f"epochs: {evaluation['epoch']}, {seconds:.0f} s"
+            + ("" if sharpness is None else f"; sharpness c = {sharpness:g}")
+            + f"; {result['n_test']} {settings['part']} images, {result['n_train']} to learn "
+            f"from; probe of {settings['probe_epochs']} epochs, k = {result['k']}"
+        ),
+    )
+    headings = ("features", "dim", "linear %", "k-NN %", "α", "β", "NC2", "effective rank")
+    for number, heading in enumerate(headings):
+        found.add_column(heading, justify="left" if number == 0 else "right")
+    for kind in FEATURES:
+        row, geometry = result[kind], result[kind]["geometry"] or {}
+        shown = [geometry.get(name) for name in ("alpha", "beta", "nc2_deviation")]
+        found.add_row(
+            kind,
+            str(row["dim"]),
+            f"{100 * row['linear']:.2f}",
+            f"{100 * row['knn']:.2f}",
+            *("–" if value is None else f"{value:.3f}" for value in shown),
+            f"{geometry['effective_rank']:.1f}" if geometry else "–",
+        )
+    return found
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+def check(config: Train) -> None:
+    """Refuse numbers that make no sense, by their names."""
+    evaluation = config.evaluation
+    checks.positive_number("evaluation.probe_learning_rate", evaluation.probe_learning_rate)
+    checks.non_negative_number("evaluation.probe_weight_decay", evaluation.probe_weight_decay)
+    for name in ("neighbours", "probe_epochs", "probe_batch_size"):
+        checks.count(f"evaluation.{name}", getattr(evaluation, name))
+
+
+def flat(config: Train) -> dict[str, Any]:
+    """The settings that tell vision runs apart, beside those of every kind."""
+    data, backbone = config.data, config.backbone
+    # Only where they are not as usual: most runs of most studies have none of them.
+    special = {
+        "max_train_size": data.max_train_size if data.train_size is None else None,
+        "image_size": data.image_size,
+        "pretrained": backbone.pretrained or None,
+        "head_dim": backbone.head_dim,
+    }
+    return {
+        "validation_size": data.validation_size,
+        "setting": config.setting.name,
+        "backbone": backbone.name,
+        "probe_epochs": config.evaluation.probe_epochs,
+        "neighbours": config.evaluation.neighbours,
+        **{name: value for name, value in special.items() if value is not None},
+    }
+
+
+def words(config: Train) -> tuple[str, ...]:
+    """What losses are compared on, for names of folders and records."""
+    return config.data.name, config.setting.name
+
+
+def network(config: Train) -> str:
+    """What is trained."""
+    return config.backbone.name
+
+
+VISION = RunKind(
+    name="vision",
+    config=Train,
+    prefix=(),
+    words=words,
+    network=network,
+    check=check,
+    load=load_images,
+    encoder=make_encoder,
+    method=make_method,
+    evaluate=evaluate,
+    kept=kept,
+    flat=flat,
+    table=table,
+    chosen_by="penultimate/knn",
+)

@@ -1,1 +1,0 @@
-"""Image encoders trained with and without labels, evaluated, resumed, swept and compared."""
