@@ -83,8 +83,7 @@ def extract(
     encoder = cast(Any, model)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     with evaluating(model, device) as place:
-        # Loaders draw from a generator even if nothing is random: not from that of a training run.
-        for batch, labels in loader(images, batch_size, generator=torch.Generator()):
+        for batch, labels in loader(images, batch_size):
             features = encoder.features(normalisation(batch.to(place)))
             embedding = encoder.project(features)
             parts.append((_kept(features), _kept(embedding), labels))

@@ -178,10 +178,8 @@ def loader(
     samples: BatchedSet,
     batch_size: int,
     *,
-    shuffle: bool = False,
     order: Sampler[int] | None = None,
     drop_last: bool = False,
-    generator: torch.Generator | None = None,
     workers: int | None = None,
 ) -> DataLoader[Any]:
     """Batches of a set; of an ``ImageSet`` uint8 of shape (b, c, h, w) and int64 of shape (b,).
@@ -189,10 +187,8 @@ def loader(
     Args:
         samples: The set; labels of images are −1 if it has none.
         batch_size: How many samples a batch holds.
-        shuffle: Draw a new order in each epoch.
-        order: Draws the order instead.
+        order: Of the samples; by default that of the set.
         drop_last: Leave out a last batch that is smaller than the others.
-        generator: Draws the order if ``shuffle`` is set.
         workers: Processes that decode files; by default one a core, and none for images that are
             in memory, where indexing is all there is to do.
 
@@ -206,10 +202,10 @@ def loader(
     return DataLoader(
         cast("Dataset[Any]", samples),
         batch_size,
-        shuffle=shuffle,
         sampler=order,
         drop_last=drop_last,
-        generator=generator,
+        # Loaders draw a number even if nothing is random: not from the generator of a training run.
+        generator=torch.Generator(),
         num_workers=workers,
         persistent_workers=workers > 0,
         collate_fn=_as_it_is,
