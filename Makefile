@@ -36,6 +36,7 @@ figures: $(STAMP)  ## redraw the README's pictures and tables from results
 	$(BIN)/tricouple report results/synthetic --figures docs/assets
 	$(BIN)/tricouple report results/vision --figures docs/assets
 	$(BIN)/tricouple report results/clip --figures docs/assets
+	$(BIN)/tricouple verify --read results/theory/theory.json --docs docs/theory.md docs/quadrature.md --figures docs/assets
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,22 +1,41 @@
-"""Where the paper's conditions end: too few dimensions, ψ that is not affine, a sharp loss."""
+"""Where the paper's conditions end: few dimensions, other ψ, a sharp loss, other losses."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from tricouple import geometry
-from tricouple.experiments.verify.configurations import balanced_labels, gram
+from tricouple.experiments.verify.configurations import (
+    average_over_symmetries,
+    balanced_labels,
+    etf_gram,
+    gram,
+    random_unit,
+    two_distance_path,
+    vectors,
+)
+from tricouple.experiments.verify.convexity import (
+    convexity_gaps,
+    loss_value,
+    random_gram,
+    violation,
+)
 from tricouple.experiments.verify.coupling import (
     SHAPINGS,
     divergence_by_envelope,
     triplet_cost,
     triplet_target,
 )
-from tricouple.experiments.verify.descent import descend_from_random, loss_at_etf
-from tricouple.experiments.verify.frames import SHARPNESS, STARTS, gap_series, optimal_loss
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst, worst_of
+from tricouple.experiments.verify.descent import descend_from_random, gaps, loss_at_etf, reached
+from tricouple.experiments.verify.frames import SHARPNESS, STARTS, optimal_loss
+from tricouple.experiments.verify.results import Finding, Row, chart, worst, worst_of
 from tricouple.experiments.verify.setting import Criterion, Setting
-from tricouple.experiments.verify.stationarity import tangential_gradient
+from tricouple.experiments.verify.stationarity import relative_gradient, tangential_gradient
+from tricouple.experiments.verify.two_distance import loss_at
+from tricouple.report.chart import Line
 from tricouple.shaping import Shaping
 
 LOW_CLASSES, LOW_PER_CLASS = 10, 3
@@ -24,6 +43,9 @@ LOW_DIMS = (2, 3, 5, 7, 8, 9, 12)
 
 SHARPNESSES = (1.0, 2.0, 5.0, 10.0, 30.0, 100.0)
 SHARPNESS_STEPS = 100
+
+BASE_CLASSES, BASE_PER_CLASS, BASE_DIM = 5, 4, 8
+BASE_STEPS = 25
 
 
 def low_dimension(setting: Setting) -> Finding:
@@ -40,7 +62,7 @@ def low_dimension(setting: Setting) -> Finding:
         LOW_CLASSES, LOW_PER_CLASS, temperature=1.0, epsilon=1 / SHARPNESS, alpha=1.0, beta=1.0
     )
     rows: list[Row] = []
-    series: list[Series] = []
+    series: list[Line] = []
     for dim in LOW_DIMS:
         best = descend_from_random(criterion, labels, dim, generator, STARTS)[0]
         collapse, distances = best.collapse, best.distances
@@ -59,19 +81,18 @@ def low_dimension(setting: Setting) -> Finding:
             }
         )
         spectrum = tuple(collapse.spectrum.tolist())
-        numbers = tuple(float(number) for number in range(1, len(spectrum) + 1))
-        series.append(Series(f"d = {dim}", numbers, spectrum))
-    figure = Figure(
+        series.append(Line(f"d = {dim}", tuple(map(float, range(1, len(spectrum) + 1))), spectrum))
+    figure = chart(
         "Spectrum of the class means, K = 10",
         "number of the eigenvalue",
         "eigenvalue",
-        tuple(series),
+        series,
         "The eigenvalues of the class means in descending order, one curve for each dimension: "
         "d of them are above zero, at most nine.",
     )
     below = [row for row in rows if int(row["d"]) < LOW_CLASSES - 1]
     residual = -worst(-float(row["loss above closed form"]) for row in below)
-    return Finding(residual, tuple(rows), figure)
+    return Finding(residual, rows, figure)
 
 
 def shaped_criterion(shaping: Shaping) -> Criterion:
@@ -88,7 +109,7 @@ def other_shapings(setting: Setting) -> Finding:
     """Whether descent ends at the ETF for ψ that are not affine: open in the paper."""
     generator = setting.generator("other-shapings")
     rows: list[Row] = []
-    series: list[Series] = []
+    series: list[Line] = []
     for n_classes, dim, per_class in ((3, 2, 3), (4, 5, 2)):
         labels = balanced_labels(n_classes, per_class)
         for name, shaping in SHAPINGS.items():
@@ -101,7 +122,7 @@ def other_shapings(setting: Setting) -> Finding:
                     "K": n_classes,
                     "d": dim,
                     "b": per_class,
-                    "starts at the ETF": f"{sum(end.reached for end in ends)} of {len(ends)}",
+                    "starts at the ETF": reached(ends),
                     "best loss − at the ETF": ends[0].loss - optimum,
                     "worst loss − at the ETF": ends[-1].loss - optimum,
                     "largest Gram deviation": worst(end.deviation for end in ends),
@@ -111,17 +132,17 @@ def other_shapings(setting: Setting) -> Finding:
                 }
             )
             if n_classes == 3:
-                series.append(gap_series(name, [loss - optimum for loss in ends[-1].losses]))
-    figure = Figure(
+                series.append(gaps(name, ends[-1], optimum))
+    figure = chart(
         "Worst descent of free vectors for several ψ, K = 3, d = 2",
         "evaluation",
         "loss − loss at the ETF",
-        tuple(series),
+        series,
         "The gap to the loss of the simplex ETF against the evaluations, one curve for each ψ: "
         "a curve that levels off far above rounding errors has met a local minimum.",
-        log_y=True,
+        log="y",
     )
-    return Finding(worst_of(rows, "largest Gram deviation"), tuple(rows), figure)
+    return Finding(worst_of(rows, "largest Gram deviation"), rows, figure)
 
 
 def sharpness(setting: Setting) -> Finding:
@@ -137,17 +158,63 @@ def sharpness(setting: Setting) -> Finding:
         {"c": value, **{name: line[index] for name, line in deviations.items()}}
         for index, value in enumerate(SHARPNESSES)
     )
-    figure = Figure(
+    figure = chart(
         f"Distance from the ETF after at most {SHARPNESS_STEPS} steps, K = 5, d = 8",
         "sharpness c",
         "Gram deviation",
-        tuple(Series(name, SHARPNESSES, tuple(line)) for name, line in deviations.items()),
+        [Line(name, SHARPNESSES, tuple(line)) for name, line in deviations.items()],
         "The distance from the simplex ETF at the end of descent against the sharpness, one curve "
         "for each loss, on logarithmic axes.",
-        log_x=True,
-        log_y=True,
+        log="xy",
     )
     return Finding(worst(line[-1] for line in deviations.values()), rows, figure)
+
+
+def baselines(setting: Setting) -> Finding:
+    """Each loss at the same sharpness: convexity, averaging, monotonicity, stationarity, descent.
+
+    All in terms of the Gram matrix, because InfoNCE has no coupling and IOT another one.
+    """
+    labels = balanced_labels(BASE_CLASSES, BASE_PER_CLASS)
+    frame = normalize(vectors(etf_gram(labels)), dim=1)
+    rows: list[Row] = []
+    series: list[Line] = []
+    for name, criterion in setting.losses.at_sharpness(SHARPNESS).items():
+        generator = setting.generator("baselines")  # the same matrices and starts for all
+        value, draw = loss_value(criterion, labels), random_gram(len(labels))
+        excess = violation(convexity_gaps(value, draw, generator))
+        drawn = [draw(generator) for _ in range(10)]
+        increase = worst(
+            value(average_over_symmetries(matrix, labels)) - value(matrix) for matrix in drawn
+        )
+        path = two_distance_path(BASE_CLASSES, BASE_PER_CLASS, BASE_STEPS)
+        values = [loss_at(criterion, labels, *pair) for pair in path]
+        random = random_unit(len(labels), BASE_DIM, generator)
+        ends = descend_from_random(criterion, labels, BASE_DIM, generator, STARTS)
+        optimum = loss_at_etf(criterion, labels)
+        rows.append(
+            {
+                "loss": name,
+                "excess over chord": excess,
+                "increase by averaging": increase,
+                "largest step in Δ": worst(late - early for early, late in pairwise(values)),
+                "gradient at the ETF": relative_gradient(criterion, frame, random, labels)[2],
+                "starts at the ETF": reached(ends),
+                "Gram deviation": worst(end.deviation for end in ends),
+                "loss at the end − at the ETF": ends[0].loss - optimum,
+            }
+        )
+        series.append(gaps(name, ends[0], optimum))
+    figure = chart(
+        f"Descent of free vectors, K = {BASE_CLASSES}, d = {BASE_DIM}, c = {SHARPNESS:g}",
+        "evaluation",
+        "loss − loss at the ETF",
+        series,
+        "How far each loss is above its value at the simplex ETF, evaluation by evaluation, on a "
+        "logarithmic axis that ends at rounding errors.",
+        log="y",
+    )
+    return Finding(worst_of(rows, "Gram deviation"), rows, figure)
 
 
 def _evenness(spectrum: list[float]) -> float:

@@ -1,29 +1,40 @@
-"""``tricouple verify``: test the statements, print the verdicts, keep the numbers and figures."""
+"""``tricouple verify``: test the statements, print the verdicts, keep the numbers and charts."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from tricouple.experiments.verify import markdown
-from tricouple.experiments.verify.page import page
-from tricouple.experiments.verify.results import Report
-from tricouple.experiments.verify.statements import STATEMENTS, Statement, select, verify
+from tricouple.experiments.verify.results import ACCURACY, PROVED_HERE, Outcome, Report
+from tricouple.experiments.verify.statements import (
+    QUADRATURE,
+    STATEMENTS,
+    Statement,
+    select,
+    verify,
+)
+from tricouple.files import write_atomically, write_text
 from tricouple.options import CommandError, require_writable
 from tricouple.provenance import collect_provenance
+from tricouple.report.chart import Chart
+from tricouple.report.page import Article, Section, chart_html, page, paragraph, provenance_section
+from tricouple.report.tables import Table, to_html, to_markdown, to_terminal
 
 DESCRIPTION = """\
 Test each statement of the paper's theory numerically, in float64 and at convergence, and measure
-what lies beyond it: other losses, unbalanced classes, few dimensions. The folder gets all numbers
-(theory.json), a table (README.md) and a page with a figure for each statement (index.html).
+what lies beyond it: other losses, unbalanced classes, few dimensions, and how exact the quadrature
+of the log-sigmoid kernel is. The folder gets all numbers (theory.json), tables (README.md) and a
+page with a chart for each statement (index.html).
 """
 
 EXAMPLES = """\
@@ -31,13 +42,17 @@ examples:
   tricouple verify                                about a minute
   tricouple verify --list                         the statements and their names
   tricouple verify --only convexity,etf           two of them
+  tricouple verify --only quadrature              those about the quadrature
   tricouple verify --read verify/theory.json      print an earlier run again
   tricouple verify --read verify/theory.json --docs docs/theory.md    put its tables into a page
 
-exit code: 1 if a statement that the paper proves fails.
+exit code: 1 if a statement fails.
 """
 
-COLOURS = {"holds": "green", "fails": "red", "measured": "blue"}
+BLOCK = re.compile(r"<!-- verify:(?P<name>[a-z-]+) -->\n.*?<!-- /verify -->", re.DOTALL)
+SUMMARY, CONDITIONS = "summary", "conditions"
+PICTURES = {"decoupling": "theory-decoupling.png", "quadrature-kernel": "quadrature-error.png"}
+"""The charts that the documentation shows."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,28 +65,35 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="seed of all random numbers")
     add("--out", type=Path, default=Path("verify"), help="folder of the results")
     add("--read", type=Path, metavar="JSON", help="read an earlier run instead of testing")
-    add("--docs", type=Path, metavar="FILE", help="put the tables into the blocks of FILE")
+    add("--docs", type=Path, metavar="FILE", nargs="+", default=[],
+        help="put the tables into the blocks of FILE")  # fmt: skip
+    add("--figures", type=Path, metavar="FOLDER", help="draw the charts of the documentation")
 
 
 def run(args: argparse.Namespace) -> int:
     """Test or read, print, and write."""
     console = Console()
     if args.list:
-        console.print(list_table())
+        console.print(to_terminal(list_table()))
         return 0
     if args.read is not None:
         report = read_report(args.read)
     else:
         require_writable(args.out / "theory.json")
         report = verify_with_progress(chosen(args.only), args.seed, console)
-        write(report, args.out)
-    console.print(verdict_table(report))
-    console.print(markdown.verdict_count(report))
+        write_text(args.out / "theory.json", report.to_json())
+        write_text(args.out / "README.md", readme(report))
+        write_text(args.out / "index.html", page([article(report)]))
+    console.print(to_terminal(brief_verdicts(report)))
+    console.print(verdict_count(report))
     if args.read is None:
-        console.print(f"Numbers and figures: {args.out / 'index.html'}")
-    if args.docs is not None:
-        insert(report, args.docs)
-        console.print(f"Tables written into {args.docs}")
+        console.print(f"Numbers and charts: {args.out / 'index.html'}")
+    for path in args.docs:
+        insert(report, path)
+        console.print(f"Tables written into {path}")
+    if args.figures is not None:
+        for path in draw(report, args.figures):
+            console.print(f"Chart drawn: {path}")
     for outcome in report.failed:
         console.print(f"[red]fails:[/red] {outcome.words}")
     return 1 if report.failed else 0
@@ -115,16 +137,6 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def write(report: Report, folder: Path) -> None:
-    """Write the numbers, the table and the page."""
-    for name, text in (
-        ("theory.json", report.to_json()),
-        ("README.md", markdown.readme(report)),
-        ("index.html", page(report)),
-    ):
-        (folder / name).write_text(text, encoding="utf-8")
-
-
 def read_report(path: Path) -> Report:
     """Read an earlier run."""
     try:
@@ -138,38 +150,174 @@ def read_report(path: Path) -> Report:
 def insert(report: Report, path: Path) -> None:
     """Put the tables of a report into a page."""
     try:
-        text = path.read_text(encoding="utf-8")
-        path.write_text(markdown.fill(text, report), encoding="utf-8")
+        write_text(path, fill(path.read_text(encoding="utf-8"), report))
     except OSError as error:
-        raise CommandError(f"cannot write into {path}: {error.strerror}") from error
+        raise CommandError(f"cannot write into {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise CommandError(f"cannot write into {path}: {error}") from error
 
 
-def list_table() -> Table:
-    """Lay out the statements."""
-    table = Table(title="statements")
-    for heading in ("name", "statement", "in the paper", "kind"):
-        table.add_column(heading)
-    for statement in STATEMENTS:
-        table.add_row(statement.id, statement.words, statement.reference, statement.kind)
-    return table
+def draw(report: Report, folder: Path) -> Iterator[Path]:
+    """Draw the charts that the documentation shows, as far as a report has them."""
+    from tricouple.report.draw_matplotlib import png
 
-
-def verdict_table(report: Report) -> Table:
-    """Lay out the verdicts with the numbers behind them."""
-    table = Table(title=f"the paper's theory, seed {report.seed}", show_lines=True)
-    table.add_column("statement", no_wrap=True)
-    table.add_column("in words")
-    for heading in ("residual", "tolerance"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("verdict")
     for outcome in report.outcomes:
-        table.add_row(
-            outcome.id,
-            f"{outcome.words} ({outcome.reference})",
-            markdown.cell(outcome.residual),
-            markdown.tolerance_text(outcome),
-            f"[{COLOURS[outcome.verdict]}]{outcome.verdict}",
+        if outcome.id in PICTURES:
+            path = folder / PICTURES[outcome.id]
+            require_writable(path)
+            drawn = png(chart_of(outcome), height=3.2)
+            write_atomically(path, lambda file, drawn=drawn: file.write(drawn))  # type: ignore[misc]
+            yield path
+
+
+# --- tables and pages ----------------------------------------------------------------------------
+
+
+def fill(text: str, report: Report) -> str:
+    """Write the numbers of a report into a page.
+
+    A block ``<!-- verify:etf --> … <!-- /verify -->`` becomes the table of the statement of that
+    name; ``summary`` is the table of verdicts on the theory, ``quadrature`` that on the quadrature
+    and ``conditions`` the sentence on the run.
+
+    Raises:
+        ValueError: If there is no block, or one whose name the report does not have.
+    """
+    if not BLOCK.search(text):
+        raise ValueError("it has no block <!-- verify:NAME --> … <!-- /verify -->")
+
+    def block(match: re.Match[str]) -> str:
+        name = match["name"]
+        return f"<!-- verify:{name} -->\n{section(report, name).strip()}\n<!-- /verify -->"
+
+    return BLOCK.sub(block, text)
+
+
+def section(report: Report, name: str) -> str:
+    """Return what stands in the block of a name."""
+    if name == CONDITIONS:
+        return conditions(report)
+    if name in (SUMMARY, QUADRATURE):
+        wanted = name == QUADRATURE
+        return to_markdown(
+            verdicts([one for one in report.outcomes if (one.kind == ACCURACY) is wanted])
         )
-    return table
+    try:
+        return to_markdown(rows_table(report.find(name)))
+    except KeyError:
+        raise ValueError(f"the report does not have the statement {name!r}") from None
+
+
+def readme(report: Report) -> str:
+    """Return a page with the verdicts and all numbers, as Markdown."""
+    parts = ["# The theory, checked by running it", verdict_count(report)]
+    parts.append(to_markdown(verdicts(report.outcomes)).strip())
+    for one in report.outcomes:
+        parts += [f"## {one.id}", f"{one.words} ({one.reference}; {one.kind})"]
+        parts.append(to_markdown(rows_table(one)).strip())
+    return "\n\n".join([*parts, conditions(report)]) + "\n"
+
+
+def article(report: Report) -> Article:
+    """Return the same with charts, for a page."""
+    sections = [
+        Section(SUMMARY, "Verdicts", to_html(verdicts(report.outcomes, "Statements and verdicts")))
+    ]
+    for one in report.outcomes:
+        said = (
+            f"{one.words} ({one.reference}; {one.kind}). {one.residual_is.capitalize()}: "
+            f"{cell(one.residual)} (tolerance {tolerance(one)}): {one.verdict}."
+        )
+        table = to_html(rows_table(one, f"Numbers behind {one.id}"))
+        sections.append(
+            Section(one.id, one.id, f"{paragraph(said)}\n{chart_html(chart_of(one))}\n{table}")
+        )
+    sections.append(provenance_section(report.provenance, {"seed": report.seed}))
+    return Article(
+        "The theory, checked by running it", verdict_count(report) + " " + conditions(report),
+        sections,
+    )  # fmt: skip
+
+
+def chart_of(outcome: Outcome) -> Chart:
+    """Return the chart of a statement."""
+    return Chart(outcome.id, outcome.figure.title, outcome.figure.alt, [outcome.figure])
+
+
+def verdicts(outcomes: Sequence[Outcome], caption: str = "") -> Table:
+    """Return the table of statements and verdicts."""
+    head = ("statement", "in words", "in the paper", "residual", "tolerance", "verdict")
+    rows = [
+        (
+            one.id,
+            one.words,
+            one.reference,
+            f"{cell(one.residual)} ({one.residual_is})",
+            tolerance(one),
+            one.verdict,
+        )
+        for one in outcomes
+    ]
+    return Table(caption, head, rows, words=4, **_stressed(outcomes, 5))
+
+
+def brief_verdicts(report: Report) -> Table:
+    """Return the same for a terminal, where only the words may break."""
+    rows = [
+        (f"{one.words} ({one.reference})", one.id, cell(one.residual), tolerance(one), one.verdict)
+        for one in report.outcomes
+    ]
+    head = ("statement", "name", "residual", "tolerance", "verdict")
+    return Table(f"the theory, seed {report.seed}", head, rows, **_stressed(report.outcomes, 4))
+
+
+def _stressed(outcomes: Sequence[Outcome], column: int) -> dict[str, Any]:
+    """The column of verdicts in bold and in colours."""
+    kinds = {(row, column): one.verdict for row, one in enumerate(outcomes)}
+    return {"bold": set(kinds), "kinds": kinds}
+
+
+def rows_table(outcome: Outcome, caption: str = "") -> Table:
+    """Return the numbers behind a statement."""
+    head = list(outcome.rows[0])
+    words = len(list(takewhile(lambda value: isinstance(value, str), outcome.rows[0].values())))
+    cells = [[cell(row[name]) for name in head] for row in outcome.rows]
+    return Table(caption, head, cells, words=words)
+
+
+def list_table() -> Table:
+    """Return the table of statements that can be tested."""
+    rows = [(f"{one.words} ({one.reference})", one.id, one.kind) for one in STATEMENTS]
+    return Table("statements", ("statement", "name", "kind"), rows)
+
+
+def cell(value: str | int | float) -> str:
+    """Return a number with three significant digits."""
+    # Adding zero turns −0 into 0.
+    return f"{value + 0.0:.3g}" if isinstance(value, float) else str(value)
+
+
+def tolerance(outcome: Outcome) -> str:
+    """Return the tolerance, a dash for an observation."""
+    return "–" if outcome.tolerance is None else f"{outcome.tolerance:g}"
+
+
+def verdict_count(report: Report) -> str:
+    """Say in one sentence how many statements hold."""
+    found = [outcome.verdict for outcome in report.outcomes]
+    own = sum(outcome.kind in (PROVED_HERE, ACCURACY) for outcome in report.outcomes)
+    beyond = f", {own} of them not in the paper" if own else ""
+    observed = found.count("measured")
+    return (
+        f"{found.count('holds')} of {len(found) - observed} statements hold{beyond}; "
+        f"{observed} observation{'s' * (observed != 1)} beyond them."
+    )
+
+
+def conditions(report: Report) -> str:
+    """Say in one sentence how the numbers were obtained."""
+    facts = report.provenance
+    return (
+        f"Seed {report.seed}, float64, {facts['cores']} cores of {facts['cpu']}, "
+        f"torch {facts['versions']['torch']}, {facts['date'][:10]}."
+    )

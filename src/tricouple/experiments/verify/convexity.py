@@ -27,8 +27,9 @@ from tricouple.experiments.verify.coupling import (
     uniform_marginals,
 )
 from tricouple.experiments.verify.curvature import hessian, lowest_direction
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst, worst_of
+from tricouple.experiments.verify.results import Finding, Row, chart, worst, worst_of
 from tricouple.experiments.verify.setting import Criterion, Setting
+from tricouple.report.chart import Line
 
 Value = Callable[[Tensor], float]
 Draw = Callable[[torch.Generator], Tensor]
@@ -121,7 +122,7 @@ def convexity(setting: Setting) -> Finding:
     generator = setting.generator("convexity")
     criterion = setting.losses.triplets(SHARPNESS)
     rows: list[Row] = []
-    series: list[Series] = []
+    series: list[Line] = []
     for n_classes, per_class in SIZES:
         labels = balanced_labels(n_classes, per_class)
         n = len(labels)
@@ -149,23 +150,23 @@ def convexity(setting: Setting) -> Finding:
             )
             if (n_classes, per_class) == (3, 3):
                 series += [
-                    Series(f"{name} {number}", tuple(FRACTIONS), tuple(line))
+                    Line(f"{name} {number}", tuple(FRACTIONS), tuple(line))
                     for number, line in enumerate(gaps[:3], 1)
                 ]
     excess = worst_of(rows, "largest excess over chord")
     curved = worst(-float(row["smallest curvature"]) for row in rows[::2])
-    figure = Figure(
+    figure = chart(
         "Chord minus g on random segments, K = 3, b = 3",
         "fraction of the segment",
         "chord − g",
-        tuple(series),
+        series,
         "Six arcs that start and end at zero and lie above zero between: "
         "g is below its chord on every segment."
         if excess <= 0
         else "Chord minus g on six segments; some lie below zero.",
     )
     residual = worst((excess, curved, worst_of(rows[1::2], "distance from dense")))
-    return Finding(residual, tuple(rows), figure)
+    return Finding(residual, rows, figure)
 
 
 def symmetrisation(setting: Setting) -> Finding:
@@ -205,22 +206,22 @@ def symmetrisation(setting: Setting) -> Finding:
             after += averaged
     every = [value for pair in points.values() for values in pair for value in values]
     ends = (-worst(-value for value in every), worst(every))
-    figure = Figure(
+    figure = chart(
         "g before and after averaging over the symmetries",
         "g(C)",
         "g of the average",
         (
             *(
-                Series(name, tuple(before), tuple(after), points=True)
+                Line(name, tuple(before), tuple(after), points=True)
                 for name, (before, after) in points.items()
             ),
-            Series("no change", ends, ends),
+            Line("no change", ends, ends),
         ),
         "Points of g before averaging against g after it, with the line of no change: "
         "points on or below the line mean that averaging did not increase g.",
     )
     residual = worst((worst_of(rows, "largest increase"), *distances))
-    return Finding(residual, tuple(rows), figure)
+    return Finding(residual, rows, figure)
 
 
 def vector_cost(n: int) -> Draw:

@@ -31,8 +31,18 @@ from tricouple.experiments.verify.coupling import (
     triplet_target,
     uniform_marginals,
 )
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst, worst_of
-from tricouple.experiments.verify.setting import Setting
+from tricouple.experiments.verify.results import (
+    Finding,
+    Row,
+    by_row,
+    chart,
+    grouped,
+    worst,
+    worst_of,
+)
+from tricouple.experiments.verify.setting import Criterion, Losses, Setting
+from tricouple.experiments.verify.stationarity import gradient_of, relative_error
+from tricouple.report.chart import Line
 
 Batch = tuple[Tensor, Tensor]
 
@@ -84,16 +94,15 @@ def decoupling_identity(_: Setting) -> Finding:
                         "error": abs(whole - parts[0] - parts[1] + parts[2]),
                     }
                 )
-    numbers = tuple(float(number) for number in range(1, len(rows) + 1))
-    figure = Figure(
+    figure = chart(
         "Error of the decoupling without the exclusion j ≠ k",
         "row of the table",
         "error",
-        (Series("error", numbers, tuple(float(row["error"]) for row in rows), points=True),),
+        by_row(rows, "error"),
         "Errors of the identity on a logarithmic axis, one point for each row: rounding errors.",
-        log_y=True,
+        log="y",
     )
-    return Finding(worst_of(rows, "error"), tuple(rows), figure)
+    return Finding(worst_of(rows, "error"), rows, figure)
 
 
 def divergences(
@@ -136,18 +145,10 @@ BATCHES: dict[str, Callable[[int, torch.Generator], Batch]] = {
 BALANCED = ("two views", "classes of 8")
 
 
-def gradient(criterion: Callable[..., Tensor], z: Tensor, *rest: Any, **others: Any) -> Tensor:
-    """The gradient of a loss to its first argument."""
-    leaf = z.clone().requires_grad_()
-    (found,) = torch.autograd.grad(criterion(leaf, *rest, **others), leaf)
-    return found
-
-
 def compare(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """‖one − other‖/‖one‖ and the cosine of the two."""
-    size = one.norm()
-    cosine = (one * other).sum() / (size * other.norm())
-    return float((one - other).norm() / size), float(cosine)
+    """The difference of two gradients, relative to the first, and their cosine."""
+    cosine = (one * other).sum() / (one.norm() * other.norm())
+    return relative_error(other, one), float(cosine)
 
 
 def compared(setting: Setting, shaping: str, batch: str, n: int, sweeps: str) -> Row:
@@ -160,7 +161,9 @@ def compared(setting: Setting, shaping: str, batch: str, n: int, sweeps: str) ->
         options = {"temperature": root, "shaping": shaping, "tol": None, **SWEEPS[sweeps]}
         triplets = setting.losses.triplets(sharpness, epsilon=root, **options)
         pairs = setting.losses.pairs(sharpness, epsilon_pos=root, epsilon_neg=root, **options)
-        difference, cosine = compare(gradient(triplets, z, labels), gradient(pairs, z, labels))
+        difference, cosine = compare(
+            gradient_of(triplets, z, labels), gradient_of(pairs, z, labels)
+        )
         row[column(sharpness)] = difference
         cosines.append(cosine)
     return row | {"smallest cosine": -worst(-cosine for cosine in cosines)}
@@ -194,25 +197,36 @@ def decoupling(setting: Setting) -> Finding:
     different = -worst(-float(row[columns[-1]]) for row in other)
     residual = worst((worst_of(large, *columns) / AGREE, growth, DIFFER / different))
     shown = [row for row in rows if row["batch"] == BALANCED[0] and row["N"] == LARGE]
-    figure = Figure(
+    figure = chart(
         f"Neg-MMIOT and PushPull: difference of their gradients, two views, N = {LARGE}, τ = ε",
         "sharpness c",
         "relative difference",
-        tuple(
-            Series(
+        [
+            Line(
                 f"{row['ψ']}, {row['sweeps']}" + (" sweeps" if row["sweeps"] == "10" else ""),
                 SHARPNESSES,
                 tuple(float(row[name]) for name in columns),
             )
             for row in shown
-        ),
+        ],
         "Relative difference of the two gradients against the sharpness, on logarithmic axes. For "
         "linear ψ it is far below one per cent once the sweeps have converged and grows with the "
         "sharpness after ten sweeps; for log-sigmoid ψ it is of the size of the gradient.",
-        log_x=True,
-        log_y=True,
+        log="xy",
     )
-    return Finding(residual, tuple(rows), figure)
+    return Finding(residual, rows, figure)
+
+
+PAIRS: dict[str, Callable[[Losses, float], tuple[Criterion, Criterion]]] = {
+    "DBOT, InfoNCE": lambda losses, scale: (
+        losses.info_nce(temperature=scale),
+        losses.dbot(regularisation=scale),
+    ),
+    "Fused-Gromov, IOT (5 sweeps each)": lambda losses, scale: (
+        losses.iot(epsilon=scale, n_iters=5),
+        losses.fused_gromov(epsilon=scale),
+    ),
+}
 
 
 def coincidences(setting: Setting) -> Finding:
@@ -223,54 +237,23 @@ def coincidences(setting: Setting) -> Finding:
         anchors, references = views.chunk(2)
         ids = torch.arange(n)
         for sharpness in (1.0, *SHARPNESSES):
-            scale = 1 / sharpness
-            losses = setting.losses
-            for name, one, other in (
-                (
-                    "DBOT, InfoNCE",
-                    losses.dbot(regularisation=scale),
-                    losses.info_nce(temperature=scale),
-                ),
-                (
-                    "Fused-Gromov, IOT (5 sweeps each)",
-                    losses.fused_gromov(epsilon=scale),
-                    losses.iot(epsilon=scale, n_iters=5),
-                ),
-            ):
-                pair = [
-                    gradient(loss, anchors, ids, ref_emb=references, ref_labels=ids)
-                    for loss in (other, one)
-                ]
-                difference, cosine = compare(*pair)
-                rows.append(
-                    {
-                        "losses": name,
-                        "N": n,
-                        "c": sharpness,
-                        "relative difference": difference,
-                        "cosine": cosine,
-                    }
+            for name, make in PAIRS.items():
+                pair = make(setting.losses, 1 / sharpness)
+                difference, cosine = compare(
+                    *(
+                        gradient_of(loss, anchors, ids, ref_emb=references, ref_labels=ids)
+                        for loss in pair
+                    )
                 )
-    names_of = dict.fromkeys((str(row["losses"]), int(row["N"])) for row in rows)
-    figure = Figure(
+                row: Row = {"losses": name, "N": n, "c": sharpness}
+                rows.append(row | {"relative difference": difference, "cosine": cosine})
+    figure = chart(
         "Pairs of losses across two sets: difference of their gradients",
         "sharpness c",
         "relative difference",
-        tuple(
-            Series(
-                f"{name}, N = {n}",
-                (1.0, *SHARPNESSES),
-                tuple(
-                    float(row["relative difference"])
-                    for row in rows
-                    if (row["losses"], row["N"]) == (name, n)
-                ),
-            )
-            for name, n in names_of
-        ),
+        grouped(rows, "{losses}, N = {N}", ("losses", "N"), "c", "relative difference"),
         "Relative difference of two gradients against the sharpness, for two pairs of losses and "
         "two batch sizes, on logarithmic axes.",
-        log_x=True,
-        log_y=True,
+        log="xy",
     )
-    return Finding(worst_of(rows, "relative difference"), tuple(rows), figure)
+    return Finding(worst_of(rows, "relative difference"), rows, figure)

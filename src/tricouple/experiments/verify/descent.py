@@ -12,6 +12,7 @@ from tricouple import geometry
 from tricouple.experiments.verify.configurations import etf_gram, gram, random_unit, vectors
 from tricouple.experiments.verify.results import worst
 from tricouple.experiments.verify.setting import Criterion
+from tricouple.report.chart import Line
 
 REACHED = 1e-4
 """Deviation of a Gram matrix from the ETF's below which a descent has reached it."""
@@ -120,6 +121,17 @@ def descend_from_random(
     ]
     # A NaN would leave the order to chance.
     return sorted(ends, key=lambda end: worst([end.loss]))
+
+
+def reached(ends: list[End]) -> str:
+    """How many descents ended at the simplex ETF, in words."""
+    return f"{sum(end.reached for end in ends)} of {len(ends)}"
+
+
+def gaps(name: str, end: End, optimum: float) -> Line:
+    """How far above its optimum a loss is, evaluation by evaluation."""
+    steps = tuple(float(step) for step in range(1, len(end.losses) + 1))
+    return Line(name, steps, tuple(loss - optimum for loss in end.losses))
 
 
 def loss_at_etf(criterion: Criterion, labels: Tensor) -> float:

@@ -15,9 +15,10 @@ from tricouple.experiments.verify.coupling import (
     triplet_target,
     uniform_marginals,
 )
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst, worst_of
+from tricouple.experiments.verify.results import Finding, Row, by_row, chart, worst, worst_of
 from tricouple.experiments.verify.setting import Setting
 from tricouple.experiments.verify.stationarity import gradient_of, relative_error
+from tricouple.report.chart import Panel
 
 EPSILON = 0.5
 DIM = 4
@@ -92,18 +93,14 @@ def unbalanced_envelope(setting: Setting) -> Finding:
     return Finding(residual, rows, _figure("Unbalanced classes", rows))
 
 
-def _figure(title: str, rows: tuple[Row, ...]) -> Figure:
+def _figure(title: str, rows: tuple[Row, ...]) -> Panel:
     columns = [name for name, value in rows[0].items() if isinstance(value, float)]
-    numbers = tuple(float(number) for number in range(1, len(rows) + 1))
-    return Figure(
+    return chart(
         f"{title}: relative error of the gradients",
         "row of the table",
         "relative error",
-        tuple(
-            Series(name, numbers, tuple(float(row[name]) for row in rows), points=True)
-            for name in columns
-        ),
+        by_row(rows, *columns),
         "Relative errors of the envelope formula and of the library's three gradients against "
         "autograd through converged dense sweeps, one column of points for each row of the table.",
-        log_y=True,
+        log="y",
     )

@@ -7,9 +7,10 @@ from functools import lru_cache
 
 from tricouple import geometry
 from tricouple.experiments.verify.configurations import balanced_labels
-from tricouple.experiments.verify.descent import End, descend_from_random
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst, worst_of
+from tricouple.experiments.verify.descent import End, descend_from_random, gaps, reached
+from tricouple.experiments.verify.results import Finding, Row, chart, grouped, worst, worst_of
 from tricouple.experiments.verify.setting import Setting
+from tricouple.report.chart import Line
 
 SIZES = ((2, 2, 4), (3, 2, 4), (4, 3, 4), (5, 8, 4), (7, 6, 2), (10, 9, 3), (10, 16, 4))
 """(K, d, b) with d ≥ K − 1."""
@@ -48,7 +49,7 @@ def etf(setting: Setting) -> Finding:
     a number, but only the best one decides.
     """
     rows: list[Row] = []
-    series: list[Series] = []
+    series: list[Line] = []
     for n_classes, dim, per_class, ends in descents(setting):
         optimum = optimal_loss(n_classes, per_class)
         lowest = min(end.lowest for end in ends)
@@ -58,7 +59,7 @@ def etf(setting: Setting) -> Finding:
                 "K": n_classes,
                 "d": dim,
                 "b": per_class,
-                "starts at the ETF": f"{sum(end.reached for end in ends)} of {len(ends)}",
+                "starts at the ETF": reached(ends),
                 "Gram deviation": best.deviation,
                 "loss above closed form": best.loss - optimum,
                 "lowest loss seen above it": lowest - optimum,
@@ -66,9 +67,7 @@ def etf(setting: Setting) -> Finding:
                 "NC2 std": best.collapse.nc2_std,
             }
         )
-        series.append(
-            gap_series(f"K = {n_classes}, d = {dim}", [loss - optimum for loss in best.losses])
-        )
+        series.append(gaps(f"K = {n_classes}, d = {dim}", best, optimum))
     residual = worst(
         number
         for row in rows
@@ -78,16 +77,16 @@ def etf(setting: Setting) -> Finding:
             -float(row["lowest loss seen above it"]),
         )
     )
-    figure = Figure(
+    figure = chart(
         "Descent of free vectors to the closed-form optimum",
         "evaluation",
         "loss − closed form",
-        tuple(series),
+        series,
         "How far the loss is above the closed form, evaluation by evaluation, on a logarithmic "
         "axis that ends at rounding errors; one curve for each number of classes and dimension.",
-        log_y=True,
+        log="y",
     )
-    return Finding(residual, tuple(rows), figure)
+    return Finding(residual, rows, figure)
 
 
 def homogeneity(setting: Setting) -> Finding:
@@ -109,23 +108,17 @@ def homogeneity(setting: Setting) -> Finding:
                 "−1/(K−1)": -1 / (n_classes - 1),
             }
         )
-    classes = tuple(float(row["K"]) for row in rows)
-    figure = Figure(
+    figure = chart(
         "Similarities at the optimum",
         "number of classes K",
         "inner product",
-        (
-            Series("α measured", classes, tuple(float(row["α"]) for row in rows), True),
-            Series("β measured", classes, tuple(float(row["β"]) for row in rows), True),
-            Series("−1/(K−1)", classes, tuple(float(row["−1/(K−1)"]) for row in rows)),
-        ),
+        [
+            *grouped(rows, "α measured", (), "K", "α", points=True),
+            *grouped(rows, "β measured", (), "K", "β", points=True),
+            *grouped(rows, "−1/(K−1)", (), "K", "−1/(K−1)"),
+        ],
         "The measured α and β against the number of classes, with the curve −1/(K−1) that β "
         "should lie on; α should be one.",
     )
     spread = worst_of(rows, "spread of α", "spread of β")
-    return Finding(spread if math.isfinite(worst(met)) else math.inf, tuple(rows), figure)
-
-
-def gap_series(name: str, gaps: list[float]) -> Series:
-    """How far above its optimum a loss is, evaluation by evaluation."""
-    return Series(name, tuple(float(step) for step in range(1, len(gaps) + 1)), tuple(gaps))
+    return Finding(spread if math.isfinite(worst(met)) else math.inf, rows, figure)

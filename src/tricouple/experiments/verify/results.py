@@ -1,16 +1,22 @@
-"""What a verification leaves behind: findings with a verdict and a figure, as JSON and back."""
+"""What a verification leaves behind: findings with a verdict and a chart, as JSON and back."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from tricouple.report.chart import Axis, Line, Panel
 
 PROVED = "proved by the paper"
 PROVED_HERE = "proved in docs/theory.md"
+ACCURACY = "accuracy"
 OBSERVATION = "observation"
+
+FLOOR = 1e-17
+"""Where a logarithmic axis shows zero and negative rounding errors."""
 
 Row = dict[str, str | int | float]
 
@@ -35,37 +41,55 @@ def worst_of(rows: Iterable[Row], *columns: str) -> float:
     return worst(float(row[column]) for row in rows for column in columns)
 
 
-@dataclass(frozen=True)
-class Series:
-    """One line, or one cloud of points, of a figure."""
+def chart(title: str, x: str, y: str, lines: Iterable[Line], alt: str, *, log: str = "") -> Panel:
+    """Return a chart.
 
-    name: str
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    points: bool = False
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A chart as data.
-
-    Attributes:
+    Args:
         title: What it shows, in a line.
-        x_label: Name of the horizontal quantity.
-        y_label: Name of the vertical quantity.
-        series: What is drawn.
+        x: Name of the horizontal quantity.
+        y: Name of the vertical quantity.
+        lines: What is drawn.
         alt: What the chart shows, in words, for those who do not see it.
-        log_x: Whether the horizontal axis is logarithmic.
-        log_y: Whether the vertical axis is logarithmic.
+        log: The axes that are logarithmic: ``"x"``, ``"y"`` or ``"xy"``.
     """
+    across, up = Axis(x, log="x" in log, floor=FLOOR), Axis(y, log="y" in log, floor=FLOOR)
+    return Panel(title, alt, tuple(lines), across, up)
 
-    title: str
-    x_label: str
-    y_label: str
-    series: tuple[Series, ...]
-    alt: str
-    log_x: bool = False
-    log_y: bool = False
+
+def by_row(rows: Sequence[Row], *columns: str) -> list[Line]:
+    """Return columns of a table as points above the numbers of its rows."""
+    numbers = tuple(float(number) for number in range(1, len(rows) + 1))
+    return [
+        Line(name, numbers, tuple(float(row[name]) for row in rows), points=True)
+        for name in columns
+    ]
+
+
+def grouped(
+    rows: Iterable[Row], name: str, by: Sequence[str], x: str, y: str, *, points: bool = False
+) -> list[Line]:
+    """Return one line of y against x for each value of some columns.
+
+    Args:
+        rows: The table.
+        name: What a line is called, with its columns in braces: ``"ε = {ε:g}"``.
+        by: The columns whose values make a line.
+        x: The column along the horizontal axis; empty: the number of the row within its line.
+        y: The column along the vertical axis.
+        points: Whether points alone are drawn.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[column] for column in by), []).append(row)
+    return [
+        Line(
+            name.format(**group[0]),
+            tuple(float(row[x] if x else number) for number, row in enumerate(group, 1)),
+            tuple(float(row[y]) for row in group),
+            points=points,
+        )
+        for group in groups.values()
+    ]
 
 
 @dataclass(frozen=True)
@@ -75,12 +99,12 @@ class Finding:
     Attributes:
         residual: The one number that is compared with the tolerance.
         rows: The numbers behind it, all rows with the same columns.
-        figure: The same as a picture.
+        figure: The same as a chart.
     """
 
     residual: float
-    rows: tuple[Row, ...]
-    figure: Figure
+    rows: Sequence[Row]
+    figure: Panel
 
 
 @dataclass(frozen=True)
@@ -91,12 +115,12 @@ class Outcome:
         id: Short name, for the command line.
         words: The statement.
         reference: Where the paper says it, or that it does not.
-        kind: Who proves it, if anyone does.
+        kind: Who proves it, or that it is about accuracy, or an observation.
         residual_is: What the residual is, in words.
         residual: The number.
         tolerance: Largest residual at which the statement holds, None for an observation.
         rows: The numbers behind it.
-        figure: The same as a picture.
+        figure: The same as a chart.
     """
 
     id: str
@@ -107,7 +131,7 @@ class Outcome:
     residual: float
     tolerance: float | None
     rows: tuple[Row, ...]
-    figure: Figure
+    figure: Panel
 
     @property
     def verdict(self) -> str:
@@ -127,7 +151,7 @@ class Report:
 
     @property
     def failed(self) -> tuple[Outcome, ...]:
-        """The statements of the paper that this run contradicts."""
+        """The statements that this run contradicts."""
         return tuple(outcome for outcome in self.outcomes if outcome.verdict == "fails")
 
     def find(self, name: str) -> Outcome:
@@ -143,13 +167,11 @@ class Report:
 
     def to_json(self) -> str:
         """Return the report as indented JSON; the verdicts are spelled out for other readers."""
-        content = {
-            "seed": self.seed,
-            "statements": [
-                {"verdict": outcome.verdict} | asdict(outcome) for outcome in self.outcomes
-            ],
-            "provenance": self.provenance,
-        }
+        statements = [
+            {"verdict": one.verdict} | vars(one) | {"figure": _drawn(one.figure)}
+            for one in self.outcomes
+        ]
+        content = {"seed": self.seed, "statements": statements, "provenance": self.provenance}
         return json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
@@ -167,16 +189,35 @@ class Report:
             raise ValueError(f"not the JSON of a verification: {error!r}") from error
 
 
+def _drawn(panel: Panel) -> dict[str, Any]:
+    lines = [line for line, _ in panel.lines]
+    return {
+        "title": panel.title,
+        "x_label": panel.x.title,
+        "y_label": panel.y.title,
+        "series": [{"name": o.name, "x": o.x, "y": o.y, "points": o.points} for o in lines],
+        "alt": panel.alt,
+        "log_x": panel.x.log,
+        "log_y": panel.y.log,
+    }
+
+
 def _outcome(content: dict[str, Any]) -> Outcome:
     content.pop("verdict")  # it follows from the numbers
-    drawn = dict(content.pop("figure"))
-    series = tuple(
-        Series(line["name"], tuple(line["x"]), tuple(line["y"]), line["points"])
-        for line in drawn.pop("series")
-    )
+    drawn = content.pop("figure")
+    lines = [
+        Line(line["name"], _numbers(line["x"]), _numbers(line["y"]), points=line["points"])
+        for line in drawn["series"]
+    ]
+    log = "x" * drawn["log_x"] + "y" * drawn["log_y"]
+    figure = chart(drawn["title"], drawn["x_label"], drawn["y_label"], lines, drawn["alt"], log=log)
     rows = tuple(content.pop("rows"))
     residual = float(content.pop("residual"))  # "nan" and "inf" are words in JSON
-    return Outcome(**content, residual=residual, rows=rows, figure=Figure(**drawn, series=series))
+    return Outcome(**content, residual=residual, rows=rows, figure=figure)
+
+
+def _numbers(values: Iterable[float | str]) -> tuple[float, ...]:
+    return tuple(map(float, values))
 
 
 def _finite(value: Any) -> Any:

@@ -6,17 +6,24 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tricouple.experiments.verify import (
-    baselines,
     beyond,
     convexity,
     decoupling,
     envelope,
     frames,
+    quadrature,
     stationarity,
     two_distance,
     unbalanced,
 )
-from tricouple.experiments.verify.results import OBSERVATION, PROVED, PROVED_HERE, Finding, Outcome
+from tricouple.experiments.verify.results import (
+    ACCURACY,
+    OBSERVATION,
+    PROVED,
+    PROVED_HERE,
+    Finding,
+    Outcome,
+)
 from tricouple.experiments.verify.setting import Losses, Setting
 
 
@@ -31,7 +38,7 @@ class Statement:
         residual_is: What the residual is, in words.
         measure: The experiment.
         tolerance: Largest residual at which the statement holds; None for an observation.
-        proved: By whom, if it has a tolerance.
+        claim: Of what kind it is, if it has a tolerance.
     """
 
     id: str
@@ -40,12 +47,12 @@ class Statement:
     residual_is: str
     measure: Callable[[Setting], Finding]
     tolerance: float | None = None
-    proved: str = PROVED
+    claim: str = PROVED
 
     @property
     def kind(self) -> str:
-        """Who proves it, if anyone does."""
-        return OBSERVATION if self.tolerance is None else self.proved
+        """Who proves it, or that it is about accuracy, or an observation."""
+        return OBSERVATION if self.tolerance is None else self.claim
 
     def test(self, setting: Setting) -> Outcome:
         """Run the experiment."""
@@ -58,155 +65,137 @@ class Statement:
             residual_is=self.residual_is,
             residual=finding.residual,
             tolerance=self.tolerance,
-            rows=finding.rows,
+            rows=tuple(finding.rows),
             figure=finding.figure,
         )
 
 
+NOT = "not in the paper"
+DEVIATION = "largest deviation of an inner product from the ETF"
+
+# Name, statement, where the paper says it, what the residual is, experiment, tolerance and kind.
 STATEMENTS = (
     Statement(
-        "convexity",
-        "g(C) = KL(P̃ ‖ P^C) is convex in the cost C",
-        "Lemma 3.1",
+        "convexity", "g(C) = KL(P̃ ‖ P^C) is convex in the cost C", "Lemma 3.1",
         "largest excess over a chord, negative curvature, or distance of the loss from dense",
-        convexity.convexity,
-        1e-10,
+        convexity.convexity, 1e-10,
     ),
     Statement(
-        "symmetrisation",
-        "averaging C over class-preserving permutations never increases g",
-        "Lemma 3.2",
-        "largest increase, or distance of the loss from dense",
-        convexity.symmetrisation,
-        1e-10,
+        "symmetrisation", "averaging C over class-preserving permutations never increases g",
+        "Lemma 3.2", "largest increase, or distance of the loss from dense",
+        convexity.symmetrisation, 1e-10,
     ),
     Statement(
         "homogeneity",
         "the optimum has one similarity within classes and one across (ψ affine, d ≥ K−1)",
-        "Lemma 3.3",
-        "largest standard deviation of either",
-        frames.homogeneity,
-        1e-5,
+        "Lemma 3.3", "largest standard deviation of either", frames.homogeneity, 1e-5,
     ),
     Statement(
         "closed-form",
         "at a two-distance configuration the loss is the closed form in Δ = α − β, for every ψ",
-        "Lemma C.1 (proof of Theorem 3.4)",
-        "largest error",
-        two_distance.closed_form_equality,
-        1e-10,
+        "Lemma C.1 (proof of Theorem 3.4)", "largest error",
+        two_distance.closed_form_equality, 1e-10,
     ),
     Statement(
-        "monotonicity",
-        "that loss is strictly decreasing in Δ for every strictly decreasing ψ",
+        "monotonicity", "that loss is strictly decreasing in Δ for every strictly decreasing ψ",
         "Lemma C.1 (proof of Theorem 3.4)",
         "largest step, which must be downwards, plus the largest error",
-        two_distance.monotonicity,
-        -1e-6,
+        two_distance.monotonicity, -1e-6,
     ),
     Statement(
-        "etf",
-        "the optimum is the simplex ETF with collapsed classes (ψ affine, d ≥ K−1)",
+        "etf", "the optimum is the simplex ETF with collapsed classes (ψ affine, d ≥ K−1)",
         "Theorem 3.4",
         "largest deviation of an inner product, or of the loss from the closed form",
-        frames.etf,
-        1e-5,
+        frames.etf, 1e-5,
     ),
     Statement(
         "stationarity",
         "the ETF is stationary on the sphere for every differentiable ψ, Neg-MMIOT and PushPull",
         "Proposition 3.5",
         "tangential gradient, relative to random vectors, or error of the latter",
-        stationarity.stationarity,
-        1e-9,
+        stationarity.stationarity, 1e-9,
     ),
     Statement(
         "envelope",
         "∂g/∂C = (P̃ − P)/ε; the library's three gradients agree with it on balanced classes",
-        "proof of Proposition 3.5",
-        "largest relative error of a gradient",
-        envelope.balanced_envelope,
-        1e-8,
+        "proof of Proposition 3.5", "largest relative error of a gradient",
+        envelope.balanced_envelope, 1e-8,
     ),
     Statement(
         "decoupling-identity",
         "were j = k allowed: KL(P̃‖P) = KL(P̃¹²‖P⁺) + KL(P̃¹³‖P⁻) − KL(p̃¹‖p¹) for ψ affine",
-        "not in the paper",
-        "largest error",
-        decoupling.decoupling_identity,
-        1e-10,
-        PROVED_HERE,
+        NOT, "largest error", decoupling.decoupling_identity, 1e-10, PROVED_HERE,
     ),
     Statement(
         "decoupling",
         "with ψ affine and balanced classes Neg-MMIOT is PushPull with ε₊ = ε₋, up to j ≠ k; "
-        "with log-sigmoid ψ it is not",
-        "not in the paper",
+        "with log-sigmoid ψ it is not", NOT,
         "largest relative difference of gradients (N ≥ 128) in units of 1 %, its largest growth "
         "with N, or 10 % in units of the difference for log-sigmoid ψ",
-        decoupling.decoupling,
-        1.0,
-        PROVED_HERE,
+        decoupling.decoupling, 1.0, PROVED_HERE,
     ),
     Statement(
-        "low-dimension",
-        "what replaces the ETF when d < K−1",
-        "remark to Theorem 3.4: no ETF exists",
-        "smallest gap to the unattainable closed form",
+        "low-dimension", "what replaces the ETF when d < K−1",
+        "remark to Theorem 3.4: no ETF exists", "smallest gap to the unattainable closed form",
         beyond.low_dimension,
     ),
     Statement(
-        "other-shapings",
-        "does free descent end at the ETF when ψ is not affine?",
-        "named an open question",
-        "largest deviation of an inner product from the ETF",
-        beyond.other_shapings,
+        "other-shapings", "does free descent end at the ETF when ψ is not affine?",
+        "named an open question", DEVIATION, beyond.other_shapings,
     ),
     Statement(
         "sharpness",
         "how close descent comes to the ETF in a fixed number of steps, against c = 1/(τε)",
-        "not in the paper",
-        "largest deviation at c = 100",
-        beyond.sharpness,
+        NOT, "largest deviation at c = 100", beyond.sharpness,
     ),
     Statement(
-        "baselines",
-        "the same questions asked of PushPull, IOT and InfoNCE, balanced classes",
-        "not in the paper, but for the stationarity of PushPull",
-        "largest deviation of an inner product from the ETF",
-        baselines.baselines,
+        "baselines", "the same questions asked of PushPull, IOT and InfoNCE, balanced classes",
+        "not in the paper, but for the stationarity of PushPull", DEVIATION, beyond.baselines,
     ),
     Statement(
         "coincidences",
         "is DBOT at the public bounds InfoNCE, and Fused-Gromov at its small α IOT?",
-        "not in the paper",
-        "largest relative difference of gradients",
-        decoupling.coincidences,
+        NOT, "largest relative difference of gradients", decoupling.coincidences,
     ),
     Statement(
         "unbalanced-convexity",
         "convexity and averaging with unbalanced classes, uniform and target marginals",
-        "not in the paper",
-        "most negative curvature, relative to the largest",
-        unbalanced.unbalanced_convexity,
+        NOT, "most negative curvature, relative to the largest", unbalanced.unbalanced_convexity,
     ),
     Statement(
         "unbalanced-envelope",
         "the envelope identity with unbalanced classes, uniform and target marginals",
-        "not in the paper",
-        "largest relative error of the envelope gradient",
-        envelope.unbalanced_envelope,
+        NOT, "largest relative error of the envelope gradient", envelope.unbalanced_envelope,
     ),
     Statement(
-        "unbalanced-frames",
-        "where free descent ends with unbalanced classes, for every loss",
-        "not in the paper",
-        "largest deviation of an inner product from the ETF",
-        unbalanced.unbalanced_frames,
+        "unbalanced-frames", "where free descent ends with unbalanced classes, for every loss",
+        NOT, DEVIATION, unbalanced.unbalanced_frames,
     ),
-)
+    Statement(
+        "quadrature-kernel",
+        "the log-sigmoid kernel by quadrature has the relative error that was asked for",
+        NOT, "largest error in units of the tolerance", quadrature.kernel, 1.0, ACCURACY,
+    ),
+    Statement(
+        "quadrature-poisson", "the trapezoid rule has the error that Poisson's formula predicts",
+        NOT, "largest error, beyond rounding, in units of the prediction",
+        quadrature.poisson, 1.0, ACCURACY,
+    ),
+    Statement(
+        "quadrature-cost", "the mean cost by Frullani's integral is that of the triplets",
+        NOT, "largest relative error of its gradient in units of 1e-6",
+        quadrature.cost, 1.0, ACCURACY,
+    ),
+    Statement(
+        "quadrature-loss", "the loss with log-sigmoid ψ inherits the kernel's tolerance", NOT,
+        "largest relative error of its gradient in units of the tolerance, but at least of 1e-6",
+        quadrature.loss, 1.0, ACCURACY,
+    ),
+)  # fmt: skip
 
 BY_ID = {statement.id: statement for statement in STATEMENTS}
+QUADRATURE = "quadrature"
+"""The name of all statements about the quadrature."""
 
 
 def select(names: Iterable[str] | None = None) -> tuple[Statement, ...]:
@@ -218,6 +207,9 @@ def select(names: Iterable[str] | None = None) -> tuple[Statement, ...]:
     if names is None:
         return STATEMENTS
     wanted = list(names)
+    if QUADRATURE in wanted:
+        wanted.remove(QUADRATURE)
+        wanted += [name for name in BY_ID if BY_ID[name].claim == ACCURACY]
     unknown = [name for name in wanted if name not in BY_ID]
     if unknown or not wanted:
         raise ValueError(

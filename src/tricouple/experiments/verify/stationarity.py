@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from tricouple.experiments.verify.coupling import (
     triplet_cost,
     triplet_target,
 )
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst_of
+from tricouple.experiments.verify.results import Finding, Row, by_row, chart, worst_of
 from tricouple.experiments.verify.setting import Criterion, Setting
 from tricouple.shaping import Shaping
 
@@ -57,10 +57,12 @@ def dense_push_pull(shaping: Shaping) -> Criterion:
     return criterion
 
 
-def gradient_of(criterion: Criterion, embeddings: Tensor, labels: Tensor) -> Tensor:
+def gradient_of(
+    criterion: Callable[..., Tensor], embeddings: Tensor, labels: Tensor, **others: Tensor
+) -> Tensor:
     """The gradient of a loss to the embeddings, shape (N, d)."""
     leaf = embeddings.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(criterion(leaf, labels), leaf)
+    (gradient,) = torch.autograd.grad(criterion(leaf, labels, **others), leaf)
     return gradient
 
 
@@ -124,17 +126,13 @@ def stationarity(setting: Setting) -> Finding:
                     ),
                 }
             )
-    numbers = tuple(float(number) for number in range(1, len(rows) + 1))
-    figure = Figure(
+    figure = chart(
         "Largest tangential gradient of a sample",
         "row of the table",
         "norm",
-        tuple(
-            Series(name, numbers, tuple(float(row[name]) for row in rows), points=True)
-            for name in ("at random vectors", "at the ETF")
-        ),
+        by_row(rows, "at random vectors", "at the ETF"),
         "Two bands of points on a logarithmic axis: gradients at random vectors, and those at the "
         "ETF, which should be rounding errors.",
-        log_y=True,
+        log="y",
     )
-    return Finding(worst_of(rows, "ratio", "error of the latter"), tuple(rows), figure)
+    return Finding(worst_of(rows, "ratio", "error of the latter"), rows, figure)

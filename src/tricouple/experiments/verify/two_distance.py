@@ -16,8 +16,9 @@ from tricouple.experiments.verify.configurations import (
     vectors,
 )
 from tricouple.experiments.verify.coupling import SHAPINGS, by_name
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst, worst_of
+from tricouple.experiments.verify.results import Finding, Row, chart, worst, worst_of
 from tricouple.experiments.verify.setting import Criterion, Setting
+from tricouple.report.chart import Line
 from tricouple.shaping import Shaping
 
 SIZES = ((2, 3), (3, 2), (4, 3), (10, 4))
@@ -96,7 +97,7 @@ def settings() -> Iterator[tuple[str, tuple[int, int]]]:
 def closed_form_equality(setting: Setting) -> Finding:
     """The loss under test for every ψ, the linear one at several sharpnesses."""
     rows: list[Row] = []
-    series: list[Series] = []
+    series: list[Line] = []
     for shaping, size in settings():
         count = STEPS if shaping == "linear" else STEPS // 4
         path = two_distance_path(*size, count)
@@ -106,24 +107,24 @@ def closed_form_equality(setting: Setting) -> Finding:
             if shaping == "linear" and sharpness == SHARPNESS:
                 gaps, name = walk.gaps[:count], f"K = {size[0]}"
                 series += [
-                    Series(f"closed form, {name}", gaps, walk.expected[:count]),
-                    Series(f"measured, {name}", gaps, walk.measured[:count], points=True),
+                    Line(f"closed form, {name}", gaps, walk.expected[:count]),
+                    Line(f"measured, {name}", gaps, walk.measured[:count], points=True),
                 ]
-    figure = Figure(
+    figure = chart(
         "Loss at two-distance configurations, c = 2",
         "Δ = α − β",
         "loss",
-        tuple(series),
+        series,
         "For each number of classes, points of the measured loss and the curve of the closed form "
         "that they should lie on.",
     )
-    return Finding(worst_of(rows, "largest error"), tuple(rows), figure)
+    return Finding(worst_of(rows, "largest error"), rows, figure)
 
 
 def monotonicity(setting: Setting) -> Finding:
     """The largest step of the loss between neighbouring Δ must be downwards."""
     rows: list[Row] = []
-    series: list[Series] = []
+    series: list[Line] = []
     for shaping, size in settings():
         # At a larger sharpness the loss is 0 to machine precision at the upper end.
         path = two_distance_path(*size, STEPS if shaping == "linear" else STEPS // 2)
@@ -138,13 +139,13 @@ def monotonicity(setting: Setting) -> Finding:
             }
         )
         if size == SHAPED_SIZES[-1]:
-            series.append(Series(shaping, walk.gaps, walk.measured))
-    figure = Figure(
+            series.append(Line(shaping, walk.gaps, walk.measured))
+    figure = chart(
         "Loss against Δ for several ψ, K = 4, b = 3, τ = 1, ε = 0.5",
         "Δ = α − β",
         "loss",
-        tuple(series),
+        series,
         "The loss against Δ, one curve for each ψ; each should fall from left to right.",
     )
     residual = worst_of(rows, "largest step") + worst_of(rows, "largest error")
-    return Finding(residual, tuple(rows), figure)
+    return Finding(residual, rows, figure)

@@ -19,8 +19,9 @@ from tricouple.experiments.verify.coupling import (
 )
 from tricouple.experiments.verify.curvature import hessian, lowest_direction
 from tricouple.experiments.verify.descent import End, descend_from_random
-from tricouple.experiments.verify.results import Figure, Finding, Row, Series, worst, worst_of
+from tricouple.experiments.verify.results import Finding, Row, chart, grouped, worst, worst_of
 from tricouple.experiments.verify.setting import Setting
+from tricouple.report.chart import Line
 
 EPSILON = 0.5
 DENSE_SIZES = ((4, 2), (6, 2), (3, 3, 2), (5, 2, 2))
@@ -37,24 +38,24 @@ STARTS = 2
 def unbalanced_convexity(setting: Setting) -> Finding:
     """Lemmas 3.1 and 3.2 with uniform marginals, and with those of the target."""
     rows: list[Row] = []
-    series: list[Series] = []
+    series: list[Line] = []
     for kind in KINDS:
         for sizes in DENSE_SIZES:
             generator = setting.generator("unbalanced-convexity")  # the same costs for both kinds
             row, line = probe(class_labels(sizes), kind, generator)
             rows.append({"class sizes": ", ".join(map(str, sizes)), "marginals": kind, **row})
             if sizes == DENSE_SIZES[0]:
-                series.append(Series(f"{kind} marginals", STEPS, tuple(line)))
-    figure = Figure(
+                series.append(Line(f"{kind} marginals", STEPS, tuple(line)))
+    figure = chart(
         f"g along the direction of lowest curvature, class sizes {DENSE_SIZES[0]}",
         "step from a random cost",
         "chord − g",
-        tuple(series),
+        series,
         "Chord minus g on a segment through a random cost, for uniform marginals and for those of "
         "the target: below zero g is not convex.",
     )
     residual = worst(-float(row["smallest curvature"]) for row in rows)
-    return Finding(residual, tuple(rows), figure)
+    return Finding(residual, rows, figure)
 
 
 def probe(labels: Tensor, kind: str, generator: torch.Generator) -> tuple[Row, list[float]]:
@@ -107,30 +108,23 @@ def unbalanced_frames(setting: Setting) -> Finding:
                 ends = descend_from_random(criterion, labels, DIM, generator, STARTS)
                 shown = "–" if name == "InfoNCE" else kind
                 rows.append({"class sizes": ", ".join(map(str, sizes)), **_row(name, shown, ends)})
-    numbers = tuple(float(number) for number in range(1, len(SIZES) + 1))
-    kinds = dict.fromkeys((str(row["loss"]), str(row["marginals"])) for row in rows)
-    figure = Figure(
+    figure = chart(
         "Distance of the best end from the simplex ETF, unbalanced classes",
         "number of the class sizes in the table",
         "Gram deviation",
-        tuple(
-            Series(
-                f"{loss}, {kind}",
-                numbers,
-                tuple(
-                    float(row["Gram deviation"])
-                    for row in rows
-                    if (row["loss"], row["marginals"]) == (loss, kind)
-                ),
-                points=True,
-            )
-            for loss, kind in kinds
+        grouped(
+            rows,
+            "{loss}, {marginals}",
+            ("loss", "marginals"),
+            "",
+            "Gram deviation",
+            points=True,
         ),
         "For each loss and choice of marginals, the largest difference between an inner product "
         "and that of the simplex ETF, at four choices of class sizes.",
-        log_y=True,
+        log="y",
     )
-    return Finding(worst_of(rows, "Gram deviation"), tuple(rows), figure)
+    return Finding(worst_of(rows, "Gram deviation"), rows, figure)
 
 
 def _row(name: str, kind: str, ends: list[End]) -> Row:
