@@ -8,9 +8,9 @@ import scipy.stats
 
 from report import fake
 from report.html_check import parse, rows
-from tricouple.report.claims import check_claims, directions
+from tricouple.report.claims import check_claims
 from tricouple.report.groups import Curve
-from tricouple.report.numbers import MeanStd, mean_std, number
+from tricouple.report.numbers import MeanStd, directions, mean_std, number
 from tricouple.report.read import read_study
 from tricouple.report.sentences import beyond_spread, holm, welch
 from tricouple.report.sweeps import read_sweeps

@@ -6,12 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from tricouple.names import QUANTITIES
-from tricouple.report.chart import Array
 from tricouple.report.groups import Group, at
-from tricouple.report.numbers import MeanStd, mean_std, number
+from tricouple.report.numbers import MeanStd, directions, mean_std, number
 from tricouple.report.sentences import beyond_spread
 from tricouple.report.tables import Table, to_html
 
@@ -114,8 +111,8 @@ def _comparisons(claim: Claim, groups: Sequence[Group]) -> Iterator[Comparison]:
                     yield Comparison(words + mean_std(other), value, other, outcome)
 
 
-def claims_html(findings: Sequence[Finding]) -> str:
-    """The claims as a table, and below it every comparison that does not support one."""
+def claims_table(findings: Sequence[Finding]) -> Table:
+    """What the paper says beside what these runs say."""
     rows = [
         (f.claim.words, f.verdict, f"{f.count} of {len(f.comparisons)}" if f.comparisons else "–",
          f.factor, QUANTITIES[f.claim.quantity], f.claim.place)
@@ -124,7 +121,12 @@ def claims_html(findings: Sequence[Finding]) -> str:
     head = ("the paper says", "here", "comparisons for it", "factor", "measured by", "where")
     kinds = {(row, 1): f"words {finding.verdict}" for row, finding in enumerate(findings)}
     caption = "In our words, beside this study"
-    table = to_html(Table(caption, head, rows, words=len(head), kinds=kinds, note=RULE))
+    return Table(caption, head, rows, words=len(head), kinds=kinds, note=RULE)
+
+
+def claims_html(findings: Sequence[Finding]) -> str:
+    """The claims as a table, and below it every comparison that does not support one."""
+    table = to_html(claims_table(findings))
     against = [
         (f.claim.words, c.words, "level" if c.outcome == 0 else "the other way")
         for f in findings
@@ -157,19 +159,3 @@ def final(own: Group, name: str) -> MeanStd:
     if name == "directions":
         return MeanStd.of(directions(run.spectrum) for run in own.finished if len(run.spectrum))
     return own.last(name)
-
-
-def directions(values: Array) -> float:
-    """How many directions a covariance fills: ``exp`` of the entropy of its eigenvalues' shares.
-
-    K−1 equal eigenvalues, the simplex ETF, give K−1; a single one gives 1.
-
-    Example:
-        >>> round(directions(np.array([2.0, 2.0, 0.0])), 6)
-        2.0
-    """
-    total = values.sum()
-    if not np.isfinite(total) or total <= 0:
-        return math.nan
-    shares = values[values > 0] / total
-    return float(np.exp(-(shares * np.log(shares)).sum()))

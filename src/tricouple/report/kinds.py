@@ -34,7 +34,7 @@ class Kind:
 # A new kind is a module and a row here.
 KINDS = {
     "clip": Kind(clip.article, clip.files, clip.terminal),
-    "synthetic": Kind(synthetic.article, synthetic.files),
+    "synthetic": Kind(synthetic.article, synthetic.files, synthetic.terminal),
     "vision": Kind(vision.article, vision.files, vision.terminal),
 }
 

@@ -40,6 +40,23 @@ class MeanStd:
         return MeanStd(factor * self.mean, factor * self.std, self.count)
 
 
+def directions(spectrum: Iterable[float]) -> float:
+    """How many directions a covariance fills: ``exp`` of the entropy of its eigenvalues' shares.
+
+    K−1 equal eigenvalues, the simplex ETF, give K−1; a single one gives 1.
+
+    Example:
+        >>> round(directions([2.0, 2.0, 0.0]), 6)
+        2.0
+    """
+    values = np.array(list(spectrum))
+    total = values.sum()
+    if not np.isfinite(total) or total <= 0:
+        return math.nan
+    shares = values[values > 0] / total
+    return float(np.exp(-(shares * np.log(shares)).sum()))
+
+
 def number(value: float) -> str:
     """Write a number with three significant digits.
 

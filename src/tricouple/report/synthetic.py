@@ -7,11 +7,19 @@ from dataclasses import replace
 from operator import neg, pos
 
 import numpy as np
+from rich.table import Table as RichTable
 
 from tricouple.names import QUANTITIES, SHAPINGS
 from tricouple.report import embeddings
 from tricouple.report.chart import Axis, Chart, Line, Panel
-from tricouple.report.claims import Finding, check_claims, claims_html, claims_sentence, final
+from tricouple.report.claims import (
+    Finding,
+    check_claims,
+    claims_html,
+    claims_sentence,
+    claims_table,
+    final,
+)
 from tricouple.report.curves import during_training
 from tricouple.report.draw_matplotlib import png
 from tricouple.report.groups import (
@@ -40,9 +48,10 @@ from tricouple.report.sweeps import (
     sweeps_html,
     sweeps_sentence,
     verdict,
+    verdict_table,
     verdicts,
 )
-from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown
+from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
 
 TITLE = "Synthetic study"
 LEAD = (
@@ -60,6 +69,10 @@ SPECTRA = (
     "Eigenvalues of the covariance of the centred class means, sorted, each over the largest one; "
     "means over seeds with a band of ± one standard deviation. A flat line is a simplex ETF: all "
     "K − 1 directions used alike. A steep fall is dimensional collapse."
+)
+SHARPNESS = (
+    "c is the sharpness of a loss: 1/(τε), 1/ε for IOT, 1/τ for InfoNCE; BYOL, VICReg have none. "
+    "Losses are best compared at the same c."
 )
 FINALS = (
     "c is the sharpness 1/(τε), 1/τ for InfoNCE. Bold: best of its column (lowest NC1 and NC2, "
@@ -133,6 +146,24 @@ def files(study: Study) -> dict[str, bytes | None]:
         "synthetic-map.png": png(grid, columns=2, height=1.9) if grid.panels else None,
         "synthetic-table.md": table.encode() if groups else None,
     }
+
+
+def terminal(study: Study) -> list[RichTable | str]:
+    """What 80 characters hold of the figures, the claims and the maps; what the verdicts mean."""
+    groups = main_groups(study)
+    columns = ("method", "c", "NC1", "NC2 deviation", "directions", "k-NN", "verdict")
+    tables = [table.narrow(*columns, note=SHARPNESS) for table in finals_tables(groups)]
+    if any(own.finished for own in groups):
+        claims = claims_table(check_claims(groups))
+        tables.append(claims.narrow("the paper says", "here", "comparisons for it", "factor"))
+    tables += [verdict_table(sweep).narrow() for sweep in read_sweeps(study) if sweep.judged()]
+    given = {run.verdict for run in study.runs}
+    meanings = [
+        f"{verdict(name).sign} {verdict(name).word}: {text}."
+        for name, text in study.verdicts.items()
+        if name in given
+    ]
+    return [*map(to_terminal, tables), *meanings]
 
 
 def main_groups(study: Study) -> tuple[Group, ...]:

@@ -61,6 +61,25 @@ class Table:
         above = list(chain.from_iterable(repeat(text, width) for text, width in self.spans))
         return above + [""] * (len(self.head) - len(above))
 
+    def narrow(self, *titles: str, note: str = "") -> Table:
+        """The columns of these titles (all if none is given), in cells that wrap.
+
+        Example:
+            >>> Table("", ("loss", "@1", "@5"), [("a", "10", "20")]).narrow("loss", "@5").rows
+            [('a', '20')]
+        """
+        kept = [self.head.index(title) for title in titles or self.head]
+        place = {column: number for number, column in enumerate(kept)}
+        return Table(
+            self.caption,
+            [self.head[column] for column in kept],
+            [tuple(row[column] for column in kept) for row in self.rows],
+            words=len(kept),
+            bold={(row, place[column]) for row, column in self.bold if column in place},
+            kinds={(r, place[c]): kind for (r, c), kind in self.kinds.items() if c in place},
+            note=note,
+        )
+
 
 @dataclass(frozen=True)
 class Column:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tricouple.experiments.synthetic.measure import MEANINGS, directions, judge
+from tricouple.experiments.synthetic.measure import MEANINGS, judge
 
 FALLING = [2.0, 1.0]
 
@@ -32,8 +32,3 @@ FALLING = [2.0, 1.0]
 def test_verdict(losses, deviation, spectrum, dim, word):
     assert judge(losses, deviation, spectrum, dim) == word
     assert word in MEANINGS
-
-
-def test_directions_count_equal_eigenvalues():
-    assert directions([0.7] * 9) == pytest.approx(9)
-    assert directions([1.0, 0.0]) == pytest.approx(1)

@@ -26,6 +26,8 @@ from tricouple.experiments.synthetic.pool import Event, WorkerError, thinned, tr
 from tricouple.experiments.synthetic.study import RunInProgress, find_twin, run_cells, unfinished
 from tricouple.experiments.synthetic.train import measured_steps, train
 from tricouple.options import CommandError
+from tricouple.report import kinds
+from tricouple.report.sweeps import verdict
 
 TINY = RunConfig(n_classes=3, per_class=8, data_dim=10, hidden=16, dim=4, steps=6)
 CELLS = main_cells(TINY, [3], [0, 1], LINEAR[:2])
@@ -60,7 +62,7 @@ def train_here(configs, *, workers, keep_embeddings, stop_after=None):
 @pytest.fixture
 def here(monkeypatch):
     monkeypatch.setattr(study, "train_all", train_here)
-    monkeypatch.setattr(study, "write_page", lambda folder: folder / "report.html")
+    monkeypatch.setattr(kinds, "write_report", lambda folder: folder / "report.html")
 
 
 def opened(path: Path, config: RunConfig = TINY) -> Store:
@@ -252,15 +254,24 @@ def test_a_study_of_changed_sources_is_refused_or_carries_their_hash(tmp_path, c
 
 
 def test_command_shows_final_figures_beside_the_papers_claims(here, tmp_path, capsys):
-    words = ["synthetic", "--classes", "3", "--seeds", "2", "--per-class", "6", "--data-dim", "9",
-             "--steps", "3", "--dim", "4", "--allow-dirty", "--out", str(tmp_path)]  # fmt: skip
-    assert cli.main(words) == 0
+    command = ["synthetic", "--classes", "3", "--seeds", "2", "--per-class", "6", "--data-dim", "9",
+               "--steps", "3", "--dim", "4", "--allow-dirty", "--out", str(tmp_path)]  # fmt: skip
+    assert cli.main(command) == 0
     shown = capsys.readouterr().out
-    for word in ("Neg-MMIOT", "VICReg", "NC2 dev.", "k-NN", "±", "the paper says", "report.html"):
+    words = [
+        "Neg-MMIOT",
+        "VICReg",
+        "deviation",
+        "k-NN",
+        "±",
+        "the paper says",
+        "c is the sharpness",
+    ]
+    outcomes = {record["verdict"] for record in Store(tmp_path).records().values()}
+    for word in [*words, *(f"{verdict(name).word}: " for name in outcomes)]:
         assert word in shown
-    (verdict, *_) = {record["verdict"] for record in Store(tmp_path).records().values()}
-    assert f"{verdict}: " in shown
-    assert cli.main(words) == 0
+    assert shown.count("│ InfoNCE") == 2  # at either sharpness
+    assert cli.main(command) == 0
     assert "18 of 18 runs are done already" in capsys.readouterr().out
 
 
@@ -271,7 +282,7 @@ def test_maps_show_where_each_method_ends_along_every_axis(here, tmp_path, capsy
     words = ["synthetic", "--study", "maps", "--classes", "3", "--per-class", "6", "--allow-dirty",
              "--data-dim", "9", "--steps", "3", "--out", str(tmp_path)]  # fmt: skip
     assert cli.main(words) == 0
-    assert "where they end, by dim" in capsys.readouterr().out
+    assert "Outcomes over embedding dimension" in capsys.readouterr().out
     assert {r["config"]["dim"] for r in Store(tmp_path).records().values()} == {2, 4}
 
 

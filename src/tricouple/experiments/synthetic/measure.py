@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tricouple import geometry
 from tricouple.evaluation.knn import knn_accuracy
+from tricouple.report.numbers import directions
 
 CURVES = (
     "loss", "nc1", "nc2_std", "nc2_deviation", "alpha", "beta", "effective_rank", "knn",
@@ -135,15 +136,3 @@ def judge(
         return "etf"
     possible = min(dim, len(spectrum))
     return "rich" if spectrum[possible - 1] >= ALIVE * spectrum[0] else "reduced"
-
-
-def directions(spectrum: Sequence[float]) -> float:
-    """How many directions the class means fill: ``exp`` of the entropy of the shares.
-
-    Example:
-        >>> directions([0.5, 0.5, 0.0])
-        2.0
-    """
-    total = sum(spectrum)
-    shares = [value / total for value in spectrum if value > 0]
-    return math.exp(-math.fsum(share * math.log(share) for share in shares))

@@ -31,11 +31,10 @@ from tricouple.experiments.runs.record import (
     same_settings,
 )
 from tricouple.experiments.synthetic.config import RunConfig
-from tricouple.experiments.synthetic.grid import AXES, Cell
+from tricouple.experiments.synthetic.grid import Cell
 from tricouple.experiments.synthetic.measure import CURVES, MEANINGS, Measurement, judge
 from tricouple.experiments.synthetic.pool import WorkerError, snapshot_rows, train_all
 from tricouple.experiments.synthetic.progress import LiveProgress
-from tricouple.experiments.synthetic.tables import claims_table, final_table, map_table
 from tricouple.files import write_atomically
 from tricouple.options import CommandError
 from tricouple.provenance import collect_provenance, line_provenance
@@ -241,26 +240,10 @@ def conduct(
 
 
 def show(console: Console, path: Path) -> None:
-    """Print the tables of what is there and write the page."""
-    records = list(Store(path).records().values())
-    main = [record for record in records if record["part"] == "main"]
-    for n_classes in sorted({record["config"]["n_classes"] for record in main}):
-        group = [record for record in main if record["config"]["n_classes"] == n_classes]
-        console.print(final_table(group, n_classes))
-        console.print(claims_table(group))
-    for axis in AXES:
-        swept = [record for record in records if record["part"] == f"maps/{axis.name}"]
-        if swept:
-            console.print(map_table(swept, axis.name))
-    for verdict, meaning in MEANINGS.items():
-        if any(record["verdict"] == verdict for record in records):
-            console.print(f"[bold]{verdict}[/]: {meaning}", highlight=False)
+    """Print what is there, finished or not, and write the page."""
+    from tricouple.report.kinds import KINDS, read_known, write_report  # plotting libraries
+
+    for part in KINDS[KIND].terminal(read_known(path)):
+        console.print(part, highlight=False, markup=False)
     console.print("Writing the page …")
-    console.print(f"Page: {write_page(path)}", soft_wrap=True)
-
-
-def write_page(folder: Path) -> Path:
-    """Write the page of a study, finished or not, and return where it is."""
-    from tricouple.report.kinds import write_report  # plotting libraries, needed at the end only
-
-    return write_report(folder)
+    console.print(f"Page: {write_report(path)}", soft_wrap=True)
