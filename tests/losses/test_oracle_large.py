@@ -11,7 +11,11 @@ from torch import Tensor
 import tricouple as tc
 from conftest import LOSSES, SETTINGS
 from reference import large_dense, relative_error, with_gradients
+from tricouple.ot import engine
 from tricouple.ot.sweeps import native
+from tricouple.ot.sweeps.halves import SymmetricKernels
+from tricouple.ot.sweeps.kernels import LinearKernels
+from tricouple.ot.sweeps.native import NativeKernels
 
 SHARPNESS = 100.0
 MAKE = {
@@ -54,10 +58,31 @@ def oracle(name: str, shape: str) -> tuple[Tensor, Tensor]:
     return call(loss, shape, torch.float64)
 
 
-PATHS = ("compiled", "PyTorch", "halves", "halves, streamed", "PyTorch, streamed")
+PATHS = {  # and the kernels that are used on them
+    "compiled": NativeKernels,
+    "PyTorch": LinearKernels,
+    "halves": SymmetricKernels,
+    "halves, streamed": SymmetricKernels,
+    "PyTorch, streamed": LinearKernels,
+}
 CASES = [
     (shape, path) for shape in SHAPES for path in PATHS if "×" not in shape or "halves" not in path
 ]
+
+
+@pytest.fixture
+def used(monkeypatch) -> list[type]:
+    """The kernels that were used."""
+    found = []
+    made = engine._kernels
+
+    def recorded(*arguments):
+        for kernels in made(*arguments):
+            found.append(type(kernels))
+            yield kernels
+
+    monkeypatch.setattr(engine, "_kernels", recorded)
+    return found
 
 
 @pytest.fixture
@@ -70,7 +95,7 @@ def take(monkeypatch):
         elif native.compiled is None:
             pytest.skip("built without a C compiler")
         elif path == "halves":
-            monkeypatch.setattr(native, "LARGEST", 0)
+            monkeypatch.setattr(engine, "LARGEST", 0)
         if "streamed" not in path:
             return {"memory": "matrices"}
         # Tiles of some thirty rows, and a rest.
@@ -82,10 +107,11 @@ def take(monkeypatch):
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("shape", "path"), CASES)
-def test_large_batches_equal_the_dense_algorithm(name, dtype, shape, path, take):
+def test_large_batches_equal_the_dense_algorithm(name, dtype, shape, path, take, used):
     options = take(path, max(SHAPES[shape]))
     value, gradient = call(MAKE[name](SHARPNESS, **options), shape, dtype)
     wanted, wanted_gradient = oracle(name, shape)
+    assert set(used) == {PATHS[path]}
     tolerance = 1e-13 if dtype == torch.float64 else 5e-6
     assert value.dtype == gradient.dtype == dtype
     assert relative_error(value, wanted) <= tolerance
