@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from report.fake import noise
 
@@ -96,42 +95,10 @@ def write_study(folder: Path, records: list[dict], **head: object) -> Path:
 
 
 def write_run(folder: Path, record: dict, *, finished: bool = True) -> Path:
-    """Write the folder of a run of ``tricouple train``."""
-    flat = record["config"]
+    """Write the folder of a run of ``tricouple train``: a study of one."""
     path = folder / record["id"]
-    path.mkdir(parents=True)
-    config = {
-        "data": {"name": flat["data"], "train_size": None, "max_train_size": 7000,
-                 "validation_size": 0,
-                 "image_size": None},
-        "setting": {"name": flat["setting"]},
-        "loss": {"name": flat["loss"], "target": "x.Y", "sharpness": flat["sharpness"],
-                 "temperature": flat["temperature"]},
-        "backbone": {"name": flat["backbone"], "pretrained": False, "head_dim": None},
-        "training": {"epochs": 2, "batch_size": 256, "learning_rate": flat["learning_rate"],
-                     "weight_decay": 1e-5, "geometry_every": 1, "geometry_samples": 1024},
-        "evaluation": {"part": "test", "probe_epochs": 100},
-        "seed": flat["seed"],
-    }  # fmt: skip
-    (path / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    record = record | {"part": "final"}
     if not finished:
-        rows = ["epoch,step,loss,nc1", "0,0,,300.0", "1,19,2.0,200.0", "2,38,1."]
-        (path / "metrics.csv").write_text("\n".join(rows), encoding="utf-8")
-        return path
-    metrics = record["metrics"]
-    accuracy = {name: value for name, value in metrics.items() if name.endswith(("linear", "knn"))}
-    geometry = {name.partition("/")[2]: metrics[name] for name in metrics.keys() - accuracy.keys()}
-    kind = {"geometry": geometry | {"spectrum": [0.2, 0.1], "n_samples": 50}}
-    evaluation = {
-        "run": path.name,
-        "epoch": 2,
-        "sharpness": flat["sharpness"],
-        "accuracy": accuracy,
-        "result": {"n_train": 7000, "penultimate": kind, "embedding": kind},
-        "curves": record["curves"],
-        "seconds": {"training": 50.0, "evaluation": 10.0},
-        "config": config,
-        "provenance": {"commit": "0123abc", "date": "2030-01-02"},
-    }
-    (path / "evaluation.json").write_text(json.dumps(evaluation), encoding="utf-8")
+        record |= {"status": "partial", "metrics": {}}
+    write_study(path, [record], name=path.name, config={"scale": "smoke"})
     return path

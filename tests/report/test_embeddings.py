@@ -1,9 +1,11 @@
 """The pictures show what they say: planes, circles, t-SNE and the packed frames of the movie."""
 
 import base64
+import io
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from report import fake
 from tricouple.report import embeddings
@@ -101,3 +103,16 @@ def test_many_points_and_frames_are_thinned_evenly():
     assert len(chosen) == embeddings.MOST_POINTS
     assert (chosen[0], chosen[-1]) == (0, 499)
     assert set(np.diff(chosen)) <= {1, 2}
+
+
+@pytest.mark.parametrize(("n_classes", "spread"), [(3, 1.0), (120, 0.0)], ids=["few", "collapsed"])
+def test_figures_of_an_evaluation_are_pictures_on_white(n_classes, spread):
+    labels = np.arange(2 * n_classes) % n_classes
+    features = 1 + spread * np.random.default_rng(0).normal(size=(len(labels), 4))
+    classes = [f"class {code}" for code in range(n_classes)]
+    for content in embeddings.evaluation_pngs(
+        np.eye(n_classes), features, labels, classes, ("confusion", "t-SNE")
+    ):
+        image = Image.open(io.BytesIO(content)).convert("RGB")
+        assert image.getpixel((0, 0)) == (255, 255, 255)
+        assert len(image.getcolors(1 << 24)) > 5

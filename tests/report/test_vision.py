@@ -229,7 +229,7 @@ def test_a_folder_of_runs_is_a_study_too(tmp_path, monkeypatch, capsys):
     missing = section(root, "missing").text
     assert "1 of 6 runs did not finish: mnist-scl-iot-c10.0-lr0.001-seed2-test." in missing
     assert "IOT, MNIST, ResNet-18, SCL: seed 0 is missing." in missing
-    assert "2 epochs on 7000 images (38 steps) here" in root.text
+    assert "3 epochs on 5000 images (38 steps) here" in root.text
 
 
 def test_one_run_is_a_folder_of_runs(tmp_path):
@@ -239,39 +239,21 @@ def test_one_run_is_a_folder_of_runs(tmp_path):
 
 
 def test_a_run_without_labels_has_curves_and_no_accuracy(tmp_path):
-    path = fake.write_run(tmp_path, fake.run())
-    text = (path / "evaluation.json").read_text()
-    content = fake.json.loads(text)
-    content |= {"accuracy": None, "result": "there are no labelled images to evaluate on"}
-    (path / "evaluation.json").write_text(fake.json.dumps(content))
+    path = fake.write_run(tmp_path, fake.run() | {"metrics": {}})
     root = parse(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert "for lack of labelled images" in section(root, "missing").text
+    assert f"for lack of labelled images: {path.name}" in section(root, "missing").text
+    assert "curves" in names(root)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "complaint"),
-    [
-        ("evaluation.json", "{cut", "not JSON"),
-        ("evaluation.json", "[]", "expected an object, found list"),
-        ("evaluation.json", '{"config": {"data": 3}}', "not a run of tricouple train"),
-    ],
-)
-def test_a_broken_run_is_named(name, text, complaint, tmp_path, capsys):
-    path = fake.write_run(tmp_path, fake.run())
-    (path / name).write_text(text)
-    assert cli.main(["report", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert complaint in error
-    assert str(path) in error
-    assert error.count("\n") == 1
-
-
-def test_an_unfinished_run_with_a_broken_configuration_is_named(tmp_path, capsys):
-    path = fake.write_run(tmp_path, fake.run(), finished=False)
-    for text in ("a: [", "- 1", "data: {}"):
-        (path / "config.yaml").write_text(text)
-        assert cli.main(["report", str(tmp_path)]) == 2
-        assert str(path / "config.yaml") in capsys.readouterr().err
+def test_a_run_of_an_earlier_version_is_named_with_what_to_do(tmp_path, capsys):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "config.yaml").write_text("data: {}")
+    for folder in (path, tmp_path):
+        assert cli.main(["report", str(folder)]) == 2
+        error = capsys.readouterr().err
+        assert f"{path} is a run of an earlier version: tricouple evaluate {path} makes" in error
+        assert error.count("\n") == 1
 
 
 def test_figures_are_a_picture_and_a_markdown_table(study, tmp_path, capsys):

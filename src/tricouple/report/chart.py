@@ -88,6 +88,7 @@ class Cloud:
         size: Of a dot.
         spokes: Ends of lines from the centre, (K, 2), one for each class in order.
         steps: The training step of each frame.
+        names: What the legend calls the classes 0, 1, …; empty: no legend.
         when: The choices of the reader for which it is shown.
     """
 
@@ -96,6 +97,7 @@ class Cloud:
     size: float = 6.0
     spokes: Array | None = None
     steps: Sequence[int] = ()
+    names: Sequence[str] = ()
     when: Choice = field(default_factory=dict)
 
 

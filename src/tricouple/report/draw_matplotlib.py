@@ -72,7 +72,8 @@ def picture(chart: Chart, columns: int = 3, height: float = 2.5) -> Figure:
     legend = {name: handle for axis in axes
               for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}  # fmt: skip
     if legend and chart.legend:
-        beside = len(legend) if len(legend) <= ROW else -(-len(legend) // 2)
+        lines = 1 if len(legend) <= ROW else max(2, math.ceil(len(legend) / 10))
+        beside = math.ceil(len(legend) / lines)
         handles, names = legend.values(), legend.keys()
         drawn.legend(handles, names, loc="outside lower center", ncols=beside, frameon=False)
     return drawn
@@ -136,7 +137,13 @@ def _cloud(axis: Axes, cloud: Cloud) -> None:
     for label in np.unique(cloud.labels):
         look = class_style(int(label))
         x, y = at[cloud.labels == label].T
-        axis.scatter(x, y, s=cloud.size, color=HUES[look.hue][0], marker=SYMBOLS[look.symbol][0])
+        name = cloud.names[label] if cloud.names else None
+        ink: dict[str, Any] = {
+            "color": HUES[look.hue][0],
+            "marker": SYMBOLS[look.symbol][0],
+            "label": name,
+        }
+        axis.scatter(x, y, s=2 * cloud.size, linewidth=0, **ink)
 
 
 def _grid(axis: Axes, grid: Grid) -> None:
@@ -146,7 +153,9 @@ def _grid(axis: Axes, grid: Grid) -> None:
     if grid.rows:
         axis.set_yticks(range(len(grid.rows)), list(grid.rows))
     if grid.columns:
-        axis.set_xticks(range(len(grid.columns)), list(grid.columns))
+        long = sum(map(len, grid.columns)) > 60
+        turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if long else {}
+        axis.set_xticks(range(len(grid.columns)), list(grid.columns), **turned)
     for row, texts in enumerate(grid.texts):
         for column, text in enumerate(texts):
             value = grid.values[row, column]

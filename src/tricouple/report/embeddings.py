@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from tricouple.report.chart import Array, Chart, Choice, Cloud, Panel
+from tricouple.report.chart import Array, Axis, Chart, Choice, Cloud, Grid, Panel
+from tricouple.report.draw_matplotlib import png
 from tricouple.report.groups import Group
 from tricouple.report.numbers import number
 from tricouple.report.read import Run, Study
@@ -158,67 +158,48 @@ def _panels(
     ]
 
 
-def confusion_png(matrix: npt.ArrayLike, classes: Sequence[str], title: str, path: Path) -> None:
-    """Draw a confusion matrix, each row as shares of its class.
-
-    Args:
-        matrix: Counts, shape (K, K), true classes as rows.
-        classes: Names of the classes.
-        title: What the numbers are of.
-        path: Where to write the PNG.
-    """
-    from matplotlib.figure import Figure
-
-    counts = np.asarray(matrix, dtype=np.float64)
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    n = len(classes)
-    figure = Figure(figsize=(7.0, 6.0), layout="constrained")
-    axes = figure.subplots()
-    drawn = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
-    figure.colorbar(drawn, label="share of the true class")
-    axes.set(title=title, xlabel="predicted", ylabel="true")
-    if n <= LEGIBLE:
-        axes.set_xticks(range(n), classes, rotation=45, ha="right")
-        axes.set_yticks(range(n), classes)
-        for (row, column), share in np.ndenumerate(shares):
-            colour = "white" if share > 0.5 else "black"
-            text = f"{100 * share:.0f}" if share >= 0.005 else ""
-            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
-    figure.savefig(path, dpi=120)
-
-
-def tsne_png(
+def evaluation_pngs(
+    confusion: npt.ArrayLike,
     features: npt.ArrayLike,
     labels: npt.ArrayLike,
     classes: Sequence[str],
-    title: str,
-    path: Path,
+    titles: tuple[str, str],
     seed: int = 0,
-) -> None:
-    """Draw features in the plane by t-SNE.
+) -> tuple[bytes, bytes]:
+    """Draw what a classifier confuses, and the features that it saw by t-SNE, as PNG files.
 
     Args:
+        confusion: Counts, shape (K, K), true classes as rows.
         features: Shape (n, d).
         labels: Class of each sample, shape (n,).
         classes: Names of the classes.
-        title: What the features are.
-        path: Where to write the PNG.
-        seed: Of the embedding.
+        titles: Of both pictures.
+        seed: Of t-SNE.
     """
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
+    counts = np.asarray(confusion, dtype=np.float64)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # of the true class
+    legible = len(classes) <= LEGIBLE
+    grid = Grid(
+        shares,
+        (0.0, 1.0),
+        classes if legible else (),
+        classes if legible else (),
+        colours="share",
+        texts=[[_percent(share) for share in row] for row in shares] if legible else (),
+        unit="share of the true class",
+    )
     points, codes = tsne(np.asarray(features, dtype=np.float64), seed), np.asarray(labels)
-    figure = Figure(figsize=(7.0, 6.0), layout="constrained")
-    axes = figure.subplots()
-    colours = colormaps["tab20" if len(classes) > 10 else "tab10"]
-    for code in np.unique(codes):
-        x, y = points[codes == code].T
-        axes.scatter(x, y, s=6, color=colours(code % colours.N), label=classes[code])
-    axes.set(title=title, xticks=[], yticks=[])
-    if len(classes) <= LEGIBLE:
-        figure.legend(loc="outside right upper", markerscale=2, fontsize=8)
-    figure.savefig(path, dpi=120)
+    cloud = Cloud(points, codes, names=classes if legible else ())
+    panels = (
+        Panel(titles[0], "", [grid], x=Axis("predicted"), y=Axis("true")),
+        Panel(titles[1], "", [cloud], reach=1.05),
+    )
+    first, second = (png(Chart("", "", "", [panel]), height=7.5, dpi=100) for panel in panels)
+    return first, second
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}" if share >= 0.005 else ""
 
 
 def unit(embeddings: Array) -> Array:

@@ -233,7 +233,7 @@ def check(run: Run, needs: Needs) -> None:
     """Refuse a run that does not say what it is a run of."""
     for key, kind in needs.items():
         if not isinstance(run.config.get(key), kind):
-            where = f"runs.jsonl, line {run.line}: " if run.line else ""
+            where = f"runs.jsonl, line {run.line}: "
             word = kind.__name__ if isinstance(kind, type) else "number"
             found = repr(run.config.get(key))
             raise StudyError(f"{where}config of run {run.id} needs {key} ({word}), found {found}")
@@ -264,7 +264,7 @@ def gaps(study: Study, groups: Sequence[Group], *, everywhere: bool = False) -> 
         return ["No run has been recorded yet."]
     promises = bool(_list(study, "losses"))
     found = [*_count(study), *_promised(study)]
-    if not groups and not promises:
+    if everywhere and not groups:
         found.append("There is no run of the main part: no curves, spectra or tables.")
     for status, words in (("partial", "did not finish"), ("diverged", "diverged")):
         names = [run.id for run in study.runs if run.status == status]

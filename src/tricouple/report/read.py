@@ -6,7 +6,6 @@ is merely not there yet (unfinished runs, no snapshots) is no error: the page sa
 
 from __future__ import annotations
 
-import csv
 import json
 import zipfile
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import yaml  # type: ignore[import-untyped]
 
 from tricouple.names import KEYS_BEFORE
 from tricouple.report.numbers import listing
@@ -23,7 +21,6 @@ from tricouple.report.numbers import listing
 Array: TypeAlias = npt.NDArray[np.float64]
 
 STATUSES = ("done", "partial", "diverged")
-CONFIG, EVALUATION, METRICS = "config.yaml", "evaluation.json", "metrics.csv"  # of a run folder
 
 
 class StudyError(ValueError):
@@ -137,7 +134,10 @@ def _read_one(folder: Path) -> Study | None:
     """A folder that is a study or a run; None for others."""
     path = folder / "study.json"
     if not path.is_file():
-        return _read_run_folder(folder) if (folder / CONFIG).is_file() else None
+        if (folder / "config.yaml").is_file():
+            todo = f"tricouple evaluate {folder} makes it readable"
+            raise StudyError(f"{folder} is a run of an earlier version: {todo}")
+        return None
     head = _object(_text(path), str(path))
     if not isinstance(head.get("kind"), str):
         raise StudyError(f'{path}: "kind" must be a text, found {head.get("kind")!r}')
@@ -160,7 +160,7 @@ def read_runs(path: Path) -> tuple[Run, ...]:
     runs: dict[str, Run] = {}
     for number, line in enumerate(_text(path).split("\n"), 1):
         if line.strip():
-            run = run_of(_object(line, f"{path}, line {number}"), number, path)
+            run = _run(_object(line, f"{path}, line {number}"), number, path)
             runs[run.id] = run
     return tuple(runs.values())
 
@@ -185,9 +185,9 @@ def read_snapshot(path: Path) -> Snapshot:
     return snapshot
 
 
-def run_of(record: dict[str, Any], number: int, path: Path) -> Run:
-    """Check a record, which stands in a line of a file or (line 0) is all of it."""
-    where = f"{path}, line {number}" if number else str(path)
+def _run(record: dict[str, Any], number: int, path: Path) -> Run:
+    """Check a record, which stands in a line of a file."""
+    where = f"{path}, line {number}"
     if not isinstance(record.get("id"), str):
         raise StudyError(f'{where}: "id" must be a text, found {record.get("id")!r}')
     if "/" in record["id"] or record["id"] in ("", ".", ".."):
@@ -218,84 +218,6 @@ def run_of(record: dict[str, Any], number: int, path: Path) -> Run:
         provenance=_part(record, "provenance", where),
         line=number,
     )
-
-
-def _read_run_folder(path: Path) -> Study:
-    """A run of ``tricouple train`` that has no ``study.json``: not finished, or of version 0.1."""
-    evaluation = None
-    if (path / EVALUATION).is_file():
-        evaluation = _object(_text(path / EVALUATION), str(path / EVALUATION))
-    found = evaluation or {}
-    config = _flat(_part(found, "config", str(path)) or _settings(path), found, path)
-    record: dict[str, Any] = {"id": path.resolve().name, "config": config, "status": "partial"}
-    if evaluation is None:
-        record["curves"] = _recorded(path / METRICS)
-    else:
-        result = found["result"] if isinstance(found.get("result"), dict) else None
-        geometry = {
-            f"{kind}/{name}": value
-            for kind in ("penultimate", "embedding")
-            for name, value in ((result or {kind: {}})[kind].get("geometry") or {}).items()
-        }
-        spectra = {name: geometry.pop(name) for name in list(geometry) if "spectrum" in name}
-        images = {"images": result["n_train"]} if result else {}
-        record |= {
-            # An evaluation in the middle of training says so: it is not of the whole run.
-            "status": "done" if found.get("epoch") == config["epochs"] else "partial",
-            "seconds": sum((found.get("seconds") or {}).values()),
-            "metrics": (found.get("accuracy") or {}) | geometry | images,
-            "curves": found.get("curves"),
-            "spectrum": spectra.get("embedding/spectrum"),
-            "provenance": found.get("provenance"),
-        }
-    run = run_of(record, 0, path / EVALUATION)
-    return Study(path, "vision", run.id, {}, run.provenance, (run,))
-
-
-def _flat(config: dict[str, Any], evaluation: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The settings that tell runs apart, under the names that a study gives them."""
-    try:
-        data, training, loss = config["data"], config["training"], config["loss"]
-        return {
-            "data": data["name"],
-            "train_size": data["train_size"],
-            "max_train_size": data.get("max_train_size"),
-            "validation_size": data["validation_size"],
-            "setting": config["setting"]["name"],
-            "loss": loss["name"],
-            "sharpness": evaluation.get("sharpness", loss.get("sharpness")),
-            **{key: value for key, value in loss.items() if key not in ("name", "target")},
-            "backbone": config["backbone"]["name"],
-            "pretrained": config["backbone"]["pretrained"],
-            "head_dim": config["backbone"]["head_dim"],
-            "image_size": data["image_size"],
-            **{key: value for key, value in training.items() if not key.startswith("geometry")},
-            "seed": config["seed"],
-            "evaluated_on": config["evaluation"]["part"],
-            "probe_epochs": config["evaluation"]["probe_epochs"],
-        }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise StudyError(f"{path / CONFIG}: not a run of tricouple train: no {error}") from error
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    file = path / CONFIG
-    try:
-        content = yaml.safe_load(_text(file))
-    except yaml.YAMLError as error:
-        raise StudyError(f"cannot read {file}: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise StudyError(f"{file}: not a run of tricouple train")
-    return content
-
-
-def _recorded(path: Path) -> dict[str, list[float | None]]:
-    """The curves so far, None where a row has no value; a row that is being written is left out."""
-    if not path.is_file():
-        return {}
-    rows = [row for row in csv.DictReader(_text(path).splitlines()) if None not in row.values()]
-    names = list(rows[0]) if rows else []
-    return {name: [float(row[name]) if row[name] else None for row in rows] for name in names}
 
 
 def _curves(record: dict[str, Any], where: str) -> dict[str, Array]:
