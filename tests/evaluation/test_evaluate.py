@@ -12,12 +12,12 @@ from sklearn.metrics import confusion_matrix
 
 from tricouple import geometry
 from tricouple.evaluation import geometry as measuring
-from tricouple.evaluation.evaluate import evaluate_features, write_figures
+from tricouple.evaluation.evaluate import evaluate_features
 from tricouple.evaluation.features import Features
-from tricouple.evaluation.figures import confusion_figure, tsne_figure
 from tricouple.evaluation.geometry import measure_geometry, sample
 from tricouple.evaluation.knn import knn_accuracy
 from tricouple.evaluation.probe import linear_probe
+from tricouple.experiments.vision import write_figures
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -134,12 +134,3 @@ def test_figures_are_written_for_both_kinds(parts, tmp_path):
             assert image.format == "PNG"
             assert image.width > 400
             assert len(image.convert("RGB").resize((60, 60)).getcolors(3600)) > 5
-
-
-def test_figures_of_many_classes_and_of_collapsed_features(tmp_path):
-    names = [str(number) for number in range(120)]
-    confusion_figure(torch.eye(120, dtype=torch.int64), names, "many", tmp_path / "many.png")
-    collapsed = torch.ones(30, 4)
-    tsne_figure(collapsed, torch.arange(30), names, "collapsed", tmp_path / "collapsed.png")
-    for path in (tmp_path / "many.png", tmp_path / "collapsed.png"):
-        assert path.stat().st_size > 5000

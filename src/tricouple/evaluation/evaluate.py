@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tricouple.evaluation.features import Features, check_labelled
-from tricouple.evaluation.figures import confusion_figure, tsne_figure
-from tricouple.evaluation.geometry import Geometry, measure_geometry, sample
+from tricouple.evaluation.geometry import Geometry, measure_geometry
 from tricouple.evaluation.knn import knn_accuracy
 from tricouple.evaluation.probe import linear_probe
-
-TSNE_SAMPLES = 2000  # seconds, not minutes
 
 
 @dataclass(frozen=True)
@@ -151,32 +147,3 @@ def evaluate_features(
         measure("penultimate", train.penultimate, test.penultimate),
         measure("embedding", train.embedding, test.embedding),
     )
-
-
-def write_figures(result: Evaluation, test: Features, folder: Path, seed: int = 0) -> list[Path]:
-    """Write the confusion matrix and the t-SNE of both kinds of features as PNG files.
-
-    Args:
-        result: Of ``evaluate_features``.
-        test: The features that it measured.
-        folder: Where to write; created if it does not exist.
-        seed: Of the samples that are drawn and of t-SNE.
-
-    Returns:
-        The files: ``confusion_penultimate.png``, ``tsne_penultimate.png``, and so on.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    chosen = sample(test.labels, TSNE_SAMPLES, seed)
-    written = []
-    for report, (kind, features) in zip(
-        (result.penultimate, result.embedding), test.kinds(), strict=True
-    ):
-        path = folder / f"confusion_{kind}.png"
-        title = f"linear probe on {kind} features: {100 * report.linear:.1f} % right"
-        confusion_figure(torch.tensor(report.confusion), result.classes, title, path)
-        written.append(path)
-        path = folder / f"tsne_{kind}.png"
-        title = f"t-SNE of {len(chosen)} {kind} features of the test set"
-        tsne_figure(features[chosen], test.labels[chosen], result.classes, title, path, seed)
-        written.append(path)
-    return written

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from tricouple.data import images
 from tricouple.data.augment import recipe_for
 from tricouple.data.images import ImageData, ImageSet
 from tricouple.data.normalisation import IMAGENET_MEAN, IMAGENET_STD, Normalisation
-from tricouple.evaluation.evaluate import evaluate_features, write_figures
-from tricouple.evaluation.features import extract
-from tricouple.evaluation.geometry import MEASURES, HeldOut
+from tricouple.evaluation.evaluate import Evaluation, evaluate_features
+from tricouple.evaluation.features import Features, extract
+from tricouple.evaluation.geometry import MEASURES, HeldOut, sample
 from tricouple.experiments.runs.folder import RunFolder, Trained
 from tricouple.experiments.runs.loss import build_loss, loss_parameters, sharpness_of
 from tricouple.experiments.runs.run import RunKind
@@ -29,6 +30,7 @@ from tricouple.training.module import BYOLTraining, LossTraining, Training, View
 
 PRETRAINED_SIZE = 224  # what the paper resizes images to for pretrained backbones
 FEATURES = ("penultimate", "embedding")
+TSNE_SAMPLES = 2000  # seconds, not minutes
 NOT_LABELLED = "there are no labelled images to evaluate on"
 
 
@@ -213,6 +215,39 @@ def evaluate(
     if settings.figures:
         write_figures(result, unseen, folder.figures, config.seed)
     return {"sharpness": sharpness, "accuracy": result.accuracy(), "result": result.as_json()}
+
+
+def write_figures(result: Evaluation, test: Features, folder: Path, seed: int = 0) -> list[Path]:
+    """Write the confusion matrix and the t-SNE of both kinds of features as PNG files.
+
+    Args:
+        result: Of ``evaluate_features``.
+        test: The features that it measured.
+        folder: Where to write; created if it does not exist.
+        seed: Of the samples that are drawn and of t-SNE.
+
+    Returns:
+        The files: ``confusion_penultimate.png``, ``tsne_penultimate.png``, and so on.
+    """
+    from tricouple.report.embeddings import evaluation_pngs  # plotting libraries
+
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = sample(test.labels, TSNE_SAMPLES, seed)
+    written = []
+    for found, (kind, features) in zip(
+        (result.penultimate, result.embedding), test.kinds(), strict=True
+    ):
+        titles = (
+            f"linear probe on {kind} features: {100 * found.linear:.1f} % right",
+            f"t-SNE of {len(chosen)} {kind} features of the test set",
+        )
+        pictures = evaluation_pngs(
+            found.confusion, features[chosen], test.labels[chosen], result.classes, titles, seed
+        )
+        for name, content in zip(("confusion", "tsne"), pictures, strict=True):
+            written.append(folder / f"{name}_{kind}.png")
+            written[-1].write_bytes(content)
+    return written
 
 
 def device_of(config: Train) -> torch.device:
