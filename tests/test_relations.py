@@ -5,6 +5,7 @@ import torch
 
 from reference import (
     admissible_triplets,
+    negative_pairs,
     positive_pairs,
     relative_error,
     uniform_on,
@@ -98,11 +99,16 @@ def test_projections_are_uniform_on_their_pairs(name):
     assert_target(relation, repelling.pairs, uniform_on(list(push), shape))
 
 
-@pytest.mark.parametrize("name", ["balanced", "one class", "captions", "unmatched"])
-def test_positives_do_not_need_negatives(name):
+@pytest.mark.parametrize(
+    ("side", "name"),
+    [("positives", name) for name in ("balanced", "one class", "captions", "unmatched")]
+    + [("negatives", name) for name in ("balanced", "singletons", "captions", "unmatched")],
+)
+def test_positives_and_negatives_do_not_need_each_other(side, name):
     relation, _, shape = relation_of(name)
-    pairs = positive_pairs(*(None if ids is None else torch.tensor(ids) for ids in LABELS[name]))
-    target = relation.positives()
+    listed = {"positives": positive_pairs, "negatives": negative_pairs}[side]
+    pairs = listed(*(None if ids is None else torch.tensor(ids) for ids in LABELS[name]))
+    target = getattr(relation, side)()
     assert target.size == len(pairs)
     assert_target(relation, target.pairs, uniform_on(pairs, shape))
 

@@ -104,9 +104,10 @@ def test_loss_used_twice_in_one_graph_adds_up(loss_and_mode, settings):
     assert relative_error(joint, torch.cat([2 * alone, 3 * other])) <= tolerance
 
 
-def test_graph_may_be_walked_twice(loss, settings):
+@pytest.mark.parametrize("sharpness", ["sharp", "soft"])
+def test_graph_may_be_walked_twice(loss, settings, sharpness):
     batch = settings["unbalanced"]
-    value = batch.loss(loss.criterion(**loss.soft))
+    value = batch.loss(loss.criterion(**getattr(loss, sharpness)))
     (once,) = torch.autograd.grad(value, batch.leaves, retain_graph=True)
     (twice,) = torch.autograd.grad(value, batch.leaves)
     assert torch.equal(once, twice)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import tricouple as tc
-from conftest import LOSSES
 from reference import relative_error, with_gradients
 from tricouple.memory import Loan, choose_storage
 
@@ -121,25 +120,24 @@ def test_info_nce_in_small_tiles_is_the_same(batch):
     assert relative_error(gradient, wanted_gradient) <= 1e-12
 
 
-def test_automatic_mode_streams_what_exceeds_the_budget():
-    like = torch.empty(1)
-    assert not choose_storage("auto", 2 * 100 * 100 * 4, (100, 100), like, matrices=2).streamed
-    assert choose_storage("auto", 2 * 100 * 100 * 4 - 1, (100, 100), like, matrices=2).streamed
-    assert choose_storage("streamed", 1e9, (100, 100), like, matrices=2).streamed
-    assert not choose_storage("matrices", 1e4, (100, 100), like, matrices=2).streamed
-
-
-def test_matrices_that_are_asked_for_have_no_budget():
-    like = torch.zeros(1)
-    plan = choose_storage("matrices", 1000, (100, 100), like, matrices=2)
-    assert not plan.streamed
-    assert plan.budget == float("inf")
-    assert choose_storage("auto", 1e6, (100, 100), like, matrices=2).budget == 1e6
+@pytest.mark.parametrize(
+    ("mode", "budget", "streamed", "left"),
+    [
+        ("auto", 2 * 100 * 100 * 4, False, 2 * 100 * 100 * 4),
+        ("auto", 2 * 100 * 100 * 4 - 1, True, 2 * 100 * 100 * 4 - 1),
+        ("streamed", 1e9, True, 1e9),
+        ("matrices", 1e4, False, float("inf")),  # what is asked for has no budget
+    ],
+)
+def test_matrices_are_stored_if_asked_for_or_if_the_budget_allows(mode, budget, streamed, left):
+    storage = choose_storage(mode, budget, (100, 100), torch.empty(1), matrices=2)
+    assert (storage.streamed, storage.budget) == (streamed, left)
 
 
 def test_tiles_stay_within_the_budget():
-    plan = choose_storage("streamed", 5 * 4 * 1000 * 7, (5000, 1000), torch.empty(1), matrices=2)
-    assert plan.tile_entries == 7000
+    shape, like = (5000, 1000), torch.empty(1)
+    storage = choose_storage("streamed", 5 * 4 * 1000 * 7, shape, like, matrices=2)
+    assert storage.tile_entries == 7000
 
 
 @pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.IOT, tc.InfoNCE])
@@ -162,16 +160,6 @@ def test_shaped_costs_and_uniformity_cannot_be_streamed():
         tc.PushPull(shaping="hinge", memory="streamed")(embeddings, labels)
     with pytest.raises(ValueError, match="memory='matrices'"):
         tc.IOT(uniformity=0.2, memory="streamed")
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_backward_may_be_called_twice(settings, name):
-    batch = settings["unbalanced"]
-    loss = batch.loss(LOSSES[name].criterion())
-    first = torch.autograd.grad(loss, batch.leaves, retain_graph=True)
-    second = torch.autograd.grad(loss, batch.leaves)
-    for ours, theirs in zip(second, first, strict=True):
-        assert relative_error(ours, theirs) <= 1e-12
 
 
 def test_matrices_are_returned_and_used_again():
