@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -131,10 +131,6 @@ class Modalities:
     text_rank: float
     matched: float
     unmatched: float
-
-    def row(self) -> dict[str, float]:
-        """The figures as a table row."""
-        return asdict(self)
 
 
 def measure_modalities(images: Tensor, texts: Tensor, owners: Tensor) -> Modalities:

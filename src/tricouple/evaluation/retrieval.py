@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import mul
 
 import torch
@@ -26,10 +26,6 @@ class Recall:
     at1: float
     at5: float
     at10: float
-
-    def row(self) -> dict[str, float]:
-        """The figures as a table row."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

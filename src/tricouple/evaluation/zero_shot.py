@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -46,10 +46,6 @@ class ZeroShot:
     chance: float
     n_images: int
     n_classes: int
-
-    def row(self) -> dict[str, float]:
-        """The figures as a table row."""
-        return asdict(self)
 
 
 def class_embeddings(model: CLIP, names: Sequence[str], context_length: int) -> Tensor:

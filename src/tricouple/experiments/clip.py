@@ -91,7 +91,7 @@ class HeldOutPairs:
         return {
             "image_to_text": found.image_to_text.at1,
             "text_to_image": found.text_to_image.at1,
-            **measure_modalities(images, texts, owners).row(),
+            **asdict(measure_modalities(images, texts, owners)),
         }
 
 
@@ -266,7 +266,7 @@ def evaluate(
         "whole_split": asdict(whole),
         "in_batch": asdict(batches),
         "zero_shot": zero_shot(config, model, found),
-        "modalities": measure_modalities(images, texts, pairs.owners).row(),
+        "modalities": asdict(measure_modalities(images, texts, pairs.owners)),
     }
     fixed = sharpness_of(config.loss)
     assert fixed is not None  # every loss across modalities has one
@@ -301,7 +301,7 @@ def zero_shot(
         assert classes.images.labels is not None
         images = embed_images(model, classes.images.images, normalisation_of(config))
         named = class_embeddings(model, classes.names, length)
-        rows[name] = classify(images, named, classes.images.labels).row()
+        rows[name] = asdict(classify(images, named, classes.images.labels))
     return rows
 
 
@@ -310,7 +310,7 @@ def metrics(whole: Retrieval, batches: Retrieval, result: dict[str, Any]) -> dic
     found: dict[str, float] = {}
     for place, retrieval in (("whole_split", whole), ("in_batch", batches)):
         for direction in DIRECTIONS:
-            for name, value in getattr(retrieval, direction).row().items():
+            for name, value in asdict(getattr(retrieval, direction)).items():
                 found[f"{place}/{direction}/{name}"] = value
     found["in_batch/at1"] = (batches.image_to_text.at1 + batches.text_to_image.at1) / 2
     for name, row in result["zero_shot"].items():
