@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tricouple.names import AXES, LOSSES, QUANTITIES, loss_name
 from tricouple.report.chart import Axis, Choice, Line, Panel
@@ -129,6 +129,8 @@ def sharpness_panels(
         words = "; ".join(_words(line, first, ring) for line in own)
         where = f" on {place}" if place else ""
         drawn = [_drawn(line, key, ring) for line in own for key in measures if line.points(key)]
+        if len(measures) == 1:  # nothing to choose
+            drawn = [replace(line, when={}) for line in drawn]
         panels.append(
             Panel(
                 place or measures[first],

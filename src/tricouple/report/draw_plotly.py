@@ -106,7 +106,7 @@ def _line(line: Line, look: Style, panel: Panel) -> Iterator[go.Scatter]:
             y=_packed(np.concatenate([high, low[::-1]])),
             fill="toself",
             fillcolor=look.band,
-            line={"width": 0},
+            line={"width": 0, "color": look.colour},
             mode="lines",
             hoverinfo="skip",
             meta=meta,
