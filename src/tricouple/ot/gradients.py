@@ -17,14 +17,15 @@ from tricouple.ot.sweeps.contract import Plan, Solution
 
 
 def unrolled(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
-    """The adjoint of the sweeps, from the vectors that their history stored."""
+    """The adjoint of the sweeps (mathematics §4), from the vectors that their history stored."""
     return solution.history.adjoint(cotangents)
 
 
 def envelope(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
-    """Take the cotangents to be the plan's own marginals times their total (paper's appendix).
+    """Danskin's rule, ∂g/∂C = (P̃ − P)/ε (mathematics §4; paper's appendix).
 
-    Then the implicit system has the solution (total, 0, …) and nothing needs to be solved.
+    It takes the cotangents to be the plan's own marginals times their total: then the implicit
+    system has the solution (total, 0, …) and nothing needs to be solved.
     """
     sink = solution.coupling.sink()
     total = cotangents[0].sum()
@@ -34,7 +35,7 @@ def envelope(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
 
 
 def implicit(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
-    """Differentiate "the plan has the imposed marginals".
+    """Differentiate "the plan has the imposed marginals" (mathematics §4).
 
     The marginals' Jacobian with respect to the log-scalings is the symmetric matrix J with the
     marginals on its diagonal and the pair marginals off it. With ``J w = cotangents`` the gradient
@@ -60,6 +61,7 @@ def _solve(plan: Plan, right: Sequence[Tensor]) -> list[Tensor]:
     shares = [part / part.sum() for part in diagonal.split(sizes)]
 
     def apply(flat: Tensor) -> Tensor:
+        """J w: diag p on the diagonal, pair marginals P¹², P¹³, P²³ off it."""
         result = list((diagonal * flat).split(sizes))
         for axis, weights in enumerate(flat.split(sizes)):
             for other, pushed in plan.push(axis, weights).items():

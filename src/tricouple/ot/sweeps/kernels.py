@@ -189,6 +189,32 @@ class Kernels(ABC):
         """``Σ slope ∘ (left @ right) ∘ kernel`` over kernels and terms (mathematics §4)."""
 
 
+class LowRankSink:
+    """Score gradients as low-rank matrices times the kernels (mathematics §4, unrolled).
+
+    What j ≠ k excludes adds nothing: at j = k the product of the kernels is constant, whatever the
+    similarities are.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._terms: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
+
+    def add(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
+        """Add ``left rightᵀ ∘ kernel`` for each kernel, shapes (Q, N) and (M,)."""
+        self._terms.append((left, right))
+
+    def total(self) -> ScoreGradient:
+        """One matrix product for all terms."""
+        lefts, rights = (zip(*side, strict=True) for side in zip(*self._terms, strict=True))
+        return self._kernels.score_gradient(
+            [
+                Factors(torch.stack(left), torch.stack(right))
+                for left, right in zip(lefts, rights, strict=True)
+            ]
+        )
+
+
 class RowTiles(Kernels):
     """Sums over kernels that come in tiles of whole rows."""
 

@@ -21,7 +21,7 @@ from tricouple.ot.sweeps.contract import (
     Stages,
     log_scaling,
 )
-from tricouple.ot.sweeps.kernels import Factors, Kernels, Similarities, underflow_limit
+from tricouple.ot.sweeps.kernels import Factors, Kernels, LowRankSink, Similarities, underflow_limit
 
 
 class ScaledPair(Coupling):
@@ -34,9 +34,9 @@ class ScaledPair(Coupling):
         """Give up the kernel's matrix until it is needed again."""
         self.kernels.release()
 
-    def sink(self) -> ScaledPairSink:
+    def sink(self) -> LowRankSink:
         """A collector for this kernel."""
-        return ScaledPairSink(self.kernels)
+        return LowRankSink(self.kernels)
 
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep; None when the result cannot be trusted and logarithms are needed."""
@@ -117,28 +117,9 @@ class ScaledPairPlan(NamedTuple):
         else:
             left, right = self.u, self.v * weights
             pushed = {0: self.u * self.kernels.row_sums(0, right)[0]}
-        if isinstance(sink, ScaledPairSink):
-            sink.add(left, right)
+        if isinstance(sink, LowRankSink):
+            sink.add([left[None]], [right])
         return pushed
-
-
-class ScaledPairSink:
-    """Sums of rank-one terms times a kernel: ``Σ_t x_t y_tᵀ ∘ kernel``."""
-
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._left: list[Tensor] = []
-        self._right: list[Tensor] = []
-
-    def add(self, left: Tensor, right: Tensor) -> None:
-        """Add ``left rightᵀ ∘ kernel``."""
-        self._left.append(left)
-        self._right.append(right)
-
-    def total(self) -> ScoreGradient:
-        """One matrix product for all terms."""
-        left, right = torch.stack(self._left), torch.stack(self._right)
-        return self._kernels.score_gradient([Factors(left[:, None], right)])
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,13 @@ from torch import Tensor
 
 from tricouple.numeric import wide_dtype
 from tricouple.ot.sweeps.contract import Coupling, Masses, Solution
-from tricouple.ot.sweeps.kernels import Kernels, underflow_limit
+from tricouple.ot.sweeps.kernels import Kernels, LowRankSink, underflow_limit
 from tricouple.ot.sweeps.triplet_adjoint import (
     ATTRACT,
     REPEL,
     Exclusion,
     ScaledTripletHistory,
     ScaledTripletPlan,
-    ScaledTripletSink,
     Scalings,
 )
 
@@ -59,9 +58,9 @@ class ScaledTriplet(Coupling):
         """Give up the kernels' matrices until they are needed again."""
         self.kernels.release()
 
-    def sink(self) -> ScaledTripletSink:
+    def sink(self) -> LowRankSink:
         """A collector for these kernels."""
-        return ScaledTripletSink(self.kernels)
+        return LowRankSink(self.kernels)
 
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep; None when the result cannot be trusted and logarithms are needed."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tricouple.numeric import ScoreGradient
 from tricouple.ot.sweeps.contract import GradientSink, Masses
-from tricouple.ot.sweeps.kernels import Factors, Kernels
+from tricouple.ot.sweeps.kernels import Factors, Kernels, LowRankSink
 
 # The two kernels of a triplet coupling, of E⁺ and of E⁻.
 ATTRACT, REPEL = 0, 1
@@ -133,36 +133,9 @@ class ScaledTripletPlan(NamedTuple):
             through_anchors = a * sums
             left = (direct, through_anchors) if axis == 1 else (through_anchors, direct)
             right = (weighted, self.h) if axis == 1 else (self.b, weighted)
-        if isinstance(sink, ScaledTripletSink):
+        if isinstance(sink, LowRankSink):
             sink.add(left, right)
         return pushed
-
-
-class ScaledTripletSink:
-    """Score gradients as low-rank matrices times the two kernels (mathematics §4, unrolled).
-
-    The excluded parts cancel: at j = k the kernel is constant, whatever the similarities are.
-    """
-
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._left: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self._right: tuple[list[Tensor], list[Tensor]] = ([], [])
-
-    def add(self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> None:
-        """Add one rank-one term for each kernel."""
-        for which in (ATTRACT, REPEL):
-            self._left[which].append(left[which])
-            self._right[which].append(right[which])
-
-    def total(self) -> ScoreGradient:
-        """The gradient with respect to the scores."""
-        return self._kernels.score_gradient(
-            [
-                Factors(torch.stack(left), torch.stack(right))
-                for left, right in zip(self._left, self._right, strict=True)
-            ]
-        )
 
 
 class Scalings(NamedTuple):

@@ -259,7 +259,7 @@ class LogTriplet(LogDomainTriplet):
         )
 
     def partners(self, plan: LogTripletPlan) -> Tensor:
-        """P²³, shape (M, M): a matrix product for each term."""
+        """P²³_jk = b_j h_k (E⁺ᵀ diag(a) E⁻)_jk, shape (M, M): a matrix product for each term."""
         m = self.scores.shape[1]
         total = self.scores.new_zeros(m, m)
         for node in self.terms.nodes:
@@ -282,6 +282,7 @@ class LogTriplet(LogDomainTriplet):
         for node in self.terms.nodes:
             near, far = self.attract(node) + plan.f, self.repel(node) + plan.g
             negatives_of_pair, positives_of_pair = AllButOne.of(far), AllButOne.of(near)
+            # P¹²_ij = a_i b_j E⁺_ij Σ_{k≠j} E⁻_ik h_k and P¹³_ik = a_i h_k E⁻_ik Σ_{j≠k} E⁺_ij b_j.
             raised = torch.exp(near + phi + negatives_of_pair.log_sums)
             lowered = torch.exp(far + phi + positives_of_pair.log_sums)
             if axis == 0:
