@@ -18,7 +18,6 @@ from tricouple.experiments.verify import (
     command,
     configurations,
     coupling,
-    curvature,
     decoupling,
     frames,
     unbalanced,
@@ -334,7 +333,7 @@ def test_curvature_equals_autograd(marginals):
         return coupling.divergence(cost.masked_scatter(allowed, entries), 0.5, target, imposed)
 
     expected = torch.autograd.functional.hessian(value, cost[allowed])
-    actual = curvature.hessian(cost, 0.5, target, imposed)
+    actual = coupling.hessian(cost, 0.5, target, imposed)
     assert torch.allclose(actual, expected, atol=1e-10)
 
 
@@ -386,8 +385,10 @@ def small_report(**changes) -> Report:
     lines = Line("s", (1.0, 2.0), (0.0, 1e-3)), Line("p", (1.5,), (0.1,), points=True)
     figure = chart("A < B", "x", "y", lines, "Two points.", log="y")
     rows = ({"K": 3, "gap": 0.123456},)
-    kind = "proved by the paper"
-    outcome = Outcome("etf", "words", "Theorem", kind, "gap", 0.5, 1.0, rows, figure)
+    outcome = Outcome(
+        id="etf", words="words", reference="Theorem", kind="proved by the paper",
+        residual_is="gap", residual=0.5, tolerance=1.0, rows=rows, figure=figure,
+    )  # fmt: skip
     return Report(7, (dataclasses.replace(outcome, **changes),), FACTS)
 
 

@@ -22,12 +22,13 @@ from tricouple.experiments.verify.configurations import (
 from tricouple.experiments.verify.coupling import (
     SHAPINGS,
     divergence,
+    hessian,
+    lowest_direction,
     triplet_cost,
     triplet_target,
     uniform_marginals,
 )
-from tricouple.experiments.verify.curvature import hessian, lowest_direction
-from tricouple.experiments.verify.results import Finding, Row, chart, worst, worst_of
+from tricouple.experiments.verify.results import NONE, Finding, Row, chart, worst, worst_of
 from tricouple.experiments.verify.setting import Criterion, Setting
 from tricouple.report.chart import Line
 
@@ -42,7 +43,7 @@ CURVATURE_POINTS = 2
 FRACTIONS = torch.linspace(0.0, 1.0, 9, dtype=torch.float64).tolist()
 EPSILON = 0.5
 SHARPNESS = 1 / EPSILON
-DENSE, LOSS = "cost tensors, dense", "Gram matrices, loss"
+LOSS = "Gram matrices, loss"
 
 
 def chord_gaps(value: Value, start: Tensor, end: Tensor) -> list[float]:
@@ -128,14 +129,14 @@ def convexity(setting: Setting) -> Finding:
         n = len(labels)
         loss = loss_value(criterion, labels)
         # Random segments hardly meet the directions of small curvature: look at all directions.
-        curvature = -worst(-lowest_curvature(labels, generator) for _ in range(CURVATURE_POINTS))
+        negative = worst(-lowest_curvature(labels, generator) for _ in range(CURVATURE_POINTS))
         drawn = [random_gram(n)(generator) for _ in range(SEGMENTS)]
+        distance = distance_from_dense(loss, labels, drawn)
         for name, value, draw, extra in (
-            (DENSE, dense_value(labels), random_cost(n), (curvature, "–")),
-            (LOSS, loss, random_gram(n), ("–", distance_from_dense(loss, labels, drawn))),
+            ("cost tensors, dense", dense_value(labels), random_cost(n), (negative, NONE)),
+            (LOSS, loss, random_gram(n), (NONE, distance)),
         ):
             gaps = convexity_gaps(value, draw, generator)
-            middle = [line[len(line) // 2] for line in gaps]
             rows.append(
                 {
                     "function of": name,
@@ -143,8 +144,8 @@ def convexity(setting: Setting) -> Finding:
                     "b": per_class,
                     "segments": len(gaps),
                     "largest excess over chord": violation(gaps),
-                    "mean gap in the middle": sum(middle) / len(middle),
-                    "smallest curvature": extra[0],
+                    "mean gap in the middle": sum(g[len(g) // 2] for g in gaps) / len(gaps),
+                    "negative curvature": extra[0],
                     "distance from dense": extra[1],
                 }
             )
@@ -153,8 +154,7 @@ def convexity(setting: Setting) -> Finding:
                     Line(f"{name} {number}", tuple(FRACTIONS), tuple(line))
                     for number, line in enumerate(gaps[:3], 1)
                 ]
-    excess = worst_of(rows, "largest excess over chord")
-    curved = worst(-float(row["smallest curvature"]) for row in rows[::2])
+    excess = "largest excess over chord"
     figure = chart(
         "Chord minus g on random segments, K = 3, b = 3",
         "fraction of the segment",
@@ -162,10 +162,10 @@ def convexity(setting: Setting) -> Finding:
         series,
         "Six arcs that start and end at zero and lie above zero between: "
         "g is below its chord on every segment."
-        if excess <= 0
+        if worst_of(rows, excess) <= 0
         else "Chord minus g on six segments; some lie below zero.",
     )
-    residual = worst((excess, curved, worst_of(rows[1::2], "distance from dense")))
+    residual = worst_of(rows, excess, "negative curvature", "distance from dense")
     return Finding(residual, rows, figure)
 
 
@@ -175,7 +175,6 @@ def symmetrisation(setting: Setting) -> Finding:
     criterion = setting.losses.triplets(SHARPNESS)
     rows: list[Row] = []
     points: dict[str, tuple[list[float], list[float]]] = {}
-    distances = []
     for n_classes, per_class in SIZES:
         labels = balanced_labels(n_classes, per_class)
         n = len(labels)
@@ -188,8 +187,7 @@ def symmetrisation(setting: Setting) -> Finding:
             values = [value(tensor) for tensor in drawn]
             averaged = [value(average_over_symmetries(tensor, labels)) for tensor in drawn]
             changes = [late - early for early, late in zip(values, averaged, strict=True)]
-            distance = distance_from_dense(value, labels, drawn) if name == LOSS else 0.0
-            distances.append(distance)
+            distance = distance_from_dense(value, labels, drawn) if name == LOSS else NONE
             rows.append(
                 {
                     "function of": name,
@@ -198,30 +196,28 @@ def symmetrisation(setting: Setting) -> Finding:
                     "draws": len(drawn),
                     "largest increase": worst(changes),
                     "mean change": sum(changes) / len(changes),
-                    "distance from dense": distance if name == LOSS else "–",
+                    "distance from dense": distance,
                 }
             )
             before, after = points.setdefault(name, ([], []))
             before += values
             after += averaged
-    every = [value for pair in points.values() for values in pair for value in values]
-    ends = (-worst(-value for value in every), worst(every))
+    highest = worst(value for before, _ in points.values() for value in before)
     figure = chart(
         "g before and after averaging over the symmetries",
         "g(C)",
         "g of the average",
-        (
+        [
             *(
                 Line(name, tuple(before), tuple(after), points=True)
                 for name, (before, after) in points.items()
             ),
-            Line("no change", ends, ends),
-        ),
+            Line("no change", (0.0, highest), (0.0, highest)),
+        ],
         "Points of g before averaging against g after it, with the line of no change: "
         "points on or below the line mean that averaging did not increase g.",
     )
-    residual = worst((worst_of(rows, "largest increase"), *distances))
-    return Finding(residual, rows, figure)
+    return Finding(worst_of(rows, "largest increase", "distance from dense"), rows, figure)
 
 
 def vector_cost(n: int) -> Draw:

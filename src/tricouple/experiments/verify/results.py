@@ -19,6 +19,8 @@ FLOOR = 1e-17
 """Where a logarithmic axis shows zero and negative rounding errors."""
 
 Row = dict[str, str | int | float]
+NONE = "–"
+"""What stands in a table where nothing is to be measured."""
 
 
 def worst(values: Iterable[float]) -> float:
@@ -37,8 +39,8 @@ def worst(values: Iterable[float]) -> float:
 
 
 def worst_of(rows: Iterable[Row], *columns: str) -> float:
-    """Return the largest number in some columns of a table."""
-    return worst(float(row[column]) for row in rows for column in columns)
+    """Return the largest number in some columns of a table; a dash is no measurement."""
+    return worst(float(row[name]) for row in rows for name in columns if row[name] != NONE)
 
 
 def chart(title: str, x: str, y: str, lines: Iterable[Line], alt: str, *, log: str = "") -> Panel:
@@ -108,28 +110,31 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A statement beside what was measured.
+class Claim:
+    """A sentence that numbers can hold or contradict.
 
     Attributes:
         id: Short name, for the command line.
-        words: The statement.
+        words: The sentence.
         reference: Where the paper says it, or that it does not.
-        kind: Who proves it, or that it is about accuracy, or an observation.
         residual_is: What the residual is, in words.
-        residual: The number.
-        tolerance: Largest residual at which the statement holds, None for an observation.
-        rows: The numbers behind it.
-        figure: The same as a chart.
+        tolerance: Largest residual at which it holds, None for an observation.
+        kind: Who proves it, or that it is about accuracy, or an observation.
     """
 
     id: str
     words: str
     reference: str
-    kind: str
     residual_is: str
-    residual: float
     tolerance: float | None
+    kind: str
+
+
+@dataclass(frozen=True)
+class Outcome(Claim):
+    """A statement beside what was measured: the same attributes, and those of a ``Finding``."""
+
+    residual: float
     rows: tuple[Row, ...]
     figure: Panel
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from tricouple.experiments.verify import (
     beyond,
@@ -21,6 +21,7 @@ from tricouple.experiments.verify.results import (
     OBSERVATION,
     PROVED,
     PROVED_HERE,
+    Claim,
     Finding,
     Outcome,
 )
@@ -28,103 +29,73 @@ from tricouple.experiments.verify.setting import Losses, Setting
 
 
 @dataclass(frozen=True)
-class Statement:
-    """A sentence and the experiment that tests it.
+class Statement(Claim):
+    """A claim and the experiment that tests it."""
 
-    Attributes:
-        id: Short name, for the command line.
-        words: The sentence.
-        reference: Where the paper says it, or that it does not.
-        residual_is: What the residual is, in words.
-        measure: The experiment.
-        tolerance: Largest residual at which the statement holds; None for an observation.
-        claim: Of what kind it is, if it has a tolerance.
-    """
-
-    id: str
-    words: str
-    reference: str
-    residual_is: str
     measure: Callable[[Setting], Finding]
-    tolerance: float | None = None
-    claim: str = PROVED
-
-    @property
-    def kind(self) -> str:
-        """Who proves it, or that it is about accuracy, or an observation."""
-        return OBSERVATION if self.tolerance is None else self.claim
 
     def test(self, setting: Setting) -> Outcome:
         """Run the experiment."""
-        finding = self.measure(setting)
-        return Outcome(
-            id=self.id,
-            words=self.words,
-            reference=self.reference,
-            kind=self.kind,
-            residual_is=self.residual_is,
-            residual=finding.residual,
-            tolerance=self.tolerance,
-            rows=tuple(finding.rows),
-            figure=finding.figure,
-        )
+        found = self.measure(setting)
+        said = {field.name: getattr(self, field.name) for field in fields(Claim)}
+        return Outcome(**said, residual=found.residual, rows=tuple(found.rows), figure=found.figure)
 
 
 NOT = "not in the paper"
 DEVIATION = "largest deviation of an inner product from the ETF"
 
-# Name, statement, where the paper says it, what the residual is, experiment, tolerance and kind.
+# Name, statement, where the paper says it, what the residual is, tolerance, kind, experiment.
 STATEMENTS = (
     Statement(
         "convexity", "g(C) = KL(P̃ ‖ P^C) is convex in the cost C", "Lemma 3.1",
         "largest excess over a chord, negative curvature, or distance of the loss from dense",
-        convexity.convexity, 1e-10,
+        1e-10, PROVED, convexity.convexity,
     ),
     Statement(
         "symmetrisation", "averaging C over class-preserving permutations never increases g",
         "Lemma 3.2", "largest increase, or distance of the loss from dense",
-        convexity.symmetrisation, 1e-10,
+        1e-10, PROVED, convexity.symmetrisation,
     ),
     Statement(
         "homogeneity",
         "the optimum has one similarity within classes and one across (ψ affine, d ≥ K−1)",
-        "Lemma 3.3", "largest standard deviation of either", frames.homogeneity, 1e-5,
+        "Lemma 3.3", "largest standard deviation of either", 1e-5, PROVED, frames.homogeneity,
     ),
     Statement(
         "closed-form",
         "at a two-distance configuration the loss is the closed form in Δ = α − β, for every ψ",
         "Lemma C.1 (proof of Theorem 3.4)", "largest error",
-        two_distance.closed_form_equality, 1e-10,
+        1e-10, PROVED, two_distance.closed_form_equality,
     ),
     Statement(
         "monotonicity", "that loss is strictly decreasing in Δ for every strictly decreasing ψ",
         "Lemma C.1 (proof of Theorem 3.4)",
         "largest step, which must be downwards, plus the largest error",
-        two_distance.monotonicity, -1e-6,
+        -1e-6, PROVED, two_distance.monotonicity,
     ),
     Statement(
         "etf", "the optimum is the simplex ETF with collapsed classes (ψ affine, d ≥ K−1)",
         "Theorem 3.4",
         "largest deviation of an inner product, or of the loss from the closed form",
-        frames.etf, 1e-5,
+        1e-5, PROVED, frames.etf,
     ),
     Statement(
         "stationarity",
         "the ETF is stationary on the sphere for every differentiable ψ, Neg-MMIOT and PushPull",
         "Proposition 3.5",
         "tangential gradient, relative to random vectors, or error of the latter",
-        stationarity.stationarity, 1e-9,
+        1e-9, PROVED, stationarity.stationarity,
     ),
     Statement(
         "envelope",
         "∂g/∂C = (P̃ − P)/ε; the library's three gradients agree with it on balanced classes",
         "proof of Proposition 3.5", "largest relative error of a gradient",
-        envelope.balanced_envelope, 1e-8,
+        1e-8, PROVED, envelope.balanced_envelope,
     ),
     Statement(
         "decoupling-identity",
         "were j = k allowed: KL(P̃‖P) = KL(P̃¹²‖P⁺) + KL(P̃¹³‖P⁻) − KL(p̃¹‖p¹) for ψ affine",
-        NOT, "largest error", decoupling.decoupling_identity, 1e-10, PROVED_HERE,
+        NOT, "largest error", 1e-10, PROVED_HERE, decoupling.decoupling_identity,
     ),
     Statement(
         "decoupling",
@@ -132,64 +103,67 @@ STATEMENTS = (
         "with log-sigmoid ψ it is not", NOT,
         "largest relative difference of gradients (N ≥ 128) in units of 1 %, its largest growth "
         "with N, or 10 % in units of the difference for log-sigmoid ψ",
-        decoupling.decoupling, 1.0, PROVED_HERE,
+        1.0, PROVED_HERE, decoupling.decoupling,
     ),
     Statement(
         "low-dimension", "what replaces the ETF when d < K−1",
         "remark to Theorem 3.4: no ETF exists", "smallest gap to the unattainable closed form",
-        beyond.low_dimension,
+        None, OBSERVATION, beyond.low_dimension,
     ),
     Statement(
         "other-shapings", "does free descent end at the ETF when ψ is not affine?",
-        "named an open question", DEVIATION, beyond.other_shapings,
+        "named an open question", DEVIATION, None, OBSERVATION, beyond.other_shapings,
     ),
     Statement(
         "sharpness",
         "how close descent comes to the ETF in a fixed number of steps, against c = 1/(τε)",
-        NOT, "largest deviation at c = 100", beyond.sharpness,
+        NOT, "largest deviation at c = 100", None, OBSERVATION, beyond.sharpness,
     ),
     Statement(
         "baselines", "the same questions asked of PushPull, IOT and InfoNCE, balanced classes",
-        "not in the paper, but for the stationarity of PushPull", DEVIATION, beyond.baselines,
+        "not in the paper, but for the stationarity of PushPull", DEVIATION,
+        None, OBSERVATION, beyond.baselines,
     ),
     Statement(
         "coincidences",
         "is DBOT at the public bounds InfoNCE, and Fused-Gromov at its small α IOT?",
-        NOT, "largest relative difference of gradients", decoupling.coincidences,
+        NOT, "largest relative difference of gradients", None, OBSERVATION, decoupling.coincidences,
     ),
     Statement(
         "unbalanced-convexity",
         "convexity and averaging with unbalanced classes, uniform and target marginals",
-        NOT, "most negative curvature, relative to the largest", unbalanced.unbalanced_convexity,
+        NOT, "most negative curvature, relative to the largest",
+        None, OBSERVATION, unbalanced.unbalanced_convexity,
     ),
     Statement(
         "unbalanced-envelope",
         "the envelope identity with unbalanced classes, uniform and target marginals",
-        NOT, "largest relative error of the envelope gradient", envelope.unbalanced_envelope,
+        NOT, "largest relative error of the envelope gradient",
+        None, OBSERVATION, envelope.unbalanced_envelope,
     ),
     Statement(
         "unbalanced-frames", "where free descent ends with unbalanced classes, for every loss",
-        NOT, DEVIATION, unbalanced.unbalanced_frames,
+        NOT, DEVIATION, None, OBSERVATION, unbalanced.unbalanced_frames,
     ),
     Statement(
         "quadrature-kernel",
         "the log-sigmoid kernel by quadrature has the relative error that was asked for",
-        NOT, "largest error in units of the tolerance", quadrature.kernel, 1.0, ACCURACY,
+        NOT, "largest error in units of the tolerance", 1.0, ACCURACY, quadrature.kernel,
     ),
     Statement(
         "quadrature-poisson", "the trapezoid rule has the error that Poisson's formula predicts",
         NOT, "largest error, beyond rounding, in units of the prediction",
-        quadrature.poisson, 1.0, ACCURACY,
+        1.0, ACCURACY, quadrature.poisson,
     ),
     Statement(
         "quadrature-cost", "the mean cost by Frullani's integral is that of the triplets",
         NOT, "largest relative error of its gradient in units of 1e-6",
-        quadrature.cost, 1.0, ACCURACY,
+        1.0, ACCURACY, quadrature.cost,
     ),
     Statement(
         "quadrature-loss", "the loss with log-sigmoid ψ inherits the kernel's tolerance", NOT,
         "largest relative error of its gradient in units of the tolerance, but at least of 1e-6",
-        quadrature.loss, 1.0, ACCURACY,
+        1.0, ACCURACY, quadrature.loss,
     ),
 )  # fmt: skip
 
@@ -209,7 +183,7 @@ def select(names: Iterable[str] | None = None) -> tuple[Statement, ...]:
     wanted = list(names)
     if QUADRATURE in wanted:
         wanted.remove(QUADRATURE)
-        wanted += [name for name in BY_ID if BY_ID[name].claim == ACCURACY]
+        wanted += [name for name in BY_ID if BY_ID[name].kind == ACCURACY]
     unknown = [name for name in wanted if name not in BY_ID]
     if unknown or not wanted:
         raise ValueError(

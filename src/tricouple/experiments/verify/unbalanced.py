@@ -13,11 +13,12 @@ from tricouple.experiments.verify.configurations import (
 from tricouple.experiments.verify.convexity import random_cost
 from tricouple.experiments.verify.coupling import (
     divergence,
+    hessian,
+    lowest_direction,
     marginals,
     triplet_target,
     uniform_marginals,
 )
-from tricouple.experiments.verify.curvature import hessian, lowest_direction
 from tricouple.experiments.verify.descent import End, descend_from_random
 from tricouple.experiments.verify.results import Finding, Row, chart, grouped, worst, worst_of
 from tricouple.experiments.verify.setting import Setting
