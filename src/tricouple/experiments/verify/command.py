@@ -23,7 +23,7 @@ from tricouple.experiments.verify.statements import (
     select,
     verify,
 )
-from tricouple.files import write_atomically, write_text
+from tricouple.files import write_text
 from tricouple.options import CommandError, require_writable
 from tricouple.provenance import collect_provenance
 from tricouple.report.chart import Chart
@@ -165,8 +165,7 @@ def draw(report: Report, folder: Path) -> Iterator[Path]:
         if outcome.id in PICTURES:
             path = folder / PICTURES[outcome.id]
             require_writable(path)
-            drawn = png(chart_of(outcome), height=3.2)
-            write_atomically(path, lambda file, drawn=drawn: file.write(drawn))  # type: ignore[misc]
+            path.write_bytes(png(chart_of(outcome), height=3.2))
             yield path
 
 
