@@ -138,17 +138,7 @@ def _both_parts(
 
 
 def fetch(name: str, root: Path, expected: str, start: Callable[[Path], object]) -> None:
-    """Download a data set into a folder.
-
-    Args:
-        name: What the user calls the data set.
-        root: The folder; created if it does not exist.
-        expected: Which files should be where.
-        start: Downloads into the folder and returns when all is there.
-
-    Raises:
-        DataError: If the download fails; it says which files go where.
-    """
+    """Download a data set into a folder; if that fails, the error says which files go where."""
     before = socket.getdefaulttimeout()
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -212,10 +202,8 @@ def _mnist(root: Path, download: bool) -> Found:
 
     def read(part: str) -> Part:
         prefix, published = {"train": ("train", 60_000), "test": ("t10k", 10_000)}[part]
-        images_path, labels_path = (
-            find(f"{prefix}-images-idx3-ubyte"),
-            find(f"{prefix}-labels-idx1-ubyte"),
-        )
+        images_path = find(f"{prefix}-images-idx3-ubyte")
+        labels_path = find(f"{prefix}-labels-idx1-ubyte")
         if images_path is None or labels_path is None:
             return None, [f"the {part} files are missing"]
         images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
