@@ -60,6 +60,26 @@ def test_halves_of_kernels_are_known_to_the_engine_alone():
     assert {path.name for path in CORE if halves in imported_names(path)} == {"engine.py"}
 
 
+# What each part may know beside itself, the core and the shared files; nothing goes in a circle.
+ARROWS = {
+    "data": set(),
+    "models": set(),
+    "evaluation": {"data"},
+    "training": {"data"},
+    "conf": set(),
+    "report": set(),
+    "experiments": {"data", "models", "evaluation", "training", "conf", "report"},
+}
+SHARED = {"files", "names", "options", "provenance"}
+
+
+@pytest.mark.parametrize("part", ARROWS)
+def test_arrows_go_one_way(part):
+    for path in (PACKAGE / part).rglob("*.py"):
+        known = {n.split(".")[1] for n in imported_names(path) if n.startswith("tricouple.")}
+        assert known & EXPERIMENTS <= ARROWS[part] | SHARED | {part}, path
+
+
 def test_core_was_found():
     names = {str(path.relative_to(PACKAGE)) for path in CORE}
     assert {"geometry.py", "ot/pairwise.py", "losses/neg_mmiot.py"} <= names
