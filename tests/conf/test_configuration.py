@@ -5,16 +5,17 @@ import pytest
 from tricouple.conf.compose import (
     STARTS,
     ConfigurationError,
+    build_loss,
     configure,
     override,
+    read_study,
     read_yaml,
+    sharpness_of,
     to_yaml,
 )
-from tricouple.conf.schema import Train
+from tricouple.conf.schema import Clip, Train
 from tricouple.data.images import NAMES
-from tricouple.experiments.runs.loss import build_loss, sharpness_of
-
-LOSSES = STARTS[Train].losses
+from tricouple.names import LOSSES
 
 
 def config(*words: str) -> Train:
@@ -38,6 +39,43 @@ def test_scale_paper_trains_as_the_paper_does(data, epochs):
     assert evaluation.neighbours == 20
     assert (found.data.train_size, found.data.validation_size) == (None, 0)
     assert found.backbone.head_dim is None  # the number of classes
+    assert found.data.image_size == (32 if data == "tiny_imagenet" else None)  # as its text says
+
+
+def test_a_transformer_gets_the_images_that_it_was_made_for_at_scale_paper():
+    for data in ("mnist", "tiny_imagenet"):
+        found = config("scale=paper", f"data={data}", "backbone=vit_b16")
+        assert found.data.image_size == 224
+    assert config("scale=paper", "data=tiny_imagenet", "data.image_size=64").data.image_size == 64
+
+
+def test_scale_paper_trains_on_all_of_coco():
+    found = configure(["scale=paper", "data=coco"], Clip)
+    assert (found.data.train_size, found.data.validation_size) == (None, 0)
+    assert configure(["data=coco"], Clip).data.validation_size == 1000
+
+
+def test_the_paper_s_grid_is_one_word():
+    study = read_study("vision_paper", Train)
+    names = [{word.split("=")[0]: word.split("=")[1] for word in block} for block in study.blocks]
+    assert len({tuple(block.values()) for block in names}) == len(names) == 5 * 2 * 4
+    assert {block["data"] for block in names} == {
+        "mnist", "svhn", "cifar10", "cifar100", "tiny_imagenet"
+    }  # fmt: skip
+    assert {block["backbone"] for block in names} == {"resnet18", "resnet34", "resnet50", "vit_b16"}
+    assert study.losses == ["infonce", "invaspread", "iot", "pushpull", "neg_mmiot"]
+    assert (study.sharpness, study.learning_rates, len(study.seeds)) == ([], [5e-3], 4)
+    for block in study.blocks:
+        found = configure([*study.base, *block], Train)
+        assert (found.training.batch_size, found.data.validation_size) == (256, 0)
+    study = read_study("clip_paper", Clip)
+    assert set(study.losses) == {
+        "infonce", "iot", "iot_uniformity", "dbot", "fused_gromov", "pushpull", "neg_mmiot"
+    }  # fmt: skip
+    assert (study.blocks, study.sharpness, len(study.seeds)) == ([["data=coco"]], [], 4)
+    found = [configure([*study.base, "data=coco", f"loss={loss}"], Clip) for loss in study.losses]
+    assert [sharpness_of(each.loss) for each in found] == [10, 100, 100, 1, 100, 100, 100]
+    assert {(each.training.epochs, each.model.name) for each in found} == {(35, "rn50")}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +97,9 @@ def test_scale_paper_has_the_paper_s_losses(loss, values, sharpness):
     assert sharpness_of(found) == sharpness
 
 
-@pytest.mark.parametrize("loss", [name for name in LOSSES if name not in ("vicreg", "byol")])
+@pytest.mark.parametrize(
+    "loss", [name for name in STARTS[Train].losses if name not in ("vicreg", "byol")]
+)
 def test_one_word_sets_the_sharpness_of_every_loss(loss):
     found = config(f"loss={loss}", "loss.sharpness=30").loss
     assert sharpness_of(found) == pytest.approx(30, rel=1e-3)
@@ -70,7 +110,7 @@ def test_a_temperature_of_one_s_own_is_what_the_sharpness_is_read_from():
     assert (found["temperature"], sharpness_of(found)) == (0.5, 20)
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "byol"])
+@pytest.mark.parametrize("name", sorted({*STARTS[Train].losses} - {"byol"}))
 def test_every_loss_can_be_built_and_is_as_sharp_as_the_others_at_scale_cpu(name):
     found = config(f"loss={name}").loss
     assert sharpness_of(found) == (None if name == "vicreg" else 10)
@@ -80,6 +120,24 @@ def test_every_loss_can_be_built_and_is_as_sharp_as_the_others_at_scale_cpu(name
 @pytest.mark.parametrize("name", NAMES)
 def test_every_data_set_has_a_configuration(name):
     assert config(f"data={name}").data.name == name
+
+
+def test_every_loss_of_the_table_has_a_configuration_and_the_paper_s_sharpness():
+    for kind in (Train, Clip):
+        for name in STARTS[kind].losses:
+            assert configure([f"loss={name}"], kind).loss["name"] == name
+    for name, entry in LOSSES.items():
+        if entry.paper_sharpness is not None:
+            assert sharpness_of(config("scale=paper", f"loss={name}").loss) == entry.paper_sharpness
+
+
+def test_only_our_own_losses_are_built_from_a_configuration():
+    wrong = {"name": "mine", "_target_": "os.system", "command": "true"}
+    with pytest.raises(ValueError, match=r"loss=mine: os\.system is not built .* tricouple\.DBOT"):
+        build_loss(wrong)
+    hidden = {"name": "iot", "_target_": "tricouple.IOT", "epsilon": {"_target_": "os.getpid"}}
+    with pytest.raises(ValueError, match="loss=iot: epsilon must be"):
+        build_loss(hidden)
 
 
 # --- errors --------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from tricouple import checks
+from tricouple.conf.compose import build_loss, sharpness_of
 from tricouple.conf.schema import Clip
 from tricouple.data import captions, images
 from tricouple.data.captions import (
@@ -31,7 +32,6 @@ from tricouple.evaluation.retrieval import Retrieval, in_batches, whole_split
 from tricouple.evaluation.zero_shot import class_embeddings, classify
 from tricouple.experiments.clip_gallery import draw_gallery
 from tricouple.experiments.runs.folder import RunFolder, Trained
-from tricouple.experiments.runs.loss import build_loss, sharpness_of
 from tricouple.experiments.runs.run import RunKind
 from tricouple.files import write_atomically
 from tricouple.models.clip import build_clip

@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import nn
 
 from tricouple import checks
+from tricouple.conf.compose import build_loss, loss_parameters, sharpness_of
 from tricouple.conf.schema import Train
 from tricouple.data import images
 from tricouple.data.augment import recipe_for
@@ -23,7 +24,6 @@ from tricouple.evaluation.evaluate import Evaluation, evaluate_features
 from tricouple.evaluation.features import Features, extract
 from tricouple.evaluation.geometry import MEASURES, HeldOut, sample
 from tricouple.experiments.runs.folder import RunFolder, Trained
-from tricouple.experiments.runs.loss import build_loss, loss_parameters, sharpness_of
 from tricouple.experiments.runs.run import RunKind
 from tricouple.models.encoders import build_encoder, fitting_size
 from tricouple.training.module import BYOLTraining, LossTraining, Training, Views

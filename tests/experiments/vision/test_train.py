@@ -22,8 +22,10 @@ from tricouple.data.images import ImageSet
 from tricouple.experiments import vision
 from tricouple.experiments.runs import run
 from tricouple.experiments.runs.folder import RunError, RunFolder, digest
+from tricouple.experiments.runs.record import Store
 from tricouple.experiments.vision import VISION, load_images
 from tricouple.files import WriteError
+from tricouple.report.read import read_study
 from tricouple.training.checkpoint import CheckpointError, load_tensors
 from tricouple.training.module import LossTraining
 
@@ -89,6 +91,11 @@ def test_a_run_leaves_its_settings_curves_weights_and_evaluation(tiny, console, 
     assert record["result"]["penultimate"]["confusion"]
     assert record["curves"]["loss"][0] is None
     assert record["provenance"]["versions"]["torch"]
+    (line,) = Store(folder.path).records().values()
+    assert (line["id"], line["status"], line["steps"]) == (folder.path.name, "done", 6)
+    assert line["metrics"]["penultimate/knn"] == pytest.approx(
+        record["accuracy"]["penultimate/knn"], rel=1e-5
+    )
     ((_, features, where, _),) = drawn
     assert (len(features.labels), where) == (359, folder.path / "figures")
 
@@ -100,6 +107,17 @@ def test_a_finished_run_is_skipped_with_a_word(tiny, console):
     assert not first.skipped
     assert second.evaluation == first.evaluation
     assert f"Already finished: {first.folder.path}" in shown(console)
+
+
+def test_a_run_of_the_version_before_is_read_and_becomes_a_study(tiny, console):
+    folder = train(tiny(), console).folder
+    now = Store(folder.path).records()
+    for name in ("study.json", "runs.jsonl"):
+        (folder.path / name).unlink()
+    folder.config.write_text(folder.config.read_text().replace("_target_:", "target:"))
+    assert train(tiny(), console).skipped
+    assert Store(folder.path).records() == now
+    assert read_study(folder.path).kind == "vision"
 
 
 def test_another_evaluation_does_not_train_again(tiny, console, monkeypatch):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,10 +19,10 @@ from rich.table import Table
 from torch import nn
 
 from tricouple import checks
+from tricouple.conf.compose import loss_parameters, loss_words, sharpness_of
 from tricouple.conf.schema import RunConfig
 from tricouple.data.images.sets import BatchedSet
 from tricouple.experiments.runs.folder import RunFolder, Trained, digest
-from tricouple.experiments.runs.loss import loss_parameters, loss_words, sharpness_of
 from tricouple.experiments.runs.record import (
     DIVERGED,
     DONE,
@@ -36,7 +35,7 @@ from tricouple.experiments.runs.record import (
 from tricouple.files import write_text
 from tricouple.provenance import collect_provenance, line_provenance
 from tricouple.training.batches import ShuffledBatches
-from tricouple.training.history import History, Measured, Row, curves
+from tricouple.training.history import History, Measured, curves
 from tricouple.training.module import DivergenceError, Training
 from tricouple.training.seeds import derived_seed
 from tricouple.training.trainer import (
@@ -233,18 +232,14 @@ def fit(
             checkpoint=folder.checkpoint,
             progress=config.progress,
         )
-        if trainer.is_global_zero:
-            _leave(kind, config, folder, _so_far(kind, config, folder, history.rows, origin))
         batches = ShuffledBatches(data.samples, training.batch_size, config.seed)
         try:
             train_to_the_end(trainer, module, batches, folder.checkpoint if resumed else None)
-        except BaseException as error:
+        except DivergenceError as error:
             if trainer.is_global_zero:
-                record = _so_far(kind, config, folder, history.rows, origin)
-                if isinstance(error, DivergenceError):
-                    record |= {"status": DIVERGED, "verdict": str(error)}
-                with suppress(OSError):  # a full disk may be the error
-                    _leave(kind, config, folder, record)
+                _leave(
+                    kind, config, folder, _diverged(kind, config, folder, history, error, origin)
+                )
             raise
     if not trainer.is_global_zero:
         return None
@@ -314,23 +309,25 @@ def evaluated(
     )
 
 
-def _so_far(
+def _diverged(
     kind: RunKind[C, D],
     config: C,
     folder: RunFolder,
-    rows: list[Row],
+    history: History,
+    error: DivergenceError,
     origin: Mapping[str, Any],
 ) -> Record:
-    """The record of a training that is not finished."""
-    last = rows[-1] if rows else {"seconds": 0.0, "step": 0}
+    """The record of a training whose numbers ended."""
+    last = history.rows[-1]
     return make_record(
         folder.path.name,
         part="final",
-        status=PARTIAL,
+        status=DIVERGED,
         config=kind.settings(config),
         seconds=last["seconds"],
         steps=int(last["step"]),
-        curves=curves(rows),
+        verdict=str(error),
+        curves=curves(history.rows),
         provenance=line_provenance(origin),
     )
 

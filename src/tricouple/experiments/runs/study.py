@@ -25,10 +25,9 @@ from typing import Any, Generic
 import torch
 from rich.console import Console
 
-from tricouple.conf.compose import configure
+from tricouple.conf.compose import configure, loss_words
 from tricouple.conf.schema import Study
 from tricouple.experiments.runs.folder import RunFolder
-from tricouple.experiments.runs.loss import loss_words
 from tricouple.experiments.runs.record import (
     DONE,
     PARTIAL,
