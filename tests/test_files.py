@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tricouple import files
-from tricouple.files import WriteError, save_tensors, write_text
-from tricouple.training.checkpoint import AtomicCheckpointIO, CheckpointError, load_tensors
+from tricouple.files import CheckpointError, WriteError, load_tensors, save_tensors, write_text
+from tricouple.training.trainer import AtomicCheckpointIO
 
 
 class FullDisk:

@@ -1,8 +1,9 @@
-"""Files that are either whole or not there: written aside, then renamed."""
+"""Files that are either whole or not there, and tensors read without running code from them."""
 
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,10 @@ import torch
 
 class WriteError(OSError):
     """A file could not be written; what was there before is unharmed."""
+
+
+class CheckpointError(ValueError):
+    """A file that is no usable checkpoint; the message names it."""
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -53,6 +58,23 @@ def write_text(path: Path, text: str) -> None:
 def save_tensors(path: Path, content: dict[str, Any]) -> None:
     """Save tensors and plain values atomically."""
     write_atomically(path, lambda file: torch.save(content, file))
+
+
+def load_tensors(path: Path) -> dict[str, Any]:
+    """Read a file of tensors and plain values onto the CPU.
+
+    Raises:
+        CheckpointError: If the file is missing, damaged, or holds anything else.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: there is no such file") from error
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint, or damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")
+    return content
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from torch import nn
 import tricouple as tc
 from tricouple.data.augment import Recipe
 from tricouple.data.normalisation import Normalisation
-from tricouple.training.checkpoint import CheckpointError
+from tricouple.files import CheckpointError
 from tricouple.training.module import BYOLTraining, DivergenceError, LossTraining, Views
 
 RECIPE = Recipe(Normalisation((0.5,), (0.25,), size=6), jitter=0.0, grayscale=0.0, blur=0.0)

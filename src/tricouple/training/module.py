@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tricouple.data.augment import Recipe, random_view
+from tricouple.files import CheckpointError
 from tricouple.relations import Identities, view_pairs
 from tricouple.training.byol import BYOL, momentum_at, predictor_head
-from tricouple.training.checkpoint import CheckpointError
 from tricouple.training.seeds import derived_seed
 
 

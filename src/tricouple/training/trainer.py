@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from tricouple.training.checkpoint import AtomicCheckpointIO
+from tricouple.files import load_tensors, save_tensors
 from tricouple.training.history import History
 
 # Flags that a run sets itself, and how to set them.
@@ -31,6 +32,26 @@ _OWN = {
     "use_distributed_sampler": "every process already draws its own share of an epoch",
     **dict.fromkeys(("callbacks", "logger", "plugins"), "runs bring their own"),
 }
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Replaces a checkpoint only when the new one is wholly on disk.
+
+    Lightning writes through fsspec, whose temporary file may be on another disk, and does not wait
+    for the disk; after a power cut the file may then be empty.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Save, or leave what was there."""
+        save_tensors(Path(path), checkpoint)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True
+    ) -> dict[str, Any]:
+        """Load tensors and plain values only, whatever the caller trusts."""
+        return load_tensors(Path(path))
 
 
 class SaveEachEpoch(Checkpoint):

@@ -24,9 +24,8 @@ from tricouple.experiments.runs import run
 from tricouple.experiments.runs.folder import RunError, RunFolder, digest
 from tricouple.experiments.runs.record import Store
 from tricouple.experiments.vision import VISION, load_images
-from tricouple.files import WriteError
+from tricouple.files import CheckpointError, WriteError, load_tensors
 from tricouple.report.read import read_study
-from tricouple.training.checkpoint import CheckpointError, load_tensors
 from tricouple.training.module import LossTraining
 
 LOSSES = [key for key, loss in names.LOSSES.items() if loss.within]
@@ -197,7 +196,11 @@ def test_an_interrupt_ends_the_run_as_one(tiny, console, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), console)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    (run,) = read_study(VISION.folder(tiny()).path).runs
+    assert (run.status, run.curves["step"].tolist()) == ("partial", [0])
     assert train(tiny(), console).evaluation["epoch"] == 2
+    (run,) = read_study(VISION.folder(tiny()).path).runs
+    assert (run.status, run.steps) == ("done", 6)
 
 
 def test_a_run_killed_before_its_evaluation_is_only_evaluated(tiny, console, monkeypatch):

@@ -25,8 +25,7 @@ from torch import nn
 
 from tricouple.conf.compose import ConfigurationError, read_yaml, to_yaml
 from tricouple.conf.schema import RunConfig
-from tricouple.files import save_tensors, write_text
-from tricouple.training.checkpoint import CheckpointError, load_tensors
+from tricouple.files import CheckpointError, load_tensors, save_tensors, write_text
 from tricouple.training.history import History, Row
 
 C = TypeVar("C", bound=RunConfig)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -233,13 +234,18 @@ def fit(
             progress=config.progress,
         )
         batches = ShuffledBatches(data.samples, training.batch_size, config.seed)
+        record = _unfinished(kind, config, folder, history, origin)
+        if trainer.is_global_zero and not Store(folder.path).runs.exists():
+            _leave(kind, config, folder, record)
         try:
             train_to_the_end(trainer, module, batches, folder.checkpoint if resumed else None)
-        except DivergenceError as error:
+        except BaseException as error:
             if trainer.is_global_zero:
-                _leave(
-                    kind, config, folder, _diverged(kind, config, folder, history, error, origin)
-                )
+                record = _unfinished(kind, config, folder, history, origin)
+                if isinstance(error, DivergenceError):
+                    record |= {"status": DIVERGED, "verdict": str(error)}
+                with suppress(OSError):  # a full disk may be the error
+                    _leave(kind, config, folder, record)
             raise
     if not trainer.is_global_zero:
         return None
@@ -309,24 +315,22 @@ def evaluated(
     )
 
 
-def _diverged(
+def _unfinished(
     kind: RunKind[C, D],
     config: C,
     folder: RunFolder,
     history: History,
-    error: DivergenceError,
     origin: Mapping[str, Any],
 ) -> Record:
-    """The record of a training whose numbers ended."""
-    last = history.rows[-1]
+    """The record of a training that has come as far as its history."""
+    last = history.rows[-1] if history.rows else {"seconds": 0.0, "step": 0}
     return make_record(
         folder.path.name,
         part="final",
-        status=DIVERGED,
+        status=PARTIAL,
         config=kind.settings(config),
         seconds=last["seconds"],
         steps=int(last["step"]),
-        verdict=str(error),
         curves=curves(history.rows),
         provenance=line_provenance(origin),
     )
