@@ -140,10 +140,6 @@ def test_learnable_temperature_receives_its_gradient(module, setting, shape):
     (slope,) = torch.autograd.grad(batch.loss(criterion), temperature)
     (wanted,) = torch.autograd.grad(batch.dense(oracle, temperature=exact), exact)
     assert relative_error(slope.reshape(()), wanted) <= 1e-12
-    with torch.no_grad():
-        temperature.fill_(-1.0)
-    with pytest.raises(ValueError, match=r"temperature.*-1\.0"):
-        batch.loss(criterion)
 
 
 # --- claims about one loss -----------------------------------------------------------------------
@@ -278,7 +274,7 @@ def test_vicreg_pairs_samples_in_batch_order():
     assert set(zip(first.tolist(), second.tolist(), strict=True)) == {(0, 1), (1, 3), (2, 0)}
 
 
-# --- settings without a meaning, bad input -------------------------------------------------------
+# --- settings without a meaning ------------------------------------------------------------------
 
 
 ROWS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
@@ -300,75 +296,12 @@ def test_setting_without_a_meaning_says_so_and_what_to_use(criterion, arguments,
         criterion(ROWS, **arguments)
 
 
-@pytest.mark.parametrize(
-    ("module", "options", "words"),
-    [
-        (tc.InfoNCE, {"temperature": 0.0}, r"temperature.*> 0.*0\.0"),
-        (tc.InfoNCE, {"temperature": torch.tensor([0.1, 0.2])}, "temperature.*single"),
-        (tc.InfoNCE, {"empty": "skip"}, "empty.*skip"),
-        (tc.InvaSpread, {"temperature": math.nan}, "temperature.*nan"),
-        (tc.InvaSpread, {"variant": "paper"}, "variant.*published.*paper"),
-        (tc.DBOT, {"regularisation": -1.0}, r"regularisation.*-1\.0"),
-        (tc.DBOT, {"n_iters": 0}, "n_iters.*0"),
-        (tc.DBOT, {"lower": 1.2}, r"lower=1\.2.*feasible.*lower <= 1"),
-        (tc.DBOT, {"upper": 0.9}, r"upper=0\.9.*feasible"),
-        (tc.DBOT, {"lower": -0.1}, r"lower.*-0\.1"),
-        (tc.DBOT, {"upper": math.inf}, "upper.*inf"),
-        (tc.DBOT, {"variant": "paper"}, "variant.*paper"),
-        (tc.FusedGromov, {"epsilon": 0.0}, r"epsilon.*0\.0"),
-        (tc.FusedGromov, {"alpha": -1e-4}, r"alpha.*-0\.0001"),
-        (tc.FusedGromov, {"n_outer": 0}, "n_outer.*0"),
-        (tc.FusedGromov, {"n_iters": 2.5}, r"n_iters.*2\.5"),
-        (tc.FusedGromov, {"variant": "paper"}, "variant.*paper"),
-        (tc.VICReg, {"invariance": -1.0}, r"invariance.*-1\.0"),
-        (tc.VICReg, {"variance": math.inf}, "variance.*inf"),
-        (tc.VICReg, {"covariance": math.nan}, "covariance.*nan"),
-        (tc.VICReg, {"eps": 0.0}, r"eps.*0\.0"),
-    ],
-)
-def test_bad_options_are_named(module, options, words):
-    with pytest.raises((ValueError, TypeError), match=words):
-        module(**options)
-
-
 def call(module, embeddings, labels, **options):
     """A loss within one set, or of one half against the other where it needs two sets."""
     if module is not tc.FusedGromov:
         return module(**options)(embeddings, labels)
     (left, right), (ids, ref_ids) = embeddings.chunk(2), labels.chunk(2)
     return module(**options)(left, ids, ref_emb=right, ref_labels=ref_ids)
-
-
-MODULES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.VICReg]
-EVERY_MODULE = pytest.mark.parametrize("module", MODULES)
-
-
-@EVERY_MODULE
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_embeddings_must_be_finite(module, value):
-    spoiled = ROWS.clone()
-    spoiled[1, 2] = value
-    with pytest.raises(ValueError, match=r"embeddings.*finite.*row 1"):
-        call(module, spoiled, LABELS)
-    with pytest.raises(ValueError, match=r"ref_emb.*finite.*row 1"):
-        module()(ROWS, LABELS, ref_emb=spoiled, ref_labels=LABELS)
-
-
-@EVERY_MODULE
-def test_batch_without_a_pair_is_an_error_or_a_zero(module):
-    alone = torch.arange(6)
-    leaf = ROWS.clone().requires_grad_()
-    with pytest.raises(ValueError, match=r"positive pair.*empty"):
-        call(module, leaf, alone)
-    value, gradient = gradients(call(module, leaf, alone, empty="zero"), [leaf])
-    assert float(value) == 0.0
-    assert torch.equal(gradient, torch.zeros(18))
-
-
-def test_batch_of_one_class_has_no_negatives():
-    for module in (tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov):
-        with pytest.raises(ValueError, match="negative pair"):
-            call(module, ROWS, torch.zeros(6, dtype=torch.int64))
 
 
 def test_vicreg_needs_two_pairs():
