@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -121,15 +121,21 @@ class NegMMIOT(ContrastiveLoss):
         return f"temperature={tau}, epsilon={self.epsilon}, shaping={self.shaping!r}, {self.sweeps}"
 
 
-class _Cost(Protocol):
+@dataclass(frozen=True)
+class _Cost(ABC):
     """C_ijk = ψ((s_ij − s_ik)/τ) as the coupling and the target see it."""
 
-    def factor(self, temperature: float | Tensor) -> float | Tensor:
-        """What turns similarities into scores."""
+    epsilon: float
 
+    def factor(self, temperature: float | Tensor) -> float | Tensor:
+        """What turns similarities into scores: 1/τ, unless ε can be taken in."""
+        return inverse_product(temperature, 1.0)
+
+    @abstractmethod
     def problem(self, batch: Batch, how: Sweeps) -> Problem:
         """What the engine is asked to couple."""
 
+    @abstractmethod
     def mean(
         self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
     ) -> Tensor:
@@ -137,10 +143,8 @@ class _Cost(Protocol):
 
 
 @dataclass(frozen=True)
-class _Linear:
+class _Linear(_Cost):
     """ψ(t) = −t."""
-
-    epsilon: float
 
     def factor(self, temperature: float | Tensor) -> float | Tensor:
         """C = 1/(τε)."""
@@ -157,15 +161,10 @@ class _Linear:
 
 
 @dataclass(frozen=True)
-class _LogSigmoid:
+class _LogSigmoid(_Cost):
     """ψ(t) = log(1 + e^{−t})."""
 
-    epsilon: float
     tolerance: float
-
-    def factor(self, temperature: float | Tensor) -> float | Tensor:
-        """1/τ."""
-        return inverse_product(temperature, 1.0)
 
     def problem(self, batch: Batch, how: Sweeps) -> Problem:
         checks.quadrature_tolerance(self.tolerance, batch.anchors.dtype)
@@ -178,16 +177,11 @@ class _LogSigmoid:
 
 
 @dataclass(frozen=True)
-class _Shaped:
+class _Shaped(_Cost):
     """Any ψ."""
 
-    epsilon: float
     shaping: str | Shaping
     psi: Shaping
-
-    def factor(self, temperature: float | Tensor) -> float | Tensor:
-        """1/τ."""
-        return inverse_product(temperature, 1.0)
 
     def problem(self, batch: Batch, how: Sweeps) -> Problem:
         if how.memory == "streamed":
