@@ -108,11 +108,13 @@ def test_choices_offer_every_k_and_psi(root):
 
 
 def test_verdicts_stand_in_the_map_as_the_study_gave_them(root):
-    (table,) = [t for t in root.all("table") if t.all("caption")[0].text == "Outcomes over ε"]
+    (table,) = [
+        t for t in root.all("table") if t.all("caption")[0].text.startswith("Outcomes over ε")
+    ]
     head, *body = rows(table)
-    assert head == ["ε", "0.01", "0.1", "1"]
-    assert ["Neg-MMIOT", "★ ETF", "★ ETF", "★ ETF"] in body
-    assert ["BYOL", "▼ collapsed", "▼ collapsed", "▼ collapsed"] in body
+    assert head == ["ε", "c", "0.01", "0.1", "1"]
+    assert ["Neg-MMIOT", "2", "★ ETF", "★ ETF", "★ ETF"] in body
+    assert ["BYOL", "–", "▼ collapsed", "▼ collapsed", "▼ collapsed"] in body
 
 
 def test_maps_without_verdicts_have_no_table_of_them(tmp_path):
@@ -147,6 +149,9 @@ def test_texts_of_the_study_cannot_become_markup(tmp_path):
     records = [fake.run("iot", seed=seed) for seed in (0, 1)]
     for record in records:
         record["config"] |= {"method": evil, "note": evil}
+    swept = fake.run("iot", part=f"maps/{evil}") | {"id": "swept"}
+    swept["config"][evil] = 1
+    records.append(swept)
     head = {"name": evil, "config": {"note": evil}, "provenance": {"command": evil}}
     folder = fake.write_study(tmp_path, records, snapshots=False, **head)
     text = write_report(folder).read_text(encoding="utf-8")

@@ -106,7 +106,9 @@ def _comparisons(claim: Claim, groups: Sequence[Group]) -> Iterator[Comparison]:
                 others = {"its start": ours.first(claim.quantity)}
             for name, other in others.items():
                 if value.count and other.count:
-                    words = f"{ours.name} at {ours.place}: {mean_std(value)}, {name}: "
+                    words = (
+                        f"{ours.name} (c = {ours.c}) at {ours.place}: {mean_std(value)}, {name}: "
+                    )
                     outcome = beyond_spread(value, other) * claim.sign
                     yield Comparison(words + mean_std(other), value, other, outcome)
 

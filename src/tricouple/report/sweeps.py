@@ -6,12 +6,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
 
-from tricouple.names import AXES, LOSSES, QUANTITIES, rank
+from tricouple.names import AXES, QUANTITIES
 from tricouple.report.chart import Axis, Chart, Choice, Grid, Line, Panel
 from tricouple.report.groups import Group, check, group, places_of, steps_of
 from tricouple.report.numbers import number, plain
@@ -134,30 +135,21 @@ def _sweep(axis: str, runs: Sequence[Run]) -> Sweep:
                 f"runs.jsonl, line {run.line}: run {run.id} is part of {PREFIX}{axis}, "
                 f"but its config gives {axis} as {run.config.get(axis)!r}"
             )
+    values = {run.config[axis] for run in runs}
+    order = sorted(values, key=lambda value: (isinstance(value, str), value))
     # c follows from the setting that is swept, or is a setting of its own.
-    swept = {axis, "sharpness"} if axis in ("epsilon", "temperature") else {axis}
-    rest = {run.id: {k: v for k, v in run.config.items() if k not in swept} for run in runs}
-    fixed = [replace(run, config=rest[run.id] | {"n_classes": run.config["n_classes"]})
-             for run in runs]  # fmt: skip
-    value = {run.id: run.config[axis] for run in runs}
-    order = sorted(set(value.values()), key=lambda v: (isinstance(v, str), v))
+    free = {"seed", axis, *(["sharpness"] if axis in ("epsilon", "temperature") else [])}
 
     def place(config: dict[str, Any]) -> str:
         return "" if axis == "n_classes" else f"K = {config['n_classes']}"
 
     lines: dict[str, dict[Any, Group]] = {}
-    for v in order:
-        here = [run for run in fixed if value[run.id] == v]
-        for own in group(here, NEEDS, place, lambda c: 0 if axis == "n_classes" else classes_of(c)):
-            key = {k: x for k, x in rest[own.runs[0].id].items() if k != "seed"}
-            lines.setdefault(json.dumps(key, sort_keys=True, default=str), {})[v] = own
-    by_name = sorted(lines.values(), key=lambda line: _line_order(next(iter(line.values())), axis))
-    return Sweep(axis, tuple(order), tuple(by_name))
-
-
-def _line_order(own: Group, axis: str) -> tuple[Any, ...]:
-    shaped = own.config.get("shaping") not in (None, "linear")
-    return (axis != "n_classes" and own.config["n_classes"], shaped, rank(own.loss, LOSSES))
+    for value in order:
+        here = [run for run in runs if run.config[axis] == value]
+        for own in group(here, NEEDS, place, classes_of):
+            rest = {key: setting for key, setting in own.config.items() if key not in free}
+            lines.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[value] = own
+    return Sweep(axis, tuple(order), tuple(lines.values()))
 
 
 def sweep_chart(sweep: Sweep) -> Chart:
@@ -167,13 +159,13 @@ def sweep_chart(sweep: Sweep) -> Chart:
     steps = steps_of(own for line in sweep.lines for own in line.values())
     caption = f"Final values over {sweep.title} after {steps}.{setting}"
     rows = [
-        (sweep.name(line), plain(value), *(number(own.last(name).mean) for name in SWEPT),
+        (sweep.name(line), plain(value), own.c, *(number(own.last(name).mean) for name in SWEPT),
          f"{len(own.finished)} of {len(own.runs)}")
         for line in sweep.lines
         for value, own in line.items()
     ]  # fmt: skip
-    head = ("method", sweep.title, *(QUANTITIES[name] for name in SWEPT), "seeds finished")
-    numbers = Table(f"Final values over {sweep.title}", head, rows)
+    head = ("method", sweep.title, "c", *(QUANTITIES[name] for name in SWEPT), "seeds finished")
+    numbers = Table(f"Final values over {sweep.title} after {steps}", head, rows)
     panels = [_sweep_panel(sweep, name) for name in SWEPT]
     return Chart(f"map-{sweep.axis}", f"Along {sweep.title}", caption, panels, [numbers])
 
@@ -217,12 +209,15 @@ def verdict_table(sweep: Sweep) -> Table:
     rows, kinds = [], {}
     for row, line in enumerate(sweep.lines):
         counts = [verdicts(line[v]) if v in line else Counter() for v in sweep.values]
-        rows.append((sweep.name(line), *map(majority, counts)))
-        for column, cell in enumerate(counts, 1):
+        cs = list(dict.fromkeys(own.c for own in line.values()))
+        c = cs[0] if len(cs) == 1 else f"{cs[0]} to {cs[-1]}"
+        rows.append((sweep.name(line), c, *map(majority, counts)))
+        for column, cell in enumerate(counts, 2):
             if cell:
                 kinds[row, column] = f"verdict {verdict(cell.most_common(1)[0][0]).hue}"
-    head = (sweep.title, *map(plain, sweep.values))
-    return Table(f"Outcomes over {head[0]}", head, rows, kinds=kinds)
+    steps = steps_of(own for line in sweep.lines for own in line.values())
+    head = (sweep.title, "c", *map(plain, sweep.values))
+    return Table(f"Outcomes over {sweep.title} after {steps}", head, rows, kinds=kinds)
 
 
 def map_chart(swept: Sequence[Sweep]) -> Chart:
@@ -270,7 +265,7 @@ def sweeps_html(swept: Sequence[Sweep]) -> str:
     for sweep in swept:
         chart = sweep_chart(sweep)
         strip = to_html(verdict_table(sweep)) if sweep.judged() else ""
-        parts.append(f"<h3>{chart.title}</h3>\n{chart_html(chart)}\n{strip}")
+        parts.append(f"<h3>{escape(chart.title)}</h3>\n{chart_html(chart)}\n{strip}")
     return "\n".join(parts)
 
 
