@@ -225,9 +225,11 @@ def test_growth_is_claimed_from_1024_to_8192_and_only_if_measured():
     sizes = (256, 1024, 2048, 4096, 8192)
     # The overhead at 256 would flatten the slope.
     rows = [timed("NegMMIOT", n, 1.0 if n == 256 else n**2 * 1e-9) for n in sizes]
-    assert targets.growth(report_with(*rows), "NegMMIOT", "time") == pytest.approx(2.0)
-    assert targets.growth(report_with(*rows), "NegMMIOT", "extra memory") is None
-    assert targets.growth(report_with(*rows[1:-1]), "NegMMIOT", "time") is None
+    assert targets.growth(report_with(*rows), "NegMMIOT", "time", *targets.GROWTH) == pytest.approx(
+        2.0
+    )
+    assert targets.growth(report_with(*rows), "NegMMIOT", "extra memory", *targets.GROWTH) is None
+    assert targets.growth(report_with(*rows[1:-1]), "NegMMIOT", "time", *targets.GROWTH) is None
     assert targets.claims(report_with(*rows[1:-1])) == []
 
 

@@ -15,12 +15,25 @@ from tricouple.report.numbers import listing, number
 from tricouple.report.tables import Table, to_markdown
 
 OURS, LOG_SIGMOID, STREAMED = "NegMMIOT", "NegMMIOT log-sigmoid", "NegMMIOT streamed"
-SUP_CON = "SupConLoss (PML)"
-UNROLLED, DANSKIN, PLAN_ONLY = (
-    f"MMSinkhorn {way} (OTT-JAX)" for way in ("unrolled", "Danskin", "plan only")
+SUP_CON, UNROLLED = "SupConLoss (PML)", "MMSinkhorn unrolled (OTT-JAX)"
+LARGE, HUGE = 8192, 32768
+
+# How many times as fast as whom our loss is to be, forward and backward; of MMSinkhorn's ways the
+# last is the strictest comparison, with its plan alone.
+FASTER = (
+    (OURS, UNROLLED, 256, 300),
+    (OURS, "MMSinkhorn Danskin (OTT-JAX)", 256, 300),
+    (OURS, "MMSinkhorn plan only (OTT-JAX)", 256, 300),
+    *((OURS, SUP_CON, size, 1) for size in (256, 1024, 4096)),
+    (LOG_SIGMOID, f"{LOG_SIGMOID}, anchor by anchor", 512, 20),
 )
-GROWTH_FROM, GROWTH_TO = 1024, 8192
-STREAMED_SIZE = 32768
+# As which power of N what is to grow at most, between which sizes.
+GROWTH = (1024, LARGE)
+GROWS = (
+    (OURS, "time", *GROWTH, 2.1),
+    (OURS, "extra memory", *GROWTH, 2.1),
+    (LOG_SIGMOID, "time", 512, 2048, 2.2),
+)
 
 CAPTIONS = {
     LOSS: "Value and gradient of a loss, best time in ms",
@@ -43,105 +56,49 @@ class Claim:
 
 def claims(report: Report) -> list[Claim]:
     """Return all claims for which this report has the measurements."""
-    found = [
-        faster(report, UNROLLED, 256, 300),
-        faster(report, DANSKIN, 256, 300),
-        # The strictest comparison: our value and gradient against its plan alone.
-        faster(report, PLAN_ONLY, 256, 300),
-        *(faster(report, SUP_CON, size, 1) for size in (256, 1024, 4096)),
-        grows(report, OURS, "time", GROWTH_FROM, GROWTH_TO, 2.1),
-        grows(report, OURS, "extra memory", GROWTH_FROM, GROWTH_TO, 2.1),
-        *needs(report),
-        faster(report, f"{LOG_SIGMOID}, anchor by anchor", 512, 20, LOG_SIGMOID),
-        grows(report, LOG_SIGMOID, "time", 512, 2048, 2.2),
-        *streams(report),
-        trains(report),
-    ]
-    return [claim for claim in found if claim is not None]
-
-
-def faster(report: Report, peer: str, size: int, target: float, ours: str = OURS) -> Claim | None:
-    """Compare our loss, forward and backward, with a peer."""
-    ratio = report.ratio(peer, ours, size)
-    if ratio is None:
-        return None
-    text = f"{ours} is {number(ratio)}× as fast as {peer} at N={size}"
-    return Claim(text, f"at least {target:g}×", ratio >= target)
-
-
-def grows(
-    report: Report, ours: str, what: str, smallest: int, largest: int, target: float
-) -> Claim | None:
-    """State how time or memory of our loss grows."""
-    slope = growth(report, ours, what, smallest, largest)
-    if slope is None:
-        return None
-    text = f"{ours}: {what} grows as N^{slope:.2f} from N={smallest} to {largest}"
-    return Claim(text, f"exponent at most {target}", slope <= target)
-
-
-def needs(report: Report) -> list[Claim]:
-    """State what our loss needs at the largest size."""
-    found = report.find(OURS, GROWTH_TO)
-    if found is None or found.peak_bytes is None or found.extra_matrices is None:
-        return []
-    matrices, peak = found.extra_matrices, found.peak_bytes / 2**30
-    text = f"{OURS} needs {matrices:.2f} N×N float32 matrices at N={GROWTH_TO}"
-    whole = f"{OURS}: the whole process peaks at {peak:.2f} GiB at N={GROWTH_TO}"
-    return [Claim(text, "at most 6", matrices <= 6), Claim(whole, "below 3 GiB", peak < 3)]
-
-
-def streams(report: Report) -> list[Claim]:
-    """State what doing without N×N matrices costs in time, and saves in memory."""
-    claims = []
-    streamed, stored = report.find(STREAMED, STREAMED_SIZE), report.find(OURS, GROWTH_TO)
-    if streamed is not None and streamed.extra_bytes is not None:
+    found = []
+    for ours, peer, size, least in FASTER:
+        if ratio := report.ratio(peer, ours, size):
+            text = f"{ours} is {number(ratio)}× as fast as {peer} at N={size}"
+            found.append(Claim(text, f"at least {least}×", ratio >= least))
+    for ours, what, smallest, largest, most in GROWS:
+        if slope := growth(report, ours, what, smallest, largest):
+            text = f"{ours}: {what} grows as N^{slope:.2f} from N={smallest} to {largest}"
+            found.append(Claim(text, f"exponent at most {most}", slope <= most))
+    stored, streamed = report.find(OURS, LARGE), report.find(STREAMED, HUGE)
+    if stored and stored.extra_matrices:
+        text = f"{OURS} needs {stored.extra_matrices:.2f} N×N float32 matrices at N={LARGE}"
+        found.append(Claim(text, "at most 6", stored.extra_matrices <= 6))
+    if stored and stored.peak_bytes:
+        peak = stored.peak_bytes / 2**30
+        text = f"{OURS}: the whole process peaks at {peak:.2f} GiB at N={LARGE}"
+        found.append(Claim(text, "below 3 GiB", peak < 3))
+    if streamed and streamed.extra_bytes:
         extra = streamed.extra_bytes / 2**30
-        text = f"{STREAMED} needs {extra:.2f} GiB of extra memory at N={STREAMED_SIZE}"
-        claims.append(Claim(text, "below 1.5 GiB", extra < 1.5))
+        text = f"{STREAMED} needs {extra:.2f} GiB of extra memory at N={HUGE}"
+        found.append(Claim(text, "below 1.5 GiB", extra < 1.5))
     if streamed and stored and streamed.seconds and stored.seconds:
-        ratio = streamed.seconds / stored.seconds / (STREAMED_SIZE / GROWTH_TO) ** 2
-        text = (
-            f"{STREAMED} at N={STREAMED_SIZE} takes {ratio:.2f}× the time per pair of {OURS} at "
-            f"N={GROWTH_TO}"
-        )
-        claims.append(Claim(text, "at most 8×", ratio <= 8))
-    return claims
+        ratio = streamed.seconds / stored.seconds * (LARGE / HUGE) ** 2
+        text = f"{STREAMED} at N={HUGE} takes {ratio:.2f}× the time per pair of {OURS} at N={LARGE}"
+        found.append(Claim(text, "at most 8×", ratio <= 8))
+    step = report.problem
+    if not isinstance(step, Problem) and (ratio := report.ratio(OURS, BASELINE, step.batch_size)):
+        text = f"a {step} with {OURS} takes {ratio:.3f}× {BASELINE}'s"
+        found.append(Claim(text, "at most 1.05×", ratio <= 1.05))
+    return found
 
 
-def trains(report: Report) -> Claim | None:
-    """Compare a training step with our loss to one with InfoNCE."""
-    if isinstance(report.problem, Problem):
-        return None
-    ratio = report.ratio(OURS, BASELINE, report.problem.batch_size)
-    if ratio is None:
-        return None
-    text = f"a {report.problem} with {OURS} takes {ratio:.3f}× {BASELINE}'s"
-    return Claim(text, "at most 1.05×", ratio <= 1.05)
+def growth(report: Report, contender: str, what: str, smallest: int, largest: int) -> float | None:
+    """Return the power of N that a contender's "time" or "extra memory" grows with.
 
-
-def growth(
-    report: Report,
-    contender: str,
-    what: str,
-    smallest: int = GROWTH_FROM,
-    largest: int = GROWTH_TO,
-) -> float | None:
-    """Return the growth exponent of a contender's "time" or "extra memory" between two sizes.
-
-    None if one of the ends was not measured: it would not be this range.
+    None if one of the two sizes was not measured: it would not be this range.
     """
     field = {"time": "seconds", "extra memory": "extra_bytes"}[what]
-    points = {
-        row.size: value
-        for row in report.measurements
-        if row.contender == contender
-        and smallest <= row.size <= largest
-        and (value := getattr(row, field))
-    }
+    rows = (row for row in report.measurements if row.contender == contender)
+    points = {row.size: getattr(row, field) for row in rows if getattr(row, field)}
     if smallest not in points or largest not in points:
         return None
-    return exponent(points)
+    return exponent({n: value for n, value in points.items() if smallest <= n <= largest})
 
 
 def exponent(values: Mapping[int, float]) -> float:
@@ -181,12 +138,12 @@ def growth_table(report: Report) -> Table:
     """Return growth exponents, and the extra memory at the largest size it was measured at."""
     rows = []
     for name in dict.fromkeys(row.contender for row in report.measurements):
-        slopes = [growth(report, name, what) for what in ("time", "extra memory")]
+        slopes = [growth(report, name, what, *GROWTH) for what in ("time", "extra memory")]
         found = report.largest_weighed(name)
         if found is not None or any(slopes):
             shown = ("–" if slope is None else f"{slope:.2f}" for slope in slopes)
             rows.append((name, *shown, _memory(found)))
-    caption = f"Growth as N^… from {GROWTH_FROM} to {GROWTH_TO}, and extra memory"
+    caption = "Growth as N^… from {} to {}, and extra memory".format(*GROWTH)
     return Table(caption, ("", "time", "memory", "extra memory"), rows)
 
 
@@ -194,11 +151,9 @@ def step_table(report: Report) -> Table:
     """Return the times of whole training steps."""
     rows = []
     for row in report.measurements:
-        assert row.seconds is not None
-        assert row.median_seconds is not None
-        ratio = report.ratio(row.contender, BASELINE, row.size)
-        times = (f"{1e3 * seconds:.1f}" for seconds in (row.seconds, row.median_seconds))
-        rows.append((row.contender, *times, "–" if ratio is None else f"{ratio:.3f}"))
+        values = row.seconds or math.nan, row.median_seconds or math.nan
+        ratio = report.ratio(row.contender, BASELINE, row.size) or math.nan
+        rows.append((row.contender, *(f"{1e3 * v:.1f}" for v in values), f"{ratio:.3f}"))
     head = ("loss", "best, ms", "median, ms", f"× {BASELINE}")
     return Table(f"Training: a {report.problem}", head, rows)
 
