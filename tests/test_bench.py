@@ -14,9 +14,14 @@ import torch
 from tricouple import cli
 from tricouple.experiments.bench import command, contenders, measure, memory, targets
 from tricouple.experiments.bench.contenders import BY_NAME, CONTENDERS, LOSS
-from tricouple.experiments.bench.measure import Effort, Measurement, Report, measure_steps
+from tricouple.experiments.bench.measure import (
+    Effort,
+    Measurement,
+    Report,
+    measure_steps,
+    time_together,
+)
 from tricouple.experiments.bench.problem import Problem, make_batch
-from tricouple.experiments.bench.timing import time_together
 from tricouple.experiments.bench.training import LOSSES, ClipStep, VisionStep, training_steps
 
 ROOT = Path(__file__).parents[1]

@@ -34,7 +34,7 @@ CELLS = main_cells(TINY, [3], [0, 1], LINEAR[:2])
 
 
 class Log:
-    """A watcher that remembers."""
+    """A display that remembers."""
 
     def __init__(self):
         self.steps: list[int] = []

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,16 +98,6 @@ class RunInProgress:
         )
 
 
-class Watcher(Protocol):
-    """Who is told how a study goes on."""
-
-    def measured(self, name: str, point: Measurement, steps: int) -> None:
-        """A run of so many steps has a new measurement."""
-
-    def finished(self, record: Record) -> None:
-        """A run is over and kept."""
-
-
 def unfinished(cells: Sequence[Cell], records: dict[str, Record]) -> list[Cell]:
     """The cells without a record, or with one of an interrupted run."""
     return [
@@ -118,7 +108,7 @@ def unfinished(cells: Sequence[Cell], records: dict[str, Record]) -> list[Cell]:
 def run_cells(
     store: Store,
     cells: Sequence[Cell],
-    watcher: Watcher,
+    display: LiveProgress,
     *,
     workers: int,
     snapshots: bool = False,
@@ -131,7 +121,7 @@ def run_cells(
     Args:
         store: Where the results go.
         cells: The runs of the study.
-        watcher: Told about progress.
+        display: Shows what comes.
         workers: Processes at a time.
         snapshots: Whether to keep embeddings of the main part's first seed.
     """
@@ -139,7 +129,7 @@ def run_cells(
 
     def keep_record(record: Record) -> None:
         store.append(record)
-        watcher.finished(record)
+        display.finished(record)
 
     groups: dict[RunConfig, list[Cell]] = {}
     for cell in unfinished(cells, records):
@@ -176,7 +166,7 @@ def run_cells(
                     continue
                 run = active.setdefault(event.task, RunInProgress(twins[event.task][0]))
                 run.add(event.measurement, event.seconds, event.embeddings)
-                watcher.measured(run.cell.id, event.measurement, run.cell.config.steps)
+                display.measured(run.cell.id, event.measurement, run.cell.config.steps)
     except KeyboardInterrupt:
         for task in list(active):
             end(task)
