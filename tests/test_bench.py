@@ -398,7 +398,7 @@ def test_contender_that_fails_at_one_size_is_noted(monkeypatch):
 def test_too_large_a_tensor_is_skipped_before_it_is_built(monkeypatch):
     monkeypatch.setattr(measure, "available_bytes", lambda: 2**30)
     dense = BY_NAME["dense Neg-MMIOT (PyTorch)"]
-    assert measure.obstacle_to(dense, 1024, Problem()).startswith("skipped: may need 280 GiB")
+    assert measure.obstacle_to(dense, 1024, Problem()).startswith("skipped: may need 320 GiB")
     assert measure.obstacle_to(dense, 64, Problem()) == ""
 
 

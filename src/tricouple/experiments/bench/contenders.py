@@ -60,7 +60,7 @@ class Contender:
         The cubic ones keep, for backward, two tensors for each of the three updates of a sweep.
         """
         if self.cubic:
-            return 4 * size**3 * (6 * problem.n_iters + 10)
+            return 4 * size**3 * (6 * problem.n_iters + 20)
         return 4 * min(size, LARGEST_STORED) ** 2 * 20  # beyond that only what streams is run
 
 
