@@ -11,7 +11,7 @@ from torch import nn
 
 import tricouple
 from tricouple.data import augment, images
-from tricouple.evaluation import evaluate, features, geometry, knn, probe, retrieval, zero_shot
+from tricouple.evaluation import evaluate, features, geometry, probe, retrieval, zero_shot
 
 MODULES = [
     info.name
@@ -41,7 +41,6 @@ PUBLIC = [
     *(augment.Recipe, augment.random_view, augment.recipe_for),
     *(features.extract, evaluate.evaluate_features),
     *(geometry.measure_geometry, geometry.measure_modalities),
-    *functions_of(knn),
     *functions_of(probe),
     *functions_of(retrieval),
     *functions_of(zero_shot),

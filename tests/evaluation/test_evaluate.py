@@ -15,8 +15,7 @@ from tricouple.evaluation import geometry as measuring
 from tricouple.evaluation.evaluate import evaluate_features
 from tricouple.evaluation.features import Features
 from tricouple.evaluation.geometry import measure_geometry, sample
-from tricouple.evaluation.knn import knn_accuracy
-from tricouple.evaluation.probe import linear_probe
+from tricouple.evaluation.probe import knn_accuracy, linear_probe
 from tricouple.experiments.vision import write_figures
 
 CLASSES = ("ant", "bee", "cat")

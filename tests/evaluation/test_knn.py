@@ -6,8 +6,8 @@ import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from tricouple.evaluation import knn
-from tricouple.evaluation.knn import knn_accuracy, knn_predictions
+from tricouple.evaluation import probe as knn
+from tricouple.evaluation.probe import knn_accuracy, knn_predictions
 
 
 def draw(n: int, d: int = 6, n_classes: int = 5, seed: int = 0):

@@ -4,8 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from tricouple.models.encoders import build_encoder, check_name, fitting_size, three_layer_mlp
-from tricouple.models.small_maps import SmallMapConv2d
+from tricouple.models.encoders import (
+    SmallMapConv2d,
+    build_encoder,
+    check_name,
+    fitting_size,
+    three_layer_mlp,
+)
 
 
 @pytest.mark.parametrize(

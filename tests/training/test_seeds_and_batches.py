@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tricouple.data.images import ImageSet
-from tricouple.training.batches import EpochOrder, ShuffledBatches
-from tricouple.training.seeds import derived_seed
+from tricouple.training.batches import EpochOrder, ShuffledBatches, derived_seed
 
 
 def test_seeds_differ_between_all_places():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tricouple.training.history import as_csv, curves
-from tricouple.training.trainer import check_flags
+from tricouple.training.trainer import as_csv, check_flags, curves
 
 
 def test_flags_of_lightning_pass():

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from tricouple.evaluation.features import Features, check_labelled
 from tricouple.evaluation.geometry import Geometry, measure_geometry
-from tricouple.evaluation.knn import knn_accuracy
-from tricouple.evaluation.probe import linear_probe
+from tricouple.evaluation.probe import knn_accuracy, linear_probe
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ from tricouple.experiments.runs.folder import RunFolder, Trained
 from tricouple.experiments.runs.run import RunKind
 from tricouple.files import write_atomically
 from tricouple.models.clip import build_clip
+from tricouple.training.batches import derived_seed
 from tricouple.training.module import Training
 from tricouple.training.pairs import BothDirections, PairTraining
-from tricouple.training.seeds import derived_seed
 
 if TYPE_CHECKING:
     import open_clip

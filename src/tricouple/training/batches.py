@@ -1,7 +1,12 @@
-"""Ordinary shuffled mini-batches, in an order that depends on the seed and the epoch alone."""
+"""Shuffled batches and random numbers, as functions of where training is.
+
+No state of a random generator is ever saved: whatever is drawn for a step depends on the seed, the
+epoch, the step and the process alone. A run that was interrupted continues as if it had not been.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +15,26 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from tricouple.data.images.sets import BatchedSet, loader
-from tricouple.training.seeds import derived_seed
+
+
+def derived_seed(seed: int, *place: int | str) -> int:
+    """A seed for one place in a run; unequal places give unrelated seeds.
+
+    Args:
+        seed: Of the run.
+        place: What the numbers are for, and where: a purpose, an epoch, a step, a rank.
+
+    Returns:
+        A whole number below 2⁶³, as ``torch.Generator.manual_seed`` takes it.
+
+    Example:
+        >>> derived_seed(0, "views", 3, 7) == derived_seed(0, "views", 3, 7)
+        True
+        >>> derived_seed(0, "views", 3, 7) == derived_seed(0, "views", 7, 3)
+        False
+    """
+    text = repr((seed, *place))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 class EpochOrder(Sampler[int]):

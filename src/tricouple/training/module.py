@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from tricouple.data.augment import Recipe, random_view
 from tricouple.files import CheckpointError
 from tricouple.relations import Identities, view_pairs
+from tricouple.training.batches import derived_seed
 from tricouple.training.byol import BYOL, momentum_at, predictor_head
-from tricouple.training.seeds import derived_seed
 
 
 class DivergenceError(FloatingPointError):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tricouple import geometry
-from tricouple.evaluation.knn import knn_accuracy
+from tricouple.evaluation.probe import knn_accuracy
 from tricouple.experiments.synthetic import train as training
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.grid import LINEAR, LOG_SIGMOID

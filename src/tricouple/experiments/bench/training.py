@@ -97,8 +97,8 @@ class ClipStep:
         from tricouple.conf.compose import configure
         from tricouple.conf.schema import Clip  # hydra, open_clip
         from tricouple.models.clip import build_clip
+        from tricouple.training.batches import derived_seed
         from tricouple.training.pairs import BothDirections
-        from tricouple.training.seeds import derived_seed
 
         settings = configure([f"model={self.model}"], Clip).model
         torch.manual_seed(derived_seed(self.seed, "weights"))

@@ -26,7 +26,7 @@ from torch import nn
 from tricouple.conf.compose import ConfigurationError, read_yaml, to_yaml
 from tricouple.conf.schema import RunConfig
 from tricouple.files import CheckpointError, load_tensors, save_tensors, write_text
-from tricouple.training.history import History, Row
+from tricouple.training.trainer import History, Row
 
 C = TypeVar("C", bound=RunConfig)
 

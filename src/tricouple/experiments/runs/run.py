@@ -35,12 +35,13 @@ from tricouple.experiments.runs.record import (
 )
 from tricouple.files import write_text
 from tricouple.provenance import collect_provenance, line_provenance
-from tricouple.training.batches import ShuffledBatches
-from tricouple.training.history import History, Measured, curves
+from tricouple.training.batches import ShuffledBatches, derived_seed
 from tricouple.training.module import DivergenceError, Training
-from tricouple.training.seeds import derived_seed
 from tricouple.training.trainer import (
+    History,
+    Measured,
     check_flags,
+    curves,
     make_trainer,
     quiet_lightning,
     train_to_the_end,

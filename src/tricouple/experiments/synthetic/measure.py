@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tricouple import geometry
-from tricouple.evaluation.knn import knn_accuracy
+from tricouple.evaluation.probe import knn_accuracy
 from tricouple.report.numbers import directions
 
 CURVES = (
