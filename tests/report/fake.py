@@ -102,11 +102,19 @@ def snapshot(record: dict, samples: int = 40) -> dict[str, np.ndarray]:
     }
 
 
+def write_folder(folder: Path, head: dict, records: list[dict]) -> Path:
+    """Write study.json and runs.jsonl."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "study.json").write_text(json.dumps(head), encoding="utf-8")
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "runs.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
 def write_study(
     folder: Path, records: list[dict], snapshots: bool = True, samples: int = 40, **head: object
 ) -> Path:
     """Write a study folder, with snapshots of the first seed at the first K."""
-    folder.mkdir(parents=True, exist_ok=True)
     study = {
         "kind": "synthetic",
         "name": "A made-up mixture",
@@ -114,9 +122,7 @@ def write_study(
         "provenance": {"date": "2030-01-02T03:04:05+00:00", "command": "tricouple demo --fast",
                        "commit": "0123abc", "versions": {"torch": "9.9"}},
     } | head  # fmt: skip
-    (folder / "study.json").write_text(json.dumps(study), encoding="utf-8")
-    lines = "".join(json.dumps(record) + "\n" for record in records)
-    (folder / "runs.jsonl").write_text(lines, encoding="utf-8")
+    write_folder(folder, study, records)
     if snapshots:
         (folder / "snapshots").mkdir(exist_ok=True)
         for record in records:

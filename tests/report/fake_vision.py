@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 
-from report.fake import noise
+from report.fake import noise, write_folder
 
 LOSSES = ("infonce", "invaspread", "iot", "pushpull", "neg_mmiot")
 SHARPNESS = (3.0, 10.0, 30.0, 100.0)
@@ -78,7 +77,6 @@ def runs(blocks: tuple[tuple[str, str], ...] = BLOCKS) -> list[dict]:
 
 def write_study(folder: Path, records: list[dict], **head: object) -> Path:
     """Write a study folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     study = {
         "kind": "vision",
         "name": "made-up images",
@@ -88,10 +86,7 @@ def write_study(folder: Path, records: list[dict], **head: object) -> Path:
         "provenance": {"command": "tricouple train --study made-up", "commit": "0123abc",
                        "versions": {"torch": "9.9"}},
     } | head  # fmt: skip
-    (folder / "study.json").write_text(json.dumps(study), encoding="utf-8")
-    lines = "".join(json.dumps(record) + "\n" for record in records)
-    (folder / "runs.jsonl").write_text(lines, encoding="utf-8")
-    return folder
+    return write_folder(folder, study, records)
 
 
 def write_run(folder: Path, record: dict, *, finished: bool = True) -> Path:

@@ -76,3 +76,14 @@ def rows(table: Element) -> list[list[str]]:
     return [
         [cell.text for cell in row.inside if cell.tag in ("th", "td")] for row in table.all("tr")
     ]
+
+
+def section(root: Element, name: str) -> Element:
+    """The section of a name, of the first article."""
+    (found,) = (s for s in root.all("section") if s.attributes["id"] == f"s1-{name}")
+    return found
+
+
+def names(root: Element) -> list[str]:
+    """The names of all sections of the first article."""
+    return [s.attributes["id"].removeprefix("s1-") for s in root.all("section")]

@@ -1,12 +1,12 @@
 """The page of image-text runs: tables beside the paper's, queries with marks, plans, verdicts."""
 
 import io
-import json
 
 import numpy as np
 import pytest
 
-from report.html_check import parse, rows
+from report.fake import write_folder
+from report.html_check import names, parse, rows, section
 from tricouple import cli
 from tricouple.report import clip
 from tricouple.report.chart import Chart, Line, Panel
@@ -43,11 +43,8 @@ def record(loss: str, seed: int, part: str = "final", c: float = 10.0) -> dict:
 
 
 def write_study(folder, records, plan=PLAN):
-    folder.mkdir(parents=True, exist_ok=True)
     head = {"kind": "clip", "name": "trial", "config": plan, "provenance": {"commit": "abc"}}
-    (folder / "study.json").write_text(json.dumps(head))
-    (folder / "runs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    return folder
+    return write_folder(folder, head, records)
 
 
 def whole():
@@ -88,14 +85,8 @@ def page(tmp_path_factory):
     return parse(write_report(folder).read_text(encoding="utf-8"))
 
 
-def section(page, name):
-    (found,) = (s for s in page.all("section") if s.attributes["id"] == f"s1-{name}")
-    return found
-
-
 def test_a_whole_study_has_every_section(page):
-    names = [s.attributes["id"].removeprefix("s1-") for s in page.all("section")]
-    assert names == [
+    assert names(page) == [
         "retrieval", "zero-shot", "matrices", "sharpness", "curves", "geometry", "provenance",
     ]  # fmt: skip
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from report import fake
-from report.html_check import parse
+from report.html_check import names, parse, section
 from tricouple.report.kinds import write_report
 
 
@@ -14,12 +14,7 @@ def page_of(folder, records, **options):
 
 
 def missing(root):
-    found = [s for s in root.all("section") if s.attributes["id"] == "s1-missing"]
-    return [item.text for section in found for item in section.all("li")]
-
-
-def sections(root):
-    return {section.attributes["id"].removeprefix("s1-") for section in root.all("section")}
+    return [item.text for item in section(root, "missing").all("li")]
 
 
 def diverged(method, **options):
@@ -40,13 +35,13 @@ def cut_short(method, **options):
 
 def test_a_whole_study_misses_nothing(page):
     root = parse(page)
-    assert not missing(root)
+    assert "missing" not in names(root)
     assert not root.all("p", "warning")[1:]  # the one without JavaScript
 
 
 def test_no_run_at_all(tmp_path):
     root = page_of(tmp_path, [], snapshots=False)
-    assert sections(root) == {"missing", "provenance"}
+    assert set(names(root)) == {"missing", "provenance"}
     assert missing(root) == ["No run has been recorded yet."]
     assert "nothing can be said yet" in root.text
     assert not root.all("script")
@@ -54,7 +49,7 @@ def test_no_run_at_all(tmp_path):
 
 def test_no_snapshots_and_no_maps(tmp_path):
     root = page_of(tmp_path, [fake.run("iot"), fake.run("byol")], snapshots=False)
-    assert not sections(root) & {"tsne", "circle", "movie", "maps"}
+    assert not set(names(root)) & {"tsne", "circle", "movie", "maps"}
     assert missing(root) == [
         "There are no snapshots: no pictures of the embeddings.",
         "No setting was swept: no maps.",
@@ -65,14 +60,14 @@ def test_no_snapshots_and_no_maps(tmp_path):
 def test_maps_alone(tmp_path):
     records = [fake.run("iot", part="maps/dim", dim=dim) for dim in (2, 4)]
     root = page_of(tmp_path, records)
-    assert sections(root) == {"maps", "missing", "provenance"}
+    assert set(names(root)) == {"maps", "missing", "provenance"}
     assert "There is no run of the main part: no curves, spectra or tables." in missing(root)
 
 
 def test_an_unfinished_run_is_drawn_but_gives_no_result(tmp_path):
     root = page_of(tmp_path, [cut_short("iot"), cut_short("byol")], snapshots=False)
-    assert "curves" in sections(root)
-    assert "finals" not in sections(root)
+    assert "curves" in set(names(root))
+    assert "finals" not in set(names(root))
     assert "2 of 2 runs did not finish" in " ".join(missing(root))
     assert "nothing can be said yet" in root.text
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from report import fake_vision as fake
-from report.html_check import parse, rows
+from report.html_check import names, parse, rows, section
 from tricouple import cli
 from tricouple.report import vision
 from tricouple.report.draw_plotly import drawing
@@ -31,15 +31,6 @@ def root(study):
 def page_of(folder, records, **head):
     fake.write_study(folder, records, **head)
     return parse(write_report(folder).read_text(encoding="utf-8"))
-
-
-def section(root, name):
-    (found,) = (s for s in root.all("section") if s.attributes["id"] == f"s1-{name}")
-    return found
-
-
-def names(root):
-    return [s.attributes["id"].removeprefix("s1-") for s in root.all("section")]
 
 
 def test_a_whole_study_has_every_section_and_misses_nothing(root):

@@ -31,12 +31,11 @@ from tricouple.report.curves import (
 from tricouple.report.draw_matplotlib import png
 from tricouple.report.groups import FINAL, SHARPNESS, Group, Needs, gaps, group, steps_of
 from tricouple.report.numbers import MeanStd, listing, mean_std, number, percent, plain
-from tricouple.report.page import Article, Section, asset, chart_html, items, paragraph
+from tricouple.report.page import Article, Section, asset, chart_html, paragraph
 from tricouple.report.read import Study, StudyError
 from tricouple.report.sentences import LEVEL, best
 from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
 
-TITLE = "Image and text"
 NEEDS: Needs = {"loss": str, "sharpness": (int, float), "seed": int}
 LEAD = (
     "An image and a text encoder trained on captions with contrastive losses, then asked to find "
@@ -79,7 +78,6 @@ REASONS = {
 def article(study: Study) -> Article:
     """Return everything the page says about a study, or about a single run."""
     groups = finals(study)
-    missing = gaps(study, groups)
     sections = []
     if groups:
         paper = len(groups) > 1
@@ -96,14 +94,12 @@ def article(study: Study) -> Article:
     if groups:
         geometry = paragraph(MODALITIES) + to_html(_geometry(groups))
         sections.append(Section("geometry", "How the modalities share the sphere", geometry))
-    if missing:
-        sections.append(Section("missing", "What is missing", items(missing)))
     return Article(
-        title=f"{TITLE}: {study.name}",
+        title=f"Image and text: {study.name}",
         lead=f"{LEAD} Trained on {where(study)}.",
         sections=sections,
-        found=headline(groups) or ["No final run has finished: nothing can be said yet."],
-        missing=missing,
+        found=headline(groups),
+        missing=gaps(study, groups),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.table import Table as RichTable
@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from tricouple.files import write_atomically
 from tricouple.report import clip, page, synthetic, vision
 from tricouple.report.numbers import duration
-from tricouple.report.page import Article, Section, provenance_section
+from tricouple.report.page import Article, Section, items, provenance_section
 from tricouple.report.read import Study, StudyError, read_study
 
 
@@ -20,15 +20,14 @@ class Kind:
     """What can be shown of a kind of study.
 
     Attributes:
-        article: Its part of a page.
+        article: Its part of a page; what is missing and where numbers come from are added to it.
         files: What the documentation shows, by file name; None where there is no data for it.
         terminal: What is printed beside the page.
-        names: Of the files.
     """
 
     article: Callable[[Study], Article]
     files: Callable[[Study], Mapping[str, bytes | None]]
-    terminal: Callable[[Study], Sequence[RichTable | str]] = lambda study: ()
+    terminal: Callable[[Study], Sequence[RichTable | str]]
 
 
 # A new kind is a module and a row here.
@@ -77,7 +76,15 @@ def write_page(studies: Sequence[Study], out: Path) -> Path:
 
 def article(study: Study) -> Article:
     """Return everything the page says about a study, and where its numbers come from."""
-    return KINDS[study.kind].article(study).ending(_provenance(study))
+    own = KINDS[study.kind].article(study)
+    sections = list(own.sections)
+    if absent := [*own.missing, *own.left_out]:
+        sections.append(Section("missing", "What is missing", items(absent)))
+    return replace(
+        own,
+        found=own.found or ["No run has finished: nothing can be said yet."],
+        sections=[*sections, _provenance(study)],
+    )
 
 
 def write_files(study: Study, folder: Path) -> list[Path]:

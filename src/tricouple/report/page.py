@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -66,7 +66,8 @@ class Article:
         lead: What it is about, a sentence or two.
         sections: Its parts.
         found: What was found, a sentence each, in a box on top.
-        missing: What is not there; the first of them is a warning on top.
+        missing: What makes it incomplete, a sentence each; the first is a warning on top.
+        left_out: What it never meant to have, a sentence each.
         choices: What the reader can choose to see in the charts.
     """
 
@@ -75,11 +76,8 @@ class Article:
     sections: Sequence[Section]
     found: Sequence[str] = ()
     missing: Sequence[str] = ()
+    left_out: Sequence[str] = ()
     choices: Sequence[Choices] = ()
-
-    def ending(self, last: Section) -> Article:
-        """Return the same with one more section."""
-        return replace(self, sections=[*self.sections, last])
 
 
 def write_page(articles: Iterable[Article], out: Path) -> Path:

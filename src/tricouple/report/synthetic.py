@@ -53,7 +53,6 @@ from tricouple.report.sweeps import (
 )
 from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
 
-TITLE = "Synthetic study"
 LEAD = (
     "Encoders trained on a mixture of Gaussians, with each loss under the same conditions. The "
     "question is the paper's: do negatives make the classes collapse to the simplex ETF, K "
@@ -88,7 +87,6 @@ def article(study: Study) -> Article:
     swept = read_sweeps(study)
     findings = check_claims(groups)
     pictures = embeddings.read_pictures(study, groups, choice)
-    missing = gaps(study, groups, everywhere=True)
     charts = [
         curves_chart(groups),
         spectra_chart(groups),
@@ -109,18 +107,15 @@ def article(study: Study) -> Article:
     if study.verdicts:
         told = [f"{verdict(v).sign} {verdict(v).word}: {t}." for v, t in study.verdicts.items()]
         sections.append(Section("verdicts", "What the verdicts mean", items(told)))
-    absent = [*missing, *(_left_out(study, swept) if study.runs else ())]
-    if absent:
-        sections.append(Section("missing", "What is missing", items(absent)))
-    found = headline(groups, findings, swept)
     classes = sorted({own.config["n_classes"] for own in groups})
     used = {own.config.get("shaping") for own in groups}
     return Article(
-        title=f"{TITLE}: {study.name}",
+        title=f"Synthetic study: {study.name}",
         lead=LEAD,
         sections=sections,
-        found=found or ["No run of the main part has finished: nothing can be said yet."],
-        missing=missing,
+        found=headline(groups, findings, swept),
+        missing=gaps(study, groups, everywhere=True),
+        left_out=list(_left_out(study, swept)) if study.runs else [],
         choices=(
             Choices("n_classes", "Classes K", {str(k): str(k) for k in classes}),
             Choices("shaping", "Cost ψ", {k: v for k, v in SHAPINGS.items() if k in used}),

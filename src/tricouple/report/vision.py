@@ -44,7 +44,7 @@ from tricouple.report.groups import (
     steps_of,
 )
 from tricouple.report.numbers import MeanStd, listing, number, percent, plain
-from tricouple.report.page import Article, Choices, Section, asset, chart_html, items, paragraph
+from tricouple.report.page import Article, Choices, Section, asset, chart_html, paragraph
 from tricouple.report.read import Study
 from tricouple.report.sentences import LEVEL, best, one_seed
 from tricouple.report.tables import (
@@ -57,7 +57,6 @@ from tricouple.report.tables import (
     to_terminal,
 )
 
-TITLE = "Vision study"
 NEEDS = {"setting": str, "data": str, "backbone": str, "loss": str, "seed": int}
 LEAD = (
     "Image encoders trained with contrastive losses, with labels (SCL: positives share a class) "
@@ -111,7 +110,6 @@ def article(study: Study) -> Article:
     """Return everything the page says about one study."""
     groups = final_groups(study)
     lines = sharpness_lines(study)
-    missing = missing_from(study, groups)
     sections = []
     tables = [table for features in FEATURES for table in accuracy_tables(groups, features)]
     if tables:
@@ -122,15 +120,13 @@ def article(study: Study) -> Article:
     geometry = [to_html(_geometry(at(groups, p))) for p in places_of(_done(groups))]
     if geometry:
         sections.append(Section("geometry", "Geometry of the embeddings", "\n".join(geometry)))
-    if missing:
-        sections.append(Section("missing", "What is missing", items(missing)))
     over_c, during = (bool(chart.panels) for chart in charts)
     return Article(
-        title=f"{TITLE}: {study.name}",
+        title=f"Vision study: {study.name}",
         lead=LEAD,
         sections=sections,
-        found=headline(groups, lines) or ["No run has finished: nothing can be said yet."],
-        missing=missing,
+        found=headline(groups, lines),
+        missing=missing_from(study, groups),
         choices=(
             Choices("measure", "Accuracy", ACCURACIES if over_c else {}),
             Choices("block", "Curves of", {p: p for p in places_of(groups)} if during else {}),
