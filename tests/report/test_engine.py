@@ -11,9 +11,17 @@ from report.html_check import parse
 from tricouple.report.chart import Axis, Chart, Cloud, Grid, Line, Panel, shown_values
 from tricouple.report.draw_matplotlib import picture, png
 from tricouple.report.draw_plotly import drawing
+from tricouple.report.numbers import MeanStd
 from tricouple.report.page import Article, Section, chart_html, page, provenance_section
 from tricouple.report.palette import DASHES, SYMBOLS, numbered, style
-from tricouple.report.tables import Table, to_html, to_markdown, to_terminal
+from tricouple.report.tables import (
+    Column,
+    Table,
+    measured_table,
+    to_html,
+    to_markdown,
+    to_terminal,
+)
 
 EVIL = "[/b] <img src=x> | [red]"
 TABLE = Table(
@@ -58,6 +66,14 @@ def test_html_and_markdown_escape_and_stress():
     assert "both: b" in text
     lines = [line.replace(r"\|", "") for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in lines} == {4}
+
+
+def test_columns_of_measurements_are_written_with_the_best_in_bold():
+    column = Column("a < b", [MeanStd(2.0, 0.5, 3), MeanStd(1.0)], abs)
+    table = measured_table("caption", ("loss", "c"), [("x", "1"), ("y", "10")], [column])
+    assert table.head == ("loss", "c", "a < b")
+    assert table.rows == [("x", "1", "2.00 ± 0.50"), ("y", "10", "1.00")]
+    assert table.bold == {(1, 2)}
 
 
 def chart(**axis) -> Chart:

@@ -15,7 +15,7 @@ from tricouple.report.read import read_study
 from tricouple.report.sentences import beyond_spread, holm, welch
 from tricouple.report.sweeps import read_sweeps
 from tricouple.report.synthetic import headline, main_groups
-from tricouple.report.tables import Column, best_rows, measured_table, to_html
+from tricouple.report.tables import Column, best_rows
 
 
 def finals(root, n_classes):
@@ -71,16 +71,6 @@ def test_equal_values_share_the_bold_and_missing_ones_get_none():
     assert best_rows(Column("error", values, abs)) == [1, 3]
     assert best_rows(Column("rank", values)) == []
     assert best_rows(Column("error", values[2:3], abs)) == []
-
-
-def test_a_generic_table_escapes_and_stresses():
-    column = Column("a < b", [MeanStd(2.0, 0.5, 3), MeanStd(1.0, math.nan, 1)], abs)
-    text = to_html(measured_table("c & d", ("e",), [("<f>",), ("g",)], [column]))
-    assert "<caption>c &amp; d</caption>" in text
-    assert "a &lt; b" in text
-    assert "&lt;f&gt;" in text
-    assert "<td>2.00 ± 0.50</td>" in text
-    assert "<td><strong>1.00</strong></td>" in text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""The report: a study folder in, one self-contained HTML page or the README's pictures out.
+"""The report: result files in; one self-contained HTML page, pictures, Markdown or a terminal out.
 
-It reads result files alone and knows nothing of the code that wrote them:
-``read`` (files → runs) → a package for the kind of study (runs → figures, tables and sentences) →
-``frame`` (one page). ``page.KINDS`` lists the kinds.
+It reads result files alone and knows nothing of the code that wrote them. Anybody can use its
+engine: ``tables``, ``chart`` (data) → ``draw_plotly``, ``draw_matplotlib``; ``page``. A study goes
+``read`` (files → runs) → ``groups`` (runs that differ in their seed) → a specification for its kind
+(``synthetic``, ``vision``, ``clip``: which tables, charts and ``sentences``) → ``kinds``.
 """
