@@ -61,18 +61,18 @@ def verdicts(own: Group) -> Counter[str]:
     return Counter(run.verdict for run in own.runs if run.verdict is not None)
 
 
-def majority(counts: Counter[str]) -> str:
-    """Write the verdict of most seeds, and of how many if they disagree.
+def majority(counts: Counter[str], *, words: bool = True) -> str:
+    """Write the verdict of most seeds, in words or as a sign; of how many if they disagree.
 
     Example:
-        >>> majority(Counter({"etf": 2, "rich": 1})), majority(Counter())
-        ('★ ETF 2/3', '–')
+        >>> majority(Counter({"etf": 2, "rich": 1})), majority(Counter({"etf": 1}), words=False)
+        ('★ ETF 2/3', '★')
     """
     if not counts:
         return "–"
     name, count = counts.most_common(1)[0]
     shown, total = verdict(name), counts.total()
-    return f"{shown.sign} {shown.word}" + ("" if count == total else f" {count}/{total}")
+    return shown.sign + f" {shown.word}" * words + ("" if count == total else f" {count}/{total}")
 
 
 @dataclass(frozen=True)
@@ -204,14 +204,14 @@ def _when(own: Group, sweep: Sweep) -> Choice:
     return {key: value for key, value in choice(own).items() if several[key]}
 
 
-def verdict_table(sweep: Sweep) -> Table:
-    """The strip of verdicts, a row for each method, a column for each value."""
+def verdict_table(sweep: Sweep, *, words: bool = True) -> Table:
+    """The strip of verdicts or their signs, a row for each method, a column for each value."""
     rows, kinds = [], {}
     for row, line in enumerate(sweep.lines):
         counts = [verdicts(line[v]) if v in line else Counter() for v in sweep.values]
         cs = list(dict.fromkeys(own.c for own in line.values()))
         c = cs[0] if len(cs) == 1 else f"{cs[0]} to {cs[-1]}"
-        rows.append((sweep.name(line), c, *map(majority, counts)))
+        rows.append((sweep.name(line), c, *(majority(cell, words=words) for cell in counts)))
         for column, cell in enumerate(counts, 2):
             if cell:
                 kinds[row, column] = f"verdict {verdict(cell.most_common(1)[0][0]).hue}"

@@ -151,7 +151,8 @@ def terminal(study: Study) -> list[RichTable | str]:
     if any(own.finished for own in groups):
         claims = claims_table(check_claims(groups))
         tables.append(claims.narrow("the paper says", "here", "comparisons for it", "factor"))
-    tables += [verdict_table(sweep).narrow() for sweep in read_sweeps(study) if sweep.judged()]
+    swept = [sweep for sweep in read_sweeps(study) if sweep.judged()]
+    tables += [verdict_table(sweep, words=False).narrow() for sweep in swept]
     given = {run.verdict for run in study.runs}
     meanings = [
         f"{verdict(name).sign} {verdict(name).word}: {text}."

@@ -204,7 +204,7 @@ def to_terminal(table: Table) -> RichTable:
     )
     for column, (above, title) in enumerate(zip(table.over, table.head, strict=True)):
         if column < table.words:
-            shown.add_column(Text(title))
+            shown.add_column(Text(title), overflow="fold")
         else:
             width = max((len(row[column]) for row in table.rows), default=0)
             heading = f"{above}\n{title}" if len(about) > 1 else title
