@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from torch import Tensor
 from torch.nn.functional import normalize
 
 from tricouple import geometry
@@ -23,20 +22,14 @@ from tricouple.experiments.verify.convexity import (
     random_gram,
     violation,
 )
-from tricouple.experiments.verify.coupling import (
-    SHAPINGS,
-    divergence_by_envelope,
-    triplet_cost,
-    triplet_target,
-)
+from tricouple.experiments.verify.coupling import SHAPINGS, by_name
 from tricouple.experiments.verify.descent import descend_from_random, gaps, loss_at_etf, reached
 from tricouple.experiments.verify.frames import SHARPNESS, STARTS, optimal_loss
 from tricouple.experiments.verify.results import Finding, Row, chart, worst, worst_of
-from tricouple.experiments.verify.setting import Criterion, Setting
+from tricouple.experiments.verify.setting import Setting
 from tricouple.experiments.verify.stationarity import relative_gradient, tangential_gradient
 from tricouple.experiments.verify.two_distance import loss_at
 from tricouple.report.chart import Line
-from tricouple.shaping import Shaping
 
 LOW_CLASSES, LOW_PER_CLASS = 10, 3
 LOW_DIMS = (2, 3, 5, 7, 8, 9, 12)
@@ -95,16 +88,6 @@ def low_dimension(setting: Setting) -> Finding:
     return Finding(residual, rows, figure)
 
 
-def shaped_criterion(shaping: Shaping) -> Criterion:
-    """Neg-MMIOT with any ψ, dense; its gradient is exact for balanced classes."""
-
-    def criterion(embeddings: Tensor, labels: Tensor) -> Tensor:
-        cost = triplet_cost(gram(embeddings), shaping)
-        return divergence_by_envelope(cost, 1 / SHARPNESS, triplet_target(labels))
-
-    return criterion
-
-
 def other_shapings(setting: Setting) -> Finding:
     """Whether descent ends at the ETF for ψ that are not affine: open in the paper."""
     generator = setting.generator("other-shapings")
@@ -112,8 +95,11 @@ def other_shapings(setting: Setting) -> Finding:
     series: list[Line] = []
     for n_classes, dim, per_class in ((3, 2, 3), (4, 5, 2)):
         labels = balanced_labels(n_classes, per_class)
-        for name, shaping in SHAPINGS.items():
-            criterion = shaped_criterion(shaping)
+        for name in SHAPINGS:
+            # The envelope is exact for balanced classes, and cheap.
+            criterion = setting.losses.triplets(
+                SHARPNESS, shaping=by_name(name), gradient="envelope"
+            )
             ends = descend_from_random(criterion, labels, dim, generator, STARTS, iterations=100)
             optimum = loss_at_etf(criterion, labels)
             rows.append(

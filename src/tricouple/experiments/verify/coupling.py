@@ -77,11 +77,7 @@ def uniform_marginals(cost: Tensor) -> list[Tensor]:
 
 
 def solve(
-    cost: Tensor,
-    epsilon: float,
-    imposed: Sequence[Tensor],
-    tolerance: float = TOLERANCE,
-    allowed: Tensor | None = None,
+    cost: Tensor, epsilon: float, imposed: Sequence[Tensor], allowed: Tensor | None = None
 ) -> Tensor:
     """The logarithm of P^C, by Sinkhorn sweeps that autograd can follow.
 
@@ -89,7 +85,6 @@ def solve(
         cost: C, finite, with two or three axes of length N.
         epsilon: ε.
         imposed: A marginal for each axis, positive.
-        tolerance: Marginal error (L1) at which the sweeps stop.
         allowed: Where the plan may have mass; where no index repeats if None.
 
     Returns:
@@ -122,7 +117,7 @@ def solve(
             ratio = (scalings[axis] - scaling).detach().exp()
             error = worst((error, float((mass * (ratio - 1).abs()).sum())))
             scalings[axis] = scaling
-        if error < tolerance:
+        if error < TOLERANCE:
             return plan()
     raise ValueError(f"no convergence in {SWEEPS} sweeps (error {error:.1e}): use a larger epsilon")
 
@@ -140,16 +135,6 @@ def divergence(
     """
     log_plan = solve(cost, epsilon, uniform_marginals(cost) if imposed is None else imposed)
     return kl(target, log_plan)
-
-
-def divergence_by_envelope(cost: Tensor, epsilon: float, target: Tensor) -> Tensor:
-    """g(C) with the gradient (P̃ − P)/ε, which is exact for balanced classes and much cheaper.
-
-    Made for descents: they pass through costs at which the last digits would take many sweeps.
-    """
-    log_plan = solve(cost.detach(), epsilon, uniform_marginals(cost), tolerance=1e-9)
-    slope = (target - log_plan.exp()) / epsilon
-    return kl(target, log_plan) + (slope * (cost - cost.detach())).sum()
 
 
 def kl(target: Tensor, log_plan: Tensor) -> Tensor:
