@@ -15,6 +15,7 @@ from tricouple import cli
 from tricouple.experiments.bench import command, contenders, measure, memory, targets
 from tricouple.experiments.bench.contenders import BY_NAME, CONTENDERS, LOSS
 from tricouple.experiments.bench.measure import (
+    QUICK,
     Effort,
     Measurement,
     Report,
@@ -22,7 +23,7 @@ from tricouple.experiments.bench.measure import (
     time_together,
 )
 from tricouple.experiments.bench.problem import Problem, make_batch
-from tricouple.experiments.bench.training import LOSSES, ClipStep, VisionStep, training_steps
+from tricouple.experiments.bench.training import LOSSES, QUICK_STEPS, VisionStep, training_steps
 
 ROOT = Path(__file__).parents[1]
 PROBLEM = Problem(dim=16, classes=4)
@@ -167,7 +168,7 @@ def test_failure_in_the_memory_process_is_reported():
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("setup", [TINY, ClipStep.quick()], ids=["vision", "clip"])
+@pytest.mark.parametrize("setup", [TINY, QUICK_STEPS["clip"]], ids=["vision", "clip"])
 def test_a_step_with_any_loss_trains_every_encoder(setup, loss, monkeypatch):
     given = []
     for name in ("Adam", "AdamW"):
@@ -184,7 +185,7 @@ def test_a_step_with_any_loss_trains_every_encoder(setup, loss, monkeypatch):
     assert sum(changed) > 0.9 * len(changed)  # a bias before a normalisation has no gradient
 
 
-@pytest.mark.parametrize("setup", [TINY, ClipStep.quick()], ids=["vision", "clip"])
+@pytest.mark.parametrize("setup", [TINY, QUICK_STEPS["clip"]], ids=["vision", "clip"])
 def test_steps_are_timed_survive_json_and_are_compared_with_the_baseline(setup):
     report = Report(setup, measure_steps(setup), FACTS)
     assert Report.from_json(report.to_json()) == report
@@ -375,7 +376,7 @@ def test_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch):
 
 def test_missing_peer_is_a_row_and_not_a_crash(monkeypatch):
     monkeypatch.setattr(contenders, "find_spec", lambda package: None)
-    effort = replace(Effort.quick(), sizes=(16,))
+    effort = replace(QUICK, sizes=(16,))
     rows = {row.contender: row for row in measure.measure(effort, PROBLEM)}
     assert rows["NegMMIOT"].seconds > 0
     for name in ("SupConLoss (PML)", "MMSinkhorn unrolled (OTT-JAX)", "sinkhorn (POT)"):
@@ -389,7 +390,7 @@ def test_contender_that_fails_at_one_size_is_noted(monkeypatch):
 
     failing = contenders.Contender("fails", LOSS, prepare)
     monkeypatch.setattr(measure, "CONTENDERS", (BY_NAME["NegMMIOT"], failing))
-    effort = replace(Effort.quick(), sizes=(16,))
+    effort = replace(QUICK, sizes=(16,))
     ours, other = measure.measure(effort, PROBLEM)
     assert ours.seconds > 0
     assert other.note == "failed: out of everything"

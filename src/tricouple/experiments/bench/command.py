@@ -14,9 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tricouple.experiments.bench import targets
 from tricouple.experiments.bench.contenders import CONTENDERS
-from tricouple.experiments.bench.measure import Effort, Report, measure, measure_steps
+from tricouple.experiments.bench.measure import QUICK, Effort, Report, measure, measure_steps
 from tricouple.experiments.bench.problem import Problem
-from tricouple.experiments.bench.training import AnyStep, ClipStep, VisionStep
+from tricouple.experiments.bench.training import QUICK_STEPS, STEPS
 from tricouple.files import write_text
 from tricouple.options import CommandError, at_least, batch_sizes, require_writable
 from tricouple.provenance import collect_provenance
@@ -74,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--training-step",
         nargs="?",
         const="vision",
-        choices=("vision", "clip"),
+        choices=tuple(STEPS),
         help="instead: whole training steps, of a ResNet-18 or of a small CLIP, loss beside loss",
     )
     add("--seed", type=int, default=problem.seed, help="seed of the random batches")
@@ -112,8 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 def measure_training(args: argparse.Namespace, console: Console) -> Report:
     """Time whole training steps."""
-    kind: type[AnyStep] = {"vision": VisionStep, "clip": ClipStep}[args.training_step]
-    setup = kind.quick() if args.quick else kind()
+    setup = (QUICK_STEPS if args.quick else STEPS)[args.training_step]
     setup = replace(setup, seed=args.seed, rounds=args.rounds or setup.rounds)
     provenance = circumstances(console)
     with console.status("") as status:
@@ -128,7 +127,7 @@ def measure_losses(args: argparse.Namespace, console: Console) -> Report:
 
     The file is written after every measurement: an interrupted run keeps what it has.
     """
-    usual = Effort.quick() if args.quick else Effort()
+    usual = QUICK if args.quick else Effort()
     effort = replace(
         usual,
         sizes=args.sizes or usual.sizes,

@@ -48,11 +48,6 @@ class Effort:
     memory: bool = True
     only: tuple[str, ...] = ()  # patterns of names; none for all
 
-    @classmethod
-    def quick(cls) -> Effort:
-        """A run of seconds that exercises everything but the memory processes."""
-        return cls(sizes=(32, 64), rounds=2, seconds_per_round=0.02, memory=False)
-
     def meets(self, contender: Contender, size: int) -> bool:
         """Whether this contender runs at this size."""
         if self.only and not any(fnmatch(contender.name, pattern) for pattern in self.only):
@@ -64,6 +59,10 @@ class Effort:
         """Whether this contender's memory is measured at this size."""
         large_enough = contender.cubic or size >= SMALLEST_WEIGHED
         return self.memory and self.meets(contender, size) and large_enough
+
+
+# A run of seconds that exercises everything but the memory processes.
+QUICK = Effort(sizes=(32, 64), rounds=2, seconds_per_round=0.02, memory=False)
 
 
 @dataclass(frozen=True)
@@ -167,11 +166,9 @@ class Report:
             if "plan" in content:
                 plan = content["plan"]
                 problem = (ClipStep if "model" in plan else VisionStep)(**plan)
-                size, rounds = problem.batch_size, problem.rounds
+                of = (TRAINING_STEP, problem.batch_size)
                 found = [
-                    Measurement(
-                        row["loss"], TRAINING_STEP, size, row["best"], row["median"], rounds
-                    )
+                    Measurement(row["loss"], *of, row["best"], row["median"], problem.rounds)
                     for row in content["times"]
                 ]
             else:

@@ -47,11 +47,6 @@ class VisionStep:
     rounds: int = 15
     seed: int = 0
 
-    @classmethod
-    def quick(cls) -> VisionStep:
-        """A run of seconds."""
-        return cls(batch_size=32, image_size=16, rounds=2)
-
     def __str__(self) -> str:
         return f"{self.backbone} step of {self.batch_size}"
 
@@ -83,11 +78,6 @@ class ClipStep:
     batch_size: int = 64
     rounds: int = 60
     seed: int = 0
-
-    @classmethod
-    def quick(cls) -> ClipStep:
-        """A run of seconds."""
-        return cls(model="tiny", batch_size=16, rounds=2)
 
     def __str__(self) -> str:
         return f"CLIP ({self.model}) step of {self.batch_size}"
@@ -122,6 +112,12 @@ class ClipStep:
 
 
 AnyStep: TypeAlias = VisionStep | ClipStep
+
+STEPS: dict[str, AnyStep] = {"vision": VisionStep(), "clip": ClipStep()}
+QUICK_STEPS: dict[str, AnyStep] = {  # of seconds
+    "vision": VisionStep(batch_size=32, image_size=16, rounds=2),
+    "clip": ClipStep(model="tiny", batch_size=16, rounds=2),
+}
 
 
 def training_steps(setup: AnyStep) -> dict[str, Callable[[], None]]:
