@@ -1,0 +1,73 @@
+"""A new loss takes one file, one line in the table of names and one configuration."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tricouple
+
+LOSS = '''
+"""Spread: mean cosine of negatives minus that of positives."""
+
+from torch import Tensor
+
+from tricouple.losses.base import ContrastiveLoss
+from tricouple.losses.batch import Batch
+
+
+class Spread(ContrastiveLoss):
+    """The mean similarity of a triplet's negative minus that of its positive, over τ."""
+
+    def __init__(self, temperature: float = 0.1, *, empty: str = "raise") -> None:
+        super().__init__(empty=empty)
+        self.temperature = temperature
+
+    def compute(self, batch: Batch) -> Tensor:
+        """−⟨P̃¹² − P̃¹³, s⟩/τ."""
+        return -1 / self.temperature * batch.inner(batch.relation.triplets().contrast)
+'''
+LINE = '    "spread": LossName("Spread", "tricouple.losses.spread.Spread"),\n'
+CONFIG = """
+name: spread
+_target_: tricouple.losses.spread.Spread
+sharpness: 4
+temperature: ${reciprocal:${.sharpness}}
+empty: zero
+"""
+
+
+@pytest.mark.slow
+def test_a_file_a_line_and_a_configuration_make_a_loss_that_trains_and_is_reported(tmp_path):
+    package = tmp_path / "tricouple"
+    shutil.copytree(Path(tricouple.__file__).parent, package)
+    (package / "losses/spread.py").write_text(LOSS)
+    (package / "conf/loss/spread.yaml").write_text(CONFIG)
+    table = (package / "names.py").read_text()
+    first = table.index("LOSSES = {\n") + len("LOSSES = {\n")
+    (package / "names.py").write_text(table[:first] + LINE + table[first:])
+
+    def tricouple_says(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "tricouple.cli", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    tricouple_says(
+        "train", "data=digits", "setting=scl", "loss=spread", "scale=smoke", "training.epochs=1",
+        "data.train_size=200",
+    )  # fmt: skip
+    (run,) = (tmp_path / "runs").glob("digits-scl-spread-c4-*")
+    record = json.loads((run / "runs.jsonl").read_text().splitlines()[-1])
+    assert record["status"] == "done"
+    assert (record["config"]["loss"], record["config"]["sharpness"]) == ("spread", 4)
+    assert "Spread" in tricouple_says("report", "runs")
