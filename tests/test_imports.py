@@ -80,6 +80,48 @@ def test_arrows_go_one_way(part):
         assert known & EXPERIMENTS <= ARROWS[part] | SHARED | {part}, path
 
 
+def parts_imported_by(*parts: str) -> dict[str, set[str]]:
+    """Which other parts of the package the files of some parts import, by file."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE)
+        own = name.with_suffix("").parts[0]
+        if own in parts:
+            ours = (n for n in imported_names(path) if n.startswith("tricouple."))
+            found[str(name)] = {n.split(".")[1] for n in ours} - {own}
+    assert found
+    return found
+
+
+def test_the_report_reads_files_and_imports_no_other_part():
+    utilities = {"files", "names", "options"}
+    imported = parts_imported_by("report")
+    assert {name: rest for name, parts in imported.items() if (rest := parts - utilities)} == {}
+
+
+def test_no_part_of_the_package_is_in_a_cycle():
+    parts = {path.stem for path in PACKAGE.iterdir() if path.suffix in ("", ".py")} - {"__init__"}
+    graph = {
+        part: set().union(*parts_imported_by(part).values()) & parts
+        for part in parts
+        if (PACKAGE / f"{part}.py").exists() or any((PACKAGE / part).glob("*.py"))
+    }
+    while leaves := {part for part, imported in graph.items() if not imported}:
+        graph = {part: rest - leaves for part, rest in graph.items() if part not in leaves}
+    assert graph == {}
+
+
+def test_only_the_quadrature_looks_into_the_engine_room_from_outside():
+    room = "tricouple.ot.sweeps"
+    outside = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if PACKAGE / "ot" not in path.parents
+        and any(name.startswith(room) for name in imported_names(path))
+    }
+    assert outside == {"experiments/verify/quadrature.py"}
+
+
 def test_core_was_found():
     names = {str(path.relative_to(PACKAGE)) for path in CORE}
     assert {"geometry.py", "ot/pairwise.py", "losses/neg_mmiot.py"} <= names

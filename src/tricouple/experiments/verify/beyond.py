@@ -135,15 +135,23 @@ def sharpness(setting: Setting) -> Finding:
     """How close descent comes to the ETF within a fixed number of steps, against c."""
     labels = balanced_labels(5, 4)
     deviations: dict[str, list[float]] = {}
+    of_means: list[Row] = []
     for value in SHARPNESSES:
+        of_means.append({"c": value, "measure": "mean, of class means (NC2)"})
         for name, criterion in setting.losses.at_sharpness(value).items():
             generator = setting.generator("sharpness")  # the same start for all
             (end,) = descend_from_random(criterion, labels, 8, generator, 1, SHARPNESS_STEPS)
             deviations.setdefault(name, []).append(end.deviation)
-    rows: tuple[Row, ...] = tuple(
-        {"c": value, **{name: line[index] for name, line in deviations.items()}}
+            of_means[-1][name] = end.collapse.nc2_deviation
+    largest: list[Row] = [
+        {
+            "c": value,
+            "measure": "largest, of samples",
+            **{name: line[index] for name, line in deviations.items()},
+        }
         for index, value in enumerate(SHARPNESSES)
-    )
+    ]
+    rows = (*largest, *of_means)
     figure = chart(
         f"Distance from the ETF after at most {SHARPNESS_STEPS} steps, K = 5, d = 8",
         "sharpness c",

@@ -146,6 +146,10 @@ STATEMENTS = (
         NOT, DEVIATION, None, OBSERVATION, unbalanced.unbalanced_frames,
     ),
     Statement(
+        "unbalanced-classes", "which directions the class means keep at ten to one, against K",
+        NOT, DEVIATION, unbalanced.unbalanced_classes,
+    ),
+    Statement(
         "quadrature-kernel",
         "the log-sigmoid kernel by quadrature has the relative error that was asked for",
         NOT, "largest error in units of the tolerance", 1.0, ACCURACY, quadrature.kernel,
