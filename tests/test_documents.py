@@ -312,6 +312,122 @@ def test_clip_findings():
     check("docs/clip.md", "## What the study found", clip_claims())
 
 
+# Synthetic ---------------------------------------------------------------------------------------
+
+LINEAR = ["neg_mmiot", "pushpull"]
+
+
+def synthetic(part: str, method: str, shaping: str | None = None, **settings: object) -> list[dict]:
+    """The last records of a part's runs of a method; ψ is linear where there is one."""
+    psi = shaping or ("linear" if method in LINEAR else None)
+    wanted = {"method": method, "shaping": psi, **settings}
+    runs = {run["id"]: run for run in records("synthetic") if run["part"] == part}
+    return [run for run in runs.values() if wanted.items() <= run["config"].items()]
+
+
+def nc2(runs: list[dict]) -> list[float]:
+    return [run["curves"]["nc2_deviation"][-1] for run in runs]
+
+
+def at_k(method: str, n_classes: int, quantity: str = "nc2_deviation", **settings: object) -> float:
+    runs = synthetic("main", method, n_classes=n_classes, **settings)
+    assert len(runs) == 3
+    return mean(run["curves"][quantity][-1] for run in runs)
+
+
+def along(axis: str, method: str, shaping: str | None = None, **settings: object) -> dict:
+    """NC2 deviation and verdict along an axis of the maps."""
+    runs = synthetic(f"maps/{axis}", method, shaping, **settings)
+    return {run["config"][axis]: (*nc2([run]), run["verdict"]) for run in runs}
+
+
+def short(value: float) -> str:
+    return f"{value:.1e}"
+
+
+def setting_claims() -> Iterable[str]:
+    main = [run for run in records("synthetic") if run["part"] == "main"]
+    assert {run["config"]["steps"] for run in main} == {3000}
+    yield "10 sweeps, AdamW with learning rate 8e-4, 3000 steps"
+    ours = [value for loss in LINEAR for k in (10, 20, 50) for value in nc2(
+        synthetic("main", loss, n_classes=k))]  # fmt: skip
+    assert len(ours) == 18
+    assert max(ours) <= 1e-4
+    yield "NC2 deviation at most 1e-4"
+    same = {"sharpness": 2.0}
+    for k in (10, 20, 50):
+        iot, infonce = at_k("iot", k), at_k("infonce", k, **same)
+        yield f"{short(iot)} and {short(infonce)} at K = {k}"
+        ratios = sorted(value / at_k("neg_mmiot", k) for value in (iot, infonce))
+        yield f"{ratios[0]:.0f} to {ratios[1]:.0f} times" if k > 10 else f"{ratios[1]:.0f} times"
+    scatter = [at_k(m, 50, "nc1", **s) for m, s in (("iot", {}), ("infonce", same))]
+    yield f"NC1 is {scatter[0]:.2f} and {scatter[1]:.2f} at K = 50"
+    yield f"against {at_k('neg_mmiot', 50, 'nc1'):.2f}"
+    half = [at_k("infonce", k, sharpness=1.0) for k in (20, 50)]
+    yield f"{short(half[0])} and {short(half[1])}"
+    verdicts = {
+        (method, k): {run["verdict"] for run in synthetic("main", method, n_classes=k)}
+        for method in ("byol", "vicreg")
+        for k in (10, 20, 50)
+    }
+    assert not any("etf" in found for found in verdicts.values())
+    for method in LINEAR:
+        values = [mean(nc2(synthetic("main", method, "log_sigmoid", n_classes=k))) for k in (20, 50)]
+        yield f"{short(values[0])} and {short(values[1])}"
+    missed = [run["verdict"] for run in synthetic("main", "pushpull", "log_sigmoid", n_classes=10)]
+    assert sorted(missed) == ["etf", "etf", "reduced"]
+    yield "at one seed of three at K = 10"
+    linear = [at_k(m, 50, "knn", **same) for m in (*LINEAR, "iot", "infonce")]
+    yield f"{100 * min(linear):.1f} to {100 * max(linear):.1f} % at K = 50"
+    yield f"BYOL has {100 * at_k('byol', 50, 'knn'):.1f} %"
+
+
+def map_claims() -> Iterable[str]:
+    sharp = [
+        value for axis, method in (("epsilon", "iot"), ("temperature", "infonce"))
+        for place, (value, verdict) in along(axis, method).items() if place <= 0.1
+        if verdict == "reduced"
+    ]  # fmt: skip
+    assert len(sharp) == 5
+    yield f"NC2 deviation {min(sharp):.2f} to {max(sharp):.2f}"
+    ours = [
+        value for method in LINEAR for place, (value, verdict) in along("epsilon", method).items()
+        if place <= 0.1 and verdict != "reduced"
+    ]  # fmt: skip
+    assert len(ours) == 6
+    yield f"within {max(ours):.3f}"
+    blunt = {m: along("epsilon", m)[2.0][1] for m in (*LINEAR, "iot")}
+    blunt["infonce"] = along("temperature", "infonce")[2.0][1]
+    assert blunt == {"neg_mmiot": "etf", "pushpull": "etf", "iot": "rich", "infonce": "rich"}
+    lost = {m: along("imbalance", m)[10.0] for m in (*LINEAR, "iot")}
+    assert {verdict for _, verdict in lost.values()} == {"reduced"}
+    values = sorted(value for value, _ in lost.values())
+    yield f"lose directions (NC2 deviation {values[0]:.2f} to {values[-1]:.2f})"
+    kept = [along("imbalance", "infonce", temperature=tau)[10.0] for tau in (0.5, 1.0)]
+    assert {verdict for _, verdict in kept} == {"rich"}
+    yield f"InfoNCE does not ({kept[0][0]:.3f} at c = 2, {kept[1][0]:.3f} at c = 1)"
+    for method in ("byol", "vicreg"):
+        assert along("imbalance", method)[10.0][1] != "reduced"
+    yield "classes of ten to one"
+    exact = {m: along("dim", m)[9] for m in (*LINEAR, "iot")}
+    exact |= {f"infonce {tau}": along("dim", "infonce", temperature=tau)[9] for tau in (0.5, 1.0)}
+    assert all(exact[m][1] == "etf" for m in (*LINEAR, "iot"))
+    yield f"With exactly K − 1 = 9 dimensions the transport losses reach the ETF to {short(max(exact[m][0] for m in (*LINEAR, 'iot')))}"
+    yield f"InfoNCE ends at {short(exact['infonce 0.5'][0])} at c = 2 and {short(exact['infonce 1.0'][0])} at c = 1"
+    for method in (*LINEAR, "iot"):
+        assert {verdict for _, verdict in along("n_iters", method).values()} == {"etf"}
+    reached = {
+        method: sorted(e for e, (_, v) in along("epsilon", method, "log_sigmoid").items() if v == "etf")
+        for method in LINEAR
+    }
+    yield f"{reached}"
+
+
+def test_synthetic_findings():
+    check("docs/synthetic.md", "## At the paper's setting", setting_claims())
+    check("docs/synthetic.md", "## Where the methods differ", map_claims())
+
+
 # Provenance --------------------------------------------------------------------------------------
 
 
