@@ -372,7 +372,9 @@ def setting_claims() -> Iterable[str]:
     }
     assert not any("etf" in found for found in verdicts.values())
     for method in LINEAR:
-        values = [mean(nc2(synthetic("main", method, "log_sigmoid", n_classes=k))) for k in (20, 50)]
+        values = [
+            mean(nc2(synthetic("main", method, "log_sigmoid", n_classes=k))) for k in (20, 50)
+        ]
         yield f"{short(values[0])} and {short(values[1])}"
     missed = [run["verdict"] for run in synthetic("main", "pushpull", "log_sigmoid", n_classes=10)]
     assert sorted(missed) == ["etf", "etf", "reduced"]
@@ -417,7 +419,9 @@ def map_claims() -> Iterable[str]:
     for method in (*LINEAR, "iot"):
         assert {verdict for _, verdict in along("n_iters", method).values()} == {"etf"}
     reached = {
-        method: sorted(e for e, (_, v) in along("epsilon", method, "log_sigmoid").items() if v == "etf")
+        method: sorted(
+            e for e, (_, v) in along("epsilon", method, "log_sigmoid").items() if v == "etf"
+        )
         for method in LINEAR
     }
     yield f"{reached}"
@@ -426,6 +430,35 @@ def map_claims() -> Iterable[str]:
 def test_synthetic_findings():
     check("docs/synthetic.md", "## At the paper's setting", setting_claims())
     check("docs/synthetic.md", "## Where the methods differ", map_claims())
+
+
+# README ------------------------------------------------------------------------------------------
+
+
+def test_readme_says_how_long_the_measured_trainings_were():
+    steps = [run["curves"]["step"][-1] for study in ("vision", "clip") for run in records(study)]
+    check("README.md", "## Train with it", [f"in trainings of {min(steps)} to {max(steps)} steps"])
+
+
+def test_readme_says_what_a_training_step_costs():
+    times = json.loads((RESULTS / "bench/step_vision.json").read_text())["times"]
+    (ratio,) = [time["ratio"] for time in times if time["loss"] == "NegMMIOT"]
+    text = section("README.md", "## What it costs")
+    assert f"ResNet-18 on 256 images takes {ratio:.3f} times as long with NegMMIOT" in text
+
+
+def test_readme_says_where_the_losses_end_on_the_synthetic_mixture():
+    at_ten = {
+        (run["config"]["method"], run["config"]["sharpness"]): run["verdict"]
+        for run in records("synthetic")
+        if run["part"] == "main" and run["config"]["n_classes"] == 10
+        if run["config"]["shaping"] != "log_sigmoid"
+    }
+    reached = {key for key, verdict in at_ten.items() if verdict == "etf"}
+    assert reached == {
+        ("neg_mmiot", 2.0), ("pushpull", 2.0), ("iot", 2.0), ("infonce", 1.0), ("infonce", 2.0),
+    }  # fmt: skip
+    check("README.md", "## What it learns", ["3000 steps", "(c = 1)", "(c = 2)", "(NC2 = 0)"])
 
 
 # Provenance --------------------------------------------------------------------------------------
