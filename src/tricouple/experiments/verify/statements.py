@@ -147,7 +147,7 @@ STATEMENTS = (
     ),
     Statement(
         "unbalanced-classes", "which directions the class means keep at ten to one, against K",
-        NOT, DEVIATION, unbalanced.unbalanced_classes,
+        NOT, DEVIATION, None, OBSERVATION, unbalanced.unbalanced_classes,
     ),
     Statement(
         "quadrature-kernel",
