@@ -1,16 +1,11 @@
 """The commands: one run, sweeps, evaluations, and errors in one line."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from tricouple import cli
-from tricouple.conf.compose import STARTS, ConfigurationError
-from tricouple.conf.schema import Train
-from tricouple.experiments.runs import sweep as sweep_module
 from tricouple.experiments.runs.folder import RunFolder
 from tricouple.experiments.runs.run import run_once
 from tricouple.experiments.runs.sweep import Job, sweep
@@ -35,28 +30,6 @@ def test_show_prints_the_settings_and_runs_nothing(words, tiny, capsys):
     assert VISION.folder(tiny("loss=iot")).path.name in shown.replace("\n", "")
     assert "epsilon: 0.1" in shown
     assert not VISION.folder(tiny("loss=iot")).path.exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "complaint"),
-    [
-        (["train", "loss=foo"], "loss=foo: choose one of byol, dbot"),
-        (["train", "training.batch_size=9999"], "batch_size is 9999, but there are only"),
-        (["train", "--study", "nothing"], "choose one of vision_cpu"),
-        (["train", "--study", "vision_cpu", "seed=1"], "leave out seed=1"),
-        (["train", "-m", "seed=0,1", "loss=iot,foo"], "loss=foo: choose one of"),
-        (["evaluate", "nowhere"], "nowhere is not a run: it has no config.yaml"),
-        (["evaluate", "evaluation.neighbours=3"], "name the folder of a run"),
-        (["evaluate", "nowhere", "seed=3"], "seed=3: only evaluation.*"),
-    ],
-)
-def test_user_errors_are_one_line_and_exit_with_2(given, complaint, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(given) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"tricouple {given[0]}: error: ")
-    assert complaint in error
-    assert error.count("\n") == 1
 
 
 def test_evaluate_uses_the_settings_that_it_is_given(tiny, console, capsys):
@@ -113,66 +86,7 @@ def test_evaluate_refuses_a_run_without_weights(tiny, capsys):
     assert "has no weights yet" in capsys.readouterr().err
 
 
-# --- sweeps --------------------------------------------------------------------------------------
-
-
-def test_a_sweep_runs_every_combination_and_reports_failures_at_the_end(
-    words, console, monkeypatch, tmp_path
-):
-    started = []
-
-    def process(command, **_):
-        started.append(command[4:])
-        code = {"loss=iot": 2, "loss=infonce": -9}.get(command[4], 0)
-        return subprocess.CompletedProcess(command, code, stderr="a line\nthe reason\n")
-
-    monkeypatch.setattr(sweep_module.subprocess, "run", process)
-    jobs = sweep(["loss=iot,infonce,neg_mmiot", "seed=0,1", f"runs={tmp_path}"], console)
-    assert [words[:2] for words in started] == [
-        [f"loss={loss}", f"seed={seed}"]
-        for loss in ("iot", "infonce", "neg_mmiot")
-        for seed in (0, 1)
-    ]
-    assert [job.failed for job in jobs] == [True] * 4 + [False] * 2
-    shown = console.file.getvalue()
-    assert "2 of 6 runs are finished." in shown
-    assert f"failed: loss=iot seed=0 runs={tmp_path}: the reason" in shown
-    assert f"failed: loss=infonce seed=1 runs={tmp_path}: killed by signal 9" in shown
-
-
-def test_wrong_words_stop_a_sweep_before_its_first_run(console, monkeypatch, tmp_path):
-    monkeypatch.setattr(sweep_module.subprocess, "run", None)
-    with pytest.raises(ConfigurationError, match="loss=foo: choose one of"):
-        sweep(["loss=iot,foo", f"runs={tmp_path}"], console)
-    with pytest.raises(ConfigurationError, match="los: no such setting"):
-        sweep(["los=iot,foo", f"runs={tmp_path}"], console)
-
-
 def test_a_job_of_a_sweep_is_a_process_that_leaves_a_finished_run(words, tiny, console):
     (job,) = sweep([*words, "training.epochs=1"], console)
     assert job == Job(job.words, 0)
     assert VISION.folder(tiny("training.epochs=1")).evaluation.exists()
-
-
-def test_help_of_train_names_every_choice(capsys):
-    from importlib.resources import files
-
-    with pytest.raises(SystemExit):
-        cli.main(["train", "--help"])
-    shown = capsys.readouterr().out.split()
-    choices = [
-        entry.name.removesuffix(".yaml")
-        for group in ("data", "setting", "backbone", "scale")
-        for entry in (files("tricouple.conf") / "train" / group).iterdir()
-    ]
-    for name in [*choices, *STARTS[Train].losses]:
-        assert name in shown or f"{name};" in shown, name
-
-
-def test_a_mistyped_word_is_answered_before_torch_is_imported():
-    code = (
-        "import sys; from tricouple import cli; code = cli.main(['train', 'loss=foo']); "
-        "sys.exit(code + 10 * ('torch' in sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr

@@ -177,8 +177,9 @@ def run_once(
     evaluation = folder.read_evaluation()
     if evaluation is not None and _is_whole(kind, config, folder, evaluation):
         console.print(f"[green]Already finished:[/] {folder.path}", soft_wrap=True)
-        if not Store(folder.path).runs.exists():  # an earlier version left none
-            _leave(kind, config, folder, evaluated(kind, config, folder, evaluation))
+        record = evaluated(kind, config, folder, evaluation)
+        if Store(folder.path).records().get(folder.path.name) != record:
+            _leave(kind, config, folder, record)  # an earlier version left none, or was killed
         return Finished(folder, evaluation, skipped=True)
     origin = origin or collect_provenance()
     data = kind.load(config)

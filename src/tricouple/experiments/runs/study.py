@@ -237,9 +237,10 @@ class Trials(Generic[C, D]):
             run_once(self.kind, config, console, self.origin)
         except DivergenceError as error:
             console.print(f"{folder.path}: {error}", soft_wrap=True)
-        gallery = self.kind.gallery
-        if gallery and trial.part == FINAL and trial.seed == self.study.seeds[0]:
+        record = Store(folder.path).records()[folder.path.name]
+        gallery, first = self.kind.gallery, trial.seed == self.study.seeds[0]
+        if gallery and first and trial.part == FINAL and record["status"] == DONE:
             galleries = self.store.path / "galleries"
             galleries.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder.path / gallery, galleries / f"{self.name(trial, config)}.npz")
-        return Store(folder.path).records()[folder.path.name]
+        return record

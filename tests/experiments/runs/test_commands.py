@@ -1,0 +1,98 @@
+"""``tricouple train``, ``clip`` and ``evaluate``: help, errors in one line, sweeps."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tricouple import cli
+from tricouple.conf.compose import STARTS, ConfigurationError
+from tricouple.conf.schema import Clip, Train
+from tricouple.experiments.runs import sweep as sweep_module
+from tricouple.experiments.runs.sweep import sweep
+
+NOT_CHOICES = ("study", "data_at_scale", "backbone_at_scale", "loss_across")  # made by the groups
+
+
+@pytest.mark.parametrize("start", [STARTS[Train], STARTS[Clip]], ids=["train", "clip"])
+def test_help_names_every_choice(start, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([start.name, "--help"])
+    shown = {word.strip(";") for word in capsys.readouterr().out.split()}
+    files = [path for path in start.folder.glob("*/*.yaml") if path.parent.name not in NOT_CHOICES]
+    assert len(files) > 10
+    assert {*(path.stem for path in files), *start.losses} <= shown
+
+
+@pytest.mark.parametrize("command", ["train", "clip"])
+def test_a_mistyped_word_is_answered_before_torch_is_imported(command):
+    code = (
+        f"import sys; from tricouple import cli; code = cli.main(['{command}', 'loss=foo']); "
+        "sys.exit(code + 10 * ('torch' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (["train", "loss=foo"], "loss=foo: choose one of byol, dbot"),
+        (["train", "loss=fused_gromov"], "loss=fused_gromov: choose one of byol, dbot, infonce"),
+        (["train", "training.batch_size=9999"], "batch_size is 9999, but there are only"),
+        (["train", "--study", "nothing"], "choose one of vision_cpu, vision_paper"),
+        (["train", "--study", "vision_cpu", "seed=1"], "leave out seed=1"),
+        (["train", "-m", "seed=0,1", "loss=iot,foo"], "loss=foo: choose one of"),
+        (["clip", "loss=byol"], "loss=byol: choose one of dbot, dbot_published, fused_gromov"),
+        (["clip", "--study", "vision_cpu"], "choose one of clip_cpu, clip_paper"),
+        (["evaluate", "nowhere"], "nowhere is not a run: it has no config.yaml"),
+        (["evaluate", "evaluation.neighbours=3"], "name the folder of a run"),
+        (["evaluate", "nowhere", "seed=3"], "seed=3: only evaluation.*"),
+    ],
+)
+def test_user_errors_are_one_line_and_exit_with_2(given, complaint, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(given) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"tricouple {given[0]}: error: ")
+    assert complaint in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", [Train, Clip])
+def test_a_sweep_runs_every_combination_and_reports_failures_at_the_end(
+    kind, console, monkeypatch, tmp_path
+):
+    started = []
+
+    def process(command, **_):
+        started.append(command[3:6])
+        code = {"loss=iot": 2, "loss=infonce": -9}.get(command[4], 0)
+        return subprocess.CompletedProcess(command, code, stderr="a line\nthe reason\n")
+
+    monkeypatch.setattr(sweep_module.subprocess, "run", process)
+    jobs = sweep(["loss=iot,infonce,neg_mmiot", "seed=0,1", f"runs={tmp_path}"], console, kind)
+    assert started == [
+        [STARTS[kind].name, f"loss={loss}", f"seed={seed}"]
+        for loss in ("iot", "infonce", "neg_mmiot")
+        for seed in (0, 1)
+    ]
+    assert [job.failed for job in jobs] == [True] * 4 + [False] * 2
+    shown = console.file.getvalue()
+    assert "2 of 6 runs are finished." in shown
+    assert f"failed: loss=iot seed=0 runs={tmp_path}: the reason" in shown
+    assert f"failed: loss=infonce seed=1 runs={tmp_path}: killed by signal 9" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["loss=iot,foo"], "loss=foo: choose one of"),
+        (["data=digits,foo"], "data=foo: choose one of"),
+        (["los=iot,foo"], "los: no such setting"),
+    ],
+)
+def test_wrong_words_stop_a_sweep_before_its_first_run(words, complaint, console, monkeypatch):
+    monkeypatch.setattr(sweep_module.subprocess, "run", None)
+    with pytest.raises(ConfigurationError, match=complaint):
+        sweep(words, console)
