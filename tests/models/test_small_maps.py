@@ -1,5 +1,7 @@
 """Convolutions of small maps are convolutions, whatever computes them."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from tricouple.models.encoders import LARGEST, SmallMapConv2d, adapt_to_small_ma
 def both(stride: int = 1, bias: bool = False) -> tuple[nn.Conv2d, SmallMapConv2d]:
     torch.manual_seed(0)
     usual = nn.Conv2d(6, 5, 3, stride=stride, padding=1, bias=bias).double()
-    ours = adapt_to_small_maps(nn.Sequential(usual))[0]
+    ours = adapt_to_small_maps(nn.Sequential(deepcopy(usual)))[0]
     assert isinstance(ours, SmallMapConv2d)
     return usual, ours
 

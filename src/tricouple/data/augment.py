@@ -156,10 +156,8 @@ def draw_boxes(n: int, side: int, scale: Range, ratio: Range, generator: torch.G
     """Draw crops of square images, distributed like those of torchvision's RandomResizedCrop.
 
     Each image draws up to ten boxes, with a uniform share of the area and a log-uniform ratio of
-    width to height, and takes the first that fits, at a uniform place; if none fits, the whole.
-
-    Returns:
-        Top, left, height and width, int64 of shape (n, 4).
+    width to height, and takes the first that fits, at a uniform place; if none fits, the whole:
+    top, left, height and width, int64 of shape (n, 4).
     """
     u = torch.rand((4, n, _PROPOSALS), generator=generator, dtype=torch.float64)
     area = side**2 * (scale[0] + (scale[1] - scale[0]) * u[0])
@@ -177,13 +175,7 @@ def draw_boxes(n: int, side: int, scale: Range, ratio: Range, generator: torch.G
 def transform(images: Tensor, parameters: Parameters, size: int) -> Tensor:
     """Do to each image what its parameters say: crop, rotate, jitter, grey, blur.
 
-    Args:
-        images: In [0, 1], shape (n, c, h, w).
-        parameters: Drawn for these images; on the CPU.
-        size: Side of the results.
-
-    Returns:
-        In [0, 1], shape (n, c, size, size).
+    From (n, c, h, w) to (n, c, size, size), both in [0, 1]; the parameters are on the CPU.
     """
     moved = {f.name: getattr(parameters, f.name).to(images.device) for f in fields(parameters)}
     here = Parameters(**moved)
@@ -224,13 +216,10 @@ def resized_crop(images: Tensor, boxes: Tensor, size: int, mirrored: Tensor) -> 
 
 
 def _interpolation(start: Tensor, length: Tensor, n_pixels: int, size: int) -> Tensor:
-    """Weights of the pixels of an axis in each of ``size`` samples of an interval.
+    """Weights of the pixels of an axis in ``size`` samples of an interval, (n, size, n_pixels).
 
     A triangle around each sample's position, as wide as the distance of samples but at least one
-    pixel; pixels outside the interval have no weight.
-
-    Returns:
-        Shape (n, size, n_pixels), each row summing to one.
+    pixel; pixels outside the interval have no weight. Each row sums to one.
     """
     pixel = torch.arange(n_pixels, device=start.device, dtype=start.dtype)
     sample = torch.arange(size, device=start.device, dtype=start.dtype) + 0.5

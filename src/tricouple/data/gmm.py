@@ -30,15 +30,7 @@ class Mixture:
     kappa: float
 
     def sample(self, sizes: list[int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw samples, class after class.
-
-        Args:
-            sizes: How many samples of each class, K numbers; see ``class_sizes``.
-            generator: Source of randomness.
-
-        Returns:
-            Inputs (n, d) and labels (n,).
-        """
+        """Draw inputs (n, d) and labels (n,), class after class; see ``class_sizes``."""
         if len(sizes) != len(self.means):
             raise ValueError(
                 f"sizes has {len(sizes)} entries for a mixture of {len(self.means)} classes"

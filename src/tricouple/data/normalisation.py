@@ -35,14 +35,7 @@ class Normalisation:
     size: int
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Prepare images that are not augmented.
-
-        Args:
-            images: Shape (n, c, h, w), 8-bit, or floating point in [0, 1].
-
-        Returns:
-            Shape (n, c, size, size), float32.
-        """
+        """Prepare images (n, c, h, w), 8-bit or in [0, 1]: float32 (n, c, size, size)."""
         return self.standardise(resize(to_unit_range(images), self.size))
 
     def standardise(self, images: Tensor) -> Tensor:
@@ -53,6 +46,13 @@ class Normalisation:
             )
         mean = images.new_tensor(self.mean)[:, None, None]
         return (images - mean) / images.new_tensor(self.std)[:, None, None]
+
+
+def imagenet_statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of ImageNet; of grey images, the mean over the channels."""
+    if channels == 3:
+        return IMAGENET_MEAN, IMAGENET_STD
+    return (sum(IMAGENET_MEAN) / 3,), (sum(IMAGENET_STD) / 3,)
 
 
 def to_unit_range(images: Tensor) -> Tensor:

@@ -88,12 +88,7 @@ def sample(labels: Tensor, size: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Labelled images that are not trained on.
-
-    Attributes:
-        images: All of them are measured.
-        normalisation: As in training.
-    """
+    """Labelled images that are not trained on; all of them are measured."""
 
     images: ImageSet
     normalisation: Normalisation

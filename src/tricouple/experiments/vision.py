@@ -19,7 +19,7 @@ from tricouple.conf.schema import Train
 from tricouple.data import images
 from tricouple.data.augment import recipe_for
 from tricouple.data.images import ImageData, ImageSet
-from tricouple.data.normalisation import IMAGENET_MEAN, IMAGENET_STD, Normalisation
+from tricouple.data.normalisation import Normalisation, imagenet_statistics
 from tricouple.evaluation.evaluate import Evaluation, evaluate_features
 from tricouple.evaluation.features import Features, extract
 from tricouple.evaluation.geometry import MEASURES, HeldOut, sample
@@ -121,12 +121,8 @@ def check_trainable(config: Train, data: ImageData) -> None:
 def _normalisation(config: Train, data: ImageData) -> Normalisation:
     backbone, found = config.backbone, data.normalisation
     if backbone.pretrained or backbone.weights is not None:
-        grey = data.channels == 1
-        found = Normalisation(
-            (sum(IMAGENET_MEAN) / 3,) if grey else IMAGENET_MEAN,
-            (sum(IMAGENET_STD) / 3,) if grey else IMAGENET_STD,
-            config.data.image_size or PRETRAINED_SIZE,
-        )
+        size = config.data.image_size or PRETRAINED_SIZE
+        found = Normalisation(*imagenet_statistics(data.channels), size)
     return replace(found, size=fitting_size(backbone.name, found.size))
 
 

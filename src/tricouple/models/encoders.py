@@ -273,33 +273,15 @@ def adapt_to_small_maps(network: nn.Module) -> nn.Module:
         >>> type(network[0]).__name__
         'SmallMapConv2d'
     """
-    for parent in list(network.modules()):
-        for name, layer in parent.named_children():
-            if type(layer) is nn.Conv2d and _eligible(layer):
-                setattr(parent, name, _adapted(layer))
+    for layer in network.modules():
+        if (
+            type(layer) is nn.Conv2d
+            and layer.kernel_size == (3, 3)
+            and layer.padding == (1, 1)
+            and layer.dilation == (1, 1)
+            and layer.stride[0] == layer.stride[1]
+            and layer.groups == 1
+            and layer.padding_mode == "zeros"
+        ):
+            layer.__class__ = SmallMapConv2d  # which computes otherwise, and has no more state
     return network
-
-
-def _eligible(layer: nn.Conv2d) -> bool:
-    return (
-        layer.kernel_size == (3, 3)
-        and layer.padding == (1, 1)
-        and layer.dilation == (1, 1)
-        and layer.stride[0] == layer.stride[1]
-        and layer.groups == 1
-        and layer.padding_mode == "zeros"
-    )
-
-
-def _adapted(layer: nn.Conv2d) -> SmallMapConv2d:
-    adapted = SmallMapConv2d(
-        layer.in_channels,
-        layer.out_channels,
-        3,
-        stride=layer.stride[0],
-        padding=1,
-        bias=layer.bias is not None,
-        device="meta",  # no memory, no random numbers: the parameters are those of the layer
-    )
-    adapted.weight, adapted.bias = layer.weight, layer.bias
-    return adapted.train(layer.training)

@@ -18,14 +18,9 @@ from tricouple.data.images.sets import BatchedSet, loader
 
 
 def derived_seed(seed: int, *place: int | str) -> int:
-    """A seed for one place in a run; unequal places give unrelated seeds.
+    """A seed, below 2⁶³, for one place in a run: a purpose, an epoch, a step, a rank.
 
-    Args:
-        seed: Of the run.
-        place: What the numbers are for, and where: a purpose, an epoch, a step, a rank.
-
-    Returns:
-        A whole number below 2⁶³, as ``torch.Generator.manual_seed`` takes it.
+    Unequal places give unrelated seeds.
 
     Example:
         >>> derived_seed(0, "views", 3, 7) == derived_seed(0, "views", 3, 7)
@@ -40,13 +35,8 @@ def derived_seed(seed: int, *place: int | str) -> int:
 class EpochOrder(Sampler[int]):
     """A random order of samples for each epoch; with several processes, a share of it for each.
 
-    Not torch's ``DistributedSampler``, which draws other orders than the stored studies had.
-
-    Args:
-        n_samples: How many there are.
-        seed: Of the run.
-        rank: Which process this is.
-        n_processes: How many there are; the remainder of samples is left out of the epoch.
+    The remainder of samples is left out of the epoch. Not torch's ``DistributedSampler``, which
+    draws other orders than the stored studies had.
 
     Example:
         >>> order = EpochOrder(5, seed=0)
@@ -75,14 +65,9 @@ class EpochOrder(Sampler[int]):
 
 
 class ShuffledBatches(L.LightningDataModule):
-    """Shuffled batches for Lightning; the last, incomplete one is left out.
+    """Shuffled batches for Lightning, of each process; the last, incomplete one is left out.
 
     All batches then have the same size, which the scale of a contrastive loss depends on.
-
-    Args:
-        samples: The training set.
-        batch_size: Samples in a batch of each process.
-        seed: Of the run.
     """
 
     def __init__(self, samples: BatchedSet, batch_size: int, seed: int) -> None:

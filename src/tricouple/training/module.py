@@ -53,12 +53,7 @@ class Views:
 class Training(L.LightningModule):
     """The parts that all methods share; subclasses give the loss of a batch.
 
-    Args:
-        encoder: What is trained and kept.
-        learning_rate: Of Adam.
-        weight_decay: Of Adam.
-        seed: Of the run.
-        identity: Of the run; a checkpoint of another one is refused.
+    The encoder is what is kept; a checkpoint of a run with another identity is refused.
     """
 
     def __init__(
@@ -137,13 +132,7 @@ class Training(L.LightningModule):
 
 
 class ViewTraining(Training):
-    """Training on views of images; subclasses give their loss.
-
-    Args:
-        encoder: Images to embeddings.
-        views: How a batch is shown to the loss.
-        options: As for ``Training``.
-    """
+    """Training on views of images; subclasses give their loss. The options are ``Training``'s."""
 
     def __init__(self, encoder: nn.Module, views: Views, **options: Any) -> None:
         super().__init__(encoder, **options)
@@ -151,12 +140,7 @@ class ViewTraining(Training):
 
     @abstractmethod
     def loss(self, views: list[Tensor], identities: Tensor) -> Tensor:
-        """The loss of a batch.
-
-        Args:
-            views: Each of shape (n, c, h, w); row i of all shows image i.
-            identities: Of the images, shape (n,).
-        """
+        """The loss of views, each (n, c, h, w), of images with these identities, shape (n,)."""
 
     def batch_loss(self, batch: tuple[Tensor, Tensor], seed: int) -> Tensor:
         """Draw views of the images, compute their loss."""
@@ -165,12 +149,7 @@ class ViewTraining(Training):
 
 
 class LossTraining(ViewTraining):
-    """Training with a loss of embeddings and identities.
-
-    Args:
-        criterion: Called with the embeddings of all views, shape (v·n, d), and their identities.
-        options: As for ``Training``.
-    """
+    """Training with a loss of the embeddings of all views, shape (v·n, d), and identities."""
 
     def __init__(
         self, encoder: nn.Module, views: Views, criterion: Callable[..., Tensor], **options: Any
@@ -188,15 +167,8 @@ class BYOLTraining(ViewTraining):
     """Training by prediction of a slowly moving target.
 
     In the supervised setting the two views are two images of one class, paired as VICReg pairs
-    them; with several views of an image the first two are taken.
-
-    Args:
-        encoder: Images to projections.
-        views: How a batch is shown.
-        head_dim: Dimension of the projections.
-        hidden: Width of the predictor.
-        momentum: Of the target at the start; it rises to 1 along half a cosine.
-        options: As for ``Training``.
+    them; with several views of an image the first two are taken. The momentum of the target rises
+    to 1 along half a cosine.
     """
 
     def __init__(

@@ -51,13 +51,7 @@ class BothDirections(nn.Module):
         self.initial_sharpness = 1 / (self.initial * other)
 
     def forward(self, images: Tensor, texts: Tensor, identities: Tensor) -> Tensor:
-        """The loss of a batch.
-
-        Args:
-            images: Embeddings, shape (n, d).
-            texts: Embeddings, shape (n, d); row i belongs to image i.
-            identities: Equal for texts of one image, shape (n,).
-        """
+        """The loss of embeddings, (n, d); identities, (n,), are equal for texts of one image."""
         if self.log_factor is not None:
             limit = math.log(max(MAX_SHARPNESS / self.initial_sharpness, 1.0))
             factor = self.log_factor.clamp(max=limit)

@@ -161,11 +161,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class SaveEachEpoch(Checkpoint):
-    """Saves everything that is needed to continue, after each epoch, to one file.
-
-    Args:
-        path: The file.
-    """
+    """Saves everything that is needed to continue, after each epoch, to one file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -184,19 +180,7 @@ def make_trainer(
     checkpoint: Path,
     progress: bool,
 ) -> L.Trainer:
-    """A trainer for one run.
-
-    Args:
-        flags: Of Lightning's Trainer, from the configuration.
-        epochs: How long to train.
-        folder: Of the run; TensorBoard's files go there.
-        history: Writes the curves.
-        checkpoint: Where training continues.
-        progress: Whether to show a progress bar, if this is a terminal.
-
-    Raises:
-        ValueError: If there is no such flag, or it is not the user's to set.
-    """
+    """A trainer for one run, with the user's flags; a progress bar is for terminals alone."""
     check_flags(flags)
     bar = progress and sys.stdout.isatty()
     return L.Trainer(

@@ -181,6 +181,8 @@ def _read(wanted: Source, part: str, notes: list[str]) -> list[Entry]:
         raise DataError(f"{root}: there is no such folder: set data.root{above}")
     path, images = root / name, root / getattr(wanted, f"{part}_images")
     problems = Problems(str(path))
+    if wanted.format != "shards" and not path.exists():
+        raise DataError(f"{path}: there is no such file of captions")
     if wanted.format == "coco":
         entries = read_coco(path, images, problems)
     elif wanted.format == "csv":
@@ -216,15 +218,9 @@ def _drawn(entries: Sequence[Entry], seed: int) -> list[Entry]:
 
 
 def read_coco(path: Path, images: Path, problems: Problems) -> list[Entry]:
-    """MS-COCO: ``images`` with ids and files, ``annotations`` with ids; no caption, no image.
-
-    Raises:
-        DataError: If the file is missing or has another format.
-    """
+    """MS-COCO: ``images`` with ids and files, ``annotations`` with ids; no caption, no image."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: there is no such file of captions") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a readable JSON file: {error}") from error
     for name in ("images", "annotations"):
@@ -270,11 +266,7 @@ def read_coco(path: Path, images: Path, problems: Problems) -> list[Entry]:
 def read_table(
     path: Path, images: Path, problems: Problems, columns: tuple[str, str], separator: str
 ) -> list[Entry]:
-    """A CSV file with a row of column names; rows of one image file are one image.
-
-    Raises:
-        DataError: If the file is missing or has no such columns, of image files and of captions.
-    """
+    """A CSV file with a row of column names; rows of one image file are one image."""
     captions: dict[Path, list[str]] = {}
     missing: dict[Path, bool] = {}
     try:
@@ -300,8 +292,6 @@ def read_table(
                     problems.add("empty captions", f"line {rows.line_num}, of {name}")
                 elif not missing[image]:
                     captions.setdefault(image, []).append(text)
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: there is no such file of captions") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a readable table: {error}") from error
     return [Entry(image, tuple(texts)) for image, texts in captions.items()]
@@ -310,14 +300,8 @@ def read_table(
 def read_shards(pattern: Path, problems: Problems) -> list[Entry]:
     """Webdataset shards: tar archives with ``KEY.jpg`` and ``KEY.txt`` side by side.
 
-    Captions are the lines of ``KEY.txt``, or ``caption`` (a text or a list) of ``KEY.json``.
-
-    Args:
-        pattern: A path with ``*``, ``?`` or ``[0-9]`` in it, or one shard; read by their names.
-        problems: Of all shards.
-
-    Raises:
-        DataError: If no file fits, or one is no plain tar archive.
+    Captions are the lines of ``KEY.txt``, or ``caption`` (a text or a list) of ``KEY.json``. The
+    pattern has ``*``, ``?`` or ``[0-9]`` in it, or is one shard.
     """
     shards = sorted(Path(name) for name in glob.glob(str(pattern)))
     if not shards:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from tricouple.data.images.files import ImageFiles
+from tricouple.data.images.sets import BatchedSet
 from tricouple.torchvision_ops import declare_missing
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class PairBatch(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class PairSamples(Dataset[PairBatch]):
+class PairSamples(BatchedSet):
     """What an epoch consists of: every image, or every caption.
 
     Attributes:
@@ -153,7 +153,6 @@ class PairSamples(Dataset[PairBatch]):
         (3, tensor([0, 0]))
     """
 
-    images: Tensor | ImageFiles
     tokens: Tensor
     owners: Tensor
     all_captions: bool
@@ -179,8 +178,3 @@ class PairSamples(Dataset[PairBatch]):
             tokens = self.tokens[(first[:, None] + place).clamp_max(len(self.tokens) - 1)]
             tokens = tokens * real[..., None]
         return PairBatch(self.images[identities], tokens.long(), counts, identities)
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether batches cost no decoding, so that loaders need no worker processes."""
-        return isinstance(self.images, Tensor)

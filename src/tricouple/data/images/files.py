@@ -6,8 +6,9 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,15 +142,16 @@ class ImageFiles:
 
 def decode(source: Path | Member, channels: int, size: int) -> Tensor:
     """Read an image as an 8-bit tensor of shape (channels, size, size), grey or in colour."""
-    try:
-        with Image.open(source.open() if isinstance(source, Member) else source) as image:
-            image.draft("RGB" if channels == 3 else "L", (size, size))  # JPEGs shrink for free
-            ImageOps.exif_transpose(image, in_place=True)
-            square = _square(_eight_bit(image, channels), size)
+    with (
+        _readable(source),
+        Image.open(source.open() if isinstance(source, Member) else source) as image,
+    ):
+        image.draft("RGB" if channels == 3 else "L", (size, size))  # JPEGs shrink for free
+        ImageOps.exif_transpose(image, in_place=True)
+        bilinear = Image.Resampling.BILINEAR
+        square = ImageOps.fit(_eight_bit(image, channels), (size, size), bilinear)
         # A copy, since arrays of images are read-only.
         pixels = torch.from_numpy(np.array(square))
-    except Exception as error:  # decoders raise all sorts of errors on damaged files
-        raise _unreadable(Path(str(source)), error) from error
     return pixels.reshape(size, size, channels).permute(2, 0, 1)
 
 
@@ -157,12 +159,9 @@ def common_format(paths: Sequence[Path]) -> tuple[int, bool]:
     """The smallest short side, and whether all images are grey; from headers, without decoding."""
     sides, grey = [], True
     for path in paths:
-        try:
-            with Image.open(path) as image:
-                sides.append(min(image.size))
-                grey &= image.mode in _GREY
-        except Exception as error:  # decoders raise all sorts of errors on damaged files
-            raise _unreadable(path, error) from error
+        with _readable(path), Image.open(path) as image:
+            sides.append(min(image.size))
+            grey &= image.mode in _GREY
     return min(sides), grey
 
 
@@ -180,11 +179,15 @@ def is_image(name: str) -> bool:
     return not name.startswith(".") and name.lower().endswith(SUFFIXES)
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{path} is not a readable image ({type(error).__name__}: {error}): "
-        "replace the file or remove it"
-    )
+@contextmanager
+def _readable(source: Path | Member) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # decoders raise all sorts of errors on damaged files
+        raise DataError(
+            f"{source} is not a readable image ({type(error).__name__}: {error}): "
+            "replace the file or remove it"
+        ) from error
 
 
 def _eight_bit(image: Image.Image, channels: int) -> Image.Image:
@@ -195,9 +198,3 @@ def _eight_bit(image: Image.Image, channels: int) -> Image.Image:
     if image.mode == "P":
         image = image.convert("RGBA")
     return image.convert("RGB" if channels == 3 else "L")
-
-
-def _square(image: Image.Image, size: int) -> Image.Image:
-    if image.size == (size, size):
-        return image
-    return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)

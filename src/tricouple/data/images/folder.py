@@ -20,7 +20,7 @@ import torch
 from tricouple.data.images.files import SUFFIXES, DataError, ImageFiles, common_format, find_images
 from tricouple.data.images.sets import Found, ImageSet
 from tricouple.data.images.split import split
-from tricouple.data.normalisation import IMAGENET_MEAN, IMAGENET_STD
+from tricouple.data.normalisation import imagenet_statistics
 
 TEST_FRACTION = 0.2
 LARGEST_DEFAULT = 224  # photographs are decoded to this side unless another is asked for
@@ -40,13 +40,7 @@ class _Tree:
 
 
 def read_folder(root: Path, image_size: int | None, eval_root: Path | None) -> Found:
-    """The images of a folder, and the labelled ones of another if there is one.
-
-    Args:
-        root: The folder.
-        image_size: Side that images are decoded to; None leaves the choice.
-        eval_root: Labelled images to evaluate on.
-    """
+    """The images of a folder, and the labelled ones of another if there is one."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder: name a folder of images with root")
     parted = (root / "train").is_dir()
@@ -71,11 +65,7 @@ def read_folder(root: Path, image_size: int | None, eval_root: Path | None) -> F
         beside = sorted(path for path in train.root.iterdir() if path.is_dir())
         empty = [f for f in beside if f.name not in train.names and not f.name.startswith(".")]
         notes += [f"{folder} holds no images and is left out" for folder in empty]
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
-    if grey:  # the mean over their channels
-        mean, std = (sum(mean) / 3,), (sum(std) / 3,)
-    return Found(training, testing, classes, mean, std, tuple(notes))
+    return Found(training, testing, classes, *imagenet_statistics(channels), tuple(notes))
 
 
 def _labelled(folder: Path) -> _Tree:

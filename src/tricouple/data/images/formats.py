@@ -20,17 +20,10 @@ from tricouple.data.images.files import DataError
 
 
 def read_idx(path: Path, ndim: int) -> Tensor:
-    """Read a file of unsigned bytes in the IDX format.
+    """Read a file of unsigned bytes in the IDX format, packed or not.
 
     The format: two zero bytes, 8 for "unsigned byte", the number of dimensions, each dimension as a
     big-endian 32-bit number, then the values.
-
-    Args:
-        path: The file; packed if it ends in ``.gz``.
-        ndim: How many dimensions it must have.
-
-    Raises:
-        DataError: If the file is something else, or shorter or longer than its header says.
     """
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

@@ -118,13 +118,8 @@ def _both_parts(
 ) -> tuple[ImageSet, ImageSet | None, tuple[str, ...]]:
     """Training and test images of a published data set, and the notes on both.
 
-    Args:
-        name: What the user calls the data set.
-        expected: Which files should be where, for the user who has to get them by hand.
-        here: Whether there is anything to read.
-        download: Downloads into the folder; None if that is not wanted.
-        folder: Where a download goes.
-        read: Reads one part, ``"train"`` or ``"test"``.
+    What is not ``here`` is downloaded into a folder, if that is wanted, or missed in a sentence
+    that says which files are ``expected`` where.
     """
     if not here and download is not None:
         fetch(name, folder, expected, download)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +15,24 @@ from tricouple import checks
 from tricouple.data.images.files import ImageFiles
 from tricouple.data.normalisation import Normalisation
 
-UNLABELLED = -1
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BatchedSet(Dataset[Any]):
+    """Images, and what else a subclass knows of them, in batches by ``__getitems__(indices)``."""
+
+    images: Tensor | ImageFiles
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether batches cost no decoding, so that loaders need no worker processes."""
+        return isinstance(self.images, Tensor)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ImageSet(Dataset[tuple[Tensor, Tensor]]):
+class ImageSet(BatchedSet):
     """Images and their labels, as PyTorch's loaders take them.
 
     Attributes:
@@ -35,7 +48,6 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         (torch.Size([1, 8, 8]), tensor(2))
     """
 
-    images: Tensor | ImageFiles
     labels: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -59,9 +71,6 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         kind = "unlabelled" if self.labels is None else "labelled"
         return f"ImageSet({n} {kind} images of {c}×{h}×{w})"
 
-    def __len__(self) -> int:
-        return len(self.images)
-
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         images, labels = self.batch(torch.tensor([range(len(self))[index]]))
         return images[0], labels[0]
@@ -80,7 +89,7 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
             Images, uint8 of shape (b, c, h, w), and labels of shape (b,), −1 where unlabelled.
         """
         if self.labels is None:
-            return self.images[indices], torch.full_like(indices, UNLABELLED)
+            return self.images[indices], torch.full_like(indices, -1)
         return self.images[indices], self.labels[indices]
 
     def take(self, indices: Tensor) -> ImageSet:
@@ -88,11 +97,6 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         chosen = self.images
         images = chosen.take(indices) if isinstance(chosen, ImageFiles) else chosen[indices]
         return ImageSet(images, None if self.labels is None else self.labels[indices])
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether batches cost no decoding, so that loaders need no worker processes."""
-        return isinstance(self.images, Tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,17 +167,6 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-class BatchedSet(Protocol):
-    """A data set that gives whole batches: ``dataset.__getitems__(indices)``."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether batches cost no decoding, so that loaders need no worker processes."""
-        ...
-
-
 def loader(
     samples: BatchedSet,
     batch_size: int,
@@ -200,7 +193,7 @@ def loader(
     if workers is None:
         workers = 0 if samples.in_memory else (os.cpu_count() or 1)
     return DataLoader(
-        cast("Dataset[Any]", samples),
+        samples,
         batch_size,
         sampler=order,
         drop_last=drop_last,
