@@ -10,8 +10,8 @@ from report.html_check import names, parse, rows, section
 from tricouple import cli
 from tricouple.report import clip
 from tricouple.report.chart import Chart, Line, Panel
+from tricouple.report.command import read_known, write_report
 from tricouple.report.draw_matplotlib import picture
-from tricouple.report.kinds import read_known, write_report
 from tricouple.report.read import StudyError
 
 LOSSES = {"infonce": 0.10, "neg_mmiot": 0.12, "fused_gromov_published": 0.016, "iot": 0.02}

@@ -8,7 +8,7 @@ from PIL import Image
 
 from report import fake
 from tricouple import cli, files
-from tricouple.report.kinds import KINDS, read_known, write_report
+from tricouple.report.command import KINDS, read_known, write_report
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from report import fake
 from report.html_check import parse, rows
-from tricouple.report.kinds import read_known, write_page, write_report
+from tricouple.report.command import read_known, write_page, write_report
 from tricouple.report.read import StudyError
 
 

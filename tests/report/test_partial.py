@@ -5,7 +5,7 @@ import pytest
 
 from report import fake
 from report.html_check import names, parse, section
-from tricouple.report.kinds import write_report
+from tricouple.report.command import write_report
 
 
 def page_of(folder, records, **options):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from report import fake
-from tricouple.report.kinds import read_known
+from tricouple.report.command import read_known
 from tricouple.report.read import StudyError, read_study
 
 

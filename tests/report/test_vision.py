@@ -11,8 +11,8 @@ from report import fake_vision as fake
 from report.html_check import names, parse, rows, section
 from tricouple import cli
 from tricouple.report import vision
+from tricouple.report.command import read_known, write_report
 from tricouple.report.draw_plotly import drawing
-from tricouple.report.kinds import read_known, write_report
 from tricouple.report.page import asset
 
 MNIST = {"setting": "scl", "data": "mnist", "backbone": "resnet18"}

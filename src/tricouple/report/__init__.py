@@ -3,5 +3,5 @@
 It reads result files alone and knows nothing of the code that wrote them. Anybody can use its
 engine: ``tables``, ``chart`` (data) → ``draw_plotly``, ``draw_matplotlib``; ``page``. A study goes
 ``read`` (files → runs) → ``groups`` (runs that differ in their seed) → a specification for its kind
-(``synthetic``, ``vision``, ``clip``: which tables, charts and ``sentences``) → ``kinds``.
+(``synthetic``, ``vision``, ``clip``: which tables, charts and ``sentences``) → ``command``.
 """

@@ -7,8 +7,8 @@ Example:
     >>> line = Line("residual", x=(1, 2, 4), y=(1e-3, 1e-6, 1e-9))
     >>> panel = Panel("Descent", "The residual falls from 1e-3 to 1e-9.", [line],
     ...               x=Axis("sweeps"), y=Axis("residual", log=True))
-    >>> Chart("descent", "It converges", "On random costs.", [panel]).names
-    ('residual',)
+    >>> list(Chart("descent", "It converges", "On random costs.", [panel]).styles)
+    ['residual']
 """
 
 from __future__ import annotations
@@ -166,7 +166,6 @@ class Chart:
         caption: How to read it, plain text.
         panels: The plots; none means that there is nothing to show yet.
         tables: The numbers behind it, folded away below.
-        legend: Whether there is one; there is none where panels are titled by method.
     """
 
     id: str
@@ -174,18 +173,11 @@ class Chart:
     caption: str
     panels: Sequence[Panel]
     tables: Sequence[Table] = ()
-    legend: bool = True
 
     @property
     def styles(self) -> dict[str, Style]:
         """The legend: names and how they are drawn."""
-        found = {line.name: look for panel in self.panels for line, look in panel.lines}
-        return found if self.legend else {}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names in the legend."""
-        return tuple(self.styles)
+        return {line.name: look for panel in self.panels for line, look in panel.lines}
 
     @property
     def steps(self) -> tuple[int, ...]:

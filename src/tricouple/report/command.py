@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 
 from rich.console import Console
 
-from tricouple.files import WriteError
+from tricouple.files import WriteError, write_atomically, write_text
 from tricouple.options import CommandError, require_writable
-from tricouple.report.kinds import KINDS, read_known, write_files, write_page
-from tricouple.report.read import StudyError
+from tricouple.report import clip, synthetic, vision
+from tricouple.report.numbers import duration
+from tricouple.report.page import Article, Section, items, page, provenance_section
+from tricouple.report.read import Study, StudyError, read_study
 
 DESCRIPTION = """\
 Turn the result files of studies, or a folder of runs, into one self-contained HTML page: what was
@@ -50,14 +55,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
+# Each says of a study: `article`, its part of a page, to which what is missing and where numbers
+# come from are added here; `files`, what the documentation shows, by name, None where there is no
+# data for it; `terminal`, what is printed beside the page. A new kind is a module and a word here.
+KINDS = {"clip": clip, "synthetic": synthetic, "vision": vision}
+
+
 def run(args: argparse.Namespace) -> int:
     """Read, draw, write, and say where."""
     try:
-        if args.figures is not None:
-            return pictures(args.folders, args.figures)
-        several = len(args.folders) > 1
-        out = args.out or (Path() if several else args.folders[0]) / "report.html"
+        if args.figures is not None and len(args.folders) > 1:
+            raise CommandError(f"--figures draws one study, {len(args.folders)} were given")
         studies = [read_known(folder) for folder in args.folders]
+        if args.figures is not None:
+            for path in write_files(studies[0], args.figures):
+                print(f"{path} ({path.stat().st_size / 1024:.0f} kB)")
+            return 0
+        several = len(studies) > 1
+        out = args.out or (Path() if several else args.folders[0]) / "report.html"
         require_writable(out)
         write_page(studies, out)
     except (StudyError, WriteError) as error:
@@ -70,11 +85,65 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def pictures(folders: list[Path], target: Path) -> int:
-    """Write what the documentation shows of one study."""
-    if len(folders) > 1:
-        raise CommandError(f"--figures draws one study, {len(folders)} were given")
-    study = read_known(folders[0])
-    for path in write_files(study, target):
-        print(f"{path} ({path.stat().st_size / 1024:.0f} kB)")
-    return 0
+def read_known(folder: Path) -> Study:
+    """Read a study of a kind that can be reported, or a folder of runs; refuse others."""
+    study = read_study(folder)
+    if study.kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise StudyError(f'{folder / "study.json"}: kind "{study.kind}" is not one of: {known}')
+    return study
+
+
+def write_report(study_folder: Path, out: Path | None = None) -> Path:
+    """Write the page of one study and return where.
+
+    Args:
+        study_folder: The folder with ``study.json`` and ``runs.jsonl``, or of runs.
+        out: The file to write, ``report.html`` in the study folder if None.
+
+    Raises:
+        StudyError: If the folder is no study that can be reported.
+        WriteError: If the page cannot be written; a page from before is unharmed.
+
+    Example:
+        >>> write_report(Path("results/synthetic"))  # doctest: +SKIP
+        PosixPath('results/synthetic/report.html')
+    """
+    return write_page([read_known(study_folder)], out or study_folder / "report.html")
+
+
+def write_page(studies: Sequence[Study], out: Path) -> Path:
+    """Write one page about several studies, in the given order; all of it or nothing."""
+    write_text(out, page(map(article, studies)))
+    return out
+
+
+def write_files(study: Study, folder: Path) -> Iterator[Path]:
+    """Write what the documentation shows of a study, and say where."""
+    for name, content in KINDS[study.kind].files(study).items():
+        if content is not None:
+            write_atomically(folder / name, methodcaller("write", content))
+            yield folder / name
+
+
+def article(study: Study) -> Article:
+    """Return everything the page says about a study, and where its numbers come from."""
+    own: Article = KINDS[study.kind].article(study)
+    absent = [*own.missing, *own.left_out]
+    missing = [Section("missing", "What is missing", items(absent))] if absent else []
+    statuses = [run.status for run in study.runs]
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+    seeds = {run.config.get("seed") for run in study.runs}
+    commits = {str(run.provenance.get("commit") or "") for run in study.runs}
+    counted = {
+        "runs": f"{len(study.runs)} ({counts})",
+        "seeds": ", ".join(map(str, sorted(seed for seed in seeds if isinstance(seed, int)))),
+        "time of all runs": duration(sum(run.seconds for run in study.runs)),
+        "commits of the runs": ", ".join(sorted(commits - {""})),
+    }
+    provenance = provenance_section(study.provenance, study.config, counted)
+    return replace(
+        own,
+        found=own.found or ["No run has finished: nothing can be said yet."],
+        sections=[*own.sections, *missing, provenance],
+    )

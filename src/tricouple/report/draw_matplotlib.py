@@ -71,7 +71,7 @@ def picture(chart: Chart, columns: int = 3, height: float = 2.5) -> Figure:
         drawn.supxlabel(chart.caption, fontsize=9)
     legend = {name: handle for axis in axes
               for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}  # fmt: skip
-    if legend and chart.legend:
+    if legend:
         lines = 1 if len(legend) <= ROW else max(2, math.ceil(len(legend) / 10))
         beside = math.ceil(len(legend) / lines)
         handles, names = legend.values(), legend.keys()

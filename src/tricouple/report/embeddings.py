@@ -96,7 +96,7 @@ def tsne_chart(pictures: Sequence[Picture]) -> Chart:
 
         drawn = [panel(place, picture) for place, picture in enumerate(pictures, 1)]
     panels = _panels(pictures, drawn, "t-SNE", 1.08, circle=False)
-    return Chart("tsne", "The final embeddings, by t-SNE", TSNE, panels, legend=False)
+    return Chart("tsne", "The final embeddings, by t-SNE", TSNE, panels)
 
 
 def circle_chart(pictures: Sequence[Picture]) -> Chart:
@@ -113,7 +113,7 @@ def circle_chart(pictures: Sequence[Picture]) -> Chart:
         cloud = Cloud(unit(z @ plane), picture.labels, 5, ends, when=picture.when)
         drawn.append((cloud, words))
     panels = _panels(pictures, drawn, "Circle view", 1.12)
-    return Chart("circle", "The final embeddings, on a circle", CIRCLE, panels, legend=False)
+    return Chart("circle", "The final embeddings, on a circle", CIRCLE, panels)
 
 
 def movie_chart(pictures: Sequence[Picture]) -> Chart:
@@ -130,7 +130,7 @@ def movie_chart(pictures: Sequence[Picture]) -> Chart:
         steps = [picture.steps[frame] for frame in frames]
         drawn.append((Cloud(at, picture.labels, steps=steps, when=picture.when), words))
     panels = _panels(moving, drawn, "Over training", 1.08)
-    return Chart("movie", "The embedding during training", MOVIE, panels, legend=False)
+    return Chart("movie", "The embedding during training", MOVIE, panels)
 
 
 def _panels(

@@ -20,10 +20,8 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-from tricouple.files import write_text
 from tricouple.report.chart import Chart, Panel
 from tricouple.report.palette import SYMBOLS, Style, stylesheet
 from tricouple.report.tables import Table, to_html
@@ -78,16 +76,6 @@ class Article:
     missing: Sequence[str] = ()
     left_out: Sequence[str] = ()
     choices: Sequence[Choices] = ()
-
-
-def write_page(articles: Iterable[Article], out: Path) -> Path:
-    """Write a page, all of it or nothing, and return where.
-
-    Raises:
-        WriteError: If it cannot be written; a page from before is unharmed.
-    """
-    write_text(out, page(articles))
-    return out
 
 
 def page(articles: Iterable[Article]) -> str:

@@ -7,7 +7,6 @@ of the page rests on colour alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 # name: (on a light page, on a dark page)
@@ -93,9 +92,11 @@ def style(method: str, variant: int = 0) -> Style:
         (Style(hue='purple', dash='dot', symbol='triangle-up'), 'x')
     """
     known = STYLES.get(method, Style("black", "solid", "star"))
-    return Style(
-        known.hue, _next(DASHES, known.dash, variant), _next(SYMBOLS, known.symbol, variant)
+    dash, symbol = (
+        list(table)[(list(table).index(name) + variant) % len(table)]
+        for table, name in ((DASHES, known.dash), (SYMBOLS, known.symbol))
     )
+    return Style(known.hue, dash, symbol)
 
 
 def numbered(position: int) -> Style:
@@ -110,11 +111,6 @@ def class_style(label: int) -> Style:
     return Style(list(HUES)[label % len(HUES)], "solid", symbol)
 
 
-def _next(table: Iterable[str], name: str, steps: int) -> str:
-    names = list(table)
-    return names[(names.index(name) + steps) % len(names)]
-
-
 def stylesheet() -> str:
     """Return the palette as CSS variables, light and dark."""
     light, dark = (_variables(theme) for theme in (0, 1))
@@ -122,11 +118,8 @@ def stylesheet() -> str:
 
 
 def _variables(theme: int) -> str:
-    colours = {name: pair[theme] for name, pair in (HUES | SURFACES).items()}
-    bands = {f"{name}-band": _faded(HUES[name][theme]) for name in HUES}
-    return " ".join(f"--{name}: {value};" for name, value in (colours | bands).items())
-
-
-def _faded(colour: str) -> str:
-    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
-    return f"rgba({red}, {green}, {blue}, 0.18)"
+    values = {name: pair[theme] for name, pair in (HUES | SURFACES).items()}
+    for name in HUES:
+        red, green, blue = bytes.fromhex(values[name].removeprefix("#"))
+        values[f"{name}-band"] = f"rgba({red}, {green}, {blue}, 0.18)"
+    return " ".join(f"--{name}: {value};" for name, value in values.items())

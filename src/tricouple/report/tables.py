@@ -103,9 +103,6 @@ def measured_table(
     head: Sequence[str],
     names: Sequence[Sequence[str]],
     columns: Sequence[Column],
-    *,
-    spans: Sequence[tuple[str, int]] = (),
-    note: str = "",
 ) -> Table:
     """Lay out columns of measurements, the best of each in bold, beside columns of words.
 
@@ -114,8 +111,6 @@ def measured_table(
         head: Titles of the words that lead a row.
         names: Those words, for each row.
         columns: The measurements.
-        spans: What stands above the columns.
-        note: What stands below.
     """
     rows = [
         (*name, *(column.write(column.values[row]) for column in columns))
@@ -126,7 +121,7 @@ def measured_table(
     }
     titles = (*head, *(column.title for column in columns))
     # c, steps and seeds are numbers: only the first of the leading columns is a word.
-    return Table(caption, titles, rows, bold=bold, spans=spans, note=note)
+    return Table(caption, titles, rows, bold=bold)
 
 
 def best_rows(column: Column) -> list[int]:

@@ -12,7 +12,7 @@ from tricouple.conf.schema import Clip, Study
 from tricouple.experiments.clip import CLIP
 from tricouple.experiments.runs import study as study_module
 from tricouple.experiments.runs.study import run_study
-from tricouple.report.kinds import write_report
+from tricouple.report.command import write_report
 
 
 def test_clip_trains_and_writes_a_page(words, tiny, capsys, monkeypatch):

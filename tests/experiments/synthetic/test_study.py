@@ -26,7 +26,7 @@ from tricouple.experiments.synthetic.pool import Event, WorkerError, thinned, tr
 from tricouple.experiments.synthetic.study import RunInProgress, find_twin, run_cells, unfinished
 from tricouple.experiments.synthetic.train import measured_steps, train
 from tricouple.options import CommandError
-from tricouple.report import kinds
+from tricouple.report import command as report
 from tricouple.report.sweeps import verdict
 
 TINY = RunConfig(n_classes=3, per_class=8, data_dim=10, hidden=16, dim=4, steps=6)
@@ -62,7 +62,7 @@ def train_here(configs, *, workers, keep_embeddings, stop_after=None):
 @pytest.fixture
 def here(monkeypatch):
     monkeypatch.setattr(study, "train_all", train_here)
-    monkeypatch.setattr(kinds, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(report, "write_report", lambda folder: folder / "report.html")
 
 
 def opened(path: Path, config: RunConfig = TINY) -> Store:

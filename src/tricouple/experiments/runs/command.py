@@ -89,7 +89,7 @@ class TrainCommand(Generic[C, D]):
         if finished.evaluation:
             console.print(kind.table(finished.evaluation))
             if kind.gallery is not None:
-                from tricouple.report.kinds import write_report
+                from tricouple.report.command import write_report
 
                 page = write_report(finished.folder.path)
                 console.print(f"Queries and answers: {page}", soft_wrap=True)

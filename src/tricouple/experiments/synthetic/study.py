@@ -231,7 +231,7 @@ def conduct(
 
 def show(console: Console, path: Path) -> None:
     """Print what is there, finished or not, and write the page."""
-    from tricouple.report.kinds import KINDS, read_known, write_report  # plotting libraries
+    from tricouple.report.command import KINDS, read_known, write_report  # plotting libraries
 
     for part in KINDS[KIND].terminal(read_known(path)):
         console.print(part, highlight=False, markup=False)
