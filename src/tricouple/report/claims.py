@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tricouple.names import QUANTITIES
-from tricouple.report.groups import Group, at
-from tricouple.report.numbers import MeanStd, directions, mean_std, number
+from tricouple.report.groups import Group
+from tricouple.report.numbers import MeanStd, mean_std, number
 from tricouple.report.sentences import beyond_spread
 from tricouple.report.tables import Table, to_html
 
@@ -98,19 +98,22 @@ def check_claims(groups: Sequence[Group]) -> tuple[Finding, ...]:
 def _comparisons(claim: Claim, groups: Sequence[Group]) -> Iterator[Comparison]:
     for ours in (own for own in groups if own.loss in OURS):
         shaping = ours.config.get("shaping")
-        beside = [g for g in at(groups, ours.place) if g.config.get("shaping") in (None, shaping)]
+        beside = [
+            own
+            for own in groups
+            if own.place == ours.place and own.config.get("shaping") in (None, shaping)
+        ]
+        value = ours.last(claim.quantity)
+        own_words = f"{ours.name} (c = {ours.c}) at {ours.place}: {mean_std(value)}"
         for loss in claim.against:
-            value = final(ours, claim.quantity)
-            others = {g.short_name: final(g, claim.quantity) for g in beside if g.loss == loss}
+            others = {g.short_name: g.last(claim.quantity) for g in beside if g.loss == loss}
             if loss == START:
                 others = {"its start": ours.first(claim.quantity)}
             for name, other in others.items():
                 if value.count and other.count:
-                    words = (
-                        f"{ours.name} (c = {ours.c}) at {ours.place}: {mean_std(value)}, {name}: "
-                    )
+                    words = f"{own_words}, {name}: {mean_std(other)}"
                     outcome = beyond_spread(value, other) * claim.sign
-                    yield Comparison(words + mean_std(other), value, other, outcome)
+                    yield Comparison(words, value, other, outcome)
 
 
 def claims_table(findings: Sequence[Finding]) -> Table:
@@ -154,10 +157,3 @@ def claims_sentence(findings: Sequence[Finding]) -> Iterator[str]:
             f"{'holds' if holds == 1 else 'hold'} in every comparison; "
             f"{supporting} of {total} single comparisons support them."
         )
-
-
-def final(own: Group, name: str) -> MeanStd:
-    """The last value of a quantity; "directions" are read off the spectrum."""
-    if name == "directions":
-        return MeanStd.of(directions(run.spectrum) for run in own.finished if len(run.spectrum))
-    return own.last(name)

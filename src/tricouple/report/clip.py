@@ -6,14 +6,11 @@ import base64
 import csv
 import io
 import math
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from html import escape
 from operator import neg
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +18,13 @@ from PIL import Image
 from rich.table import Table as RichTable
 
 from tricouple.names import DATA, QUANTITIES
+from tricouple.report import curves
 from tricouple.report.chart import Array, Axis, Chart, Grid, Panel
-from tricouple.report.curves import (
-    during_training,
-    over_sharpness,
-    sharpness_panels,
-    sharpness_table,
-)
 from tricouple.report.draw_matplotlib import png
 from tricouple.report.groups import FINAL, SHARPNESS, Group, Needs, gaps, group, steps_of
 from tricouple.report.numbers import MeanStd, listing, mean_std, number, percent, plain
-from tricouple.report.page import Article, Section, asset, chart_html, paragraph
-from tricouple.report.read import Study, StudyError
+from tricouple.report.page import Article, Section, asset, chart_html, chart_sections, paragraph
+from tricouple.report.read import Arrays, Study, read_arrays
 from tricouple.report.sentences import LEVEL, best
 from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
 
@@ -88,9 +80,7 @@ def article(study: Study) -> Article:
         if zero_shot:
             sections.append(Section("zero-shot", "Zero-shot classification", zero_shot))
     sections += _pictures(study, groups)
-    for chart in (sharpness_chart(study), curves_chart(groups)):
-        if chart.panels:
-            sections.append(Section(chart.id, chart.title, chart_html(chart)))
+    sections += chart_sections([sharpness_chart(study), curves_chart(groups)])
     if groups:
         geometry = paragraph(MODALITIES) + to_html(_geometry(groups))
         sections.append(Section("geometry", "How the modalities share the sphere", geometry))
@@ -221,24 +211,22 @@ def curves_chart(groups: Sequence[Group]) -> Chart:
         "Over the epochs, means over seeds, band ± one standard deviation; all but the loss on "
         "held-out pairs. Losses are on scales of their own: compare shapes, not heights."
     )
-    return Chart("curves", "During training", caption, during_training(groups, CURVES, x="epoch"))
+    panels = curves.during_training(groups, CURVES, x="epoch")
+    return Chart("curves", "During training", caption, panels)
 
 
 def sharpness_chart(study: Study) -> Chart:
     """Validation recall over the grid of c, from which each loss has its setting."""
     groups = group(study.part(SHARPNESS), NEEDS)
-    (measure, words), *_ = CHOSEN_BY.items()
-    lines = over_sharpness(groups, measure)
+    lines = curves.over_sharpness(groups, next(iter(CHOSEN_BY)), ring=False)
+    title = "Which sharpness suits each loss"
     caption = (
         f"On validation images, at the first seed, after {steps_of(groups)}; the best of each loss "
         "is then trained with all seeds and measured on the test images."
     )
-    panels = [
-        replace(panel, title=f"{panel.title}, validation images")
-        for panel in sharpness_panels(lines, CHOSEN_BY, ring=False)
-    ]
-    numbers = [sharpness_table(lines, measure, words, ring=False)] if panels else []
-    return Chart("sharpness", "Which sharpness suits each loss", caption, panels, numbers)
+    chart = curves.sharpness_chart(lines, CHOSEN_BY, title, caption)
+    named = [replace(p, title=f"{p.title}, validation images") for p in chart.panels]
+    return replace(chart, panels=named)
 
 
 def headline(groups: Sequence[Group]) -> list[str]:
@@ -283,7 +271,6 @@ def _weak(own: Group) -> list[str]:
 
 # Queries with their answers, and the similarities and plans of a batch, as an evaluation left them.
 
-Gallery = Mapping[str, npt.NDArray[Any]]
 MATRICES_TITLE = "Similarities and the three-marginal plan of a batch"
 MATRICES_CAPTION = (
     "Rows are images, columns captions; the matching caption is on the diagonal. The plan couples "
@@ -298,44 +285,28 @@ MATRICES = {
 }
 
 
-def read_gallery(path: Path) -> Gallery:
-    """Read what a run left; nothing if it left nothing.
-
-    Raises:
-        StudyError: If the file is damaged.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise StudyError(f"{path}: not a gallery: {error}") from error
-
-
 def _pictures(study: Study, groups: Sequence[Group]) -> list[Section]:
     """Queries with answers, similarities and plans: of the run, or of each loss of a study."""
     sections = []
-    own = read_gallery(study.folder / "gallery.npz")
+    own = read_arrays(study.folder / "gallery.npz", "gallery")
     if "queries" in own:
         sections.append(Section("queries", "Queries and answers", queries_html(own)))
     if own:
-        chart = matrices_chart(own, "run", MATRICES_CAPTION)
-        sections.append(Section(chart.id, chart.title, chart_html(chart)))
+        sections += chart_sections([matrices_chart(own, "run", MATRICES_CAPTION)])
     parts = []
     for each in groups:
         for run in each.finished:
-            kept = read_gallery(study.folder / "galleries" / f"{run.id}.npz")
+            kept = read_arrays(study.folder / "galleries" / f"{run.id}.npz", "gallery")
             if kept:
-                chart = matrices_chart(kept, each.loss, "")
-                parts.append(f"<h3>{escape(each.name)}, c = {each.c}</h3>\n{chart_html(chart)}")
+                chart = chart_html(matrices_chart(kept, each.loss, ""))
+                parts.append(f"<h3>{escape(each.name)}, c = {each.c}</h3>\n{chart}")
     if parts:
         body = "\n".join([paragraph(MATRICES_CAPTION), *parts])
         sections.append(Section("matrices", MATRICES_TITLE, body))
     return sections
 
 
-def matrices_chart(gallery: Gallery, name: str, caption: str) -> Chart:
+def matrices_chart(gallery: Arrays, name: str, caption: str) -> Chart:
     """A row of panels before and one after training; equal colours are equal values in both."""
     shown = {
         (key, when): gallery[f"{key}_{when}"].astype(np.float64)
@@ -368,7 +339,7 @@ def _matrix(key: str, when: str, values: Array, limit: float) -> Panel:
     )
 
 
-def queries_html(arrays: Gallery) -> str:
+def queries_html(arrays: Arrays) -> str:
     """Image → five captions and caption → five images, the right ones marked."""
     pictures = {
         int(position): _picture(pixels)

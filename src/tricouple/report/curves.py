@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tricouple.names import AXES, LOSSES, QUANTITIES, loss_name
-from tricouple.report.chart import Axis, Choice, Line, Panel
-from tricouple.report.groups import Group, at, places_of
+from tricouple.report.chart import Axis, Chart, Choice, Line, Panel
+from tricouple.report.groups import Curve, Group
 from tricouple.report.numbers import MeanStd, number, percent, plain
 from tricouple.report.palette import style
 from tricouple.report.tables import Table
@@ -22,27 +22,19 @@ def during_training(
     log: Sequence[str] = (),
     when: Callable[[Group], Choice] = lambda own: {},
 ) -> list[Panel]:
-    """Return a panel for each quantity that was recorded; its words are where the lines end.
-
-    Args:
-        groups: What to draw.
-        names: The quantities.
-        x: What to draw them over: "step" or "epoch".
-        log: The quantities that have a logarithmic axis.
-        when: The choices of the reader for which a group is shown.
-    """
+    """Return a panel for each quantity that was recorded; its words are where the lines end."""
     panels = []
     for name in names:
-        own = [each for each in groups if each.has(name)]
-        if not own:
+        curves = [(own, own.curve(name, x)) for own in groups if own.has(name)]
+        if not curves:
             continue
         title = QUANTITIES[name]
-        ends = "; ".join(f"{each.full_name}: {number(each.curve(name, x).end)}" for each in own)
+        ends = "; ".join(f"{own.full_name}: {number(curve.end)}" for own, curve in curves)
         panels.append(
             Panel(
                 title,
                 f"{title} over training, ends at: {ends}.",
-                [band_line(each, name, x, when(each)) for each in own],
+                [band_line(own, curve, when(own)) for own, curve in curves],
                 x=Axis(f"training {x}", whole=x == "epoch"),
                 y=Axis(log=name in log),
             )
@@ -50,26 +42,18 @@ def during_training(
     return panels
 
 
-def band_line(own: Group, name: str, x: str, when: Choice) -> Line:
-    """A group over training, with its spread over seeds as a band."""
-    curve = own.curve(name, x)
-    several = len(own.shown) > 1
-    return Line(
-        own.short_name,
-        curve.x,
-        curve.mean,
-        own.style,
-        low=curve.low if several else None,
-        high=curve.high if several else None,
-        when=when,
-    )
+def band_line(own: Group, curve: Curve, when: Choice) -> Line:
+    """A curve of a group, with its spread over seeds as a band."""
+    low, high = (curve.low, curve.high) if len(own.shown) > 1 else (None, None)
+    return Line(own.short_name, curve.x, curve.mean, own.style, low, high, when=when)
 
 
 @dataclass(frozen=True)
 class OverSharpness:
-    """A loss in a place: its groups of seeds by increasing c, one for each c."""
+    """A loss in a place: its groups of seeds by increasing c, one for each c; the c to mark."""
 
     groups: tuple[Group, ...]
+    papers: float | None
 
     @property
     def loss(self) -> str:
@@ -88,63 +72,69 @@ class OverSharpness:
 
     def at_papers(self, measure: str) -> tuple[float, MeanStd] | None:
         """The point at the paper's c, None where there is none."""
-        wanted = LOSSES[self.loss].paper_sharpness if self.loss in LOSSES else None
-        return next((point for point in self.points(measure) if point[0] == wanted), None)
+        return next((point for point in self.points(measure) if point[0] == self.papers), None)
 
 
-def over_sharpness(groups: Iterable[Group], measure: str) -> tuple[OverSharpness, ...]:
-    """Every loss that ran at two values of c or more, place after place.
+def over_sharpness(
+    groups: Iterable[Group], measure: str, *, ring: bool
+) -> tuple[OverSharpness, ...]:
+    """Every loss that ran at two values of c or more, place after place; a ring marks the paper's.
 
     A study has runs for this, all else equal. In a folder of runs other settings may have been
     varied as well: then each c is shown at the best of them by `measure`.
     """
-    done = [own for own in groups if own.finished and own.sharpness > 0]
-    found = []
-    for place in places_of(done):
-        for loss in dict.fromkeys(own.loss for own in at(done, place)):
-            mine = [own for own in at(done, place) if own.loss == loss]
-            ordered = sorted(mine, key=lambda own: (own.sharpness, own.metric(measure).mean))
-            best = tuple({own.sharpness: own for own in ordered}.values())
-            if len(best) > 1:
-                found.append(OverSharpness(best))
-    return tuple(found)
+    found: dict[tuple[str, str], list[Group]] = {}
+    for own in groups:
+        if own.finished and own.sharpness > 0:
+            found.setdefault((own.place, own.loss), []).append(own)
+    lines = []
+    for (_, loss), mine in found.items():
+        ordered = sorted(mine, key=lambda own: (own.sharpness, own.metric(measure).mean))
+        best = tuple({own.sharpness: own for own in ordered}.values())
+        papers = LOSSES[loss].paper_sharpness if ring and loss in LOSSES else None
+        lines.append(OverSharpness(best, papers))
+    return tuple(line for line in lines if len(line.groups) > 1)
 
 
-def sharpness_panels(
-    lines: Sequence[OverSharpness], measures: Mapping[str, str], *, ring: bool
-) -> list[Panel]:
-    """Return a panel for each place: a share over c.
+def sharpness_chart(
+    lines: Sequence[OverSharpness], measures: Mapping[str, str], title: str, caption: str
+) -> Chart:
+    """Return a share over c, a panel for each place, and the same as numbers.
 
-    Args:
-        lines: What to draw.
-        measures: What the reader can choose to see: key of the metrics → words.
-        ring: Whether a ring marks the paper's c.
+    Which share is the reader's choice where there are several `measures` (key → words); the words
+    of a panel are about the first.
     """
     first = next(iter(measures))
-    title = AXES["sharpness"] + ("; ring: the paper's" if ring else "")
+    ring = any(line.papers for line in lines)
     panels = []
     for place in dict.fromkeys(line.place for line in lines):
         own = [line for line in lines if line.place == place]
         ticks = sorted({c for line in own for key in measures for c, _ in line.points(key)})
-        words = "; ".join(_words(line, first, ring) for line in own)
-        where = f" on {place}" if place else ""
-        drawn = [_drawn(line, key, ring) for line in own for key in measures if line.points(key)]
-        if len(measures) == 1:  # nothing to choose
-            drawn = [replace(line, when={}) for line in drawn]
+        words = "; ".join(_words(line, first) for line in own)
         panels.append(
             Panel(
                 place or measures[first],
-                f"{measures[first]}, % over c{where}. {words}.",
-                drawn,
-                x=Axis(title, log=True, ticks=ticks),
+                f"{measures[first]}, % over c{f' on {place}' if place else ''}. {words}.",
+                [
+                    _drawn(line, key, {"measure": key} if len(measures) > 1 else {})
+                    for line in own
+                    for key in measures
+                    if line.points(key)
+                ],
+                x=Axis(
+                    AXES["sharpness"] + ("; ring: the paper's" if ring else ""),
+                    log=True,
+                    ticks=ticks,
+                ),
                 y=Axis("%" if not place else "accuracy, %"),
             )
         )
-    return panels
+    tables = [_sharpness_table(lines, key, words, ring) for key, words in measures.items()]
+    return Chart("sharpness", title, caption, panels, tables if panels else [])
 
 
-def sharpness_table(lines: Sequence[OverSharpness], key: str, words: str, *, ring: bool) -> Table:
-    """Return the same as numbers, a column for each c."""
+def _sharpness_table(lines: Sequence[OverSharpness], key: str, words: str, ring: bool) -> Table:
+    """A row for each loss, a column for each c."""
     values = sorted({c for line in lines for c, _ in line.points(key)})
     rows, bold = [], set()
     for row, line in enumerate(lines):
@@ -152,8 +142,7 @@ def sharpness_table(lines: Sequence[OverSharpness], key: str, words: str, *, rin
         means = {c: round(value.mean, 2) for c, value in line.points(key)}
         best = max(means.values(), default=math.nan)
         bold |= {(row, column) for column, c in enumerate(values, 2) if means.get(c) == best}
-        marked = line.at_papers(key) if ring else None
-        if marked:
+        if marked := line.at_papers(key):
             points[marked[0]] += " ◯"
         rows.append((loss_name(line.loss), line.place, *(points.get(c, "–") for c in values)))
     head = ("loss", "compared on", *(f"c = {plain(c)}" for c in values))
@@ -162,9 +151,9 @@ def sharpness_table(lines: Sequence[OverSharpness], key: str, words: str, *, rin
     return Table(caption, head, rows, words=2, bold=bold)
 
 
-def _drawn(line: OverSharpness, key: str, ring: bool) -> Line:
+def _drawn(line: OverSharpness, key: str, when: Choice) -> Line:
     x, values = zip(*line.points(key), strict=True)
-    marked = line.at_papers(key) if ring else None
+    marked = line.at_papers(key)
     several = any(value.count > 1 for value in values)
     return Line(
         loss_name(line.loss),
@@ -173,12 +162,12 @@ def _drawn(line: OverSharpness, key: str, ring: bool) -> Line:
         style(line.loss),
         bars=[value.spread for value in values] if several else None,
         ring=(marked[0], marked[1].mean) if marked else None,
-        when={"measure": key},
+        when=when,
     )
 
 
-def _words(line: OverSharpness, key: str, ring: bool) -> str:
+def _words(line: OverSharpness, key: str) -> str:
     values = ", ".join(f"{percent(value)} at c = {plain(c)}" for c, value in line.points(key))
-    marked = line.at_papers(key) if ring else None
+    marked = line.at_papers(key)
     where = f" (the paper's c = {plain(marked[0])})" if marked else ""
     return f"{loss_name(line.loss)}: {values}{where}"

@@ -244,12 +244,7 @@ def leading_plane(means: Array) -> Array:
 def tsne(z: Array, seed: int = 0) -> Array:
     """Points in the plane, within ±1, that are neighbours where the directions of rows are.
 
-    Args:
-        z: Shape (n, d), normalised here.
-        seed: Equal seeds give equal points.
-
-    Returns:
-        Shape (n, 2); all zero where there is nothing to tell apart.
+    They are all zero where there is nothing to tell apart; equal seeds give equal points.
 
     Example:
         >>> tsne(np.eye(12)).shape

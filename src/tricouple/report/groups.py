@@ -169,14 +169,8 @@ def group(
 ) -> tuple[Group, ...]:
     """Gather the seeds of every setting, place after place, losses in the order of the paper.
 
-    Args:
-        runs: What to gather.
-        needs: What the configuration of each run has to say.
-        place: What losses are compared on, in words.
-        order: Sorts places.
-
-    Raises:
-        StudyError: If a run does not say what it is a run of.
+    A place is what losses are compared on, in words; `order` sorts places. A run whose
+    configuration does not say what it `needs` to is refused.
     """
     found: dict[tuple[str, str, str | None], dict[str, list[Run]]] = {}
     for run in runs:
@@ -188,10 +182,8 @@ def group(
     groups = []
     for (where, _, _), settings in found.items():
         members = sorted(settings.values(), key=lambda own: _numbers(own[0].config))
-        for variant, (own, label) in enumerate(
-            zip(members, labels([m[0].config for m in members]), strict=True)
-        ):
-            ordered = tuple(sorted(own, key=lambda run: run.config["seed"]))
+        for variant, label in enumerate(labels([own[0].config for own in members])):
+            ordered = tuple(sorted(members[variant], key=lambda run: run.config["seed"]))
             groups.append(Group(ordered, where, label, variant))
     return tuple(sorted(groups, key=lambda own: (order(own.config), _rank(own), own.variant)))
 
@@ -207,21 +199,19 @@ def labels(configs: Sequence[dict[str, Any]]) -> list[str]:
     told = [key for key in keys if any(own.get(key) != configs[0].get(key) for own in configs)]
     if "sharpness" in told:
         told = [key for key in told if key not in _DERIVED]
-    words = _SHORT | {key: AXES[key] for key in AXES if key not in _SHORT}
+    words = AXES | _SHORT
     return [
         listing([f"{words.get(key, key)} = {plain(own.get(key))}" for key in told])
         for own in configs
     ]
 
 
-def places_of(groups: Iterable[Group]) -> tuple[str, ...]:
-    """What some groups are compared on, each once, in their order."""
-    return tuple(dict.fromkeys(own.place for own in groups))
-
-
-def at(groups: Iterable[Group], place: str) -> list[Group]:
-    """The groups of one place."""
-    return [own for own in groups if own.place == place]
+def by_place(groups: Iterable[Group]) -> dict[str, list[Group]]:
+    """What some groups are compared on, in their order, each with the groups there."""
+    found: dict[str, list[Group]] = {}
+    for own in groups:
+        found.setdefault(own.place, []).append(own)
+    return found
 
 
 def loss_of(run: Run) -> str:
@@ -255,14 +245,11 @@ def steps_of(groups: Iterable[Group]) -> str:
 def gaps(study: Study, groups: Sequence[Group], *, everywhere: bool = False) -> list[str]:
     """What makes the numbers incomplete, a sentence each; empty for a whole study.
 
-    Args:
-        study: What was recorded; its configuration may promise blocks, losses, c and seeds.
-        groups: The runs that its tables are about.
-        everywhere: Whether every loss belongs in every place.
+    Its configuration may promise blocks, losses, c and seeds. Without promises, `groups` show what
+    may be missing of each other; `everywhere` says that every loss belongs in every place.
     """
     if not study.runs:
         return ["No run has been recorded yet."]
-    promises = bool(_list(study, "losses"))
     found = [*_count(study), *_promised(study)]
     if everywhere and not groups:
         found.append("There is no run of the main part: no curves, spectra or tables.")
@@ -271,9 +258,7 @@ def gaps(study: Study, groups: Sequence[Group], *, everywhere: bool = False) -> 
         if names:
             shown = [*names[:5], *([f"{len(names) - 5} more"] if len(names) > 5 else [])]
             found.append(f"{len(names)} of {len(study.runs)} runs {words}: {listing(shown)}.")
-    if not promises:
-        found += _holes(groups, everywhere)
-    return found
+    return found if _list(study, "losses") else [*found, *_holes(groups, everywhere)]
 
 
 def _count(study: Study) -> Iterator[str]:
@@ -320,8 +305,8 @@ def _holes(groups: Sequence[Group], everywhere: bool) -> Iterator[str]:
     seeds = {run.config["seed"] for own in groups for run in own.runs}
     for name in dict.fromkeys(own.name for own in groups):
         mine = [own for own in groups if own.name == name]
-        for place in places_of(groups):
-            if everywhere and not at(mine, place):
+        for place in by_place(groups) if everywhere else ():
+            if place not in by_place(mine):
                 yield f"{name}, {place}: no run."
         for own in mine:
             lacking = sorted(seeds - {run.config["seed"] for run in own.runs})

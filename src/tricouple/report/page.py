@@ -8,8 +8,8 @@ Example:
     >>> page([article]).splitlines()[0]
     '<!DOCTYPE html>'
 
-A section with a chart is ``Section(chart.id, chart.title, chart_html(chart))``; the last one of a
-page should say where its numbers come from: ``provenance_section(provenance, settings)``.
+Charts become ``chart_sections(charts)``; the last section of a page should say where its numbers
+come from: ``provenance_section(provenance, settings)``.
 """
 
 from __future__ import annotations
@@ -127,6 +127,11 @@ def chart_html(chart: Chart) -> str:
 </figure>"""
 
 
+def chart_sections(charts: Iterable[Chart]) -> list[Section]:
+    """Return a section for each chart that has something to show."""
+    return [Section(own.id, own.title, chart_html(own)) for own in charts if own.panels]
+
+
 def paragraph(text: str, kind: str = "") -> str:
     """Return a sentence as a paragraph.
 
@@ -209,23 +214,21 @@ def _article(article: Article, number: int) -> str:
     if 'class="plot"' in sections:
         without = "The plots need JavaScript; the tables and texts do not."
         plots = f"{paragraph(HINT, 'quiet')}\n<noscript>{paragraph(without, 'warning')}</noscript>"
+    warning = ""
+    if article.missing:
+        more = " More under “What is missing”." if len(article.missing) > 1 else ""
+        text = f"The study is not complete: {article.missing[0]}{more}"
+        warning = paragraph(text, "warning")
     return f"""<article class="study">
 <h1>{escape(article.title)}</h1>
 {paragraph(article.lead)}
-{_warning(article.missing)}
+{warning}
 {found}
 <nav aria-label="Sections">{links}</nav>
 {plots}
 {_choices(article.choices)}
 {sections}
 </article>"""
-
-
-def _warning(missing: Sequence[str]) -> str:
-    if not missing:
-        return ""
-    more = " More under “What is missing”." if len(missing) > 1 else ""
-    return paragraph(f"The study is not complete: {missing[0]}{more}", "warning")
 
 
 def _panel(panel: Panel) -> str:
@@ -276,23 +279,21 @@ def _slider(steps: Sequence[int]) -> str:
 
 
 def _choices(choices: Sequence[Choices]) -> str:
-    offered = [choice for choice in choices if choice.options]
-    # One option is no choice: the script still reads it, the reader need not see it.
-    hidden = {choice.key: "" if len(choice.options) > 1 else " hidden" for choice in offered}
-    fields = "".join(
-        f'<label{hidden[choice.key]}>{escape(choice.title)} <select data-key="{choice.key}">'
-        + "".join(
+    fields, away = "", " hidden"
+    for choice in choices:
+        options = "".join(
             f'<option value="{escape(value)}">{escape(name)}</option>'
             for value, name in choice.options.items()
         )
-        + "</select></label>\n"
-        for choice in offered
-    )
-    if not offered:
-        return ""
-    away = " hidden" if all(hidden.values()) else ""
+        # One option is no choice: the script still reads it, the reader need not see it.
+        hidden = "" if len(choice.options) > 1 else " hidden"
+        away = away and hidden
+        select = f'<select data-key="{choice.key}">{options}</select>'
+        if options:
+            fields += f"<label{hidden}>{escape(choice.title)} {select}</label>\n"
     label = "What the figures show"
-    return f'<div class="choices" role="group" aria-label="{label}"{away}>{fields}</div>'
+    whole = f'<div class="choices" role="group" aria-label="{label}"{away}>{fields}</div>'
+    return whole if fields else ""
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tricouple.names import KEYS_BEFORE
-from tricouple.report.numbers import listing
+from tricouple.report.numbers import directions, listing
 
 Array: TypeAlias = npt.NDArray[np.float64]
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 STATUSES = ("done", "partial", "diverged")
 
@@ -60,7 +62,9 @@ class Run:
     line: int = 0
 
     def final(self, name: str) -> float:
-        """The last recorded value of a quantity, NaN if it was not recorded."""
+        """The last value of a quantity, NaN if there is none; directions are of the spectrum."""
+        if name == "directions":
+            return directions(self.spectrum)
         values = self.curves.get(name, np.empty(0))
         return float(values[-1]) if len(values) else float("nan")
 
@@ -105,7 +109,17 @@ class Study:
     def snapshot(self, run: Run) -> Snapshot | None:
         """The embeddings kept during a run, None if it kept none."""
         path = self.folder / "snapshots" / f"{run.id}.npz"
-        return read_snapshot(path) if path.is_file() else None
+        found = read_arrays(path, "snapshot", ("steps", "embeddings", "labels"))
+        if not found:
+            return None
+        steps, labels = found["steps"].astype(np.int64), found["labels"].astype(np.int64)
+        shape = found["embeddings"].shape
+        if len(shape) != 3 or shape[:2] != (len(steps), len(labels)):
+            raise StudyError(
+                f"{path}: embeddings of shape {shape} do not match {len(steps)} steps "
+                f"and {len(labels)} labels"
+            )
+        return Snapshot(steps, found["embeddings"].astype(np.float64), labels)
 
 
 def read_study(folder: Path) -> Study:
@@ -165,28 +179,19 @@ def read_runs(path: Path) -> tuple[Run, ...]:
     return tuple(runs.values())
 
 
-def read_snapshot(path: Path) -> Snapshot:
-    """Read the embeddings kept during one run."""
+def read_arrays(path: Path, kind: str, names: Sequence[str] = ()) -> Arrays:
+    """Read the arrays that a run left in a file, all if none is named; none without the file."""
+    if not path.is_file():
+        return {}
     try:
         with np.load(path) as file:
-            snapshot = Snapshot(
-                file["steps"].astype(np.int64),
-                file["embeddings"].astype(np.float64),
-                file["labels"].astype(np.int64),
-            )
+            return {name: file[name] for name in names or file.files}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise StudyError(f"{path}: not a snapshot: {error}") from error
-    shape = snapshot.embeddings.shape
-    if len(shape) != 3 or shape[:2] != (len(snapshot.steps), len(snapshot.labels)):
-        raise StudyError(
-            f"{path}: embeddings of shape {shape} do not match {len(snapshot.steps)} steps "
-            f"and {len(snapshot.labels)} labels"
-        )
-    return snapshot
+        raise StudyError(f"{path}: not a {kind}: {error}") from error
 
 
 def _run(record: dict[str, Any], number: int, path: Path) -> Run:
-    """Check a record, which stands in a line of a file."""
+    """Check a record, which stands in line `number` of a file."""
     where = f"{path}, line {number}"
     if not isinstance(record.get("id"), str):
         raise StudyError(f'{where}: "id" must be a text, found {record.get("id")!r}')
@@ -202,7 +207,14 @@ def _run(record: dict[str, Any], number: int, path: Path) -> Run:
     for key in ("loss", "method"):
         if config.get(key) in KEYS_BEFORE:
             config = config | {key: KEYS_BEFORE[config[key]]}
-    curves = _curves(_part(record, "curves", where), where)
+    recorded = _part(record, "curves", where).items()
+    curves = {name: _numbers(values, f"{where}: curve {name}") for name, values in recorded}
+    length = len(curves.get("step", ()))
+    for name, values in curves.items():
+        if len(values) != length:
+            raise StudyError(f"{where}: curve {name} has {len(values)} values for {length} steps")
+    metrics = _part(record, "metrics", where)
+    measured = _numbers(list(metrics.values()), f"{where}: metrics").tolist()
     taken = curves.get("step", np.empty(0))
     return Run(
         id=record["id"],
@@ -214,24 +226,10 @@ def _run(record: dict[str, Any], number: int, path: Path) -> Run:
         curves=curves,
         spectrum=_numbers(record.get("spectrum") or [], f"{where}: spectrum"),
         steps=int(record.get("steps") or (taken[-1] if len(taken) else config.get("steps") or 0)),
-        metrics=_metrics(_part(record, "metrics", where), where),
+        metrics=dict(zip(metrics, measured, strict=True)),
         provenance=_part(record, "provenance", where),
         line=number,
     )
-
-
-def _curves(record: dict[str, Any], where: str) -> dict[str, Array]:
-    curves = {name: _numbers(values, f"{where}: curve {name}") for name, values in record.items()}
-    length = len(curves.get("step", ()))
-    for name, values in curves.items():
-        if len(values) != length:
-            raise StudyError(f"{where}: curve {name} has {len(values)} values for {length} steps")
-    return curves
-
-
-def _metrics(record: dict[str, Any], where: str) -> dict[str, float]:
-    values = _numbers(list(record.values()), f"{where}: metrics")
-    return dict(zip(record, values.tolist(), strict=True))
 
 
 def _numbers(values: Any, where: str) -> Array:

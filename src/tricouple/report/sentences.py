@@ -73,15 +73,9 @@ def best(
 ) -> Iterator[str]:
     """Who is best in each place, who is level with it, who is last, and what a test tells apart.
 
-    Places with the same answer share a clause.
-
-    Args:
-        lead: What is compared.
-        values: For each place, the value of each name.
-        write: How a value is written.
-        less: Whether less is better.
+    `values` are by place and name; places with the same answer share a clause.
     """
-    clauses: dict[tuple[str, str, str], list[tuple[str, MeanStd, MeanStd]]] = {}
+    clauses: dict[tuple[str, str, str], list[tuple[str, str, str]]] = {}
     rivals: list[tuple[str, str, float]] = []
     for place, named in values.items():
         own = {name: value for name, value in named.items() if math.isfinite(value.mean)}
@@ -92,10 +86,18 @@ def best(
         level = [name for name in others if beyond_spread(own[first], own[name]) == 0]
         last = "" if order[-1] in level else order[-1]
         answer = (first, listing(level), last)
-        clauses.setdefault(answer, []).append((place, own[first], own[order[-1]]))
+        ends = (place, write(own[first]), write(own[order[-1]]))
+        clauses.setdefault(answer, []).append(ends)
         rivals += [(place, name, welch(own[first], own[name])) for name in others]
-    if clauses:
-        parts = [_clause(*answer, found, write) for answer, found in clauses.items()]
+    parts = []
+    for (first, level_with, last), found in clauses.items():
+        places, highs, lows = zip(*found, strict=True)
+        where = listing([place for place in places if place])
+        beside = f", level with {level_with}" if level_with else ""
+        end = f"; last {last} ({listing(lows)})" if last else ""
+        text = f"best {first} ({listing(highs)}){beside}{end}"
+        parts.append(f"{where}: {text}" if where else text)
+    if parts:
         yield f"{lead}. {'. '.join(parts)}.{_told_apart(rivals)}"
 
 
@@ -104,21 +106,6 @@ def one_seed(groups: Sequence[Group]) -> Iterator[str]:
     done = [own for own in groups if own.finished]
     if done and all(len(own.finished) == 1 for own in done):
         yield "One seed a setting: small differences may be chance."
-
-
-def _clause(
-    first: str,
-    level: str,
-    last: str,
-    found: Sequence[tuple[str, MeanStd, MeanStd]],
-    write: Callable[[MeanStd], str],
-) -> str:
-    places = listing([place for place, _, _ in found if place])
-    highs = listing([write(high) for _, high, _ in found])
-    lows = listing([write(low) for _, _, low in found])
-    beside = f", level with {level}" if level else ""
-    end = f"; last {last} ({lows})" if last else ""
-    return f"{places}{': ' if places else ''}best {first} ({highs}){beside}{end}"
 
 
 def _told_apart(rivals: Sequence[tuple[str, str, float]]) -> str:

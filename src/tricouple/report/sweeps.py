@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tricouple.names import AXES, QUANTITIES
-from tricouple.report.chart import Axis, Chart, Choice, Grid, Line, Panel
-from tricouple.report.groups import Group, check, group, places_of, steps_of
+from tricouple.report.chart import Axis, Chart, Grid, Line, Panel
+from tricouple.report.groups import Group, by_place, check, group, steps_of
 from tricouple.report.numbers import number, plain
 from tricouple.report.page import chart_html, paragraph
 from tricouple.report.read import Run, Study, StudyError
@@ -89,6 +89,21 @@ class Sweep:
         return AXES.get(self.axis, self.axis)
 
     @property
+    def groups(self) -> list[Group]:
+        """All groups, line after line."""
+        return [own for line in self.lines for own in line.values()]
+
+    @property
+    def firsts(self) -> list[Group]:
+        """The first group of each line, which tells what the line is."""
+        return [next(iter(line.values())) for line in self.lines]
+
+    @property
+    def classes(self) -> list[str]:
+        """The values of K that lines are drawn at, in words."""
+        return [] if self.axis == "n_classes" else list(by_place(self.firsts))
+
+    @property
     def logarithmic(self) -> bool:
         """Whether the values call for a logarithmic axis: positive and 20-fold or more."""
         numeric = not any(isinstance(value, str) for value in self.values)
@@ -96,17 +111,21 @@ class Sweep:
 
     def judged(self) -> bool:
         """Whether the study gave verdicts."""
-        return any(verdicts(own) for line in self.lines for own in line.values())
+        return any(map(verdicts, self.groups))
 
     def name(self, line: dict[Any, Group], *, short: bool = False) -> str:
         """What a line is called; its K where there are several."""
         own = next(iter(line.values()))
-        several = self.axis != "n_classes" and len(places_of(_firsts(self.lines))) > 1
+        several = len(self.classes) > 1
         return (own.short_name if short else own.name) + (f", {own.place}" if several else "")
 
-
-def _firsts(lines: Sequence[dict[Any, Group]]) -> list[Group]:
-    return [next(iter(line.values())) for line in lines]
+    def when(self, own: Group) -> dict[str, str]:
+        """The choices under which a line is shown: those that offer another one instead."""
+        several = {
+            "n_classes": len(self.classes) > 1,
+            "shaping": len({g.config.get("shaping") for g in self.firsts} - {None}) > 1,
+        }
+        return {key: value for key, value in choice(own).items() if several[key]}
 
 
 def choice(own: Group) -> dict[str, str]:
@@ -116,9 +135,9 @@ def choice(own: Group) -> dict[str, str]:
     return when if shaping is None else when | {"shaping": shaping}
 
 
-def classes_of(config: dict[str, Any]) -> int:
-    """K."""
-    return int(config["n_classes"])
+def groups_of(runs: Iterable[Run]) -> tuple[Group, ...]:
+    """Gather the seeds of every method at each K."""
+    return group(runs, NEEDS, lambda c: f"K = {c['n_classes']}", lambda c: c["n_classes"])
 
 
 def read_sweeps(study: Study) -> tuple[Sweep, ...]:
@@ -139,14 +158,9 @@ def _sweep(axis: str, runs: Sequence[Run]) -> Sweep:
     order = sorted(values, key=lambda value: (isinstance(value, str), value))
     # c follows from the setting that is swept, or is a setting of its own.
     free = {"seed", axis, *(["sharpness"] if axis in ("epsilon", "temperature") else [])}
-
-    def place(config: dict[str, Any]) -> str:
-        return "" if axis == "n_classes" else f"K = {config['n_classes']}"
-
     lines: dict[str, dict[Any, Group]] = {}
     for value in order:
-        here = [run for run in runs if run.config[axis] == value]
-        for own in group(here, NEEDS, place, classes_of):
+        for own in groups_of(run for run in runs if run.config[axis] == value):
             rest = {key: setting for key, setting in own.config.items() if key not in free}
             lines.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[value] = own
     return Sweep(axis, tuple(order), tuple(lines.values()))
@@ -154,10 +168,8 @@ def _sweep(axis: str, runs: Sequence[Run]) -> Sweep:
 
 def sweep_chart(sweep: Sweep) -> Chart:
     """How near the ETF and how rich each method ends as one setting is swept."""
-    classes = places_of(_firsts(sweep.lines))
-    setting = f" {classes[0]}." if len(classes) == 1 and classes[0] else ""
-    steps = steps_of(own for line in sweep.lines for own in line.values())
-    caption = f"Final values over {sweep.title} after {steps}.{setting}"
+    caption = f"Final values over {sweep.title} after {steps_of(sweep.groups)}"
+    setting = f" {sweep.classes[0]}." if len(sweep.classes) == 1 else ""
     rows = [
         (sweep.name(line), plain(value), own.c, *(number(own.last(name).mean) for name in SWEPT),
          f"{len(own.finished)} of {len(own.runs)}")
@@ -165,9 +177,9 @@ def sweep_chart(sweep: Sweep) -> Chart:
         for value, own in line.items()
     ]  # fmt: skip
     head = ("method", sweep.title, "c", *(QUANTITIES[name] for name in SWEPT), "seeds finished")
-    numbers = Table(f"Final values over {sweep.title} after {steps}", head, rows)
-    panels = [_sweep_panel(sweep, name) for name in SWEPT]
-    return Chart(f"map-{sweep.axis}", f"Along {sweep.title}", caption, panels, [numbers])
+    panels, numbers = [_sweep_panel(sweep, name) for name in SWEPT], [Table(caption, head, rows)]
+    words = f"{caption}.{setting}"
+    return Chart(f"map-{sweep.axis}", f"Along {sweep.title}", words, panels, numbers)
 
 
 def _sweep_panel(sweep: Sweep, name: str) -> Panel:
@@ -179,7 +191,7 @@ def _sweep_panel(sweep: Sweep, name: str) -> Panel:
         first = next(iter(line.values()))
         spread = [value.spread for value in seen.values()]
         means = [value.mean for value in seen.values()]
-        short, when = sweep.name(line, short=True), _when(first, sweep)
+        short, when = sweep.name(line, short=True), sweep.when(first)
         lines.append(Line(short, list(seen), means, first.style, bars=spread, when=when))
         ends = [f"{number(m.mean)} at {plain(v)}" for v, m in seen.items()]
         words.append(f"{sweep.name(line)} from {ends[0]} to {ends[-1]}")
@@ -194,16 +206,6 @@ def _sweep_panel(sweep: Sweep, name: str) -> Panel:
     )
 
 
-def _when(own: Group, sweep: Sweep) -> Choice:
-    """A choice hides a line only if the sweep offers another one instead."""
-    firsts = _firsts(sweep.lines)
-    several = {
-        "n_classes": sweep.axis != "n_classes" and len(places_of(firsts)) > 1,
-        "shaping": len({g.config.get("shaping") for g in firsts} - {None}) > 1,
-    }
-    return {key: value for key, value in choice(own).items() if several[key]}
-
-
 def verdict_table(sweep: Sweep, *, words: bool = True) -> Table:
     """The strip of verdicts or their signs, a row for each method, a column for each value."""
     rows, kinds = [], {}
@@ -215,40 +217,30 @@ def verdict_table(sweep: Sweep, *, words: bool = True) -> Table:
         for column, cell in enumerate(counts, 2):
             if cell:
                 kinds[row, column] = f"verdict {verdict(cell.most_common(1)[0][0]).hue}"
-    steps = steps_of(own for line in sweep.lines for own in line.values())
-    head = (sweep.title, "c", *map(plain, sweep.values))
-    return Table(f"Outcomes over {sweep.title} after {steps}", head, rows, kinds=kinds)
+    caption = f"Outcomes over {sweep.title} after {steps_of(sweep.groups)}"
+    return Table(caption, (sweep.title, "c", *map(plain, sweep.values)), rows, kinds=kinds)
 
 
 def map_chart(swept: Sequence[Sweep]) -> Chart:
     """How far from the ETF each method ends over every swept setting, with the verdicts."""
-    values = {
-        sweep.axis: np.array([
-            [line[v].last("nc2_deviation").mean if v in line else math.nan for v in sweep.values]
-            for line in sweep.lines
-        ])
-        for sweep in swept
-    }  # fmt: skip
-    seen = [v for grid in values.values() for v in grid.flat if math.isfinite(v) and v > 0]
+    quantity, unit = "nc2_deviation", QUANTITIES["nc2_deviation"]
+    seen = [own.last(quantity).mean for sweep in swept for own in sweep.groups]
+    seen = [value for value in seen if math.isfinite(value) and value > 0]
     limits = (min(seen), max(seen)) if seen else (0.1, 1.0)
-    panels = [
-        Panel(
-            sweep.title,
-            f"{QUANTITIES['nc2_deviation']} over {sweep.title}.",
-            [
-                Grid(
-                    values[sweep.axis],
-                    limits,
-                    [sweep.name(line) for line in sweep.lines],
-                    list(map(plain, sweep.values)),
-                    log=True,
-                    texts=[[_sign(line.get(v)) for v in sweep.values] for line in sweep.lines],
-                    unit=QUANTITIES["nc2_deviation"],
-                )
-            ],
+    panels = []
+    for sweep in swept:
+        cells = [[line.get(value) for value in sweep.values] for line in sweep.lines]
+        values = [[own.last(quantity).mean if own else math.nan for own in row] for row in cells]
+        grid = Grid(
+            np.array(values),
+            limits,
+            [sweep.name(line) for line in sweep.lines],
+            list(map(plain, sweep.values)),
+            log=True,
+            texts=[[_sign(own) for own in row] for row in cells],
+            unit=unit,
         )
-        for sweep in swept
-    ]
+        panels.append(Panel(sweep.title, f"{unit} over {sweep.title}.", [grid]))
     judged = any(sweep.judged() for sweep in swept)
     signs = "      ".join(f"{known.sign} {known.word}" for known in VERDICTS.values())
     return Chart("map", "Where each method ends up", signs if judged else "", panels)

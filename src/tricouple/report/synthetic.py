@@ -10,47 +10,17 @@ import numpy as np
 from rich.table import Table as RichTable
 
 from tricouple.names import QUANTITIES, SHAPINGS
-from tricouple.report import embeddings
-from tricouple.report.chart import Axis, Chart, Line, Panel
-from tricouple.report.claims import (
-    Finding,
-    check_claims,
-    claims_html,
-    claims_sentence,
-    claims_table,
-    final,
-)
-from tricouple.report.curves import during_training
+from tricouple.report import claims, embeddings, sweeps
+from tricouple.report.chart import Axis, Chart, Panel
+from tricouple.report.claims import Finding, check_claims
+from tricouple.report.curves import band_line, during_training
 from tricouple.report.draw_matplotlib import png
-from tricouple.report.groups import (
-    MAIN,
-    Curve,
-    Group,
-    at,
-    gaps,
-    group,
-    places_of,
-    steps_of,
-)
+from tricouple.report.groups import MAIN, Curve, Group, by_place, gaps, steps_of
 from tricouple.report.numbers import listing, mean_std, number
-from tricouple.report.page import Article, Choices, Section, chart_html, items, paragraph
+from tricouple.report.page import Article, Choices, Section, chart_sections, items, paragraph
 from tricouple.report.read import Study
 from tricouple.report.sentences import LEVEL, best, one_seed
-from tricouple.report.sweeps import (
-    NEEDS,
-    VERDICTS,
-    Sweep,
-    choice,
-    classes_of,
-    majority,
-    map_chart,
-    read_sweeps,
-    sweeps_html,
-    sweeps_sentence,
-    verdict,
-    verdict_table,
-    verdicts,
-)
+from tricouple.report.sweeps import Sweep, choice, read_sweeps, verdict, verdicts
 from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
 
 LEAD = (
@@ -87,23 +57,22 @@ def article(study: Study) -> Article:
     swept = read_sweeps(study)
     findings = check_claims(groups)
     pictures = embeddings.read_pictures(study, groups, choice)
-    charts = [
+    sections = chart_sections([
         curves_chart(groups),
         spectra_chart(groups),
         embeddings.tsne_chart(pictures),
         embeddings.circle_chart(pictures),
         embeddings.movie_chart(pictures),
-    ]
-    sections = [Section(c.id, c.title, chart_html(c)) for c in charts if c.panels]
+    ])  # fmt: skip
     # The numbers come right after the figures that they summarise.
     if any(own.finished for own in groups):
         finals = "\n".join(map(to_html, finals_tables(groups)))
         sections[2:2] = [
             Section("finals", "Final figures", finals + paragraph(FINALS, "quiet")),
-            Section("claims", "The paper's claims", claims_html(findings)),
+            Section("claims", "The paper's claims", claims.claims_html(findings)),
         ]
     if swept:
-        sections.append(Section("maps", "Where each method ends up", sweeps_html(swept)))
+        sections.append(Section("maps", "Where each method ends up", sweeps.sweeps_html(swept)))
     if study.verdicts:
         told = [f"{verdict(v).sign} {verdict(v).word}: {t}." for v, t in study.verdicts.items()]
         sections.append(Section("verdicts", "What the verdicts mean", items(told)))
@@ -133,7 +102,7 @@ def files(study: Study) -> dict[str, bytes | None]:
         for place, panel in enumerate(curves.panels[:3])
     ])  # fmt: skip
     spectra = spectra_chart(groups).chosen({"shaping": "linear"})
-    grid = map_chart(read_sweeps(study))
+    grid = sweeps.map_chart(read_sweeps(study))
     table = "\n".join([*map(to_markdown, finals_tables(groups)), FINALS, ""])
     return {
         "synthetic-curves.png": png(first) if first.panels else None,
@@ -149,10 +118,10 @@ def terminal(study: Study) -> list[RichTable | str]:
     columns = ("method", "c", "NC1", "NC2 deviation", "directions", "k-NN", "verdict")
     tables = [table.narrow(*columns, note=SHARPNESS) for table in finals_tables(groups)]
     if any(own.finished for own in groups):
-        claims = claims_table(check_claims(groups))
-        tables.append(claims.narrow("the paper says", "here", "comparisons for it", "factor"))
+        table = claims.claims_table(check_claims(groups))
+        tables.append(table.narrow("the paper says", "here", "comparisons for it", "factor"))
     swept = [sweep for sweep in read_sweeps(study) if sweep.judged()]
-    tables += [verdict_table(sweep, words=False).narrow() for sweep in swept]
+    tables += [sweeps.verdict_table(sweep, words=False).narrow() for sweep in swept]
     given = {run.verdict for run in study.runs}
     meanings = [
         f"{verdict(name).sign} {verdict(name).word}: {text}."
@@ -164,7 +133,7 @@ def terminal(study: Study) -> list[RichTable | str]:
 
 def main_groups(study: Study) -> tuple[Group, ...]:
     """The comparison of all methods at each K."""
-    return group(study.part(MAIN), NEEDS, lambda c: f"K = {c['n_classes']}", classes_of)
+    return sweeps.groups_of(study.part(MAIN))
 
 
 def curves_chart(groups: Sequence[Group]) -> Chart:
@@ -198,18 +167,17 @@ def spectra_chart(groups: Sequence[Group]) -> Chart:
     """Spectra of the class-mean covariance at the end, one panel for each K."""
     measured = [own for own in groups if any(len(run.spectrum) for run in own.shown)]
     panels, rows = [], []
-    for place in places_of(measured):
+    for place, here in by_place(measured).items():
         lines, ends, lowest = [], [], 1.0
-        for own in at(measured, place):
-            curve, several = spectrum(own), len(own.shown) > 1
+        for own in here:
+            curve = spectrum(own)
             when = {key: value for key, value in choice(own).items() if key == "shaping"}
-            low, high = (curve.low, curve.high) if several else (None, None)
-            lines.append(Line(own.short_name, curve.x, curve.mean, own.style, low, high, when=when))
+            lines.append(band_line(own, curve, when))
             ends.append(f"{own.name}: smallest eigenvalue {number(curve.end)} of the largest")
             lowest = min([lowest, *curve.low[curve.low > 0]])
             rows.append((
                 str(own.config["n_classes"]), own.name, own.c,
-                f"{mean_std(final(own, 'directions'))} of {own.config['n_classes'] - 1}",
+                f"{mean_std(own.last('directions'))} of {own.config['n_classes'] - 1}",
                 number(float(np.median(curve.mean))), number(curve.end),
             ))  # fmt: skip
         # Never less than a decade: a flat spectrum should look flat.
@@ -231,7 +199,7 @@ def spectra_chart(groups: Sequence[Group]) -> Chart:
 
 def finals_tables(groups: Sequence[Group]) -> list[Table]:
     """Final figures, mean ± std over seeds, beside the target of the theory; one for each K."""
-    return [_finals(at(groups, place)) for place in places_of(groups)]
+    return list(map(_finals, by_place(groups).values()))
 
 
 def _finals(groups: list[Group]) -> Table:
@@ -248,7 +216,7 @@ def _finals(groups: list[Group]) -> Table:
         "effective rank": ("effective_rank", None),
     }
     columns = [
-        Column(title, [final(own, name) for own in groups], badness)
+        Column(title, [own.last(name) for own in groups], badness)
         for title, (name, badness) in shown.items()
     ]
     steps = steps_of(groups)
@@ -258,7 +226,7 @@ def _finals(groups: list[Group]) -> Table:
     top = number(n_classes - 1.0)
     target = ("simplex ETF (target)", "", "0", "0", "0", "1", number(beta), top, "–", top, "", "")
     rows = [
-        (*row, majority(verdicts(own)), _seeds(own))
+        (*row, sweeps.majority(verdicts(own)), _seeds(own))
         for row, own in zip(table.rows, groups, strict=True)
     ]
     return replace(table, head=(*table.head, "verdict", "seeds"), rows=(*rows, target))
@@ -294,14 +262,14 @@ def headline(
     }
     compared: list[str] = []
     for name, (lead, less) in leads.items():
-        values = {p: {g.name: final(g, name) for g in at(usual, p)} for p in places_of(usual)}
+        values = {p: {g.name: g.last(name) for g in own} for p, own in by_place(usual).items()}
         compared += best(lead, values, mean_std, less=less)
     return [
         *_outcomes(usual),
         *compared,
         *([LEVEL] if compared else []),
-        *claims_sentence(findings),
-        *sweeps_sentence(swept),
+        *claims.claims_sentence(findings),
+        *sweeps.sweeps_sentence(swept),
         *one_seed(usual),
     ]
 
@@ -309,17 +277,17 @@ def headline(
 def _outcomes(groups: Sequence[Group]) -> Iterator[str]:
     """Which methods got which verdict; values of K with the same answer share a clause."""
     clauses: dict[str, list[str]] = {}
-    for place in places_of(groups):
+    for here in by_place(groups).values():
         names: dict[str, list[str]] = {}
-        for own in at(groups, place):
+        for own in here:
             for name, count in verdicts(own).most_common(1):
                 total = verdicts(own).total()
                 several = "" if count == total else f" ({count} of {total} seeds)"
                 names.setdefault(name, []).append(own.short_name + several)
-        order = sorted(names, key=lambda name: [*VERDICTS, name].index(name))
+        order = sorted(names, key=lambda name: [*sweeps.VERDICTS, name].index(name))
         text = "; ".join(f"{verdict(name).word}: {listing(names[name])}" for name in order)
         if text:
-            clauses.setdefault(text, []).append(str(at(groups, place)[0].config["n_classes"]))
+            clauses.setdefault(text, []).append(str(here[0].config["n_classes"]))
     if clauses:
         parts = [f"{text} (K = {listing(classes)})" for text, classes in clauses.items()]
         yield f"The study's verdicts: {'. '.join(parts)}."

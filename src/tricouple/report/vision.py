@@ -23,28 +23,13 @@ from tricouple.names import (
     loss_name,
     rank,
 )
+from tricouple.report import curves
 from tricouple.report.chart import Chart
-from tricouple.report.curves import (
-    OverSharpness,
-    during_training,
-    over_sharpness,
-    sharpness_panels,
-    sharpness_table,
-)
+from tricouple.report.curves import OverSharpness
 from tricouple.report.draw_matplotlib import png
-from tricouple.report.groups import (
-    FINAL,
-    MAIN,
-    SHARPNESS,
-    Group,
-    at,
-    gaps,
-    group,
-    places_of,
-    steps_of,
-)
+from tricouple.report.groups import FINAL, MAIN, SHARPNESS, Group, by_place, gaps, group, steps_of
 from tricouple.report.numbers import MeanStd, listing, number, percent, plain
-from tricouple.report.page import Article, Choices, Section, asset, chart_html, paragraph
+from tricouple.report.page import Article, Choices, Section, asset, chart_sections, paragraph
 from tricouple.report.read import Study
 from tricouple.report.sentences import LEVEL, best, one_seed
 from tricouple.report.tables import (
@@ -111,14 +96,12 @@ def article(study: Study) -> Article:
     groups = final_groups(study)
     lines = sharpness_lines(study)
     sections = []
-    tables = [table for features in FEATURES for table in accuracy_tables(groups, features)]
-    if tables:
+    if tables := accuracy_tables(groups):
         parts = [*map(to_html, tables), paragraph(NOTE, "quiet"), to_html(chosen_table(groups))]
         sections.append(Section("results", "Accuracy, beside the paper's", "\n".join(parts)))
     charts = [sharpness_chart(lines), curves_chart(groups)]
-    sections += [Section(c.id, c.title, chart_html(c)) for c in charts if c.panels]
-    geometry = [to_html(_geometry(at(groups, p))) for p in places_of(_done(groups))]
-    if geometry:
+    sections += chart_sections(charts)
+    if geometry := [to_html(_geometry(own)) for own in by_place(_done(groups)).values()]:
         sections.append(Section("geometry", "Geometry of the embeddings", "\n".join(geometry)))
     over_c, during = (bool(chart.panels) for chart in charts)
     return Article(
@@ -129,7 +112,7 @@ def article(study: Study) -> Article:
         missing=missing_from(study, groups),
         choices=(
             Choices("measure", "Accuracy", ACCURACIES if over_c else {}),
-            Choices("block", "Curves of", {p: p for p in places_of(groups)} if during else {}),
+            Choices("block", "Curves of", {p: p for p in by_place(groups)} if during else {}),
         ),
     )
 
@@ -138,7 +121,7 @@ def files(study: Study) -> dict[str, bytes | None]:
     """What the documentation shows: k-NN accuracy over c, and the tables."""
     chart = sharpness_chart(sharpness_lines(study)).chosen({"measure": CHOSEN_BY})
     groups = final_groups(study)
-    tables = [to_markdown(t) for f in FEATURES for t in accuracy_tables(groups, f, brackets=True)]
+    tables = [to_markdown(table) for table in accuracy_tables(groups, brackets=True)]
     notes = [NOTE.replace("Beside it the", "In brackets the"), *notes_on(study, groups)]
     return {
         "vision-sharpness.png": png(chart, columns=2, height=2.8) if chart.panels else None,
@@ -149,15 +132,10 @@ def files(study: Study) -> dict[str, bytes | None]:
 def terminal(study: Study) -> list[RichTable | str]:
     """The tables for a terminal: one for each setting, data set and kind of features."""
     groups = final_groups(study)
-    data = dict.fromkeys((g.config["setting"], g.config["data"]) for g in _done(groups))
-    tables = [
-        to_terminal(table)
-        for where in data
-        for features in FEATURES
-        for table in accuracy_tables(
-            [g for g in groups if (g.config["setting"], g.config["data"]) == where], features
-        )
-    ]
+    found: dict[tuple[str, str], list[Group]] = {}
+    for own in groups:
+        found.setdefault((own.config["setting"], own.config["data"]), []).append(own)
+    tables = [to_terminal(table) for own in found.values() for table in accuracy_tables(own)]
     return [*tables, *notes_on(study, groups)]
 
 
@@ -174,7 +152,7 @@ def final_groups(study: Study) -> tuple[Group, ...]:
 def sharpness_lines(study: Study) -> tuple[OverSharpness, ...]:
     """Every loss over c."""
     runs = study.part(SHARPNESS) or study.part(MAIN) or study.part(FINAL)
-    return over_sharpness(group(runs, NEEDS, _block, _order), CHOSEN_BY)
+    return curves.over_sharpness(group(runs, NEEDS, _block, _order), CHOSEN_BY, ring=True)
 
 
 def missing_from(study: Study, groups: Sequence[Group]) -> list[str]:
@@ -216,10 +194,6 @@ def images(own: Group) -> int | None:
 def papers_accuracy(config: dict[str, Any], measure: str) -> MeanStd | None:
     """The paper's accuracy in per cent; None where it has no such number.
 
-    Args:
-        config: Setting, data set, backbone and loss.
-        measure: ``linear`` or ``knn``.
-
     Example:
         >>> config = dict(setting="scl", data="mnist", backbone="resnet18", loss="neg_mmiot")
         >>> papers_accuracy(config, "linear")
@@ -237,20 +211,16 @@ def _paper() -> dict[tuple[str, ...], dict[str, str]]:
     return {(row["setting"], row["data"], row["backbone"], row["loss"]): row for row in rows}
 
 
-def accuracy_tables(
-    groups: Sequence[Group], features: str, *, brackets: bool = False
-) -> list[Table]:
-    """The paper's tables, one for each setting; only what has finished is in them.
+def accuracy_tables(groups: Sequence[Group], *, brackets: bool = False) -> list[Table]:
+    """The paper's tables for both features, one for each setting, of what has finished.
 
-    Args:
-        groups: The final runs.
-        features: Which were measured: ``penultimate`` or ``embedding``.
-        brackets: Whether the paper's means stand in brackets, not in columns of their own.
+    The paper's means stand beside ours in columns of their own, or in brackets.
     """
     done = _done(groups)
     settings = dict.fromkeys(own.config["setting"] for own in done)
     return [
         _accuracies([g for g in done if g.config["setting"] == s], s, features, brackets=brackets)
+        for features in FEATURES
         for s in settings
     ]
 
@@ -259,10 +229,10 @@ def _accuracies(groups: list[Group], setting: str, features: str, *, brackets: b
     """A row for each loss; for each data set and backbone its c, both accuracies, the paper's."""
     rows = dict.fromkeys(own.name for own in sorted(groups, key=lambda g: rank(g.loss, LOSSES)))
     columns: list[tuple[str, str, list[str], list[int]]] = []  # above, title, cells, bold rows
-    for place in places_of(groups):
-        mine = {own.name: own for own in at(groups, place)}
+    for here in by_place(groups).values():
+        mine = {own.name: own for own in here}
         own = [mine.get(name) for name in rows]
-        above = f"{_column(next(iter(mine.values())).config)}, {steps_of(mine.values())}"
+        above = f"{_column(here[0].config)}, {steps_of(here)}"
         columns.append((above, "c", ["–" if g is None else g.c for g in own], []))
         for measure, title in MEASURES.items():
             key = f"{features}/{measure}"
@@ -308,9 +278,8 @@ def chosen_table(groups: Sequence[Group]) -> Table:
     return Table("Settings of the runs in the tables", head, rows, words=2)
 
 
-def _geometry(groups: list[Group]) -> Table:
+def _geometry(own: list[Group]) -> Table:
     """NC1, NC2, effective rank, α and β of the embeddings at the end."""
-    own = _done(groups)
     columns = [
         Column(title, [g.metric(f"embedding/{key}") for g in own])
         for key, title in GEOMETRY.items()
@@ -332,16 +301,15 @@ def sharpness_chart(lines: Sequence[OverSharpness]) -> Chart:
     if len(seeds) == 1:
         only = seeds.pop()
         told.append(f"Seed{'s'[: len(only) > 1]} {listing(only)}.")
-    panels = sharpness_panels(lines, ACCURACIES, ring=True)
-    numbers = [sharpness_table(lines, key, words, ring=True) for key, words in ACCURACIES.items()]
-    title = "Accuracy against sharpness"
-    return Chart("sharpness", title, " ".join(told), panels, numbers if panels else [])
+    return curves.sharpness_chart(lines, ACCURACIES, "Accuracy against sharpness", " ".join(told))
 
 
 def curves_chart(groups: Sequence[Group]) -> Chart:
     """The loss, and the geometry of held-out embeddings; the block is chosen in the page."""
     log = ("nc1", "nc2_deviation")
-    panels = during_training(groups, CURVES, x="epoch", log=log, when=lambda g: {"block": g.place})
+    panels = curves.during_training(
+        groups, CURVES, x="epoch", log=log, when=lambda own: {"block": own.place}
+    )
     rows = [
         (own.name, own.place, own.c, *(number(own.curve(n, "epoch").end) for n in CURVES))
         for own in groups
@@ -357,7 +325,7 @@ def headline(groups: Sequence[Group], lines: Sequence[OverSharpness]) -> list[st
     compared: list[str] = []
     for features, words in FEATURES.items():
         key = f"{features}/linear"  # what the paper's main table shows
-        values = {p: {g.name: g.percent(key) for g in at(groups, p)} for p in places_of(groups)}
+        values = {p: {g.name: g.percent(key) for g in own} for p, own in by_place(groups).items()}
         compared += best(f"Linear probe on the {words}, %", values, percent)
     rule = [LEVEL] if compared else []
     return [*compared, *rule, *_cost(lines), *budget(groups), *one_seed(groups)]
