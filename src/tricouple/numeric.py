@@ -79,15 +79,59 @@ class _UnitRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, norms: Tensor) -> Tensor:
         unit = values / norms
-        ctx.save_for_backward(unit, norms)
+        ctx.save_for_backward(values, unit, norms)
         return unit
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
-        unit, norms = ctx.saved_tensors
+        values, unit, norms = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative moves the norms too
+            norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
         along = torch.linalg.vecdot(unit, gradient).unsqueeze(1)
         return torch.addcmul(gradient, unit, along, value=-1) / norms, None
+
+
+def first_derivative_only(
+    backward: Callable[..., tuple[Tensor | None, ...]],
+) -> Callable[..., tuple[Tensor | None, ...]]:
+    """A hand-written backward that refuses to be differentiated, whatever it was given.
+
+    With ``create_graph=True`` its gradients are tied to all that they depend on, the incoming
+    gradients and the saved tensors, by a node that raises. (PyTorch's ``once_differentiable`` looks
+    at the incoming gradients alone, and that of a loss is a constant: it says nothing.)
+    """
+
+    @functools.wraps(backward)
+    def call(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *gradients)
+        with torch.no_grad():
+            results = backward(ctx, *gradients)
+        places = [place for place, result in enumerate(results) if result is not None]
+        causes = (cause for cause in (*gradients, *ctx.saved_tensors) if isinstance(cause, Tensor))
+        found = [results[place] for place in places]
+        tied = _Final.apply(len(places), *found, *causes)  # type: ignore[no-untyped-call]
+        answer = dict(zip(places, tied, strict=True))
+        return tuple(answer.get(place) for place in range(len(results)))
+
+    return call
+
+
+class _Final(torch.autograd.Function):
+    """The first so many tensors, as functions of the others whose derivative nobody knows."""
+
+    @staticmethod
+    def forward(ctx: Any, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.detach() for tensor in tensors[:number])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise RuntimeError(
+            "tricouple has no second derivatives of couplings and of InfoNCE: their gradient is "
+            "computed by hand, once. Use first derivatives (create_graph=False), finite "
+            "differences of gradients, or a loss that has them: DBOT, InvaSpread, VICReg"
+        )
 
 
 def uniform(sizes: Sequence[int], like: Tensor) -> Tensor:

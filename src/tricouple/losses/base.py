@@ -15,6 +15,10 @@ from tricouple.numeric import never_compiled
 class ContrastiveLoss(nn.Module, ABC):
     """A loss of embeddings and their identities; subclasses give ``compute``.
 
+    All losses have first derivatives. Second ones (gradient penalties, Hessian-vector products)
+    ``VICReg``, ``InvaSpread`` and ``DBOT`` have; the gradients of couplings and of ``InfoNCE`` are
+    computed by hand, and differentiating them again raises a ``RuntimeError``.
+
     Args:
         empty: What to do with a batch that has no pair to learn from: ``"raise"`` an error, or
             ``"zero"``, a loss of 0 that still has a gradient path.

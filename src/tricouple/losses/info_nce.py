@@ -7,13 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.memory import DEFAULT_BUDGET, MEMORY_MODES, choose_storage
-from tricouple.numeric import Patch, ScoreGradient, inverse_product, pull, row_blocks
+from tricouple.numeric import (
+    Patch,
+    ScoreGradient,
+    first_derivative_only,
+    inverse_product,
+    pull,
+    row_blocks,
+)
 
 
 class InfoNCE(ContrastiveLoss):
@@ -110,14 +116,15 @@ class _LogPartition(torch.autograd.Function):
         logs = torch.empty_like(weights)
         for rows, scores in _scores(anchors, references, ctx.factor, within, tile_entries):
             logs[rows] = torch.logsumexp(scores, 1)
-        ctx.save_for_backward(anchors, references, weights, logs)
+        learnt = sharpness if isinstance(sharpness, Tensor) else None
+        ctx.save_for_backward(anchors, references, weights, logs, learnt)
         return weights @ logs
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        anchors, references, weights, logs = ctx.saved_tensors
+        anchors, references, weights, logs, _ = ctx.saved_tensors
 
         def score_gradient() -> ScoreGradient:
             # g w_i softmax_ij = exp(score_ij − log-partition_i) · g w_i

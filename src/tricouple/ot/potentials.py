@@ -11,10 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tricouple.memory import empty_matrix
-from tricouple.numeric import ScoreGradient, never_compiled, pull, wide_dtype
+from tricouple.numeric import (
+    ScoreGradient,
+    first_derivative_only,
+    never_compiled,
+    pull,
+    wide_dtype,
+)
 from tricouple.ot.engine import Problem, Sweeps, solve
 from tricouple.ot.gradients import GRADIENTS
 from tricouple.ot.sweeps.contract import Solution
@@ -67,14 +72,14 @@ class _OfSimilarities(torch.autograd.Function):
         problem: Problem,
         how: Sweeps,
     ) -> tuple[Tensor, int]:
-        ctx.save_for_backward(similarity)
+        ctx.save_for_backward(similarity, _learnt(factor))
         solution = _remember(ctx, Matrix(similarity), factor, marginals, problem, how)
         return solution.potentials.clone(), solution.n_sweeps
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
-        (similarity,) = ctx.saved_tensors
+        similarity, _ = ctx.saved_tensors
         # The second cotangent belongs to the number of sweeps.
         gradient, slope = _score_matrix(ctx, cotangents[0], similarity)
         to_factor = slope.to(ctx.factor_dtype, copy=True) if ctx.needs_input_grad[1] else None
@@ -92,16 +97,21 @@ class _OfEmbeddings(torch.autograd.Function):
         problem: Problem,
         how: Sweeps,
     ) -> Tensor:
-        ctx.save_for_backward(anchors, references)
+        ctx.save_for_backward(anchors, references, _learnt(factor))
         source = Products(anchors, references)
         return _remember(ctx, source, factor, marginals, problem, how).potentials.clone()
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
-        gradients, slope = _embedding_gradients(ctx, cotangents[0], *ctx.saved_tensors)
+        anchors, references, _ = ctx.saved_tensors
+        gradients, slope = _embedding_gradients(ctx, cotangents[0], anchors, references)
         to_factor = None if slope is None else slope.to(ctx.factor_dtype, copy=True)
         return *gradients, to_factor, None, None, None
+
+
+def _learnt(factor: float | Tensor) -> Tensor | None:
+    return factor if isinstance(factor, Tensor) else None
 
 
 def _remember(

@@ -224,13 +224,18 @@ class _Form(torch.autograd.Function):
         ctx: Any, partial_sums: Callable[..., tuple[Tensor, ...]], *samples: Tensor
     ) -> Tensor:
         sums = partial_sums(*samples)
-        ctx.save_for_backward(*sums)
+        ctx.save_for_backward(*samples, *sums)
+        ctx.partial_sums = partial_sums
         return torch.dot(samples[0].flatten(), sums[0].flatten()) / (3 - len(samples))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        return None, *(gradient * sums for sums in ctx.saved_tensors)
+        half = len(ctx.saved_tensors) // 2
+        samples, sums = ctx.saved_tensors[:half], ctx.saved_tensors[half:]
+        if torch.is_grad_enabled():  # a second derivative moves the sums too
+            sums = ctx.partial_sums(*samples)
+        return None, *(gradient * part for part in sums)
 
 
 def _all_but_own(values: Tensor) -> Tensor:
