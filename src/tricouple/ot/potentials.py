@@ -129,7 +129,7 @@ def _remember(
     solution = _solve(problem, source, ctx.factor, marginals, how)
     # Outputs must not be kept here: they refer to this context, and the cycle would hold the
     # kernels' N×N matrices until the garbage collector comes by.
-    ctx.solution = replace(solution, potentials=torch.empty(0))
+    ctx.solution = replace(solution, potentials=marginals.new_empty(0))
     return solution
 
 

@@ -124,6 +124,7 @@ class ListedPairs:
             torch.stack([self.rows, self.columns]),
             self.weights.to(references.dtype),
             self.shape,
+            device=references.device,
             check_invariants=False,
         )
         received: Tensor = torch.sparse.mm(target, references)

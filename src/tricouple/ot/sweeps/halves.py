@@ -115,8 +115,8 @@ class SymmetricKernels(Kernels):
 
         def work(thread: int) -> None:
             count, parts = self._tables[thread]
-            y = sums.data_ptr() + thread * n * size
-            native.compiled.tiles_product(size, count, n, parts.data_ptr(), matrix, x, y)
+            y = native.address(sums) + thread * n * size
+            native.compiled.tiles_product(size, count, n, native.address(parts), matrix, x, y)
 
         in_threads(work, range(len(self._tables)))
 
@@ -135,7 +135,7 @@ class SymmetricKernels(Kernels):
                 row = part.rows.start
                 for columns, own, block in self._blocks(part, rooms[thread]):
                     place = (*block.shape, own, row, columns)
-                    native.compiled.tile_stream(size, *place, factor, block.data_ptr(), *ends)
+                    native.compiled.tile_stream(size, *place, factor, native.address(block), *ends)
 
         in_passing_threads(work, range(self._n_threads))
 
@@ -234,13 +234,13 @@ class SymmetricKernels(Kernels):
         tops = self.like.new_full((self._n_threads, 2, n), -torch.inf)
         room = self._room()
         for part in self._parts:
-            tile = self._similarities(part, room).data_ptr()
+            tile = native.address(self._similarities(part, room))
 
             def work(thread: int, own: Part, part: Part = part, tile: int = tile) -> None:
                 mine = tile + (own.start - part.start) * size
-                found = tops.data_ptr() + thread * 2 * n * size
+                found = native.address(tops) + thread * 2 * n * size
                 shape = (*own.shape, own.own, own.offset, n)
-                native.compiled.tile_tops(size, *shape, mine, shifts.data_ptr(), found)
+                native.compiled.tile_tops(size, *shape, mine, native.address(shifts), found)
 
             self._in_rows(part, work)
         return tops.amax(0)
@@ -266,7 +266,7 @@ class SymmetricKernels(Kernels):
 
     def _exponentiate(self, which: int, part: Part, tile: Tensor, out: Tensor) -> None:
         size, factor = out.element_size(), self.factors[which]
-        shifts = self._shifts[_side(factor)].data_ptr()
+        shifts = native.address(self._shifts[_side(factor)])
         columns = shifts + (len(self.like) - part.width) * size
         source, target = native.addresses(tile, out)
 
@@ -347,7 +347,7 @@ class Part(NamedTuple):
 def table(parts: Sequence[Part]) -> Tensor:
     """What the compiled module wants to know of several tiles."""
     rows = [(part.start, *part.shape, part.own, part.offset) for part in parts]
-    return torch.tensor(rows, dtype=torch.int64)
+    return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
 
 def triangle(n: int, height: int = ROWS) -> list[Part]:

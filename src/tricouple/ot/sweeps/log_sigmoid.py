@@ -122,13 +122,14 @@ def _log_gamma(z: complex) -> float:
 
 def _quantile(power: float, mass: float, *, upper: bool) -> float:
     """Where the log-Gamma law has only ``mass`` beyond."""
-    shape = torch.tensor(power, dtype=torch.float64)
+    on_host = torch.empty(0, dtype=torch.float64, device="cpu")
+    shape = on_host.new_tensor(power)
     tail = torch.special.gammaincc if upper else torch.special.gammainc
     centre = math.log(power)
     near, far = centre, centre + (60.0 if upper else -60.0 / min(1.0, power))
     for _ in range(80):
         middle = (near + far) / 2
-        beyond = float(tail(shape, torch.tensor(math.exp(middle), dtype=torch.float64)))
+        beyond = float(tail(shape, on_host.new_tensor(math.exp(middle))))
         near, far = (middle, far) if beyond > mass else (near, middle)
     return far
 

@@ -47,9 +47,16 @@ def load() -> Any:
 compiled = load()
 
 
+def address(array: Tensor) -> int:
+    """Where a contiguous array starts; an error unless it is memory that C may touch."""
+    if not array.is_cpu:
+        raise RuntimeError(f"compiled sweeps work in the memory of the CPU, got {array.device}")
+    return array.data_ptr()
+
+
 def addresses(*arrays: Tensor) -> list[int]:
     """Where contiguous arrays start."""
-    return [array.data_ptr() for array in arrays]
+    return [address(array) for array in arrays]
 
 
 def _tolerance(tol: float | None) -> float:
@@ -108,7 +115,7 @@ class NativePairHistory(ScaledPairHistory):
         left, right = matrix.new_empty(2 * sweeps, n), matrix.new_empty(2 * sweeps, m)
         gradients = [cotangent.clone() for cotangent in cotangents]
         work = matrix.new_empty(max(n, m))
-        first = self.u.data_ptr() - n * matrix.element_size()  # the start's row, before the view
+        first = address(self.u) - n * matrix.element_size()  # the start's row, before the view
         compiled.pair_adjoint(
             matrix.element_size(),
             n,
