@@ -65,13 +65,25 @@ _returned: OrderedDict[_Kind, list[Tensor]] = OrderedDict()
 # Two losses, or full batches and a last one that is not, take turns.
 _KINDS = 2
 
+# Of each kind: what one step asks for. More are left by many losses that were alive at once.
+_OF_A_KIND = 4
+
+
+def empty_cache() -> None:
+    """Give the system all matrices that wait for their next use.
+
+    Example:
+        >>> empty_cache()
+    """
+    _returned.clear()
+
 
 class Loan:
     """Uninitialised matrices for as long as this object lives; then others may have them.
 
     Training asks for the same matrices in every step, and fresh memory costs more than the
-    arithmetic that fills it. Only matrices of the kinds last asked for are kept, and only on the
-    CPU: other devices have allocators that do this.
+    arithmetic that fills it. Only a few matrices of the kinds last asked for are kept, until
+    ``empty_cache``, and only on the CPU: other devices have allocators that do this.
     """
 
     def __init__(self, number: int, like: Tensor, *shape: int) -> None:
@@ -91,7 +103,8 @@ class Loan:
 
 def _give_back(kind: _Kind, matrices: list[Tensor]) -> None:
     if kind in _returned:
-        _returned[kind] += matrices
+        kept = _returned[kind]
+        kept += matrices[: _OF_A_KIND - len(kept)]
 
 
 @dataclass(frozen=True)

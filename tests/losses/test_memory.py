@@ -9,6 +9,7 @@ import torch
 
 import tricouple as tc
 from reference import relative_error, with_gradients
+from tricouple import memory
 from tricouple.memory import Loan, choose_storage
 
 STREAMING = {
@@ -171,6 +172,16 @@ def test_matrices_are_returned_and_used_again():
     gc.collect()
     again = Loan(2, torch.empty(1), 40, 50)
     assert {matrix.data_ptr() for matrix in again.matrices} == addresses
+
+
+def test_matrices_of_many_losses_at_once_do_not_pile_up():
+    kind = ((40, 50), torch.float32)
+    loans = [Loan(1, torch.empty(1), 40, 50) for _ in range(20)]
+    assert memory._returned[kind] == []
+    loans.clear()
+    assert 2 <= len(memory._returned[kind]) <= 4
+    memory.empty_cache()
+    assert not memory._returned
 
 
 def test_two_losses_in_one_graph_do_not_share_matrices():

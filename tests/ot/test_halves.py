@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -230,3 +231,19 @@ def test_every_item_is_dealt_once():
         for n in (1, 2, 3):
             shares = [halves.dealt(range(n_items), k, n) for k in range(n)]
             assert sorted(item for share in shares for item in share) == list(range(n_items))
+
+
+def test_nobody_is_left_at_work_when_one_share_is_interrupted():
+    started, ended = threading.Event(), threading.Event()
+
+    def work(share: int) -> None:
+        if share == 0:
+            started.wait(10)
+            raise KeyboardInterrupt
+        started.set()
+        time.sleep(0.2)
+        ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        halves.in_threads(work, [0, 1])
+    assert ended.is_set()

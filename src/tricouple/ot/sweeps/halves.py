@@ -385,12 +385,23 @@ def in_threads(work: Callable[[Item], Result], shares: Sequence[Item]) -> list[R
     than cores all its teams, those of the whole process, go to sleep after every operation. For
     matrix products see ``in_passing_threads``.
 
+    Nobody is left at work when this ends, not even by an error or Ctrl-C: the shares hold addresses
+    of memory that others may have next.
+
     Example:
         >>> in_threads(sum, [[1, 2], [3]])
         [3, 3]
     """
-    others = [_pool(len(shares) - 1).submit(work, share) for share in shares[1:]]
-    return [work(shares[0]), *(other.result() for other in others)]
+    if len(shares) == 1:
+        return [work(shares[0])]
+    from concurrent.futures import Future, wait
+
+    others: list[Future[Result]] = []
+    try:
+        others.extend(_pool(len(shares) - 1).submit(work, share) for share in shares[1:])
+        return [work(shares[0]), *(other.result() for other in others)]
+    finally:
+        wait(others)
 
 
 def dealt(items: Sequence[Item], thread: int, n_threads: int) -> list[Item]:
