@@ -42,8 +42,9 @@ def test_train_and_test_folders(tmp_path, part):
     assert data.test.labels.tolist() == [0, 1, 1]
 
 
-def test_loose_images_are_unlabelled(tmp_path):
-    write_classes(tmp_path, {".": 5})
+@pytest.mark.parametrize("folder", [".", "photos"])
+def test_loose_images_and_those_of_a_single_folder_are_unlabelled(tmp_path, folder):
+    write_classes(tmp_path, {folder: 5})
     data = images.load("folder", tmp_path)
     assert len(data.train) == 5
     assert data.train.labels is data.probe is data.test is None
@@ -51,26 +52,17 @@ def test_loose_images_are_unlabelled(tmp_path):
     assert data.train[2][1] == -1
 
 
-def test_a_single_folder_is_no_class(tmp_path):
-    write_classes(tmp_path, {"photos": 5})
-    assert images.load("folder", tmp_path).train.labels is None
-
-
-def test_unlabelled_training_images_are_evaluated_on_half_of_the_labelled_ones(tmp_path):
+@pytest.mark.parametrize("root", [".", "train"])
+def test_unlabelled_training_images_are_evaluated_on_half_of_the_labelled_ones(tmp_path, root):
     write_classes(tmp_path / "train", {".": 7})
     write_classes(tmp_path / "test", {"a": 6, "b": 4})
-    data = images.load("folder", tmp_path)
+    elsewhere = {} if root == "." else {"eval_root": tmp_path / "test"}
+    data = images.load("folder", tmp_path / root, **elsewhere)
+    assert len(data.train) == 7
     assert data.train.labels is None
     assert torch.bincount(data.probe.labels).tolist() == [3, 2]
     assert torch.bincount(data.test.labels).tolist() == [3, 2]
     assert data.classes == ("a", "b")
-
-
-def test_labelled_images_may_lie_elsewhere(tmp_path):
-    write_classes(tmp_path / "photos", {".": 7})
-    write_classes(tmp_path / "labelled", {"a": 2, "b": 2})
-    data = images.load("folder", tmp_path / "photos", eval_root=tmp_path / "labelled")
-    assert (len(data.train), len(data.probe), len(data.test)) == (7, 2, 2)
 
 
 def test_classes_of_one_image_stay_in_the_training_set(tmp_path):

@@ -268,13 +268,9 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_missing_data_says_which_files_go_where(tmp_path, name):
+def test_missing_data_and_failed_downloads_say_which_files_go_where(tmp_path, name, monkeypatch):
     with pytest.raises(DataError, match=f"data '{name}' was not found. Expected {FILES[name]}"):
         images.load(name, tmp_path, download=False)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_failed_download_says_which_files_go_where(tmp_path, name, monkeypatch):
     monkeypatch.setattr(readers, "fetch", FETCH)
 
     def unreachable(*args, **options):

@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-VERSION_BASE = "1.3"
-
-
-HERE = Path(__file__).parent
-
 
 @dataclass(frozen=True)
 class Start:
@@ -61,7 +56,7 @@ class Start:
     @property
     def folder(self) -> Path:
         """The groups that this command alone has, and its studies."""
-        return HERE / self.name
+        return Path(__file__).parent / self.name
 
 
 STARTS: dict[type, Start] = {
@@ -99,10 +94,6 @@ def read_study(name: str, kind: type) -> schema.Study:
     """A study by its name, or by the path of its YAML file.
 
     A word of its blocks with several values stands for a block of each, as in a sweep.
-
-    Args:
-        name: Of the study or the file.
-        kind: The dataclass of its runs.
 
     Raises:
         ConfigurationError: If there is none, or it cannot be read.
@@ -180,7 +171,7 @@ def hydra_ready(start: Start, words: Sequence[str]) -> Iterator[GlobalHydra]:
     for choice in [choice for word in words for choice in _choices(word)]:
         if re.fullmatch(r"loss=\w+", choice) and choice[5:] not in start.losses:
             raise ConfigurationError(f"{choice}: choose one of {', '.join(start.losses)}")
-    ready = initialize_config_dir(str(start.folder), version_base=VERSION_BASE)
+    ready = initialize_config_dir(str(start.folder), version_base="1.3")
     with ready, one_line_errors(words, start):
         yield GlobalHydra.instance()
 

@@ -5,6 +5,7 @@ Fields have no defaults here: a value that no file gives is an error, not a seco
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -255,20 +256,11 @@ class PairEvaluation:
 
 @dataclass
 class Clip:
-    """A training run on images and captions.
+    """A training run on images and captions; what is not said here is as in ``Train``.
 
     Attributes:
-        data: The images and captions.
-        loss: Name, target and parameters of the loss; its sharpness is informative.
         model: The encoders.
-        scale: How much is computed.
-        training: The optimisation.
-        evaluation: What is measured at the end.
-        trainer: Arguments of Lightning's ``Trainer``.
         seed: Of the weights, the subset, the order of images, the captions and the crops.
-        runs: Folder of all runs.
-        run: Folder of this run; None for a name made from the configuration.
-        progress: Whether to show a progress bar on a terminal.
     """
 
     data: Captions
@@ -314,19 +306,13 @@ def register() -> None:
     """Make the types and the resolvers known to Hydra; the YAML files refer to both."""
     ConfigStore.instance().store(name="train_schema", node=Train)
     ConfigStore.instance().store(name="clip_schema", node=Clip)
-    OmegaConf.register_new_resolver("either", _either, replace=True)
+    OmegaConf.register_new_resolver(
+        "either", lambda first, second: second if first is None else first, replace=True
+    )
     OmegaConf.register_new_resolver("reciprocal", _reciprocal, replace=True)
-
-
-def _either(first: float | None, second: float) -> float:
-    """The first value if there is one, else the second."""
-    return second if first is None else first
 
 
 def _reciprocal(*factors: float) -> float:
     """One over the product: τ = 1/(cε) for a wanted sharpness c."""
-    product = 1.0
-    for factor in factors:
-        product *= factor
     # Fewer digits than a float has: 1/(3 · 0.1) should read 3.33333 in folder names and tables.
-    return float(f"{1 / product:.6g}")
+    return float(f"{1 / math.prod(factors, start=1.0):.6g}")

@@ -36,7 +36,10 @@ class Normalisation:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Prepare images (n, c, h, w), 8-bit or in [0, 1]: float32 (n, c, size, size)."""
-        return self.standardise(resize(to_unit_range(images), self.size))
+        found, square = to_unit_range(images), (self.size, self.size)
+        if found.shape[-2:] != square:
+            found = interpolate(found, square, mode="bilinear", antialias=True)
+        return self.standardise(found)
 
     def standardise(self, images: Tensor) -> Tensor:
         """``(images − mean) / std`` for floating-point images in [0, 1]."""
@@ -69,15 +72,3 @@ def to_unit_range(images: Tensor) -> Tensor:
     if not images.is_floating_point():
         raise TypeError(f"images must be uint8 or floating point, got {images.dtype}")
     return images.float()
-
-
-def resize(images: Tensor, size: int) -> Tensor:
-    """Floating-point images as squares of another size: bilinear, antialiased when they shrink.
-
-    Example:
-        >>> resize(torch.ones(1, 3, 2, 2), 4).shape
-        torch.Size([1, 3, 4, 4])
-    """
-    if images.shape[-2:] == (size, size):
-        return images
-    return interpolate(images, (size, size), mode="bilinear", antialias=True)

@@ -78,7 +78,9 @@ class ClassUniformBatchSampler(BatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         while self._position < self.n_batches:
             self._position += 1
-            yield self._next_batch()
+            for number in range(len(self._members)):
+                self._advance(number)
+            yield [index for indices in self._last for index in indices]
         self._position = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,11 +103,6 @@ class ClassUniformBatchSampler(BatchSampler):
         self._remaining = [list(indices) for indices in state["remaining"]]
         self._position = int(state["position"])
         self._generator.set_state(state["generator"])
-
-    def _next_batch(self) -> list[int]:
-        for number in range(len(self._members)):
-            self._advance(number)
-        return [index for indices in self._last for index in indices]
 
     def _advance(self, number: int) -> None:
         """Lines of the algorithm for one class; its first batch has nothing to keep."""
