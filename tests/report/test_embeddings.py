@@ -11,7 +11,6 @@ from report import fake
 from tricouple.report import embeddings
 from tricouple.report.draw_plotly import drawing
 from tricouple.report.read import read_study
-from tricouple.report.sweeps import choice
 from tricouple.report.synthetic import main_groups
 
 
@@ -19,7 +18,7 @@ from tricouple.report.synthetic import main_groups
 def picture(tmp_path):
     folder = fake.write_study(tmp_path, [fake.run("iot", 5)], samples=20)
     study = read_study(folder)
-    (found,) = embeddings.read_pictures(study, main_groups(study), choice)
+    (found,) = embeddings.read_pictures(study, main_groups(study))
     return found
 
 

@@ -91,8 +91,7 @@ def test_mean_and_std_end_at_the_same_decimal(mean, std, text):
 
 
 def test_a_band_is_mean_and_std_cut_at_the_smallest_seed():
-    rows_ = np.array([[1.0, 1.0, np.nan], [3.0, 9.0, 5.0], [2.0, 2.0, np.nan]])
-    curve = Curve.over(np.array([0.0, 1.0, 2.0]), rows_)
+    curve = Curve.over([{0: 1.0, 1: 1.0, 2: math.nan}, {0: 3.0, 1: 9.0, 2: 5.0}, {0: 2.0, 1: 2.0}])
     np.testing.assert_allclose(curve.mean, [2, 4, 5])
     np.testing.assert_allclose(curve.high, [3, 4 + np.std([1, 9, 2], ddof=1), 5])
     np.testing.assert_allclose(curve.low, [1, 1, 5])

@@ -23,7 +23,7 @@ from PIL import Image
 
 from tricouple.report.chart import Chart, Cloud, Grid, Line, Panel, shown_values
 from tricouple.report.numbers import plain
-from tricouple.report.palette import HUES, SYMBOLS, Style, class_style
+from tricouple.report.palette import DASHES, HUES, SYMBOLS, Style, class_style
 
 SETTINGS: dict[Any, Any] = {
     "font.size": 9,
@@ -62,8 +62,7 @@ def picture(chart: Chart, columns: int = 3, height: float = 2.5) -> Figure:
     for axis, panel in zip(axes, chart.panels, strict=True):
         _panel(axis, panel)
         # Panels above each other share the words below the last one.
-        below = axes[-columns:]
-        if axis in below or panel.x != chart.panels[-1].x:
+        if axis in axes[-columns:] or panel.x != chart.panels[-1].x:
             axis.set_xlabel(panel.x.title)
     grids = [mark for panel in chart.panels for mark in panel.marks if isinstance(mark, Grid)]
     if grids:
@@ -111,10 +110,10 @@ def _line(axis: Axes, line: Line, look: Style, panel: Panel) -> None:
     x, y = np.asarray(line.x), shown_values(line.y, panel.y)
     colour = HUES[look.hue][0]
     # Its dashes are in units of the line's width.
-    dashes = (0, tuple(length / 1.5 for length in look.dash_lengths)) if look.dash_lengths else "-"
+    lengths = tuple(length / 1.5 for length in DASHES[look.dash])
     ink: dict[str, Any] = {
         "color": colour,
-        "linestyle": "" if line.points else dashes,
+        "linestyle": "" if line.points else (0, lengths) if lengths else "-",
         "linewidth": 1.5,
         "marker": SYMBOLS[look.symbol][0],
         "markersize": 4,
@@ -138,12 +137,8 @@ def _cloud(axis: Axes, cloud: Cloud) -> None:
         look = class_style(int(label))
         x, y = at[cloud.labels == label].T
         name = cloud.names[label] if cloud.names else None
-        ink: dict[str, Any] = {
-            "color": HUES[look.hue][0],
-            "marker": SYMBOLS[look.symbol][0],
-            "label": name,
-        }
-        axis.scatter(x, y, s=2 * cloud.size, linewidth=0, **ink)
+        ink: dict[str, Any] = {"color": HUES[look.hue][0], "marker": SYMBOLS[look.symbol][0]}
+        axis.scatter(x, y, s=2 * cloud.size, linewidth=0, label=name, **ink)
 
 
 def _grid(axis: Axes, grid: Grid) -> None:

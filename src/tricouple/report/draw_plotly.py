@@ -21,7 +21,7 @@ import plotly.graph_objects as go
 
 from tricouple.report.chart import Array, Axis, Cloud, Grid, Line, Panel, shown_values
 from tricouple.report.numbers import plain
-from tricouple.report.palette import Style, class_style
+from tricouple.report.palette import DASHES, Style, class_style
 
 SCALE = 30000  # coordinates within ±1 as 16-bit integers: a quarter of the size of JSON numbers
 SCALES = {"signed": "RdBu", "dark": "Cividis_r", "share": "Viridis"}
@@ -105,7 +105,7 @@ def _line(line: Line, look: Style, panel: Panel) -> Iterator[go.Scatter]:
             x=np.concatenate([x, x[::-1]]),
             y=_packed(np.concatenate([high, low[::-1]])),
             fill="toself",
-            fillcolor=look.band,
+            fillcolor=f"var(--{look.hue}-band)",
             line={"width": 0, "color": look.colour},
             mode="lines",
             hoverinfo="skip",
@@ -115,7 +115,7 @@ def _line(line: Line, look: Style, panel: Panel) -> Iterator[go.Scatter]:
     if line.bars is not None:
         bars = {"array": np.asarray(line.bars)[seen], "thickness": 1, "width": 3}
         spread = " ± %{error_y.array:.2g}"
-    dash = ",".join(f"{length}px" for length in look.dash_lengths) or "solid"
+    dash = ",".join(f"{length}px" for length in DASHES[look.dash]) or "solid"
     few = line.points or len(x) <= 8
     yield go.Scatter(
         x=x,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from tricouple.report.chart import Array, Axis, Chart, Choice, Cloud, Grid, Panel
+from tricouple.report.chart import Array, Axis, Chart, Cloud, Grid, Panel
 from tricouple.report.draw_matplotlib import png
 from tricouple.report.groups import Group
 from tricouple.report.numbers import number
 from tricouple.report.read import Run, Study
+from tricouple.report.sweeps import choice
 
 Labels = npt.NDArray[np.int64]
 
@@ -50,7 +51,6 @@ class Picture:
     steps: tuple[int, ...]
     embeddings: Array
     labels: Labels
-    when: Choice
 
     @property
     def name(self) -> str:
@@ -58,9 +58,7 @@ class Picture:
         return f"{self.group.full_name}, seed {self.run.config['seed']}"
 
 
-def read_pictures(
-    study: Study, groups: Sequence[Group], choice: Callable[[Group], Choice]
-) -> list[Picture]:
+def read_pictures(study: Study, groups: Sequence[Group]) -> list[Picture]:
     """Read the snapshots of the first seed that has some, for every group."""
     found = []
     for own in groups:
@@ -74,8 +72,7 @@ def read_pictures(
                 chosen = thin(len(snapshot.labels), MOST_POINTS)
                 z = unit(snapshot.embeddings[finite][:, chosen])
                 steps = tuple(int(step) for step in snapshot.steps[finite])
-                labels = snapshot.labels[chosen]
-                found.append(Picture(own, run, steps, z, labels, choice(own)))
+                found.append(Picture(own, run, steps, z, snapshot.labels[chosen]))
                 break
     return found
 
@@ -92,7 +89,7 @@ def tsne_chart(pictures: Sequence[Picture]) -> Chart:
             np.fill_diagonal(distances, np.inf)
             pure = (picture.labels[distances.argmin(axis=1)] == picture.labels).mean()
             words = f"{number(100 * pure)} % of the samples lie nearest to one of their own class"
-            return Cloud(at, picture.labels, when=picture.when), words
+            return Cloud(at, picture.labels, when=choice(picture.group)), words
 
         drawn = [panel(place, picture) for place, picture in enumerate(pictures, 1)]
     panels = _panels(pictures, drawn, "t-SNE", 1.08, circle=False)
@@ -110,7 +107,7 @@ def circle_chart(pictures: Sequence[Picture]) -> Chart:
         angles = np.sort(np.degrees(np.arctan2(ends[:, 1], ends[:, 0])))
         gap = float(np.diff(np.append(angles, angles[0] + 360)).max())
         words = f"class means point over {number(360 - gap)} of 360 degrees"
-        cloud = Cloud(unit(z @ plane), picture.labels, 5, ends, when=picture.when)
+        cloud = Cloud(unit(z @ plane), picture.labels, 5, ends, when=choice(picture.group))
         drawn.append((cloud, words))
     panels = _panels(pictures, drawn, "Circle view", 1.12)
     return Chart("circle", "The final embeddings, on a circle", CIRCLE, panels)
@@ -128,7 +125,8 @@ def movie_chart(pictures: Sequence[Picture]) -> Chart:
         first, last = (number(float(length.mean())) for length in lengths)
         words = f"class means move from radius {first} to {last}"
         steps = [picture.steps[frame] for frame in frames]
-        drawn.append((Cloud(at, picture.labels, steps=steps, when=picture.when), words))
+        cloud = Cloud(at, picture.labels, steps=steps, when=choice(picture.group))
+        drawn.append((cloud, words))
     panels = _panels(moving, drawn, "Over training", 1.08)
     return Chart("movie", "The embedding during training", MOVIE, panels)
 

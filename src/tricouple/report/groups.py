@@ -41,13 +41,15 @@ class Curve:
     high: Array
 
     @classmethod
-    def over(cls, x: Array, rows: Array) -> Curve:
-        """Mean and band of rows (seeds, positions) that may hold NaN."""
-        columns = [MeanStd.of(column) for column in rows.T]
+    def over(cls, seeds: Sequence[Mapping[float, float]]) -> Curve:
+        """Mean and band over seeds, which need not all have every x, nor a number there."""
+        x = sorted({at for seed in seeds for at in seed})
+        values = [[v for seed in seeds if np.isfinite(v := seed.get(at, np.nan))] for at in x]
+        columns = [MeanStd.of(column) for column in values]
         mean = np.array([column.mean for column in columns])
         spread = np.array([column.spread for column in columns])
-        lowest = np.array([min((v for v in c if np.isfinite(v)), default=np.nan) for c in rows.T])
-        return cls(x, mean, np.maximum(mean - spread, lowest), mean + spread)
+        lowest = np.array([min(column, default=np.nan) for column in values])
+        return cls(np.array(x, np.float64), mean, np.maximum(mean - spread, lowest), mean + spread)
 
     @property
     def end(self) -> float:
@@ -151,14 +153,8 @@ class Group:
 
     def curve(self, name: str, x: str = "step") -> Curve:
         """A quantity over training; at each x over the seeds that recorded it."""
-        seeds = [
-            dict(zip(run.curves[x], run.curves[name], strict=True))
-            for run in self.shown
-            if name in run.curves
-        ]
-        steps = sorted({step for seed in seeds for step in seed})
-        rows = [[seed.get(step, np.nan) for step in steps] for seed in seeds]
-        return Curve.over(np.array(steps), np.array(rows).reshape(len(seeds), len(steps)))
+        curves = [run.curves for run in self.shown if name in run.curves]
+        return Curve.over([dict(zip(own[x], own[name], strict=True)) for own in curves])
 
 
 def group(

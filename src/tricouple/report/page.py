@@ -23,7 +23,7 @@ from importlib.resources import files
 from typing import Any
 
 from tricouple.report.chart import Chart, Panel
-from tricouple.report.palette import SYMBOLS, Style, stylesheet
+from tricouple.report.palette import DASHES, SYMBOLS, Style, stylesheet
 from tricouple.report.tables import Table, to_html
 
 # The browser itself refuses anything that is not in the page.
@@ -257,7 +257,7 @@ def _legend(styles: Mapping[str, Style]) -> str:
 def _swatch(look: Style) -> str:
     """A sample of a line that screen readers skip: the name stands beside it."""
     stops, at = [], 0
-    for place, length in enumerate(look.dash_lengths or (1,)):
+    for place, length in enumerate(DASHES[look.dash] or (1,)):
         colour = "transparent" if place % 2 else "currentColor"
         stops.append(f"{colour} {at}px {at + length}px")
         at += length

@@ -57,16 +57,6 @@ class Style:
         """The colour as a CSS variable, which the page resolves for its theme."""
         return f"var(--{self.hue})"
 
-    @property
-    def dash_lengths(self) -> tuple[int, ...]:
-        """Pixels on and off; none for a line without gaps."""
-        return DASHES[self.dash]
-
-    @property
-    def band(self) -> str:
-        """The same colour, nearly transparent."""
-        return f"var(--{self.hue}-band)"
-
 
 STYLES = {
     "neg_mmiot": Style("blue", "solid", "circle"),

@@ -56,7 +56,7 @@ def article(study: Study) -> Article:
     groups = main_groups(study)
     swept = read_sweeps(study)
     findings = check_claims(groups)
-    pictures = embeddings.read_pictures(study, groups, choice)
+    pictures = embeddings.read_pictures(study, groups)
     sections = chart_sections([
         curves_chart(groups),
         spectra_chart(groups),
@@ -154,13 +154,8 @@ def curves_chart(groups: Sequence[Group]) -> Chart:
 def spectrum(own: Group) -> Curve:
     """Eigenvalues over the largest one, by position from 1."""
     spectra = [run.spectrum for run in own.shown if len(run.spectrum)]
-    length = max((len(values) for values in spectra), default=0)
-    rows = [
-        np.pad(values / values[0] if values[0] > 0 else 0 * values, (0, length - len(values)),
-               constant_values=np.nan)
-        for values in spectra
-    ]  # fmt: skip
-    return Curve.over(np.arange(1.0, length + 1), np.array(rows).reshape(len(spectra), length))
+    shares = [values / values[0] if values[0] > 0 else 0 * values for values in spectra]
+    return Curve.over([dict(enumerate(values, 1)) for values in shares])
 
 
 def spectra_chart(groups: Sequence[Group]) -> Chart:
