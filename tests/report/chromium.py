@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -122,11 +121,6 @@ class Browser:
         while not self.evaluate(f"Boolean({condition})"):
             assert time.monotonic() < deadline, f"{condition} never held; {self.complaints}"
             time.sleep(0.05)
-
-    def screenshot(self, path: Path) -> None:
-        """Keep a picture of the whole page."""
-        shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
 
 @contextlib.contextmanager

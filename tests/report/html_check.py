@@ -1,9 +1,15 @@
-"""Read a page the way a browser would: elements with their attributes and texts."""
+"""Read a page the way a browser would: elements with their attributes and texts; pictures."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from pathlib import Path
+
+from PIL import Image
+
+from tricouple.report.command import write_report
 
 VOID = {"meta", "input", "br", "link", "img", "circle", "rect", "path"}
 
@@ -48,10 +54,6 @@ class Tree(HTMLParser):
         if tag not in VOID:
             self.open.append(element)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element without content."""
-        self.open[-1].inside.append(Element(tag, {name: value or "" for name, value in attrs}))
-
     def handle_endtag(self, tag: str) -> None:
         """Close the innermost element."""
         closed = self.open.pop()
@@ -69,6 +71,26 @@ def parse(page: str) -> Element:
     tree.close()
     assert len(tree.open) == 1, f"<{tree.open[-1].tag}> is never closed"
     return tree.open[0]
+
+
+def page_of(folder: Path) -> Element:
+    """Write the page of a study and return its root."""
+    return parse(write_report(folder).read_text(encoding="utf-8"))
+
+
+def check_picture(content: bytes, colours: int = 5) -> Image.Image:
+    """Return a picture that is small, on white, and not empty."""
+    assert len(content) < 150 * 1024
+    picture = Image.open(io.BytesIO(content)).convert("RGB")
+    assert picture.getpixel((0, 0)) == (255, 255, 255)
+    assert len(picture.getcolors(1 << 24)) > colours
+    return picture
+
+
+def table_of(root: Element, caption: str) -> Element:
+    """The one table whose caption begins like this."""
+    (found,) = (t for t in root.all("table") if t.all("caption")[0].text.startswith(caption))
+    return found
 
 
 def rows(table: Element) -> list[list[str]]:

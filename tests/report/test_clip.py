@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from report.fake import write_folder
-from report.html_check import names, parse, rows, section
+from report.html_check import names, page_of, rows, section
 from tricouple import cli
 from tricouple.report import clip
 from tricouple.report.chart import Chart, Line, Panel
@@ -82,7 +82,7 @@ def page(tmp_path_factory):
     folder = write_study(tmp_path_factory.mktemp("clip"), list(whole()))
     (folder / "galleries").mkdir()
     (folder / "galleries" / "neg_mmiot-c10-final-0.npz").write_bytes(gallery(queries=False))
-    return parse(write_report(folder).read_text(encoding="utf-8"))
+    return page_of(folder)
 
 
 def test_a_whole_study_has_every_section(page):
@@ -132,14 +132,14 @@ def test_a_difference_within_the_spread_over_seeds_is_not_called_one(tmp_path, m
     folder = write_study(
         tmp_path, [record(loss, n) for loss in ("iot", "neg_mmiot") for n in (0, 2)]
     )
-    (found,) = parse(write_report(folder).read_text(encoding="utf-8")).all("div", "found")
+    (found,) = page_of(folder).all("div", "found")
     assert "best Neg-MMIOT (12.1 ± 0.1 and 12.1 ± 0.1), level with IOT." in found.text
     assert "comparisons: none." in found.text
 
 
 def test_a_partial_study_says_what_is_missing(tmp_path):
     folder = write_study(tmp_path, list(whole())[:4])
-    page = parse(write_report(folder).read_text(encoding="utf-8"))
+    page = page_of(folder)
     missing = section(page, "missing").text
     assert "4 of 20 planned runs have been recorded" in missing
     assert "no final run yet of InfoNCE (seed 2); Neg-MMIOT (seed 0, 1 and 2)" in missing
@@ -188,23 +188,21 @@ def test_a_study_without_results_has_no_pictures(tmp_path):
 def test_queries_show_pictures_and_mark_right_answers(tmp_path):
     folder = write_study(tmp_path, [record("neg_mmiot", 0)], {})
     (folder / "gallery.npz").write_bytes(gallery())
-    text = write_report(folder).read_text(encoding="utf-8")
-    queries = section(parse(text), "queries")
+    page = page_of(folder)
+    queries = section(page, "queries")
     right = [item.text for item in queries.all("li", "right")]
     assert right == ["a <dog> 0.90 ✓"]
     marked = [one.text.strip() for one in queries.all("figure", "right")]
     assert marked == ["✓ 0.70", "✓ 0.60"]
     assert len(queries.all("img")) == 2 + 4
     assert all(i.attributes["src"].startswith("data:image/png") for i in queries.all("img"))
-    plots = section(parse(text), "matrices-run").all("h4")
+    plots = section(page, "matrices-run").all("h4")
     assert [plot.text for plot in plots] == [
         f"{what}, {when} training"
         for when in ("before", "after")
         for what in ("cosine", "plan, positive", "plan, negative")
     ]
-    labels = [
-        p.attributes["aria-label"] for p in section(parse(text), "matrices-run").all("div", "plot")
-    ]
+    labels = [p.attributes["aria-label"] for p in section(page, "matrices-run").all("div", "plot")]
     assert "plan, positive, of 4 pairs after training: 1.00 on average for matching" in labels[4]
 
 

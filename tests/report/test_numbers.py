@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from report import fake
-from report.html_check import parse, rows
+from report.html_check import parse, rows, table_of
 from tricouple.report.claims import check_claims
 from tricouple.report.groups import Curve
 from tricouple.report.numbers import MeanStd, directions, mean_std, number
@@ -19,9 +19,9 @@ from tricouple.report.tables import Column, best_rows
 
 
 def finals(root, n_classes):
-    title = f"Final figures at K = {n_classes} after 200 steps, mean ± std over seeds"
-    (table,) = [t for t in root.all("table") if t.all("caption")[0].text == title]
-    return table
+    return table_of(
+        root, f"Final figures at K = {n_classes} after 200 steps, mean ± std over seeds"
+    )
 
 
 @pytest.mark.parametrize("n_classes", [4, 6])
@@ -212,16 +212,12 @@ def test_sweeps_are_sorted_and_grouped_by_line(study_folder):
     assert [epsilon.name(line) for line in epsilon.lines] == names
 
 
-def test_a_sweep_of_k_is_one_line(tmp_path):
+def test_a_sweep_of_k_is_one_line_and_one_of_words_is_in_order_too(tmp_path):
     records = [fake.run("iot", k, part="maps/n_classes") for k in (10, 5)]
-    (sweep,) = read_sweeps(read_study(fake.write_study(tmp_path, records, snapshots=False)))
-    (line,) = sweep.lines
+    records += [fake.run("iot", part="maps/schedule", schedule=s) for s in ("cosine", "constant")]
+    classes, words = read_sweeps(read_study(fake.write_study(tmp_path, records, snapshots=False)))
+    (line,) = classes.lines
     assert list(line) == [5, 10]
-    assert sweep.name(line) == "IOT"
-
-
-def test_a_sweep_of_words_is_in_order_too(tmp_path):
-    records = [fake.run("iot", part="maps/schedule", schedule=s) for s in ("cosine", "constant")]
-    (sweep,) = read_sweeps(read_study(fake.write_study(tmp_path, records, snapshots=False)))
-    assert sweep.values == ("constant", "cosine")
-    assert not sweep.logarithmic
+    assert classes.name(line) == "IOT"
+    assert words.values == ("constant", "cosine")
+    assert not words.logarithmic
