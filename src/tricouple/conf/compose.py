@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib.resources.abc import Traversable
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -138,7 +137,7 @@ def to_object(config: DictConfig | dict[str, Any], kind: type[T]) -> T:
         return cast(T, OmegaConf.to_object(merged))
 
 
-def read_yaml(path: Path | Traversable, kind: type[T]) -> T:
+def read_yaml(path: Path, kind: type[T]) -> T:
     """Read a configuration that is complete in itself.
 
     Raises:

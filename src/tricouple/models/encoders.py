@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 
 class Encoder(nn.Module):
-    """A backbone without its classifier, and a linear head.
-
-    Args:
-        backbone: Images (n, c, h, w) to pooled features (n, d).
-        n_features: d.
-        head_dim: Dimension of the embedding.
+    """A backbone, from images (n, c, h, w) to pooled features (n, d), and a linear head.
 
     Example:
         >>> encoder = Encoder(nn.Flatten(), n_features=12, head_dim=3)

@@ -49,9 +49,7 @@ class BYOL(nn.Module):
     def loss(self, view0: Tensor, view1: Tensor) -> Tensor:
         """Negative cosine of prediction and target, mean of both directions; between −1 and 1.
 
-        Args:
-            view0: One view of each instance, as the network takes it.
-            view1: Another view of the same instances, in the same order.
+        Row i of both views belongs to instance i.
         """
         if view0.shape[:1] != view1.shape[:1]:
             raise ValueError(

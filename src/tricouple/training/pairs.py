@@ -72,13 +72,8 @@ class BothDirections(nn.Module):
 class PairTraining(Training):
     """A loss between images and one caption of each, in both directions.
 
-    Args:
-        encoder: Both encoders.
-        criterion: The loss.
-        normalisation: Of the images.
-        augment: Whether to show random crops of 90 % of an image or more, as CLIP does.
-        decoupled_decay: AdamW instead of Adam.
-        options: As for ``Training``.
+    Augmented images are random crops of 90 % of an image or more, as CLIP's. Decoupled decay is
+    AdamW instead of Adam; the options are ``Training``'s.
     """
 
     def __init__(

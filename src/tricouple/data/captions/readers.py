@@ -120,12 +120,7 @@ def load(wanted: Source, side: int, seed: int) -> CaptionData:
     """Read a data set, and decode what is used of it.
 
     The test set is the same for every seed; the seed chooses the training subset and the images
-    that are held out of it for validation.
-
-    Args:
-        wanted: Which data, and how much of them.
-        side: Of the square images that networks see.
-        seed: Of the run.
+    that are held out of it for validation. Images are squares of this side.
 
     Raises:
         DataError: If files are missing, damaged or not what they should be.

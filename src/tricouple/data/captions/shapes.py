@@ -31,13 +31,8 @@ RADIUS = 0.25  # of a shape, in units of the side
 FRAME = 0.14  # its width
 
 
-def draw_shapes(sizes: tuple[int, ...], side: int, seed: int = 0) -> tuple[CaptionedImages, ...]:
-    """Draw disjoint sets of captioned images.
-
-    Args:
-        sizes: How many images each set has.
-        side: Of the square images, in pixels.
-        seed: Equal seeds give equal images.
+def draw_shapes(sizes: tuple[int, ...], side: int) -> tuple[CaptionedImages, ...]:
+    """Draw disjoint sets of captioned images, of these sizes; the same ones every time.
 
     Example:
         >>> train, test = draw_shapes((3, 2), side=16)
@@ -45,7 +40,7 @@ def draw_shapes(sizes: tuple[int, ...], side: int, seed: int = 0) -> tuple[Capti
         (torch.Size([3, 3, 16, 16]), 9, 2)
     """
     checks.count("model.vision.image_size", side)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     combinations = _combinations(generator)
     if sum(sizes) > N_SHAPES:
         raise ValueError(
