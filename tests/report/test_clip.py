@@ -127,16 +127,6 @@ def test_all_losses_above_chance_are_said_so(tmp_path):
     assert "The study is not complete" not in text
 
 
-def test_a_difference_within_the_spread_over_seeds_is_not_called_one(tmp_path, monkeypatch):
-    monkeypatch.setitem(LOSSES, "iot", LOSSES["neg_mmiot"] - 0.001)
-    folder = write_study(
-        tmp_path, [record(loss, n) for loss in ("iot", "neg_mmiot") for n in (0, 2)]
-    )
-    (found,) = page_of(folder).all("div", "found")
-    assert "best Neg-MMIOT (12.1 ± 0.1 and 12.1 ± 0.1), level with IOT." in found.text
-    assert "comparisons: none." in found.text
-
-
 def test_a_partial_study_says_what_is_missing(tmp_path):
     folder = write_study(tmp_path, list(whole())[:4])
     page = page_of(folder)

@@ -68,7 +68,7 @@ def test_figures_without_data_are_left_out(small, tmp_path):
     [
         (["nowhere"], "nowhere: no such folder"),
         (["empty"], "empty is not a study: it has no study.json and no runs"),
-        (["strange"], 'kind "weather" is not one of: '),
+        (["strange"], 'kind "weather" is not one of: clip, synthetic, vision'),
         (["broken"], "broken/runs.jsonl, line 2: not JSON"),
         (["small", "--out", "file.txt/page.html"], "cannot write file.txt/page.html"),
         (["small", "--out", "empty"], "cannot write empty: Is a directory"),

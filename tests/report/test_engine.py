@@ -70,7 +70,7 @@ def test_columns_of_measurements_are_written_with_the_best_in_bold():
 
 def chart(**axis) -> Chart:
     lines = [
-        Line("a", (1, 2, 4), (1.0, 0.0, 1e-9), low=(0.5, 0, 0), high=(2, 0.1, 1e-8)),
+        Line("a", (1, 2, 4), (1.0, 0.0, 1e-9), band=((0.5, 0, 0), (2, 0.1, 1e-8))),
         Line("b", (1, 2, 4), (1.0, np.nan, 0.5), bars=(0.1, 0.1, 0.1), ring=(4, 0.5)),
         Line("c", (1, 2), (0.1, 0.2), points=True),
     ]

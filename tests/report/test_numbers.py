@@ -12,7 +12,7 @@ from tricouple.report.claims import check_claims
 from tricouple.report.groups import Curve
 from tricouple.report.numbers import MeanStd, directions, mean_std, number
 from tricouple.report.read import read_study
-from tricouple.report.sentences import beyond_spread, holm, welch
+from tricouple.report.sentences import best, beyond_spread, holm, welch
 from tricouple.report.sweeps import read_sweeps
 from tricouple.report.synthetic import headline, main_groups
 from tricouple.report.tables import Column, best_rows
@@ -71,6 +71,7 @@ def test_equal_values_share_the_bold_and_missing_ones_get_none():
     assert best_rows(Column("error", values, abs)) == [1, 3]
     assert best_rows(Column("rank", values)) == []
     assert best_rows(Column("error", values[2:3], abs)) == []
+    assert best_rows(Column("error", values[:1], abs)) == []  # one alone is no best
 
 
 @pytest.mark.parametrize(
@@ -174,6 +175,9 @@ def test_welch_and_holm_are_the_textbooks():
     assert welch(MeanStd(1.0, 0.0, 3), MeanStd(2.0, 0.0, 3)) == 0
     assert welch(MeanStd(1.0), MeanStd(2.0)) == 1
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    (text,) = best("Recall", {"": {"a": MeanStd(1.0, 0.3, 3), "b": MeanStd(1.2, 0.3, 3)}}, mean_std)
+    assert text.startswith("Recall. best b (1.20 ± 0.30), level with a. Told")
+    assert text.endswith("over 1 comparisons: none.")
 
 
 def test_a_method_at_two_sharpnesses_is_two_rows_and_two_lines(tmp_path):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from report import fake
-from tricouple.report.command import read_known
 from tricouple.report.read import StudyError, read_study
 
 
@@ -89,16 +88,6 @@ def test_snapshots_are_read_on_demand(tmp_path):
     assert study.snapshot(study.runs[0]) is None
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(StudyError, match=r"nowhere: no such folder"):
-        read_study(tmp_path / "nowhere")
-
-
-def test_a_folder_without_study_json_is_no_study(tmp_path):
-    with pytest.raises(StudyError, match=r"is not a study: it has no study\.json"):
-        read_study(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -112,12 +101,6 @@ def test_a_broken_study_json_is_refused(tmp_path, text, complaint):
     (tmp_path / "study.json").write_text(text)
     with pytest.raises(StudyError, match=complaint):
         read_study(tmp_path)
-
-
-def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path):
-    fake.write_study(tmp_path, [], kind="weather")
-    with pytest.raises(StudyError, match=r'kind "weather" is not one of: .*synthetic, vision'):
-        read_known(tmp_path)
 
 
 GOOD = json.dumps(fake.run("iot"))

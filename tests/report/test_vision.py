@@ -71,10 +71,6 @@ def test_the_best_of_a_column_is_bold_and_ties_share_it(tmp_path):
     assert bold == [["95.00 ± 0.00"] * 2, [], ["95.00 ± 0.00"] * 2]
 
 
-def test_one_loss_alone_is_not_the_best(tmp_path):
-    assert not section(page_with(tmp_path, [fake.run()]), "results").all("strong")
-
-
 def test_every_number_of_the_paper_is_there_and_plausible():
     table = list(csv.DictReader(asset("paper_vision.csv").splitlines()))
     assert len(table) == 2 * 5 * 4 * 5

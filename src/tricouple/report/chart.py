@@ -38,7 +38,7 @@ class Axis:
         ticks: The values that have a tick, where they are few settings; words make it categorical.
         limits: Its ends; None: those of the data.
         floor: Where a logarithmic axis shows zero and what is below.
-        whole: Whether only whole numbers make sense.
+        whole: Whether only whole numbers make sense; for the horizontal one.
     """
 
     title: str = ""
@@ -58,8 +58,7 @@ class Line:
         x: Where.
         y: How much; NaN where there is nothing.
         style: Colour, dash and symbol; None: by its place in the panel.
-        low: Lower edge of the band around it, if it has one.
-        high: Upper edge of the band.
+        band: Lower and upper edge of the band around it, if it has one.
         bars: Half the height of the bars at its points, if it has some.
         points: Whether points alone are drawn.
         ring: A place (x, y) to mark by a ring.
@@ -70,8 +69,7 @@ class Line:
     x: Sequence[Any] | Array
     y: Sequence[float] | Array
     style: Style | None = None
-    low: Sequence[float] | Array | None = None
-    high: Sequence[float] | Array | None = None
+    band: tuple[Sequence[float] | Array, Sequence[float] | Array] | None = None
     bars: Sequence[float] | Array | None = None
     points: bool = False
     ring: tuple[float, float] | None = None

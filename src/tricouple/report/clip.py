@@ -348,12 +348,8 @@ def queries_html(arrays: Arrays) -> str:
     to_text, to_image = [], []
     for row, query in enumerate(int(value) for value in arrays["queries"]):
         own = escape(str(arrays["own_captions"][row]))
-        captions = zip(
-            arrays["answer_captions"][row],
-            arrays["answer_owners"][row],
-            arrays["answer_captions_score"][row],
-            strict=True,
-        )
+        keys = ("answer_captions", "answer_owners", "answer_captions_score")
+        captions = zip(*(arrays[key][row] for key in keys), strict=True)
         answers = "".join(
             f'<li{right}>{escape(str(text))} <span class="score">{score:.2f}{mark}</span></li>'
             for text, owner, score in captions

@@ -44,8 +44,8 @@ def during_training(
 
 def band_line(own: Group, curve: Curve, when: Choice) -> Line:
     """A curve of a group, with its spread over seeds as a band."""
-    low, high = (curve.low, curve.high) if len(own.shown) > 1 else (None, None)
-    return Line(own.short_name, curve.x, curve.mean, own.style, low, high, when=when)
+    band = (curve.low, curve.high) if len(own.shown) > 1 else None
+    return Line(own.short_name, curve.x, curve.mean, own.style, band, when=when)
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,6 @@ def _panel(axis: Axes, panel: Panel) -> None:
             _cloud(axis, mark)
         elif isinstance(mark, Grid):
             _grid(axis, mark)
-    if panel.x.limits:
-        axis.set_xlim(*panel.x.limits)
     if panel.y.limits:
         axis.set_ylim(*panel.y.limits)
     if panel.x.ticks and not any(isinstance(tick, str) for tick in panel.x.ticks):
@@ -119,8 +117,8 @@ def _line(axis: Axes, line: Line, look: Style, panel: Panel) -> None:
         "markersize": 4,
         "label": line.name,
     }
-    if line.low is not None and line.high is not None:
-        low, high = (shown_values(edge, panel.y) for edge in (line.low, line.high))
+    if line.band:
+        low, high = (shown_values(edge, panel.y) for edge in line.band)
         axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
     if line.bars is not None:
         axis.errorbar(x, y, yerr=line.bars, capsize=2, **ink)

@@ -53,7 +53,7 @@ def _layout(panel: Panel) -> dict[str, Any]:
         hidden = {"visible": False, "range": [-panel.reach, panel.reach], "fixedrange": True}
         x, y = hidden, hidden | {"scaleanchor": "x"}
     else:
-        x, y = _axis(panel.x, panel, "x"), _axis(panel.y, panel, "y")
+        x, y = _axis(panel.x, panel), _axis(panel.y, panel)
     return {
         "template": "none",
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -68,7 +68,7 @@ def _layout(panel: Panel) -> dict[str, Any]:
     }
 
 
-def _axis(axis: Axis, panel: Panel, side: str) -> dict[str, Any]:
+def _axis(axis: Axis, panel: Panel) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "gridcolor": "var(--faint)",
         "zeroline": False,
@@ -86,7 +86,7 @@ def _axis(axis: Axis, panel: Panel, side: str) -> dict[str, Any]:
         shown |= {"tickvals": list(axis.ticks), "ticktext": list(map(plain, axis.ticks)),
                   "nticks": None}  # fmt: skip
     elif axis.whole:
-        ends = [max(getattr(line, side), default=0) for line, _ in panel.lines if len(line.x)]
+        ends = [max(line.x) for line, _ in panel.lines if len(line.x)]
         shown["dtick"] = max(1, round(float(max(ends, default=0)) / 5))
     return shown
 
@@ -98,8 +98,10 @@ def _line(line: Line, look: Style, panel: Panel) -> Iterator[go.Scatter]:
     seen = np.isfinite(y)
     x = _packed(np.asarray(line.x)[seen])
     spread = ""
-    if line.low is not None and line.high is not None:
-        low, high = (shown_values(edge, panel.y)[seen] for edge in (line.low, line.high))
+    above = None
+    if line.band:
+        low, high = (shown_values(edge, panel.y)[seen] for edge in line.band)
+        above = _packed(high - y[seen])
         spread = " ± %{customdata:.2g}"
         yield go.Scatter(
             x=np.concatenate([x, x[::-1]]),
@@ -121,7 +123,7 @@ def _line(line: Line, look: Style, panel: Panel) -> Iterator[go.Scatter]:
         x=x,
         y=_packed(y[seen]),
         error_y=bars,
-        customdata=_packed(high - y[seen]) if line.high is not None else None,
+        customdata=above,
         name=line.name,
         mode="markers" if line.points else "lines+markers",
         line={"color": look.colour, "dash": dash, "width": 2},
@@ -135,12 +137,8 @@ def _line(line: Line, look: Style, panel: Panel) -> Iterator[go.Scatter]:
             x=[line.ring[0]],
             y=[line.ring[1]],
             mode="markers",
-            marker={
-                "symbol": "circle-open",
-                "size": 18,
-                "color": look.colour,
-                "line": {"width": 2},
-            },
+            marker={"symbol": "circle-open", "size": 18, "color": look.colour}
+            | {"line": {"width": 2}},
             hoverinfo="skip",
             meta=meta,
         )

@@ -76,6 +76,9 @@ def article(study: Study) -> Article:
     if study.verdicts:
         told = [f"{verdict(v).sign} {verdict(v).word}: {t}." for v, t in study.verdicts.items()]
         sections.append(Section("verdicts", "What the verdicts mean", items(told)))
+    left_out = [] if swept else ["No setting was swept: no maps."]
+    if not (study.folder / "snapshots").is_dir():
+        left_out.insert(0, "There are no snapshots: no pictures of the embeddings.")
     classes = sorted({own.config["n_classes"] for own in groups})
     used = {own.config.get("shaping") for own in groups}
     return Article(
@@ -84,7 +87,7 @@ def article(study: Study) -> Article:
         sections=sections,
         found=headline(groups, findings, swept),
         missing=gaps(study, groups, everywhere=True),
-        left_out=list(_left_out(study, swept)) if study.runs else [],
+        left_out=left_out if study.runs else [],
         choices=(
             Choices("n_classes", "Classes K", {str(k): str(k) for k in classes}),
             Choices("shaping", "Cost ψ", {k: v for k, v in SHAPINGS.items() if k in used}),
@@ -200,22 +203,21 @@ def finals_tables(groups: Sequence[Group]) -> list[Table]:
 def _finals(groups: list[Group]) -> Table:
     n_classes = groups[0].config["n_classes"]
     beta = -1 / (n_classes - 1)
-    shown: dict[str, tuple[str, Callable[[float], float] | None]] = {
-        "NC1": ("nc1", pos),
-        "NC2 std": ("nc2_std", pos),
-        "NC2 deviation": ("nc2_deviation", pos),
-        "α": ("alpha", neg),
-        "β": ("beta", lambda value: abs(value - beta)),
-        "directions": ("directions", neg),
-        "k-NN": ("knn", neg),
-        "effective rank": ("effective_rank", None),
-    }
+
+    def column(title: str, name: str, badness: Callable[[float], float] | None) -> Column:
+        return Column(title, [own.last(name) for own in groups], badness)
+
     columns = [
-        Column(title, [own.last(name) for own in groups], badness)
-        for title, (name, badness) in shown.items()
+        column("NC1", "nc1", pos),
+        column("NC2 std", "nc2_std", pos),
+        column("NC2 deviation", "nc2_deviation", pos),
+        column("α", "alpha", neg),
+        column("β", "beta", lambda value: abs(value - beta)),
+        column("directions", "directions", neg),
+        column("k-NN", "knn", neg),
+        column("effective rank", "effective_rank", None),
     ]
-    steps = steps_of(groups)
-    caption = f"Final figures at K = {n_classes} after {steps}, mean ± std over seeds"
+    caption = f"Final figures at K = {n_classes} after {steps_of(groups)}, mean ± std over seeds"
     names = [(own.name, own.c) for own in groups]
     table = measured_table(caption, ("method", "c"), names, columns)
     top = number(n_classes - 1.0)
@@ -235,14 +237,6 @@ def _seeds(own: Group) -> str:
         if (count := sum(run.status == status for run in own.runs))
     ]
     return f"{len(own.finished)}" + (f" ({', '.join(others)})" if others else "")
-
-
-def _left_out(study: Study, swept: Sequence[Sweep]) -> Iterator[str]:
-    """Which parts of the page the study never meant to fill."""
-    if not (study.folder / "snapshots").is_dir():
-        yield "There are no snapshots: no pictures of the embeddings."
-    if not swept:
-        yield "No setting was swept: no maps."
 
 
 def headline(

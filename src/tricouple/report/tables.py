@@ -216,17 +216,14 @@ def _look(table: Table, row: int, column: int) -> str:
 
 
 def _row(table: Table, number: int) -> str:
-    cells = []
+    cells = ""
     for column, text in enumerate(table.rows[number]):
-        shown = escape(text)
-        if (number, column) in table.bold:
-            shown = f"<strong>{shown}</strong>"
+        stressed = (number, column) in table.bold
+        shown = f"<strong>{escape(text)}</strong>" if stressed else escape(text)
         kind = _kind(table, number, column)
         # The first cell names its row.
-        cells.append(
-            f'<th scope="row"{kind}>{shown}</th>' if column == 0 else f"<td{kind}>{shown}</td>"
-        )
-    return f"<tr>{''.join(cells)}</tr>"
+        cells += f"<td{kind}>{shown}</td>" if column else f'<th scope="row"{kind}>{shown}</th>'
+    return f"<tr>{cells}</tr>"
 
 
 def _kind(table: Table, row: int, column: int) -> str:
