@@ -231,12 +231,12 @@ def test_growth_is_claimed_from_1024_to_8192_and_only_if_measured():
     sizes = (256, 1024, 2048, 4096, 8192)
     # The overhead at 256 would flatten the slope.
     rows = [timed("NegMMIOT", n, 1.0 if n == 256 else n**2 * 1e-9) for n in sizes]
-    assert targets.growth(report_with(*rows), "NegMMIOT", "time", *targets.GROWTH) == pytest.approx(
-        2.0
-    )
-    assert targets.growth(report_with(*rows), "NegMMIOT", "extra memory", *targets.GROWTH) is None
-    assert targets.growth(report_with(*rows[1:-1]), "NegMMIOT", "time", *targets.GROWTH) is None
-    assert targets.claims(report_with(*rows[1:-1])) == []
+    whole, part = report_with(*rows), report_with(*rows[1:-1])
+    about = "NegMMIOT", "time", *targets.GROWTH
+    assert targets.growth(whole, *about) == pytest.approx(2.0)
+    assert targets.growth(whole, "NegMMIOT", "extra memory", *targets.GROWTH) is None
+    assert targets.growth(part, *about) is None
+    assert targets.claims(part) == []
 
 
 @pytest.mark.parametrize(("peer_seconds", "met"), [(0.31, True), (0.29, False)])
@@ -415,7 +415,7 @@ def test_cubic_contenders_meet_small_sizes_only_and_small_matrices_are_not_weigh
 
 
 def test_bound_on_dense_memory_is_a_bound():
-    problem = Problem()
-    found = memory.measure_memory("dense Neg-MMIOT (PyTorch)", 96, problem)
-    bound = BY_NAME["dense Neg-MMIOT (PyTorch)"].bytes_at_most(96, problem)
+    name = "dense Neg-MMIOT (PyTorch)"
+    found = memory.measure_memory(name, 96, Problem())
+    bound = BY_NAME[name].bytes_at_most(96, Problem())
     assert bound / 4 < found.extra_bytes < bound

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -53,6 +54,16 @@ def batch_sizes(text: str) -> tuple[int, ...]:
     return tuple(sorted({parse(part) for part in text.split(",")}))
 
 
+@contextmanager
+def explained(path: Path, verb: str) -> Iterator[None]:
+    """Turn what is wrong with a file, or with what it holds, into an error that names it."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CommandError(f"cannot {verb} {path}: {reason}") from error
+
+
 def require_writable(path: Path) -> None:
     """Create the folder of `path` and prove that the file can be written.
 
@@ -65,8 +76,7 @@ def require_writable(path: Path) -> None:
     existed = path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a"):
-            pass
+        path.open("a").close()
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from error
     if not existed:

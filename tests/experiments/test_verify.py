@@ -22,7 +22,7 @@ from tricouple.experiments.verify import (
     frames,
     unbalanced,
 )
-from tricouple.experiments.verify.descent import descend_from_random
+from tricouple.experiments.verify.frames import descend_from_random
 from tricouple.experiments.verify.results import Outcome, Report, chart, worst
 from tricouple.experiments.verify.setting import Losses, Setting
 from tricouple.experiments.verify.statements import BY_ID, STATEMENTS, select, verify
@@ -32,6 +32,7 @@ from tricouple.report.page import page
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "results/theory/theory.json"
+DOCS = [(ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("theory", "quadrature")]
 # The decoupling at full size takes longer: it is in the stored run, and smaller below.
 HOLDING = [one.id for one in STATEMENTS if one.tolerance is not None and one.id != "decoupling"]
 FACTS = {"cores": 2, "cpu": "a processor", "date": "2024-01-02", "versions": {"torch": "2"}}
@@ -84,7 +85,7 @@ def test_unknown_statements_are_refused():
 
 
 def test_one_word_names_all_statements_about_the_quadrature():
-    names = ["quadrature-kernel", "quadrature-poisson", "quadrature-cost", "quadrature-loss"]
+    names = [f"quadrature-{part}" for part in ("kernel", "poisson", "cost", "loss")]
     assert [statement.id for statement in select(["quadrature"])] == names
 
 
@@ -246,7 +247,7 @@ def test_the_identity_needs_its_last_term_and_the_excluded_triplets():
     z = configurations.random_unit(9, 4, torch.Generator().manual_seed(0))
     target = coupling.triplet_target(labels)
     cost = coupling.triplet_cost(z @ z.T, coupling.SHAPINGS["linear"])
-    imposed = coupling.uniform_marginals(cost)
+    imposed = coupling.imposed_marginals(cost)
     whole, parts = decoupling.divergences(z @ z.T, 0.1, target, imposed)
     assert whole == pytest.approx(parts[0] + parts[1] - parts[2], abs=1e-10)
     assert abs(float(coupling.divergence(cost, 0.1, target)) - whole) > 1e-4
@@ -273,7 +274,7 @@ def test_dense_divergence_equals_the_oracle(shaping, marginals):
     psi = coupling.SHAPINGS[shaping.replace("_", "-")]
     cost = coupling.triplet_cost(configurations.gram(embeddings), psi)
     target = coupling.triplet_target(labels)
-    imposed = coupling.marginals(target) if marginals == "target" else None
+    imposed = coupling.imposed_marginals(target, marginals)
     expected = reference.dense_neg_mmiot(
         embeddings, labels, temperature=1.0, epsilon=0.5, n_iters=300, shaping=shaping,
         marginals=marginals,
@@ -286,46 +287,33 @@ def test_dense_divergence_equals_the_oracle(shaping, marginals):
 def test_sweeps_that_do_not_converge_are_an_error():
     cost = torch.randn((5, 5, 5), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with pytest.raises(ValueError, match="no convergence in"):
-        coupling.solve(cost, 1e-3, coupling.uniform_marginals(cost))
+        coupling.solve(cost, 1e-3, coupling.imposed_marginals(cost))
 
 
-def test_average_by_pattern_is_the_average_over_the_group():
-    labels = configurations.balanced_labels(3, 2)
-    tensor = torch.randn((6, 6, 6), generator=torch.Generator().manual_seed(0)).double()
-    same = labels[:, None] == labels
-    group = [
-        list(order)
-        for order in itertools.permutations(range(6))
-        if torch.equal(same[list(order)][:, list(order)], same)
-    ]
-    assert len(group) == 6 * 2**3
+@pytest.mark.parametrize(
+    ("average", "sizes", "kept", "n_permutations"),
+    [
+        (configurations.average_over_symmetries, (2, 2, 2), lambda y: y[:, None] == y, 6 * 2**3),
+        (configurations.average_within_classes, (3, 2), lambda y: y, 6 * 2),
+    ],
+)
+def test_averages_by_pattern_are_those_over_a_group(average, sizes, kept, n_permutations):
+    labels = configurations.class_labels(sizes)
+    n = len(labels)
+    tensor = torch.randn((n, n, n), generator=torch.Generator().manual_seed(0)).double()
+    orders = map(list, itertools.permutations(range(n)))
+    group = [order for order in orders if torch.equal(kept(labels[order]), kept(labels))]
+    assert len(group) == n_permutations
     expected = sum(tensor[order][:, order][:, :, order] for order in group) / len(group)
-    averaged = configurations.average_over_symmetries(tensor, labels)
-    distinct = coupling.distinct(6, 3)
-    assert torch.allclose(averaged[distinct], expected[distinct])
-
-
-def test_average_within_classes_is_the_average_over_that_group():
-    labels = configurations.class_labels((3, 2))
-    tensor = torch.randn((5, 5, 5), generator=torch.Generator().manual_seed(0)).double()
-    orders = [
-        [*first, *second]
-        for first in itertools.permutations(range(3))
-        for second in itertools.permutations((3, 4))
-    ]
-    expected = sum(tensor[order][:, order][:, :, order] for order in orders) / len(orders)
-    averaged = configurations.average_within_classes(tensor, labels)
-    distinct = coupling.distinct(5, 3)
-    assert torch.allclose(averaged[distinct], expected[distinct])
+    distinct = coupling.distinct(n, 3)
+    assert torch.allclose(average(tensor, labels)[distinct], expected[distinct])
 
 
 @pytest.mark.parametrize("marginals", ["uniform", "target"])
 def test_curvature_equals_autograd(marginals):
     labels = configurations.class_labels((3, 2))
     target = coupling.triplet_target(labels)
-    imposed = (
-        coupling.marginals(target) if marginals == "target" else coupling.uniform_marginals(target)
-    )
+    imposed = coupling.imposed_marginals(target, marginals)
     allowed = coupling.distinct(5, 3)
     cost = torch.randn((5, 5, 5), generator=torch.Generator().manual_seed(3)).double()
 
@@ -383,7 +371,7 @@ def test_unbalanced_classes_break_the_envelope_unless_the_marginals_are_the_targ
 
 def small_report(**changes) -> Report:
     lines = Line("s", (1.0, 2.0), (0.0, 1e-3)), Line("p", (1.5,), (0.1,), points=True)
-    figure = chart("A < B", "x", "y", lines, "Two points.", log="y")
+    figure = chart("A < B", ("x", "y"), lines, "Two points.", log="y")
     rows = ({"K": 3, "gap": 0.123456},)
     outcome = Outcome(
         id="etf", words="words", reference="Theorem", kind="proved by the paper",
@@ -508,16 +496,14 @@ def test_stored_results_cover_every_statement_and_none_fails(stored):
 def test_stored_table_and_documentation_show_the_stored_numbers(stored):
     readme = STORED.with_name("README.md").read_text(encoding="utf-8")
     assert readme == command.readme(stored)
-    for name in ("theory", "quadrature"):
-        docs = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+    for docs in DOCS:
         assert docs == command.fill(docs, stored)
 
 
 def test_documentation_shows_the_charts_that_are_drawn(stored, tmp_path):
     drawn = [path.name for path in command.draw(stored, tmp_path)]
     assert drawn == list(command.PICTURES.values())
-    texts = [(ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("theory", "quadrature")]
     for name in drawn:
-        assert any(f"assets/{name}" in text for text in texts)
+        assert any(f"assets/{name}" in text for text in DOCS)
         assert (ROOT / "docs/assets" / name).read_bytes()[1:4] == b"PNG"
         assert (tmp_path / name).read_bytes()[1:4] == b"PNG"

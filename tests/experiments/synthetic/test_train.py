@@ -80,17 +80,18 @@ def test_all_methods_start_from_the_same_encoder_and_data():
 def test_byol_trains_encoder_and_predictor_but_not_the_target():
     config = replace(SMALL, method="byol", shaping=None)
     method = build_method(config)
-    before = [parameter.clone() for parameter in method.byol.target.parameters()]
+    before = [parameter.clone() for parameter in method.criterion.target.parameters()]
     inputs, labels = draw_samples(config).train
     method.loss(inputs, labels).backward()
     assert all(parameter.grad is not None for parameter in method.encoder.parameters())
-    assert all(parameter.grad is None for parameter in method.byol.target.parameters())
+    assert all(parameter.grad is None for parameter in method.criterion.target.parameters())
     with torch.no_grad():
         for parameter in method.encoder.parameters():
             parameter.add_(1.0)
     method.after_step(0, 100)
     moved = [
-        (a - b).abs().max() for a, b in zip(method.byol.target.parameters(), before, strict=True)
+        (a - b).abs().max()
+        for a, b in zip(method.criterion.target.parameters(), before, strict=True)
     ]
     assert all(0 < float(distance) < 0.01 for distance in moved)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from tricouple.experiments.bench.measure import QUICK, Effort, Report, measure, 
 from tricouple.experiments.bench.problem import Problem
 from tricouple.experiments.bench.training import QUICK_STEPS, STEPS
 from tricouple.files import write_text
-from tricouple.options import CommandError, at_least, batch_sizes, require_writable
+from tricouple.options import CommandError, at_least, batch_sizes, explained, require_writable
 from tricouple.provenance import collect_provenance
 from tricouple.report.tables import to_terminal
 
@@ -88,8 +86,10 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     name = Path(args.read or args.out).stem
     if args.readme is not None:  # before minutes of measuring
+        with explained(args.readme, "read"):
+            text = args.readme.read_text(encoding="utf-8")
         with explained(args.readme, "write into"):
-            targets.places(args.readme.read_text(encoding="utf-8"), name)
+            targets.places(text, name)
     if args.read is not None:
         with explained(args.read, "read"):
             report = Report.from_json(args.read.read_text(encoding="utf-8"))
@@ -170,14 +170,3 @@ def circumstances(console: Console) -> dict[str, Any]:
             "times and their ratios will be unreliable."
         )
     return found
-
-
-@contextmanager
-def explained(path: Path, verb: str) -> Iterator[None]:
-    """Turn what is wrong with a file into an error that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise CommandError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CommandError(f"cannot {verb} {path}: {error}") from error

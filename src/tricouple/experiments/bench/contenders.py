@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from types import MappingProxyType
 from typing import Any
 
-from tricouple.experiments.bench import peers
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax, normalize
+
 from tricouple.experiments.bench.problem import Batch, Criterion, Problem
 from tricouple.losses import IOT, InfoNCE, NegMMIOT, PushPull
 from tricouple.ot import sinkhorn, triplet_sinkhorn
@@ -64,23 +66,11 @@ class Contender:
         return 4 * min(size, LARGEST_STORED) ** 2 * 20  # beyond that only what streams is run
 
 
-def loss(
-    name: str,
-    build: Callable[..., Criterion],
-    options: Mapping[str, Any] = MappingProxyType({}),
-    **about: Any,
-) -> Contender:
-    """Return a contender for value and gradient.
-
-    Args:
-        name: As shown in tables.
-        build: Makes the criterion for a problem.
-        options: Further arguments of `build`.
-        **about: What else a contender has.
-    """
+def loss(name: str, build: Callable[[Problem], Criterion], **about: Any) -> Contender:
+    """Return a contender for value and gradient of the criterion that `build` makes."""
 
     def prepare(batch: Batch, problem: Problem) -> Callable[[], object]:
-        return batch.value_and_gradient(build(problem, **options))
+        return batch.value_and_gradient(build(problem))
 
     return Contender(name, LOSS, prepare, **about)
 
@@ -101,11 +91,6 @@ def iot(problem: Problem, **options: Any) -> IOT:
     return IOT(problem.epsilon, problem.n_iters, **options)
 
 
-def info_nce(problem: Problem) -> InfoNCE:
-    """Our InfoNCE, which never stores an N×N matrix."""
-    return InfoNCE(problem.temperature)
-
-
 def prepare_triplet_plan(batch: Batch, problem: Problem) -> Callable[[], object]:
     """Our three-marginal plan."""
     similarity = batch.similarities()
@@ -120,6 +105,85 @@ def prepare_pair_plan(batch: Batch, problem: Problem) -> Callable[[], object]:
     return lambda: sinkhorn(cost, problem.epsilon, n_iters=problem.n_iters).dense()
 
 
+# --- the published algorithm, and contenders from elsewhere ---------------------------------------
+
+
+def dense_neg_mmiot(problem: Problem) -> Criterion:
+    """Neg-MMIOT as published: the N×N×N kernel in memory, autograd through every sweep."""
+
+    def loss(embeddings: Tensor, labels: Tensor) -> Tensor:
+        n = len(labels)
+        unit = normalize(embeddings, dim=1)
+        similarity = unit @ unit.T / problem.temperature
+        cost = similarity[:, None, :] - similarity[:, :, None]  # (i, j, k)
+
+        same = labels[:, None] == labels[None, :]
+        other = ~torch.eye(n, dtype=torch.bool)
+        distinct = other[:, :, None] & other[:, None, :] & other[None, :, :]
+        admissible = distinct & same[:, :, None] & ~same[:, None, :]
+
+        log_kernel = (-cost / problem.epsilon).masked_fill(~distinct, -torch.inf)
+        log_mass = -torch.log(torch.tensor(float(n)))
+        f, g, h = (log_kernel.new_zeros(n) for _ in range(3))
+        for _ in range(problem.n_iters):
+            f = log_mass - torch.logsumexp(log_kernel + g[:, None] + h, dim=(1, 2))
+            g = log_mass - torch.logsumexp(log_kernel + f[:, None, None] + h, dim=(0, 2))
+            h = log_mass - torch.logsumexp(log_kernel + f[:, None, None] + g[:, None], dim=(0, 1))
+        log_plan = log_kernel + f[:, None, None] + g[:, None] + h
+        # P̃ is uniform on the admissible triplets: KL = −log|A| − mean over A of log P.
+        chosen = log_plan[admissible]
+        return -torch.log(torch.tensor(float(len(chosen)))) - chosen.mean()
+
+    return loss
+
+
+def plain_info_nce(problem: Problem) -> Criterion:
+    """InfoNCE with class labels, as one would write it in a training script."""
+
+    def loss(embeddings: Tensor, labels: Tensor) -> Tensor:
+        unit = normalize(embeddings, dim=1)
+        itself = torch.eye(len(labels), dtype=torch.bool)
+        logits = (unit @ unit.T / problem.temperature).masked_fill(itself, -torch.inf)
+        positives = (labels[:, None] == labels[None, :]) & ~itself
+        log_probabilities = log_softmax(logits, dim=1).masked_fill(~positives, 0.0)
+        counts = positives.sum(1)
+        anchors = counts > 0
+        return -(log_probabilities.sum(1)[anchors] / counts[anchors]).mean()
+
+    return loss
+
+
+def sup_con(problem: Problem) -> Criterion:
+    """``SupConLoss`` of pytorch-metric-learning."""
+    from pytorch_metric_learning.losses import SupConLoss
+
+    criterion: Criterion = SupConLoss(temperature=problem.temperature)
+    return criterion
+
+
+def prepare_pot(batch: Batch, problem: Problem, method: str) -> Callable[[], Tensor]:
+    """POT's Sinkhorn on torch tensors, with all sweeps run: its tolerance is set to zero."""
+    import ot
+
+    cost = batch.pair_cost()
+    uniform = torch.full((len(cost),), 1.0 / len(cost))
+
+    def step() -> Tensor:
+        plan: Tensor = ot.sinkhorn(
+            uniform,
+            uniform,
+            cost,
+            problem.epsilon,
+            method=method,
+            numItermax=problem.n_iters,
+            stopThr=0.0,
+            warn=False,
+        )
+        return plan
+
+    return step
+
+
 def ott(name: str, task: str, function: str) -> Contender:
     """Return a contender that a function of `ott_peer` prepares, importing JAX only then."""
 
@@ -132,49 +196,40 @@ def ott(name: str, task: str, function: str) -> Contender:
     return Contender(f"MMSinkhorn {name} (OTT-JAX)", task, prepare, "ott", cubic=True)
 
 
-def pot(method: str) -> Contender:
-    """Return a contender from POT, by the name of its method."""
-    return Contender(f"{method} (POT)", PAIR_PLAN, partial(peers.prepare_pot, method=method), "ot")
-
-
-STREAMED: dict[str, Any] = {
-    "options": {"memory": "streamed"},
-    "smallest": LARGEST_STORED,
-    "largest": math.inf,
-}
+STREAMED: dict[str, Any] = {"smallest": LARGEST_STORED, "largest": math.inf}
 
 CONTENDERS = (
     loss("NegMMIOT", neg_mmiot),
-    loss("NegMMIOT implicit", neg_mmiot, {"gradient": "implicit"}),
-    loss("NegMMIOT envelope", neg_mmiot, {"gradient": "envelope"}),
-    loss("NegMMIOT streamed", neg_mmiot, **STREAMED),
+    loss("NegMMIOT implicit", partial(neg_mmiot, gradient="implicit")),
+    loss("NegMMIOT envelope", partial(neg_mmiot, gradient="envelope")),
+    loss("NegMMIOT streamed", partial(neg_mmiot, memory="streamed"), **STREAMED),
     loss(
         "NegMMIOT log-sigmoid",
-        neg_mmiot,
-        {"shaping": "log_sigmoid", "memory": "matrices"},
+        partial(neg_mmiot, shaping="log_sigmoid", memory="matrices"),
         largest=2048,
     ),
     loss(
         "NegMMIOT log-sigmoid, anchor by anchor",
-        neg_mmiot,
-        {"shaping": log_sigmoid},
+        partial(neg_mmiot, shaping=log_sigmoid),
         largest=512,
     ),
     loss("PushPull", push_pull),
-    loss("PushPull streamed", push_pull, **STREAMED),
+    loss("PushPull streamed", partial(push_pull, memory="streamed"), **STREAMED),
     loss("IOT", iot),
-    loss("IOT streamed", iot, **STREAMED),
-    loss("InfoNCE", info_nce, largest=math.inf),
-    loss("InfoNCE (plain PyTorch)", peers.info_nce),
-    loss("SupConLoss (PML)", peers.sup_con, package="pytorch_metric_learning"),
-    loss("dense Neg-MMIOT (PyTorch)", peers.dense_neg_mmiot, cubic=True),
+    loss("IOT streamed", partial(iot, memory="streamed"), **STREAMED),
+    loss("InfoNCE", lambda problem: InfoNCE(problem.temperature), largest=math.inf),
+    loss("InfoNCE (plain PyTorch)", plain_info_nce),
+    loss("SupConLoss (PML)", sup_con, package="pytorch_metric_learning"),
+    loss("dense Neg-MMIOT (PyTorch)", dense_neg_mmiot, cubic=True),
     ott("unrolled", LOSS, "prepare_loss"),
     ott("Danskin", LOSS, "prepare_danskin"),
     Contender("triplet_sinkhorn", TRIPLET_PLAN, prepare_triplet_plan),
     ott("plan only", TRIPLET_PLAN, "prepare_plan"),
     Contender("sinkhorn", PAIR_PLAN, prepare_pair_plan),
-    pot("sinkhorn"),
-    pot("sinkhorn_log"),
+    *(
+        Contender(f"{name} (POT)", PAIR_PLAN, partial(prepare_pot, method=name), "ot")
+        for name in ("sinkhorn", "sinkhorn_log")
+    ),
 )
 
 BY_NAME = {contender.name: contender for contender in CONTENDERS}

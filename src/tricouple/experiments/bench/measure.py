@@ -112,10 +112,9 @@ class Report:
 
     def find(self, contender: str, size: int) -> Measurement | None:
         """Return the measurement of a contender at a size, if there is one."""
-        for measurement in self.measurements:
-            if (measurement.contender, measurement.size) == (contender, size):
-                return measurement
-        return None
+        wanted = (contender, size)
+        found = (row for row in self.measurements if (row.contender, row.size) == wanted)
+        return next(found, None)
 
     def ratio(self, contender: str, other: str, size: int) -> float | None:
         """Return how many times as long a contender takes as another, None if not measured."""
@@ -184,10 +183,7 @@ def measure(
 ) -> Iterator[Measurement]:
     """Yield the measurement of every contender at every size, size by size.
 
-    Args:
-        effort: Sizes and effort.
-        problem: What the contenders solve.
-        on_turn: Called with the size and a text on what happens next, for a progress display.
+    A progress display is told, by `on_turn`, the size and what happens next.
     """
     for size in effort.sizes:
         contenders = [contender for contender in CONTENDERS if effort.meets(contender, size)]
@@ -226,23 +222,21 @@ def time_size(
     results: dict[str, Measurement] = {}
     steps: dict[str, Step] = {}
     for contender in contenders:
-        empty = Measurement(contender.name, contender.task, size)
-        results[contender.name] = empty
-        obstacle = obstacle_to(contender, size, problem)
-        if obstacle:
-            results[contender.name] = replace(empty, note=obstacle)
+        name, note = contender.name, obstacle_to(contender, size, problem)
+        results[name] = Measurement(name, contender.task, size, note=note)
+        if note:
             continue
-        on_turn(f"preparing {contender.name}")
+        on_turn(f"preparing {name}")
         try:
             step = contender.prepare(batch, problem)
             seconds = time_call(step)
         except RUN_FAILURES as error:
-            results[contender.name] = replace(empty, note=f"failed: {error}")
+            results[name] = replace(results[name], note=f"failed: {error}")
+            continue
+        if seconds > LONG:
+            results[name] = results[name].timed([seconds])
         else:
-            if seconds > LONG:
-                results[contender.name] = empty.timed([seconds])
-            else:
-                steps[contender.name] = step
+            steps[name] = step
     timed = time_together(steps, effort.rounds, effort.seconds_per_round, on_turn)
     for name, durations in timed.items():
         results[name] = results[name].timed(durations)
@@ -261,12 +255,7 @@ def time_together(
     all of them alike. The order rotates from round to round: no step always follows the same one.
     The first call of a turn finds the caches and the other libraries' thread pools as the previous
     contender left them; it is not counted, unless it alone fills the turn: then that is negligible.
-
-    Args:
-        steps: The calls, by name. They are expected to have been called once already.
-        rounds: Number of turns of each step.
-        seconds_per_round: Aim for the length of a turn; at least one call is counted in any case.
-        on_turn: Called with the name of a step before its turn.
+    The steps are expected to have been called once already.
 
     Returns:
         The durations of all counted calls in seconds, by name.

@@ -125,11 +125,8 @@ def times_table(report: Report, task: str, sizes: Sequence[int], *, memory: bool
         )
         for name in report.contenders(task)
     ]
-    missing = {
-        f"{row.contender}: {row.note}"
-        for row in report.measurements
-        if row.task == task and row.note
-    }
+    rows_of_task = (row for row in report.measurements if row.task == task)
+    missing = {f"{row.contender}: {row.note}" for row in rows_of_task if row.note}
     head = ("N =", *map(str, sizes), *(["extra memory"] if memory else []))
     return Table(CAPTIONS[task], head, rows, note="; ".join(sorted(missing)))
 
@@ -216,13 +213,10 @@ def places(text: str, name: str) -> list[str]:
 
 
 def insert_into(text: str, report: Report, name: str) -> str:
-    """Put a run between the markers of a text.
+    """Put a run, of a file of this name, between the markers of a text.
 
-    Args:
-        text: With ``<!-- bench -->`` and ``<!-- /bench -->`` around the place of a short section,
-            or with ``<!-- bench NAME -->`` and ``<!-- /bench NAME -->`` around that of a whole one.
-        report: The run.
-        name: Of its file, without the ending.
+    ``<!-- bench -->`` and ``<!-- /bench -->`` stand around the place of a short section,
+    ``<!-- bench NAME -->`` and ``<!-- /bench NAME -->`` around that of a whole one.
 
     Raises:
         ValueError: If the text has none of these pairs of markers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -89,37 +90,34 @@ class RunConfig:
         for name in ("kappa", "epsilon", "temperature", "learning_rate"):
             checks.positive_number(name, getattr(self, name))
         checks.non_negative_number("weight_decay", self.weight_decay)
-        self._check_data()
-        self._check_batches()
+        for message in self._obstacles():
+            raise ValueError(message)
 
-    def _check_data(self) -> None:
+    def _obstacles(self) -> Iterator[str]:
+        """What makes a run impossible though every setting alone would do."""
         if self.n_classes < 2:
-            raise ValueError(f"n_classes is {self.n_classes}: 2 or more are needed for a negative")
+            yield f"n_classes is {self.n_classes}: 2 or more are needed for a negative"
         if self.data_dim < self.n_classes - 1:
-            raise ValueError(
+            yield (
                 f"data_dim is {self.data_dim}: the means of {self.n_classes} classes need "
                 f"{self.n_classes - 1} or more"
             )
         if not 1 <= self.imbalance <= self.per_class / 2:
-            raise ValueError(
+            yield (
                 f"imbalance is {self.imbalance}: with {self.per_class} samples in the largest "
                 f"class it can be 1 to {self.per_class / 2:g}, so that the smallest has 2"
             )
-
-    def _check_batches(self) -> None:
         if self.batch_per_class < 2:
-            raise ValueError(
-                f"batch_per_class is {self.batch_per_class}: 2 or more make a positive pair"
-            )
+            yield f"batch_per_class is {self.batch_per_class}: 2 or more make a positive pair"
         if self.batch_per_class > self.per_class:
-            raise ValueError(
+            yield (
                 f"batch_per_class is {self.batch_per_class}, but a class has only "
                 f"{self.per_class} samples: use {self.per_class} or fewer"
             )
         if not 0 <= self.carry_over <= 1:
-            raise ValueError(f"carry_over must be between 0 and 1, got {self.carry_over}")
+            yield f"carry_over must be between 0 and 1, got {self.carry_over}"
         if self.imbalance > 1 and self.sampler == "class_uniform":
-            raise ValueError(
+            yield (
                 f"imbalance is {self.imbalance}, but class-uniform batches would hide it: "
                 'use sampler="shuffled"'
             )

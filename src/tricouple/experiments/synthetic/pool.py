@@ -54,10 +54,7 @@ def train_all(
 ) -> Generator[Event, None, None]:
     """Train all runs and yield events as they come; closing the generator ends the workers.
 
-    Args:
-        configs: The runs.
-        workers: Processes at a time.
-        keep_embeddings: For each run, whether its events carry embeddings.
+    `keep_embeddings` says of each run whether its events carry embeddings.
     """
     context = multiprocessing.get_context("spawn")  # forking a process that has threads may hang
     tasks: Any = context.Queue()

@@ -18,6 +18,14 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from tricouple.data.gmm import class_sizes
 from tricouple.experiments.runs.record import (
@@ -34,13 +42,13 @@ from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.grid import Cell
 from tricouple.experiments.synthetic.measure import CURVES, MEANINGS, Measurement, judge
 from tricouple.experiments.synthetic.pool import WorkerError, snapshot_rows, train_all
-from tricouple.experiments.synthetic.progress import LiveProgress
 from tricouple.files import write_atomically
 from tricouple.options import CommandError
 from tricouple.provenance import collect_provenance, line_provenance
 
 KIND = "synthetic"
 N_SNAPSHOTS = 12
+COLOURS = {"etf": "green", "rich": "cyan", "reduced": "yellow"}
 
 
 @dataclass
@@ -105,6 +113,58 @@ def unfinished(cells: Sequence[Cell], records: dict[str, Record]) -> list[Cell]:
     ]
 
 
+class LiveProgress:
+    """A bar for the study and one for every run at work; finished runs scroll by above.
+
+    Example:
+        >>> with LiveProgress(Console(quiet=True), total=3, done=1) as display:
+        ...     display.finished({"id": "a", "status": "done", "verdict": "etf", "seconds": 1.0,
+        ...                       "curves": {"nc2_deviation": [1e-4]}})
+    """
+
+    def __init__(self, console: Console, total: int, done: int) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._all = self._progress.add_task("runs", total=total, completed=done, note="")
+        self._rows: dict[str, TaskID] = {}
+
+    def __enter__(self) -> LiveProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def measured(self, name: str, point: Measurement, steps: int) -> None:
+        """Show the latest figures of a run."""
+        if name not in self._rows:
+            self._rows[name] = self._progress.add_task(name, total=steps, note="")
+        note = f"loss {point.loss:.4f}  NC2 {point.nc2_deviation:.1e}  k-NN {point.knn:.2f}"
+        self._progress.update(self._rows[name], completed=point.step, note=note)
+
+    def finished(self, record: Record) -> None:
+        """Replace the bar of a run by a line."""
+        row = self._rows.pop(record["id"], None)
+        if row is not None:
+            self._progress.remove_task(row)
+        verdict = record["verdict"] or record["status"]
+        colour = COLOURS.get(verdict, "red")
+        deviation = record["curves"]["nc2_deviation"][-1]
+        figure = "" if deviation is None else f"NC2 {deviation:.1e}"
+        self._progress.console.print(
+            f"[{colour}]{verdict:9}[/] {record['seconds']:6.1f} s  {figure}  {record['id']}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        self._progress.advance(self._all)
+
+
 def run_cells(
     store: Store,
     cells: Sequence[Cell],
@@ -116,14 +176,8 @@ def run_cells(
     """Train what is not done yet and append each run to the folder.
 
     Cells with the same settings, such as the middle of every map, are trained once. If this is
-    interrupted, the runs at work are kept as partial ones, to be done again next time.
-
-    Args:
-        store: Where the results go.
-        cells: The runs of the study.
-        display: Shows what comes.
-        workers: Processes at a time.
-        snapshots: Whether to keep embeddings of the main part's first seed.
+    interrupted, the runs at work are kept as partial ones, to be done again next time. Snapshots
+    are embeddings of the main part's first seed.
     """
     records = store.records()
 
@@ -199,13 +253,7 @@ def conduct(
 ) -> None:
     """Run a study in a folder with live progress, then show its tables and where the page is.
 
-    Args:
-        path: The folder.
-        name: Name of the study; a folder holds one.
-        base: What the runs share; a folder holds runs of one base.
-        cells: The runs.
-        workers: Processes at a time.
-        snapshots: Whether to keep embeddings of the main part's first seed.
+    A folder holds one study, by its name, and runs that share one base.
 
     Raises:
         CommandError: If the folder cannot be used or a worker fails.

@@ -128,51 +128,38 @@ def measured_steps(steps: int, count: int = N_MEASUREMENTS) -> list[int]:
 
 
 class Method(nn.Module):
-    """An encoder and how it learns; subclasses give ``loss``."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch, a scalar; NaN where the embeddings are no longer finite."""
-        raise NotImplementedError
-
-    def after_step(self, step: int, n_steps: int) -> None:
-        """What is left to do after the optimiser's step number `step`, from 0."""
-
-
-class LossOfEmbeddings(Method):
-    """A method that is nothing but a loss of embeddings and labels."""
+    """An encoder and how it learns: by a loss of embeddings and labels, if nothing else."""
 
     def __init__(self, encoder: nn.Module, criterion: nn.Module) -> None:
-        super().__init__(encoder)
+        super().__init__()
+        self.encoder = encoder
         self.criterion = criterion
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The criterion of the embeddings."""
+        """The loss of a batch, a scalar; NaN where the embeddings are no longer finite."""
         embeddings: Tensor = self.encoder(inputs)
         if not bool(torch.isfinite(embeddings).all()):
             return embeddings.new_tensor(torch.nan)
         value: Tensor = self.criterion(embeddings, labels)
         return value
 
+    def after_step(self, step: int, n_steps: int) -> None:
+        """What is left to do after the optimiser's step number `step`, from 0."""
+
 
 class Bootstrap(Method):
     """BYOL, with two samples of one class as the two views."""
 
-    def __init__(self, encoder: nn.Module, dim: int) -> None:
-        super().__init__(encoder)
-        self.byol = BYOL(encoder, predictor_head(dim))
+    criterion: BYOL
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Samples of a class are paired in batch order, as in VICReg."""
         first, second = view_pairs(Identities.within_one_set(labels))
-        return self.byol.loss(inputs[first], inputs[second])
+        return self.criterion.loss(inputs[first], inputs[second])
 
     def after_step(self, step: int, n_steps: int) -> None:
         """The target follows, ever more slowly."""
-        self.byol.update_target(momentum_at(step, n_steps))
+        self.criterion.update_target(momentum_at(step, n_steps))
 
 
 def build_method(config: RunConfig) -> Method:
@@ -187,9 +174,9 @@ def build_method(config: RunConfig) -> Method:
     """
     encoder = three_layer_mlp(config.data_dim, config.hidden, config.dim)
     if config.method == "byol":
-        return Bootstrap(encoder, config.dim)
+        return Bootstrap(encoder, BYOL(encoder, predictor_head(config.dim)))
     settings = {name: getattr(config, name) for name in TAKES[config.method]}
     if config.method == "pushpull":
         settings["epsilon_pos"] = settings["epsilon_neg"] = settings.pop("epsilon")
     criterion = pkgutil.resolve_name(str(LOSSES[config.method].target))
-    return LossOfEmbeddings(encoder, criterion(**settings))
+    return Method(encoder, criterion(**settings))

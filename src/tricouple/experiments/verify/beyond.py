@@ -11,24 +11,33 @@ from tricouple.experiments.verify.configurations import (
     average_over_symmetries,
     balanced_labels,
     etf_gram,
-    gram,
+    loss_value,
     random_unit,
+    two_distance_gram,
     two_distance_path,
     vectors,
 )
-from tricouple.experiments.verify.convexity import (
-    convexity_gaps,
-    loss_value,
-    random_gram,
-    violation,
-)
+from tricouple.experiments.verify.convexity import convexity_gaps, random_gram, violation
 from tricouple.experiments.verify.coupling import SHAPINGS, by_name
-from tricouple.experiments.verify.descent import descend_from_random, gaps, loss_at_etf, reached
-from tricouple.experiments.verify.frames import SHARPNESS, STARTS, optimal_loss
-from tricouple.experiments.verify.results import Finding, Row, chart, worst, worst_of
+from tricouple.experiments.verify.frames import (
+    SHARPNESS,
+    STARTS,
+    descend_from_random,
+    gaps,
+    optimal_loss,
+    reached,
+)
+from tricouple.experiments.verify.gradients import relative_gradient, tangential_gradient
+from tricouple.experiments.verify.results import (
+    Finding,
+    Row,
+    chart,
+    grouped,
+    numbered,
+    worst,
+    worst_of,
+)
 from tricouple.experiments.verify.setting import Setting
-from tricouple.experiments.verify.stationarity import relative_gradient, tangential_gradient
-from tricouple.experiments.verify.two_distance import loss_at
 from tricouple.report.chart import Line
 
 LOW_CLASSES, LOW_PER_CLASS = 10, 3
@@ -58,30 +67,27 @@ def low_dimension(setting: Setting) -> Finding:
     series: list[Line] = []
     for dim in LOW_DIMS:
         best = descend_from_random(criterion, labels, dim, generator, STARTS)[0]
-        collapse, distances = best.collapse, best.distances
-        across = gram(best.embeddings)[labels[:, None] != labels]
+        spectrum = best.collapse.spectrum.tolist()
+        positive = [value for value in spectrum if value > 1e-6]
         rows.append(
             {
                 "d": dim,
                 "loss above closed form": best.loss - optimum,
                 "loss below total collapse": collapsed - best.loss,
-                "NC1": collapse.nc1,
-                "NC2 std": collapse.nc2_std,
-                "spread of β": distances.beta_std,
-                "largest β": float(across.max()),
-                "nonzero eigenvalues": int((collapse.spectrum > 1e-6).sum()),
-                "smallest / largest of these": _evenness(collapse.spectrum.tolist()),
+                "NC1": best.collapse.nc1,
+                "NC2 std": best.collapse.nc2_std,
+                "spread of β": best.distances.beta_std,
+                "largest β": float(best.across.max()),
+                "nonzero eigenvalues": len(positive),
+                "smallest / largest of these": positive[-1] / positive[0] if positive else 0.0,
             }
         )
-        spectrum = tuple(collapse.spectrum.tolist())
-        series.append(Line(f"d = {dim}", tuple(map(float, range(1, len(spectrum) + 1))), spectrum))
+        series.append(numbered(f"d = {dim}", spectrum))
     figure = chart(
         "Spectrum of the class means, K = 10",
-        "number of the eigenvalue",
-        "eigenvalue",
+        ("number of the eigenvalue", "eigenvalue"),
         series,
-        "The eigenvalues of the class means in descending order, one curve for each dimension: "
-        "d of them are above zero, at most nine.",
+        "Eigenvalues of the class means, descending: d of them are above zero, at most nine.",
     )
     below = [row for row in rows if int(row["d"]) < LOW_CLASSES - 1]
     residual = -worst(-float(row["loss above closed form"]) for row in below)
@@ -101,7 +107,7 @@ def other_shapings(setting: Setting) -> Finding:
                 SHARPNESS, shaping=by_name(name), gradient="envelope"
             )
             ends = descend_from_random(criterion, labels, dim, generator, STARTS, iterations=100)
-            optimum = loss_at_etf(criterion, labels)
+            optimum = loss_value(criterion, labels)(etf_gram(labels))
             rows.append(
                 {
                     "ψ": name,
@@ -121,11 +127,9 @@ def other_shapings(setting: Setting) -> Finding:
                 series.append(gaps(name, ends[-1], optimum))
     figure = chart(
         "Worst descent of free vectors for several ψ, K = 3, d = 2",
-        "evaluation",
-        "loss − loss at the ETF",
+        ("evaluation", "loss − loss at the ETF"),
         series,
-        "The gap to the loss of the simplex ETF against the evaluations, one curve for each ψ: "
-        "a curve that levels off far above rounding errors has met a local minimum.",
+        "A curve that levels off far above rounding errors has met a local minimum.",
         log="y",
     )
     return Finding(worst_of(rows, "largest Gram deviation"), rows, figure)
@@ -134,34 +138,24 @@ def other_shapings(setting: Setting) -> Finding:
 def sharpness(setting: Setting) -> Finding:
     """How close descent comes to the ETF within a fixed number of steps, against c."""
     labels = balanced_labels(5, 4)
-    deviations: dict[str, list[float]] = {}
+    largest: list[Row] = []
     of_means: list[Row] = []
     for value in SHARPNESSES:
+        largest.append({"c": value, "measure": "largest, of samples"})
         of_means.append({"c": value, "measure": "mean, of class means (NC2)"})
-        for name, criterion in setting.losses.at_sharpness(value).items():
+        criteria = setting.losses.at_sharpness(value)
+        for name, criterion in criteria.items():
             generator = setting.generator("sharpness")  # the same start for all
             (end,) = descend_from_random(criterion, labels, 8, generator, 1, SHARPNESS_STEPS)
-            deviations.setdefault(name, []).append(end.deviation)
+            largest[-1][name] = end.deviation
             of_means[-1][name] = end.collapse.nc2_deviation
-    largest: list[Row] = [
-        {
-            "c": value,
-            "measure": "largest, of samples",
-            **{name: line[index] for name, line in deviations.items()},
-        }
-        for index, value in enumerate(SHARPNESSES)
-    ]
-    rows = (*largest, *of_means)
     figure = chart(
         f"Distance from the ETF after at most {SHARPNESS_STEPS} steps, K = 5, d = 8",
-        "sharpness c",
-        "Gram deviation",
-        [Line(name, SHARPNESSES, tuple(line)) for name, line in deviations.items()],
-        "The distance from the simplex ETF at the end of descent against the sharpness, one curve "
-        "for each loss, on logarithmic axes.",
+        ("sharpness c", "Gram deviation"),
+        [line for name in criteria for line in grouped(largest, name, "c", name)],
         log="xy",
     )
-    return Finding(worst(line[-1] for line in deviations.values()), rows, figure)
+    return Finding(worst_of(largest[-1:], *criteria), (*largest, *of_means), figure)
 
 
 def baselines(setting: Setting) -> Finding:
@@ -182,10 +176,10 @@ def baselines(setting: Setting) -> Finding:
             value(average_over_symmetries(matrix, labels)) - value(matrix) for matrix in drawn
         )
         path = two_distance_path(BASE_CLASSES, BASE_PER_CLASS, BASE_STEPS)
-        values = [loss_at(criterion, labels, *pair) for pair in path]
+        values = [value(two_distance_gram(labels, *pair)) for pair in path]
         random = random_unit(len(labels), BASE_DIM, generator)
         ends = descend_from_random(criterion, labels, BASE_DIM, generator, STARTS)
-        optimum = loss_at_etf(criterion, labels)
+        optimum = value(etf_gram(labels))
         rows.append(
             {
                 "loss": name,
@@ -201,16 +195,8 @@ def baselines(setting: Setting) -> Finding:
         series.append(gaps(name, ends[0], optimum))
     figure = chart(
         f"Descent of free vectors, K = {BASE_CLASSES}, d = {BASE_DIM}, c = {SHARPNESS:g}",
-        "evaluation",
-        "loss − loss at the ETF",
+        ("evaluation", "loss − loss at the ETF"),
         series,
-        "How far each loss is above its value at the simplex ETF, evaluation by evaluation, on a "
-        "logarithmic axis that ends at rounding errors.",
         log="y",
     )
     return Finding(worst_of(rows, "Gram deviation"), rows, figure)
-
-
-def _evenness(spectrum: list[float]) -> float:
-    positive = [value for value in spectrum if value > 1e-6]
-    return positive[-1] / positive[0] if positive else 0.0

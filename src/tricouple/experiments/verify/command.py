@@ -16,15 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tricouple.experiments.verify.results import ACCURACY, PROVED_HERE, Outcome, Report
-from tricouple.experiments.verify.statements import (
-    QUADRATURE,
-    STATEMENTS,
-    Statement,
-    select,
-    verify,
-)
+from tricouple.experiments.verify.statements import QUADRATURE, STATEMENTS, select, verify
 from tricouple.files import write_text
-from tricouple.options import CommandError, require_writable
+from tricouple.options import CommandError, explained, require_writable
 from tricouple.provenance import collect_provenance
 from tricouple.report.chart import Chart
 from tricouple.report.page import Article, Section, chart_html, page, paragraph, provenance_section
@@ -77,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         console.print(to_terminal(list_table()))
         return 0
     if args.read is not None:
-        report = read_report(args.read)
+        with explained(args.read, "read"):
+            report = Report.from_json(args.read.read_text(encoding="utf-8"))
     else:
         require_writable(args.out / "theory.json")
         report = verify_with_progress(chosen(args.only), args.seed, console)
@@ -89,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
     if args.read is None:
         console.print(f"Numbers and charts: {args.out / 'index.html'}")
     for path in args.docs:
-        insert(report, path)
+        with explained(path, "write into"):
+            write_text(path, fill(path.read_text(encoding="utf-8"), report))
         console.print(f"Tables written into {path}")
     if args.figures is not None:
         for path in draw(report, args.figures):
@@ -99,15 +95,16 @@ def run(args: argparse.Namespace) -> int:
     return 1 if report.failed else 0
 
 
-def chosen(names: str | None) -> tuple[Statement, ...]:
-    """Return the statements that the option names."""
+def chosen(names: str | None) -> list[str]:
+    """Return the names of the statements that the option means, in their order."""
+    wanted = None if names is None else [name.strip() for name in names.split(",")]
     try:
-        return select(None if names is None else [name.strip() for name in names.split(",")])
+        return [statement.id for statement in select(wanted)]
     except ValueError as error:
         raise CommandError(str(error)) from error
 
 
-def verify_with_progress(statements: tuple[Statement, ...], seed: int, console: Console) -> Report:
+def verify_with_progress(names: list[str], seed: int, console: Console) -> Report:
     """Test statements under a progress bar that names the one at work."""
     columns = (
         BarColumn(),
@@ -115,7 +112,6 @@ def verify_with_progress(statements: tuple[Statement, ...], seed: int, console: 
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    names = [statement.id for statement in statements]
     with one_thread(), Progress(*columns, console=console) as progress:
         report = Report(seed, (), collect_provenance())
         task = progress.add_task(names[0], total=len(names))
@@ -135,26 +131,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def read_report(path: Path) -> Report:
-    """Read an earlier run."""
-    try:
-        return Report.from_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CommandError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CommandError(f"cannot read {path}: {error}") from error
-
-
-def insert(report: Report, path: Path) -> None:
-    """Put the tables of a report into a page."""
-    try:
-        write_text(path, fill(path.read_text(encoding="utf-8"), report))
-    except OSError as error:
-        raise CommandError(f"cannot write into {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise CommandError(f"cannot write into {path}: {error}") from error
 
 
 def draw(report: Report, folder: Path) -> Iterator[Path]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
+
+from tricouple.experiments.verify.setting import Criterion
 
 
 def class_labels(sizes: tuple[int, ...]) -> Tensor:
@@ -41,6 +45,16 @@ def vectors(gram: Tensor) -> Tensor:
     # The root of a rounding error is a hundred million times larger: cut it off.
     lengths = torch.where(values > 1e-12 * values[-1], values, 0.0).sqrt()
     return torch.mul(basis, lengths)
+
+
+def loss_value(criterion: Criterion, labels: Tensor) -> Callable[[Tensor], float]:
+    """Gram matrix ↦ loss of vectors that have it."""
+
+    @torch.no_grad()
+    def value(gram: Tensor) -> float:
+        return float(criterion(vectors(gram), labels))
+
+    return value
 
 
 def gram(embeddings: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ matrices are Gram matrices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,20 +16,20 @@ from tricouple.experiments.verify.configurations import (
     average_over_symmetries,
     balanced_labels,
     gram,
+    loss_value,
     random_unit,
-    vectors,
 )
 from tricouple.experiments.verify.coupling import (
     SHAPINGS,
     divergence,
     hessian,
+    imposed_marginals,
     lowest_direction,
     triplet_cost,
     triplet_target,
-    uniform_marginals,
 )
 from tricouple.experiments.verify.results import NONE, Finding, Row, chart, worst, worst_of
-from tricouple.experiments.verify.setting import Criterion, Setting
+from tricouple.experiments.verify.setting import Setting
 from tricouple.report.chart import Line
 
 Value = Callable[[Tensor], float]
@@ -46,19 +46,17 @@ SHARPNESS = 1 / EPSILON
 LOSS = "Gram matrices, loss"
 
 
-def chord_gaps(value: Value, start: Tensor, end: Tensor) -> list[float]:
-    """How far a function lies below its chord at fractions of a segment; negative: not convex."""
-    values = [value(torch.lerp(start, end, fraction)) for fraction in FRACTIONS]
+def chord_gaps(values: Sequence[float]) -> list[float]:
+    """How far values at `FRACTIONS` of a segment lie below their chord; negative: not convex."""
     return [
         (1 - fraction) * values[0] + fraction * values[-1] - here
         for fraction, here in zip(FRACTIONS, values, strict=True)
     ]
 
 
-def random_cost(n: int, order: int = 3) -> Draw:
+def random_cost(n: int) -> Draw:
     """Draw cost tensors with independent normal entries."""
-    shape = (n,) * order
-    return lambda generator: torch.randn(shape, generator=generator, dtype=torch.float64)
+    return lambda generator: torch.randn((n, n, n), generator=generator, dtype=torch.float64)
 
 
 def random_gram(n: int) -> Draw:
@@ -77,21 +75,10 @@ def dense_value(labels: Tensor) -> Value:
     return lambda cost: float(divergence(cost, EPSILON, target))
 
 
-def loss_value(criterion: Criterion, labels: Tensor) -> Value:
-    """Gram matrix ↦ loss under test."""
-
-    def value(matrix: Tensor) -> float:
-        with torch.no_grad():
-            return float(criterion(vectors(matrix), labels))
-
-    return value
-
-
-def convexity_gaps(
-    value: Value, draw: Draw, generator: torch.Generator, segments: int = SEGMENTS
-) -> list[list[float]]:
+def convexity_gaps(value: Value, draw: Draw, generator: torch.Generator) -> list[list[float]]:
     """The gaps below the chord on random segments."""
-    return [chord_gaps(value, draw(generator), draw(generator)) for _ in range(segments)]
+    segments = [(draw(generator), draw(generator)) for _ in range(SEGMENTS)]
+    return [chord_gaps([value(torch.lerp(*ends, part)) for part in FRACTIONS]) for ends in segments]
 
 
 def violation(gaps: list[list[float]]) -> float:
@@ -103,8 +90,7 @@ def lowest_curvature(labels: Tensor, generator: torch.Generator) -> float:
     """The smallest eigenvalue of ∂²g/∂C² at a random cost, relative to the largest."""
     cost = random_cost(len(labels))(generator)
     target = triplet_target(labels)
-    matrix = hessian(cost, EPSILON, target, uniform_marginals(cost))
-    return lowest_direction(matrix, cost)[0]
+    return lowest_direction(hessian(cost, EPSILON, target, imposed_marginals(target)), cost)[0]
 
 
 def distance_from_dense(value: Value, labels: Tensor, matrices: list[Tensor]) -> float:
@@ -154,19 +140,14 @@ def convexity(setting: Setting) -> Finding:
                     Line(f"{name} {number}", tuple(FRACTIONS), tuple(line))
                     for number, line in enumerate(gaps[:3], 1)
                 ]
-    excess = "largest excess over chord"
     figure = chart(
         "Chord minus g on random segments, K = 3, b = 3",
-        "fraction of the segment",
-        "chord − g",
+        ("fraction of the segment", "chord − g"),
         series,
-        "Six arcs that start and end at zero and lie above zero between: "
-        "g is below its chord on every segment."
-        if worst_of(rows, excess) <= 0
-        else "Chord minus g on six segments; some lie below zero.",
+        "Six arcs that start and end at zero; above zero g is below its chord.",
     )
-    residual = worst_of(rows, excess, "negative curvature", "distance from dense")
-    return Finding(residual, rows, figure)
+    residuals = ("largest excess over chord", "negative curvature", "distance from dense")
+    return Finding(worst_of(rows, *residuals), rows, figure)
 
 
 def symmetrisation(setting: Setting) -> Finding:
@@ -205,8 +186,7 @@ def symmetrisation(setting: Setting) -> Finding:
     highest = worst(value for before, _ in points.values() for value in before)
     figure = chart(
         "g before and after averaging over the symmetries",
-        "g(C)",
-        "g of the average",
+        ("g(C)", "g of the average"),
         [
             *(
                 Line(name, tuple(before), tuple(after), points=True)
@@ -214,8 +194,7 @@ def symmetrisation(setting: Setting) -> Finding:
             ),
             Line("no change", (0.0, highest), (0.0, highest)),
         ],
-        "Points of g before averaging against g after it, with the line of no change: "
-        "points on or below the line mean that averaging did not increase g.",
+        "Points on or below the line of no change mean that averaging did not increase g.",
     )
     return Finding(worst_of(rows, "largest increase", "distance from dense"), rows, figure)
 

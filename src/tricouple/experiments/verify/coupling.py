@@ -60,9 +60,9 @@ def pair_target(labels: Tensor, positive: bool = True) -> Tensor:
     return pairs.double() / pairs.sum()
 
 
-def triplet_cost(similarity: Tensor, shaping: Shaping, temperature: float = 1.0) -> Tensor:
-    """C_ijk = ψ((s_ij − s_ik)/τ) for all i, j, k; the solver leaves out what may not meet."""
-    return shaping((similarity[:, :, None] - similarity[:, None, :]) / temperature)
+def triplet_cost(similarity: Tensor, shaping: Shaping) -> Tensor:
+    """C_ijk = ψ(s_ij − s_ik) for all i, j, k; the solver leaves out what may not meet."""
+    return shaping(similarity[:, :, None] - similarity[:, None, :])
 
 
 def marginals(plan: Tensor) -> list[Tensor]:
@@ -71,24 +71,19 @@ def marginals(plan: Tensor) -> list[Tensor]:
     return [plan.sum(tuple(other for other in axes if other != axis)) for axis in axes]
 
 
-def uniform_marginals(cost: Tensor) -> list[Tensor]:
-    """1/N for every sample, on every axis."""
-    return [torch.full((n,), 1 / n, dtype=torch.float64) for n in cost.shape]
+def imposed_marginals(target: Tensor, kind: str = "uniform") -> list[Tensor]:
+    """1/N for every sample on every axis, or the marginals of the ``"target"``."""
+    if kind == "target":
+        return marginals(target)
+    return [torch.full((n,), 1 / n, dtype=torch.float64) for n in target.shape]
 
 
 def solve(
     cost: Tensor, epsilon: float, imposed: Sequence[Tensor], allowed: Tensor | None = None
 ) -> Tensor:
-    """The logarithm of P^C, by Sinkhorn sweeps that autograd can follow.
+    """Log P^C, by Sinkhorn sweeps that autograd can follow; −∞ where it may have no mass.
 
-    Args:
-        cost: C, finite, with two or three axes of length N.
-        epsilon: ε.
-        imposed: A marginal for each axis, positive.
-        allowed: Where the plan may have mass; where no index repeats if None.
-
-    Returns:
-        log P, −∞ where it may have none; shape of the cost.
+    It may have mass where `allowed`, or where no index repeats.
 
     Raises:
         ValueError: If the sweeps do not converge: the verdict would be about something else.
@@ -125,16 +120,8 @@ def solve(
 def divergence(
     cost: Tensor, epsilon: float, target: Tensor, imposed: Sequence[Tensor] | None = None
 ) -> Tensor:
-    """g(C) = KL(P̃ ‖ P^C); its gradient is that of the converged sweeps.
-
-    Args:
-        cost: C, finite.
-        epsilon: ε.
-        target: P̃.
-        imposed: Marginals of P^C; uniform if None.
-    """
-    log_plan = solve(cost, epsilon, uniform_marginals(cost) if imposed is None else imposed)
-    return kl(target, log_plan)
+    """g(C) = KL(P̃ ‖ P^C), uniform if nothing is imposed; autograd follows the converged sweeps."""
+    return kl(target, solve(cost, epsilon, imposed or imposed_marginals(target)))
 
 
 def kl(target: Tensor, log_plan: Tensor) -> Tensor:
@@ -154,15 +141,6 @@ def hessian(cost: Tensor, epsilon: float, target: Tensor, imposed: Sequence[Tens
     with J the 3N×3N matrix of the pair marginals of P. If P̃ has the imposed marginals, then
     ω = (1, 0, 0) is a solution, W = 1, and g is convex: Lemma 3.1. If not, W may be negative
     somewhere, and g need not be convex.
-
-    Args:
-        cost: C, shape (N, N, N).
-        epsilon: ε.
-        target: P̃.
-        imposed: Marginals of P^C.
-
-    Returns:
-        A symmetric matrix with N(N−1)(N−2) rows.
     """
     n = len(cost)
     allowed = distinct(n, 3)

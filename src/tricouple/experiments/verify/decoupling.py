@@ -24,24 +24,24 @@ from tricouple.experiments.verify.coupling import (
     SHAPINGS,
     distinct,
     divergence,
+    imposed_marginals,
     kl,
-    marginals,
     solve,
     triplet_cost,
     triplet_target,
-    uniform_marginals,
 )
+from tricouple.experiments.verify.gradients import gradient_of, relative_error
 from tricouple.experiments.verify.results import (
     Finding,
     Row,
     by_row,
     chart,
     grouped,
+    listed,
     worst,
     worst_of,
 )
-from tricouple.experiments.verify.setting import Criterion, Losses, Setting
-from tricouple.experiments.verify.stationarity import gradient_of, relative_error
+from tricouple.experiments.verify.setting import MARGINALS, Criterion, Losses, Setting
 from tricouple.report.chart import Line
 
 Batch = tuple[Tensor, Tensor]
@@ -79,12 +79,12 @@ def decoupling_identity(_: Setting) -> Finding:
         similarity = (z := random_unit(len(labels), 4, generator)) @ z.T
         target = triplet_target(labels)
         for sharpness in IDENTITY_SHARPNESSES:
-            for kind in ("uniform", "target"):
-                imposed = marginals(target) if kind == "target" else uniform_marginals(target)
+            for kind in MARGINALS:
+                imposed = imposed_marginals(target, kind)
                 whole, parts = divergences(similarity, 1 / sharpness, target, imposed)
                 rows.append(
                     {
-                        "class sizes": ", ".join(map(str, sizes)),
+                        "class sizes": listed(sizes),
                         "c": sharpness,
                         "marginals": kind,
                         "KL(P̃‖P)": whole,
@@ -96,10 +96,8 @@ def decoupling_identity(_: Setting) -> Finding:
                 )
     figure = chart(
         "Error of the decoupling without the exclusion j ≠ k",
-        "row of the table",
-        "error",
+        ("row of the table", "error"),
         by_row(rows, "error"),
-        "Errors of the identity on a logarithmic axis, one point for each row: rounding errors.",
         log="y",
     )
     return Finding(worst_of(rows, "error"), rows, figure)
@@ -199,8 +197,7 @@ def decoupling(setting: Setting) -> Finding:
     shown = [row for row in rows if row["batch"] == BALANCED[0] and row["N"] == LARGE]
     figure = chart(
         f"Neg-MMIOT and PushPull: difference of their gradients, two views, N = {LARGE}, τ = ε",
-        "sharpness c",
-        "relative difference",
+        ("sharpness c", "relative difference"),
         [
             Line(
                 f"{row['ψ']}, {row['sweeps']}" + (" sweeps" if row["sweeps"] == "10" else ""),
@@ -209,9 +206,8 @@ def decoupling(setting: Setting) -> Finding:
             )
             for row in shown
         ],
-        "Relative difference of the two gradients against the sharpness, on logarithmic axes. For "
-        "linear ψ it is far below one per cent once the sweeps have converged and grows with the "
-        "sharpness after ten sweeps; for log-sigmoid ψ it is of the size of the gradient.",
+        "For linear ψ it is far below one per cent once the sweeps have converged; for log-sigmoid "
+        "ψ it is of the size of the gradient.",
         log="xy",
     )
     return Finding(residual, rows, figure)
@@ -249,11 +245,8 @@ def coincidences(setting: Setting) -> Finding:
                 rows.append(row | {"relative difference": difference, "cosine": cosine})
     figure = chart(
         "Pairs of losses across two sets: difference of their gradients",
-        "sharpness c",
-        "relative difference",
-        grouped(rows, "{losses}, N = {N}", ("losses", "N"), "c", "relative difference"),
-        "Relative difference of two gradients against the sharpness, for two pairs of losses and "
-        "two batch sizes, on logarithmic axes.",
+        ("sharpness c", "relative difference"),
+        grouped(rows, "{losses}, N = {N}", "c", "relative difference"),
         log="xy",
     )
     return Finding(worst_of(rows, "relative difference"), rows, figure)

@@ -1,15 +1,34 @@
-"""Lemma 3.3 and Theorem 3.4: the optimum is the simplex ETF, found by descents of free vectors."""
+"""Where free unit vectors end under a loss (the unconstrained-features model).
+
+Lemma 3.3 and Theorem 3.4: the optimum is the simplex ETF.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
+from torch import Tensor
+
 from tricouple import geometry
-from tricouple.experiments.verify.configurations import balanced_labels
-from tricouple.experiments.verify.descent import End, descend_from_random, gaps, reached
-from tricouple.experiments.verify.results import Finding, Row, chart, grouped, worst, worst_of
-from tricouple.experiments.verify.setting import Setting
+from tricouple.experiments.verify.configurations import (
+    balanced_labels,
+    etf_gram,
+    gram,
+    random_unit,
+)
+from tricouple.experiments.verify.results import (
+    Finding,
+    Row,
+    chart,
+    grouped,
+    numbered,
+    worst,
+    worst_of,
+)
+from tricouple.experiments.verify.setting import Criterion, Setting
 from tricouple.report.chart import Line
 
 SIZES = ((2, 2, 4), (3, 2, 4), (4, 3, 4), (5, 8, 4), (7, 6, 2), (10, 9, 3), (10, 16, 4))
@@ -18,6 +37,111 @@ SIZES = ((2, 2, 4), (3, 2, 4), (4, 3, 4), (5, 8, 4), (7, 6, 2), (10, 9, 3), (10,
 STARTS = 3
 SHARPNESS = 2.0
 
+REACHED = 1e-4
+"""Deviation of a Gram matrix from the ETF's below which a descent has reached it."""
+
+
+@dataclass(frozen=True)
+class End:
+    """Where a descent ended: unit vectors (N, d) and the losses of all evaluations.
+
+    Where the loss or its gradient was no number, the end is the start, and its loss is NaN.
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+    loss: float
+    losses: tuple[float, ...]
+
+    @property
+    def deviation(self) -> float:
+        """Largest difference between an inner product and that of the simplex ETF."""
+        return float((gram(self.embeddings) - etf_gram(self.labels)).abs().max())
+
+    @property
+    def lowest(self) -> float:
+        """Lowest loss met, −∞ if one was no number."""
+        return -worst(-loss for loss in (*self.losses, self.loss))
+
+    @property
+    def across(self) -> Tensor:
+        """The similarities across classes."""
+        return gram(self.embeddings)[self.labels[:, None] != self.labels]
+
+    @property
+    def collapse(self) -> geometry.NeuralCollapse:
+        """NC1, NC2 and the spectrum of the class means."""
+        return geometry.neural_collapse(self.embeddings, self.labels)
+
+    @property
+    def distances(self) -> geometry.TwoDistance:
+        """Mean and spread of the similarities within and across classes."""
+        return geometry.two_distance(self.embeddings, self.labels)
+
+
+class _NotANumberError(ArithmeticError):
+    """A loss or its gradient is not finite: the descent is over."""
+
+
+def descend(criterion: Criterion, start: Tensor, labels: Tensor, iterations: int = 200) -> End:
+    """Minimise a loss, which normalises its vectors, by at most so many steps of L-BFGS."""
+    free = start.clone().requires_grad_()
+    optimiser = torch.optim.LBFGS(
+        [free],
+        max_iter=iterations,
+        history_size=20,
+        tolerance_grad=1e-10,
+        tolerance_change=1e-15,
+        line_search_fn="strong_wolfe",
+    )
+    losses: list[float] = []
+
+    def evaluate() -> Tensor:
+        optimiser.zero_grad()
+        loss = criterion(free, labels)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        if not (loss.isfinite() and free.grad is not None and free.grad.isfinite().all()):
+            raise _NotANumberError
+        return loss
+
+    try:
+        optimiser.step(evaluate)
+    except _NotANumberError:
+        return End(start, labels, math.nan, tuple(losses))
+    final = torch.nn.functional.normalize(free.detach(), dim=1)
+    with torch.no_grad():
+        value = float(criterion(final, labels))
+    return End(final, labels, value, tuple(losses))
+
+
+def descend_from_random(
+    criterion: Criterion,
+    labels: Tensor,
+    dim: int,
+    generator: torch.Generator,
+    starts: int = 1,
+    iterations: int = 200,
+) -> list[End]:
+    """Descend from several random starts; the best end comes first."""
+    n = len(labels)
+    ends = [
+        descend(criterion, random_unit(n, dim, generator), labels, iterations)
+        for _ in range(starts)
+    ]
+    # A NaN would leave the order to chance.
+    return sorted(ends, key=lambda end: worst([end.loss]))
+
+
+def reached(ends: list[End]) -> str:
+    """How many descents ended at the simplex ETF, in words."""
+    return f"{sum(end.deviation <= REACHED for end in ends)} of {len(ends)}"
+
+
+def gaps(name: str, end: End, optimum: float) -> Line:
+    """How far above its optimum a loss is, evaluation by evaluation."""
+    return numbered(name, [loss - optimum for loss in end.losses])
+
 
 def optimal_loss(n_classes: int, per_class: int) -> float:
     """The closed form at the simplex ETF, at the sharpness of these experiments."""
@@ -25,21 +149,14 @@ def optimal_loss(n_classes: int, per_class: int) -> float:
 
 
 @lru_cache(maxsize=1)  # two statements are about the same descents
-def descents(setting: Setting) -> list[tuple[int, int, int, list[End]]]:
-    """(K, d, b) and the ends from random starts, best first."""
+def descents(setting: Setting) -> dict[tuple[int, int, int], list[End]]:
+    """The ends from random starts, best first, for each (K, d, b)."""
     generator = setting.generator("frames")
     criterion = setting.losses.triplets(SHARPNESS)
-    return [
-        (
-            n_classes,
-            dim,
-            per_class,
-            descend_from_random(
-                criterion, balanced_labels(n_classes, per_class), dim, generator, STARTS
-            ),
-        )
-        for n_classes, dim, per_class in SIZES
-    ]
+    return {
+        (k, d, b): descend_from_random(criterion, balanced_labels(k, b), d, generator, STARTS)
+        for k, d, b in SIZES
+    }
 
 
 def etf(setting: Setting) -> Finding:
@@ -50,10 +167,9 @@ def etf(setting: Setting) -> Finding:
     """
     rows: list[Row] = []
     series: list[Line] = []
-    for n_classes, dim, per_class, ends in descents(setting):
+    for (n_classes, dim, per_class), ends in descents(setting).items():
         optimum = optimal_loss(n_classes, per_class)
-        lowest = min(end.lowest for end in ends)
-        best = ends[0]
+        best, lowest = ends[0], min(end.lowest for end in ends)
         rows.append(
             {
                 "K": n_classes,
@@ -68,22 +184,13 @@ def etf(setting: Setting) -> Finding:
             }
         )
         series.append(gaps(f"K = {n_classes}, d = {dim}", best, optimum))
-    residual = worst(
-        number
-        for row in rows
-        for number in (
-            float(row["Gram deviation"]),
-            abs(float(row["loss above closed form"])),
-            -float(row["lowest loss seen above it"]),
-        )
-    )
+    above = [abs(float(row["loss above closed form"])) for row in rows]
+    below = [-float(row["lowest loss seen above it"]) for row in rows]
+    residual = worst([worst_of(rows, "Gram deviation"), *above, *below])
     figure = chart(
         "Descent of free vectors to the closed-form optimum",
-        "evaluation",
-        "loss − closed form",
+        ("evaluation", "loss − closed form"),
         series,
-        "How far the loss is above the closed form, evaluation by evaluation, on a logarithmic "
-        "axis that ends at rounding errors; one curve for each number of classes and dimension.",
         log="y",
     )
     return Finding(residual, rows, figure)
@@ -93,7 +200,7 @@ def homogeneity(setting: Setting) -> Finding:
     """The spread of the similarities within and across classes at the best end."""
     rows: list[Row] = []
     met: list[float] = []
-    for n_classes, dim, per_class, ends in descents(setting):
+    for (n_classes, dim, per_class), ends in descents(setting).items():
         distances = ends[0].distances
         met.extend(end.lowest for end in ends)
         rows.append(
@@ -110,15 +217,13 @@ def homogeneity(setting: Setting) -> Finding:
         )
     figure = chart(
         "Similarities at the optimum",
-        "number of classes K",
-        "inner product",
+        ("number of classes K", "inner product"),
         [
-            *grouped(rows, "α measured", (), "K", "α", points=True),
-            *grouped(rows, "β measured", (), "K", "β", points=True),
-            *grouped(rows, "−1/(K−1)", (), "K", "−1/(K−1)"),
+            *grouped(rows, "α measured", "K", "α", points=True),
+            *grouped(rows, "β measured", "K", "β", points=True),
+            *grouped(rows, "−1/(K−1)", "K", "−1/(K−1)"),
         ],
-        "The measured α and β against the number of classes, with the curve −1/(K−1) that β "
-        "should lie on; α should be one.",
+        "α should be one, and β should lie on the curve −1/(K−1).",
     )
     spread = worst_of(rows, "spread of α", "spread of β")
     return Finding(spread if math.isfinite(worst(met)) else math.inf, rows, figure)

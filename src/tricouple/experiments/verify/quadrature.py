@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tricouple.experiments.verify.gradients import relative_error
 from tricouple.experiments.verify.results import Finding, Row, chart, grouped, worst, worst_of
 from tricouple.experiments.verify.setting import Setting
 from tricouple.losses.batch import prepare
@@ -54,11 +55,9 @@ def kernel(_: Setting) -> Finding:
     others = [kernel_errors(tau, 0.1, 1e-6) for tau in TEMPERATURES if tau != 0.1]
     figure = chart(
         "Relative error of the log-sigmoid kernel against the number of terms, τ = 0.1",
-        "terms Q",
-        "largest relative error",
-        grouped(rows, "ε = {ε:g}", ("ε",), "terms Q", "error of K"),
-        "The error falls exponentially with the number of terms. For a small ε it sets in "
-        "later and falls faster, for ε = 1 it sets in early and falls more slowly.",
+        ("terms Q", "largest relative error"),
+        grouped(rows, "ε = {ε:g}", "terms Q", "error of K"),
+        "The error falls exponentially with the number of terms, for a small ε later and faster.",
         log="y",
     )
     residual = worst(
@@ -80,9 +79,8 @@ def poisson(_: Setting) -> Finding:
                 rows.append({"ε": epsilon, "step": step, "predicted": predicted, "measured": found})
     figure = chart(
         "Error of the trapezoid rule against its step",
-        "step",
-        "largest relative error",
-        grouped(rows, "ε = {ε:g}", ("ε",), "step", "measured"),
+        ("step", "largest relative error"),
+        grouped(rows, "ε = {ε:g}", "step", "measured"),
         "Error against step: it vanishes faster than any power, later for smaller ε.",
         log="y",
     )
@@ -115,18 +113,14 @@ def cost(setting: Setting) -> Finding:
         rows.append({"τ": temperature, "error of the mean": value, "of its gradient": gradient})
     figure = chart(
         "Error of the mean cost against the temperature",
-        "τ",
-        "relative error",
+        ("τ", "relative error"),
         [
-            line
-            for name in ("error of the mean", "of its gradient")
-            for line in grouped(rows, name, (), "τ", name)
+            *grouped(rows, "error of the mean", "τ", "error of the mean"),
+            *grouped(rows, "of its gradient", "τ", "of its gradient"),
         ],
-        "Errors of the mean and of its gradient at three temperatures, all tiny.",
         log="xy",
     )
-    residual = worst_of(rows, "of its gradient") / FLOOR
-    return Finding(residual, rows, figure)
+    return Finding(worst_of(rows, "of its gradient") / FLOOR, rows, figure)
 
 
 def loss(setting: Setting) -> Finding:
@@ -149,9 +143,8 @@ def loss(setting: Setting) -> Finding:
             )
     figure = chart(
         "Error of the loss against the tolerance of the kernel, τ = 0.1",
-        "kernel_tol",
-        "relative error",
-        grouped(rows, "ε = {ε:g}", ("ε",), "kernel_tol", "error of the loss"),
+        ("kernel_tol", "relative error"),
+        grouped(rows, "ε = {ε:g}", "kernel_tol", "error of the loss"),
         "The error of the loss falls with the tolerance and stays below it.",
         log="xy",
     )
@@ -175,10 +168,7 @@ def _with_gradient(value: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 def _errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> tuple[float, float]:
     """Relative errors of a value and of its gradient."""
-    value, gradient = (
-        float((ours - wanted).norm() / wanted.norm())
-        for ours, wanted in zip(found, exact, strict=True)
-    )
+    value, gradient = map(relative_error, found, exact)
     return value, gradient
 
 

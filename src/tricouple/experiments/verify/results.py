@@ -43,55 +43,47 @@ def worst_of(rows: Iterable[Row], *columns: str) -> float:
     return worst(float(row[name]) for row in rows for name in columns if row[name] != NONE)
 
 
-def chart(title: str, x: str, y: str, lines: Iterable[Line], alt: str, *, log: str = "") -> Panel:
-    """Return a chart.
+def listed(sizes: Iterable[int]) -> str:
+    """Class sizes as a table shows them."""
+    return ", ".join(map(str, sizes))
 
-    Args:
-        title: What it shows, in a line.
-        x: Name of the horizontal quantity.
-        y: Name of the vertical quantity.
-        lines: What is drawn.
-        alt: What the chart shows, in words, for those who do not see it.
-        log: The axes that are logarithmic: ``"x"``, ``"y"`` or ``"xy"``.
-    """
+
+def chart(
+    title: str, axes: tuple[str, str], lines: Iterable[Line], alt: str = "", *, log: str = ""
+) -> Panel:
+    """Return a chart; the axes are x and y, and `log` has the names of the logarithmic ones."""
+    x, y = axes
     across, up = Axis(x, log="x" in log, floor=FLOOR), Axis(y, log="y" in log, floor=FLOOR)
-    return Panel(title, alt, tuple(lines), across, up)
+    return Panel(title, alt or f"{title}: {y} against {x}.", tuple(lines), across, up)
 
 
-def by_row(rows: Sequence[Row], *columns: str) -> list[Line]:
-    """Return columns of a table as points above the numbers of its rows."""
-    numbers = tuple(float(number) for number in range(1, len(rows) + 1))
-    return [
-        Line(name, numbers, tuple(float(row[name]) for row in rows), points=True)
-        for name in columns
-    ]
+def numbered(name: str, values: Sequence[float]) -> Line:
+    """Return a line of values above the numbers from 1."""
+    return Line(name, tuple(map(float, range(1, len(values) + 1))), tuple(values))
 
 
-def grouped(
-    rows: Iterable[Row], name: str, by: Sequence[str], x: str, y: str, *, points: bool = False
-) -> list[Line]:
-    """Return one line of y against x for each value of some columns.
+def grouped(rows: Iterable[Row], name: str, x: str, y: str, *, points: bool = False) -> list[Line]:
+    """Return one line of y against x for each text that `name` makes of a row: ``"ε = {ε:g}"``.
 
-    Args:
-        rows: The table.
-        name: What a line is called, with its columns in braces: ``"ε = {ε:g}"``.
-        by: The columns whose values make a line.
-        x: The column along the horizontal axis; empty: the number of the row within its line.
-        y: The column along the vertical axis.
-        points: Whether points alone are drawn.
+    An empty x is the number of the row within its line.
     """
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[column] for column in by), []).append(row)
+        groups.setdefault(name.format(**row), []).append(row)
     return [
         Line(
-            name.format(**group[0]),
+            text,
             tuple(float(row[x] if x else number) for number, row in enumerate(group, 1)),
             tuple(float(row[y]) for row in group),
             points=points,
         )
-        for group in groups.values()
+        for text, group in groups.items()
     ]
+
+
+def by_row(rows: Sequence[Row], *columns: str) -> list[Line]:
+    """Return columns of a table as points above the numbers of its rows."""
+    return [line for name in columns for line in grouped(rows, name, "", name, points=True)]
 
 
 @dataclass(frozen=True)
@@ -165,10 +157,7 @@ class Report:
         Raises:
             KeyError: If this run did not test it.
         """
-        for outcome in self.outcomes:
-            if outcome.id == name:
-                return outcome
-        raise KeyError(name)
+        return {outcome.id: outcome for outcome in self.outcomes}[name]
 
     def to_json(self) -> str:
         """Return the report as indented JSON; the verdicts are spelled out for other readers."""
@@ -215,7 +204,8 @@ def _outcome(content: dict[str, Any]) -> Outcome:
         for line in drawn["series"]
     ]
     log = "x" * drawn["log_x"] + "y" * drawn["log_y"]
-    figure = chart(drawn["title"], drawn["x_label"], drawn["y_label"], lines, drawn["alt"], log=log)
+    axes = (drawn["x_label"], drawn["y_label"])
+    figure = chart(drawn["title"], axes, lines, drawn["alt"], log=log)
     rows = tuple(content.pop("rows"))
     residual = float(content.pop("residual"))  # "nan" and "inf" are words in JSON
     return Outcome(**content, residual=residual, rows=rows, figure=figure)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tricouple.experiments.verify.results import NONE
 from tricouple.losses import DBOT, IOT, FusedGromov, InfoNCE, NegMMIOT, PushPull
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -25,17 +26,14 @@ CONVERGED: dict[str, Any] = {"n_iters": 200, "tol": TOLERANCE}
 """More than enough sweeps for a soft loss to converge."""
 
 
+MARGINALS = ("uniform", "target")
+
+
 @dataclass(frozen=True)
 class Losses:
     """The losses under test; replace one to see what the experiments say about another.
 
-    Attributes:
-        neg_mmiot: Takes the options of ``NegMMIOT``.
-        push_pull: Takes the options of ``PushPull``.
-        iot: Takes the options of ``IOT``.
-        info_nce: Takes the options of ``InfoNCE``.
-        dbot: Takes the options of ``DBOT``.
-        fused_gromov: Takes the options of ``FusedGromov``.
+    Each takes the options of the class that is its default.
     """
 
     neg_mmiot: Factory = NegMMIOT
@@ -59,13 +57,6 @@ class Losses:
         """All losses with the same factor c in front of the similarities.
 
         τ and ε enter only as c = 1/(τε), so losses compared at equal τ and ε would differ in c.
-
-        Args:
-            sharpness: c.
-            marginals: ``"uniform"`` or ``"target"``; InfoNCE has none.
-
-        Returns:
-            Losses by their names in the tables.
         """
         epsilon = 1 / sharpness
         return {
@@ -74,6 +65,15 @@ class Losses:
             "IOT": self.iot(epsilon=epsilon, marginals=marginals, **CONVERGED),
             "InfoNCE": self.info_nce(temperature=epsilon),
         }
+
+    def with_marginals(self, sharpness: float) -> Iterator[tuple[str, str, Criterion]]:
+        """Loss and marginals as a table names them, and the loss; InfoNCE, without any, once."""
+        for kind in MARGINALS:
+            for name, criterion in self.at_sharpness(sharpness, kind).items():
+                if name != "InfoNCE":
+                    yield name, kind, criterion
+                elif kind == "uniform":
+                    yield name, NONE, criterion
 
 
 @dataclass(frozen=True)

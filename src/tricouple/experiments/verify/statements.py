@@ -9,10 +9,9 @@ from tricouple.experiments.verify import (
     beyond,
     convexity,
     decoupling,
-    envelope,
     frames,
+    gradients,
     quadrature,
-    stationarity,
     two_distance,
     unbalanced,
 )
@@ -84,13 +83,13 @@ STATEMENTS = (
         "the ETF is stationary on the sphere for every differentiable ψ, Neg-MMIOT and PushPull",
         "Proposition 3.5",
         "tangential gradient, relative to random vectors, or error of the latter",
-        1e-9, PROVED, stationarity.stationarity,
+        1e-9, PROVED, gradients.stationarity,
     ),
     Statement(
         "envelope",
         "∂g/∂C = (P̃ − P)/ε; the library's three gradients agree with it on balanced classes",
         "proof of Proposition 3.5", "largest relative error of a gradient",
-        1e-8, PROVED, envelope.balanced_envelope,
+        1e-8, PROVED, gradients.balanced_envelope,
     ),
     Statement(
         "decoupling-identity",
@@ -139,7 +138,7 @@ STATEMENTS = (
         "unbalanced-envelope",
         "the envelope identity with unbalanced classes, uniform and target marginals",
         NOT, "largest relative error of the envelope gradient",
-        None, OBSERVATION, envelope.unbalanced_envelope,
+        None, OBSERVATION, gradients.unbalanced_envelope,
     ),
     Statement(
         "unbalanced-frames", "where free descent ends with unbalanced classes, for every loss",

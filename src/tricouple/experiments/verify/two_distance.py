@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
-from torch import Tensor
 
 from tricouple.experiments.verify.configurations import (
     balanced_labels,
+    loss_value,
     two_distance_gram,
     two_distance_path,
-    vectors,
 )
 from tricouple.experiments.verify.coupling import SHAPINGS, by_name
 from tricouple.experiments.verify.results import Finding, Row, chart, worst, worst_of
-from tricouple.experiments.verify.setting import Criterion, Setting
+from tricouple.experiments.verify.setting import Setting
 from tricouple.report.chart import Line
 from tricouple.shaping import Shaping
 
@@ -47,12 +46,6 @@ def closed_form(
     return math.log1p(math.exp(reversed_ - right) + rest / admissible * math.exp(other - right))
 
 
-def loss_at(criterion: Criterion, labels: Tensor, alpha: float, beta: float) -> float:
-    """The loss under test at a two-distance configuration."""
-    with torch.no_grad():
-        return float(criterion(vectors(two_distance_gram(labels, alpha, beta)), labels))
-
-
 class Walk:
     """The loss under test along a path of two-distance configurations, and its closed form."""
 
@@ -67,9 +60,10 @@ class Walk:
         n_classes, per_class = size
         labels = balanced_labels(n_classes, per_class)
         criterion = setting.losses.triplets(sharpness, shaping=by_name(shaping))
+        value = loss_value(criterion, labels)
         self.start: Row = {"ψ": shaping, "K": n_classes, "b": per_class, "c": sharpness}
         self.gaps = tuple(alpha - beta for alpha, beta in pairs)
-        self.measured = tuple(loss_at(criterion, labels, *pair) for pair in pairs)
+        self.measured = tuple(value(two_distance_gram(labels, *pair)) for pair in pairs)
         self.expected = tuple(
             closed_form(n_classes, per_class, gap, SHAPINGS[shaping], sharpness)
             for gap in self.gaps
@@ -112,11 +106,9 @@ def closed_form_equality(setting: Setting) -> Finding:
                 ]
     figure = chart(
         "Loss at two-distance configurations, c = 2",
-        "Δ = α − β",
-        "loss",
+        ("Δ = α − β", "loss"),
         series,
-        "For each number of classes, points of the measured loss and the curve of the closed form "
-        "that they should lie on.",
+        "Points of the measured loss, which should lie on the curve of the closed form.",
     )
     return Finding(worst_of(rows, "largest error"), rows, figure)
 
@@ -142,8 +134,7 @@ def monotonicity(setting: Setting) -> Finding:
             series.append(Line(shaping, walk.gaps, walk.measured))
     figure = chart(
         "Loss against Δ for several ψ, K = 4, b = 3, τ = 1, ε = 0.5",
-        "Δ = α − β",
-        "loss",
+        ("Δ = α − β", "loss"),
         series,
         "The loss against Δ, one curve for each ψ; each should fall from left to right.",
     )

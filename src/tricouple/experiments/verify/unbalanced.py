@@ -6,32 +6,33 @@ import torch
 from torch import Tensor
 
 from tricouple.data.gmm import class_sizes
-from tricouple.experiments.verify.configurations import (
-    average_within_classes,
-    class_labels,
-    gram,
-)
-from tricouple.experiments.verify.convexity import random_cost
+from tricouple.experiments.verify.configurations import average_within_classes, class_labels
+from tricouple.experiments.verify.convexity import chord_gaps, random_cost
 from tricouple.experiments.verify.coupling import (
     divergence,
     hessian,
+    imposed_marginals,
     lowest_direction,
-    marginals,
     triplet_target,
-    uniform_marginals,
 )
-from tricouple.experiments.verify.descent import End, descend_from_random
-from tricouple.experiments.verify.results import Finding, Row, chart, grouped, worst, worst_of
-from tricouple.experiments.verify.setting import Setting
+from tricouple.experiments.verify.frames import SHARPNESS, descend_from_random
+from tricouple.experiments.verify.results import (
+    Finding,
+    Row,
+    chart,
+    grouped,
+    listed,
+    worst,
+    worst_of,
+)
+from tricouple.experiments.verify.setting import MARGINALS, Setting
 from tricouple.report.chart import Line
 
 EPSILON = 0.5
 DENSE_SIZES = ((4, 2), (6, 2), (3, 3, 2), (5, 2, 2))
 POINTS = 4
 STEPS = tuple(torch.linspace(-1.0, 1.0, 9, dtype=torch.float64).tolist())
-KINDS = ("uniform", "target")
 
-SHARPNESS = 2.0
 SIZES = ((5, 4, 3), (8, 4, 2), (12, 2, 2), (9, 3, 3, 3))
 DIM = 8
 STARTS = 2
@@ -44,38 +45,27 @@ def unbalanced_convexity(setting: Setting) -> Finding:
     """Lemmas 3.1 and 3.2 with uniform marginals, and with those of the target."""
     rows: list[Row] = []
     series: list[Line] = []
-    for kind in KINDS:
+    for kind in MARGINALS:
         for sizes in DENSE_SIZES:
             generator = setting.generator("unbalanced-convexity")  # the same costs for both kinds
             row, line = probe(class_labels(sizes), kind, generator)
-            rows.append({"class sizes": ", ".join(map(str, sizes)), "marginals": kind, **row})
+            rows.append({"class sizes": listed(sizes), "marginals": kind, **row})
             if sizes == DENSE_SIZES[0]:
                 series.append(Line(f"{kind} marginals", STEPS, tuple(line)))
     figure = chart(
         f"g along the direction of lowest curvature, class sizes {DENSE_SIZES[0]}",
-        "step from a random cost",
-        "chord − g",
+        ("step from a random cost", "chord − g"),
         series,
-        "Chord minus g on a segment through a random cost, for uniform marginals and for those of "
-        "the target: below zero g is not convex.",
+        "Below zero g is not convex.",
     )
     residual = worst(-float(row["smallest curvature"]) for row in rows)
     return Finding(residual, rows, figure)
 
 
 def probe(labels: Tensor, kind: str, generator: torch.Generator) -> tuple[Row, list[float]]:
-    """Look for a direction in which g is not convex, and walk along it.
-
-    Args:
-        labels: Classes.
-        kind: ``"uniform"`` or ``"target"`` marginals.
-        generator: Source of the random costs.
-
-    Returns:
-        The numbers, and chord minus g at `STEPS` along the worst direction.
-    """
+    """Look for a direction in which g is not convex: numbers, and chord minus g along it."""
     target = triplet_target(labels)
-    imposed = marginals(target) if kind == "target" else uniform_marginals(target)
+    imposed = imposed_marginals(target, kind)
 
     def value(cost: Tensor) -> float:
         return float(divergence(cost, EPSILON, target, imposed))
@@ -84,12 +74,7 @@ def probe(labels: Tensor, kind: str, generator: torch.Generator) -> tuple[Row, l
     costs = [draw(generator) for _ in range(POINTS)]
     lowest = [lowest_direction(hessian(cost, EPSILON, target, imposed), cost) for cost in costs]
     (curvature, direction), cost = min(zip(lowest, costs, strict=True), key=lambda pair: pair[0][0])
-    values = [value(cost + step * direction) for step in STEPS]
-    fractions = [(step - STEPS[0]) / (STEPS[-1] - STEPS[0]) for step in STEPS]
-    line = [
-        (1 - part) * values[0] + part * values[-1] - here
-        for part, here in zip(fractions, values, strict=True)
-    ]
+    line = chord_gaps([value(cost + step * direction) for step in STEPS])
     row: Row = {
         "smallest curvature": curvature,
         "excess over chord there": worst(-gap for gap in line),
@@ -105,28 +90,27 @@ def unbalanced_frames(setting: Setting) -> Finding:
     rows: list[Row] = []
     for sizes in SIZES:
         labels = class_labels(sizes)
-        for kind in KINDS:
-            for name, criterion in setting.losses.at_sharpness(SHARPNESS, kind).items():
-                if name == "InfoNCE" and kind == "target":
-                    continue  # it has no marginals
-                generator = setting.generator("unbalanced-frames")  # the same starts for all
-                ends = descend_from_random(criterion, labels, DIM, generator, STARTS)
-                shown = "–" if name == "InfoNCE" else kind
-                rows.append({"class sizes": ", ".join(map(str, sizes)), **_row(name, shown, ends)})
+        for name, kind, criterion in setting.losses.with_marginals(SHARPNESS):
+            generator = setting.generator("unbalanced-frames")  # the same starts for all
+            ends = descend_from_random(criterion, labels, DIM, generator, STARTS)
+            best = ends[0]
+            rows.append(
+                {
+                    "class sizes": listed(sizes),
+                    "loss": name,
+                    "marginals": kind,
+                    "loss value": best.loss,
+                    "NC1": best.collapse.nc1,
+                    "smallest β": float(best.across.min()),
+                    "largest β": float(best.across.max()),
+                    "Gram deviation": best.deviation,
+                    "loss spread over starts": ends[-1].loss - best.loss,
+                }
+            )
     figure = chart(
         "Distance of the best end from the simplex ETF, unbalanced classes",
-        "number of the class sizes in the table",
-        "Gram deviation",
-        grouped(
-            rows,
-            "{loss}, {marginals}",
-            ("loss", "marginals"),
-            "",
-            "Gram deviation",
-            points=True,
-        ),
-        "For each loss and choice of marginals, the largest difference between an inner product "
-        "and that of the simplex ETF, at four choices of class sizes.",
+        ("number of the class sizes in the table", "Gram deviation"),
+        grouped(rows, "{loss}, {marginals}", "", "Gram deviation", points=True),
         log="y",
     )
     return Finding(worst_of(rows, "Gram deviation"), rows, figure)
@@ -137,48 +121,24 @@ def unbalanced_classes(setting: Setting) -> Finding:
     rows: list[Row] = []
     for n_classes in MANY_CLASSES:
         labels = class_labels(tuple(class_sizes(n_classes, LARGEST_CLASS, RATIO)))
-        for kind in KINDS:
-            for name, criterion in setting.losses.at_sharpness(SHARPNESS, kind).items():
-                if name == "InfoNCE" and kind == "target":
-                    continue  # it has no marginals
-                generator = setting.generator(f"unbalanced-classes {n_classes}")
-                (end,) = descend_from_random(criterion, labels, n_classes + 6, generator, 1)
-                spectrum = end.collapse.spectrum
-                rows.append(
-                    {
-                        "K": n_classes,
-                        "loss": name,
-                        "marginals": "–" if name == "InfoNCE" else kind,
-                        "Gram deviation": end.deviation,
-                        "NC2 deviation": end.collapse.nc2_deviation,
-                        "smallest / largest eigenvalue": float(spectrum[-1] / spectrum[0]),
-                    }
-                )
+        for name, kind, criterion in setting.losses.with_marginals(SHARPNESS):
+            generator = setting.generator(f"unbalanced-classes {n_classes}")
+            (end,) = descend_from_random(criterion, labels, n_classes + 6, generator, 1)
+            spectrum = end.collapse.spectrum
+            rows.append(
+                {
+                    "K": n_classes,
+                    "loss": name,
+                    "marginals": kind,
+                    "Gram deviation": end.deviation,
+                    "NC2 deviation": end.collapse.nc2_deviation,
+                    "smallest / largest eigenvalue": float(spectrum[-1] / spectrum[0]),
+                }
+            )
     figure = chart(
         f"Evenness of the class means' spectrum, class sizes {RATIO:g} to 1, c = {SHARPNESS:g}",
-        "number of classes K",
-        "smallest / largest eigenvalue",
-        grouped(
-            rows, "{loss}, {marginals}", ("loss", "marginals"), "K", "smallest / largest eigenvalue"
-        ),
-        "The smallest eigenvalue of the class means over the largest, against the number of "
-        "classes: with uniform marginals it falls to zero at ten classes, with those of the target "
-        "and for InfoNCE it does not.",
+        ("number of classes K", "smallest / largest eigenvalue"),
+        grouped(rows, "{loss}, {marginals}", "K", "smallest / largest eigenvalue"),
+        "With uniform marginals it falls to zero at ten classes, with the target's it does not.",
     )
     return Finding(worst_of(rows, "Gram deviation"), rows, figure)
-
-
-def _row(name: str, kind: str, ends: list[End]) -> Row:
-    best = ends[0]
-    labels = best.labels
-    across = gram(best.embeddings)[labels[:, None] != labels]
-    return {
-        "loss": name,
-        "marginals": kind,
-        "loss value": best.loss,
-        "NC1": best.collapse.nc1,
-        "smallest β": float(across.min()),
-        "largest β": float(across.max()),
-        "Gram deviation": best.deviation,
-        "loss spread over starts": ends[-1].loss - best.loss,
-    }

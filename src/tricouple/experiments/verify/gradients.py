@@ -1,0 +1,208 @@
+"""Gradients: the simplex ETF is stationary for every differentiable ψ (Proposition 3.5).
+
+Its proof rests on the envelope identity ∂g/∂C = (P̃ − P)/ε, which is tested here too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from tricouple.experiments.verify.configurations import (
+    balanced_labels,
+    class_labels,
+    etf_gram,
+    gram,
+    random_unit,
+    vectors,
+)
+from tricouple.experiments.verify.coupling import (
+    SHAPINGS,
+    by_name,
+    divergence,
+    imposed_marginals,
+    pair_target,
+    solve,
+    triplet_cost,
+    triplet_target,
+)
+from tricouple.experiments.verify.results import Finding, Row, by_row, chart, listed, worst_of
+from tricouple.experiments.verify.setting import MARGINALS, Criterion, Setting
+from tricouple.report.chart import Panel
+from tricouple.shaping import Shaping
+
+SIZES = ((3, 3), (5, 2))
+EPSILON = 0.5
+
+DIM = 4
+BALANCED = ((2, 2, 2), (3, 3, 3), (2, 2, 2, 2, 2))
+UNBALANCED = ((3, 3, 2), (4, 3, 2), (6, 2, 2), (8, 2, 2))
+GRADIENTS = ("unrolled", "implicit", "envelope")
+
+# The proposition asks ψ to be differentiable, nothing else: so also one that is not monotone.
+DIFFERENTIABLE: dict[str, Shaping] = SHAPINGS | {"sine": torch.sin}
+
+
+def dense_neg_mmiot(
+    shaping: Shaping, embeddings: Tensor, labels: Tensor, imposed: list[Tensor] | None = None
+) -> Tensor:
+    """Neg-MMIOT for any ψ, autograd through the converged sweeps."""
+    cost = triplet_cost(gram(embeddings), shaping)
+    return divergence(cost, EPSILON, triplet_target(labels), imposed)
+
+
+def dense_push_pull(shaping: Shaping, embeddings: Tensor, labels: Tensor) -> Tensor:
+    """PushPull for any ψ, autograd through the converged sweeps."""
+    cost = shaping(gram(embeddings))
+    pull = divergence(cost, EPSILON, pair_target(labels))
+    return pull + divergence(-cost, EPSILON, pair_target(labels, positive=False))
+
+
+def gradient_of(
+    criterion: Callable[..., Tensor], embeddings: Tensor, labels: Tensor, **others: Tensor
+) -> Tensor:
+    """The gradient of a loss to the embeddings, shape (N, d)."""
+    leaf = embeddings.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(criterion(leaf, labels, **others), leaf)
+    return gradient
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """‖actual − expected‖ / ‖expected‖."""
+    return float((actual - expected).norm() / expected.norm())
+
+
+def tangential_gradient(criterion: Criterion, embeddings: Tensor, labels: Tensor) -> float:
+    """The largest norm of P^⊥ ∇_{z_i} g over the samples.
+
+    The criterion normalises its input, so its gradient at unit vectors has no radial part.
+    """
+    return float(gradient_of(criterion, embeddings, labels).norm(dim=1).max())
+
+
+def relative_gradient(
+    criterion: Criterion, frame: Tensor, elsewhere: Tensor, labels: Tensor
+) -> tuple[float, float, float]:
+    """The tangential gradient at a frame, elsewhere, and their ratio.
+
+    The ratio is not a number for a loss that has no gradient elsewhere, or an infinite one.
+    """
+    here, there = (tangential_gradient(criterion, z, labels) for z in (frame, elsewhere))
+    return here, there, here / there if 0 < there < math.inf else math.nan
+
+
+def criteria(setting: Setting) -> Iterator[tuple[str, str, Criterion, Criterion]]:
+    """Loss, ψ, and the loss under test beside the dense one."""
+    for name, shaping in DIFFERENTIABLE.items():
+        for loss, make, dense in (
+            ("Neg-MMIOT", setting.losses.triplets, partial(dense_neg_mmiot, shaping)),
+            ("PushPull", setting.losses.pairs, partial(dense_push_pull, shaping)),
+        ):
+            # The library refuses a ψ that is not decreasing.
+            known = name in SHAPINGS
+            yield loss, name, make(1 / EPSILON, shaping=by_name(name)) if known else dense, dense
+
+
+def stationarity(setting: Setting) -> Finding:
+    """The tangential gradient at the ETF, relative to that at random vectors."""
+    generator = setting.generator("stationarity")
+    rows: list[Row] = []
+    for n_classes, per_class in SIZES:
+        labels = balanced_labels(n_classes, per_class)
+        frame = normalize(vectors(etf_gram(labels)), dim=1)
+        random = random_unit(len(labels), n_classes, generator)
+        for loss, shaping, criterion, dense in criteria(setting):
+            here, there, ratio = relative_gradient(criterion, frame, random, labels)
+            rows.append(
+                {
+                    "loss": loss,
+                    "ψ": shaping if criterion is not dense else f"{shaping}, dense",
+                    "K": n_classes,
+                    "b": per_class,
+                    "at the ETF": here,
+                    "at random vectors": there,
+                    "ratio": ratio,
+                    "error of the latter": relative_error(
+                        gradient_of(criterion, random, labels), gradient_of(dense, random, labels)
+                    ),
+                }
+            )
+    figure = chart(
+        "Largest tangential gradient of a sample",
+        ("row of the table", "norm"),
+        by_row(rows, "at random vectors", "at the ETF"),
+        "Two bands of points: at random vectors, and at the ETF, which should be rounding errors.",
+        log="y",
+    )
+    return Finding(worst_of(rows, "ratio", "error of the latter"), rows, figure)
+
+
+def identity_error(cost: Tensor, target: Tensor, imposed: list[Tensor]) -> float:
+    """Relative error of (P̃ − P)/ε against autograd through the converged sweeps."""
+    leaf = cost.clone().requires_grad_()
+    (exact,) = torch.autograd.grad(divergence(leaf, EPSILON, target, imposed), leaf)
+    plan = solve(cost, EPSILON, imposed).exp()
+    return relative_error((target - plan) / EPSILON, exact)
+
+
+def envelope_errors(
+    setting: Setting, sizes: tuple[int, ...], kind: str, generator: torch.Generator
+) -> Row:
+    """One row: the identity on a random cost, and the library's gradients on random vectors."""
+    labels = class_labels(sizes)
+    n = len(labels)
+    target = triplet_target(labels)
+    imposed = imposed_marginals(target, kind)
+    cost = torch.randn((n, n, n), generator=generator, dtype=torch.float64)
+    embeddings = random_unit(n, DIM, generator)
+    dense = partial(dense_neg_mmiot, SHAPINGS["linear"], imposed=imposed)
+    exact = gradient_of(dense, embeddings, labels)
+    row: Row = {
+        "class sizes": listed(sizes),
+        "marginals": kind,
+        "(P̃ − P)/ε, dense": identity_error(cost, target, imposed),
+    }
+    for gradient in GRADIENTS:
+        criterion = setting.losses.triplets(1 / EPSILON, gradient=gradient, marginals=kind)
+        row[f"library, {gradient}"] = relative_error(
+            gradient_of(criterion, embeddings, labels), exact
+        )
+    return row
+
+
+def balanced_envelope(setting: Setting) -> Finding:
+    """Every gradient agrees with autograd through the converged dense sweeps."""
+    generator = setting.generator("envelope")
+    rows = [envelope_errors(setting, sizes, "uniform", generator) for sizes in BALANCED]
+    return Finding(worst_of(rows, *columns(rows)), rows, _figure("Balanced classes", rows))
+
+
+def unbalanced_envelope(setting: Setting) -> Finding:
+    """What remains of the identity where the marginals of P̃ are not uniform."""
+    generator = setting.generator("unbalanced-envelope")
+    rows = [
+        envelope_errors(setting, sizes, kind, generator)
+        for kind in MARGINALS
+        for sizes in UNBALANCED
+    ]
+    figure = _figure("Unbalanced classes", rows)
+    return Finding(worst_of(rows, "library, envelope"), rows, figure)
+
+
+def columns(rows: list[Row]) -> list[str]:
+    """The columns of errors."""
+    return [name for name, value in rows[0].items() if isinstance(value, float)]
+
+
+def _figure(title: str, rows: list[Row]) -> Panel:
+    return chart(
+        f"{title}: relative error of the gradients",
+        ("row of the table", "relative error"),
+        by_row(rows, *columns(rows)),
+        log="y",
+    )
