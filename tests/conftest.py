@@ -21,6 +21,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("tests")
 
 
+# For tests of the implicit gradient that do not ask whether it is right.
+UNCONVERGED = pytest.mark.filterwarnings('ignore:gradient="implicit" is that of a converged plan')
+
+
 @dataclass(frozen=True)
 class Batch:
     """One call of a loss, for the library and for the dense oracle alike."""

@@ -38,15 +38,34 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def inverse_product(temperature: float | Tensor, epsilon: float) -> float | Tensor:
-    """The sharpness c = 1/(τε); a tensor τ of any one-element shape gives a scalar tensor."""
+    """The sharpness c = 1/(τε); a tensor τ of any one-element shape gives a scalar tensor.
+
+    Of a τ in half precision too it is a float32: float16 ends at 65504, bfloat16 has two digits.
+    """
     if isinstance(temperature, Tensor):
-        temperature = temperature.reshape(())
+        temperature = temperature.reshape(()).to(compute_dtype(temperature.dtype))
     return 1 / (temperature * epsilon)
 
 
 def divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
     """``numerator / denominator``, and 0 where the denominator is 0 (a sample without mass)."""
     return torch.where(denominator > 0, numerator / denominator, numerator.new_zeros(()))
+
+
+def full_precision(backward: Callable[P, R]) -> Callable[P, R]:
+    """A backward that gives inside ``torch.autocast`` what it gives outside."""
+
+    @functools.wraps(backward)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        gradient = args[1]  # after the context
+        assert isinstance(gradient, Tensor)
+        device = gradient.device.type
+        if not torch.is_autocast_enabled(device):
+            return backward(*args, **kwargs)
+        with torch.autocast(device, enabled=False):
+            return backward(*args, **kwargs)
+
+    return call
 
 
 def expectation(masses: Tensor, values: Tensor) -> Tensor:
@@ -83,6 +102,7 @@ class _UnitRows(torch.autograd.Function):
         return unit
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
         values, unit, norms = ctx.saved_tensors
@@ -103,6 +123,7 @@ def first_derivative_only(
     """
 
     @functools.wraps(backward)
+    @full_precision
     def call(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
             return backward(ctx, *gradients)
@@ -160,6 +181,7 @@ class _Products(torch.autograd.Function):
         return torch.mm(anchors, references.T, out=out)
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         anchors, references = ctx.saved_tensors

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from conftest import UNCONVERGED
 from reference import with_gradients
 
 SHARPNESS = [0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0]
@@ -115,6 +116,7 @@ def every_sharpness(loss, mode, scene, dtype, marginals):
 MARGINALS = pytest.mark.parametrize("marginals", ["uniform", "target"])
 
 
+@UNCONVERGED
 @SCENES
 @MARGINALS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -128,6 +130,7 @@ def test_value_and_gradient_are_finite_at_every_sharpness(
         assert gradient.isfinite().all(), c
 
 
+@UNCONVERGED
 @SCENES
 @MARGINALS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from conftest import UNCONVERGED
 from tricouple import IOT, NegMMIOT, PushPull
 from tricouple.memory import IN_MATRICES, Storage
 from tricouple.ot import engine
@@ -153,6 +154,7 @@ LOSSES = {
 }
 
 
+@UNCONVERGED
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("gradient", ["unrolled", "implicit", "envelope"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

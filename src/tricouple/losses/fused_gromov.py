@@ -11,6 +11,7 @@ from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.costs import VARIANTS, read_out
+from tricouple.numeric import cosines
 from tricouple.ot.pairwise import sinkhorn
 
 
@@ -81,12 +82,13 @@ class FusedGromov(ContrastiveLoss):
         """Update the cost, solve the plan, and again."""
         flipped = self.variant == "published"
         epsilon = 1.0 if flipped else self.epsilon
-        geometry = batch.anchors @ batch.anchors.T, batch.references @ batch.references.T
+        sides = batch.anchors, batch.references
+        rows, columns = (cosines(side, side) for side in sides)
         cost = 1 - batch.similarity()
         mass = len(cost)  # so that rows sum to one
         plan = torch.softmax(-cost / self.epsilon, 1)
         for _ in range(self.n_outer):
-            cost = cost - self.alpha * (geometry[0] @ plan @ geometry[1])
+            cost = cost - self.alpha * cosines(cosines(rows, plan.T), columns)  # Σ P Σ
             # Divided by ε beforehand, so that an ε that learns receives its gradient.
             solved = sinkhorn(cost / epsilon, 1.0, n_iters=self.n_iters, anti=flipped)
             plan = mass * solved.dense()

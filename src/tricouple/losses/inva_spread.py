@@ -9,7 +9,7 @@ from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.costs import VARIANTS
-from tricouple.numeric import inverse_product
+from tricouple.numeric import cosines, inverse_product
 
 
 class InvaSpread(ContrastiveLoss):
@@ -54,7 +54,7 @@ class InvaSpread(ContrastiveLoss):
         references = batch.references
         if self.variant == "published":
             references = references.detach()
-        scores = batch.anchors @ references.T * inverse_product(self.temperature, 1.0)
+        scores = cosines(batch.anchors, references) * inverse_product(self.temperature, 1.0)
         if batch.within:
             scores = scores.fill_diagonal_(-torch.inf)
         log_p = torch.log_softmax(scores, 1)

@@ -12,6 +12,7 @@ from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.coupling import pair_divergence
 from tricouple.memory import DEFAULT_BUDGET
+from tricouple.numeric import inverse_product
 from tricouple.ot.engine import Sweeps
 
 
@@ -82,11 +83,12 @@ class IOT(ContrastiveLoss):
     def compute(self, batch: Batch) -> Tensor:
         """The divergence, and the penalty if asked for."""
         target = batch.relation.positives()
-        divergence = pair_divergence(batch, target, 1 / self.epsilon, self.sweeps)
+        sharpness = inverse_product(self.epsilon, 1.0)
+        divergence = pair_divergence(batch, target, sharpness, self.sweeps)
         loss = divergence.value
         if self.uniformity:
             rows, columns = divergence.potentials
-            log_plan = batch.similarity() / self.epsilon + rows[:, None] + columns
+            log_plan = batch.similarity() * sharpness + rows[:, None] + columns
             spread = ~target.pairs.mask()
             if batch.within:
                 spread.fill_diagonal_(False)

@@ -8,6 +8,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
+from tricouple.numeric import cosines
 from tricouple.relations import Identities, view_pairs
 
 
@@ -103,6 +104,6 @@ def _variance_hinge(view: Tensor, eps: float) -> Tensor:
 
 def _squared_covariances(view: Tensor) -> Tensor:
     """``Σ_{k≠l} cov_kl² / d``."""
-    centred = view - view.mean(0)
-    covariance = centred.T @ centred / (len(view) - 1)
+    centred = (view - view.mean(0)).T
+    covariance = cosines(centred, centred) / (len(view) - 1)
     return (covariance.square().sum() - covariance.diagonal().square().sum()) / view.shape[1]

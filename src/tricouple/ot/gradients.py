@@ -7,6 +7,7 @@ converged and the target has the marginals that were imposed (mathematics §4).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -46,6 +47,23 @@ def implicit(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
     for axis, weights in enumerate(_solve(plan, cotangents)):
         plan.push(axis, -weights, sink)
     return sink.total()
+
+
+# Above this marginal error (L1) a plan is not the one that the implicit gradient is about.
+_CONVERGED = 1e-3
+
+
+def warn_unless_converged(plan: Plan, imposed: Sequence[Tensor]) -> None:
+    """Say so where the implicit gradient belongs to another plan than the one at hand."""
+    found = [plan.marginal(axis) for axis in range(len(imposed))]
+    error = max(float((a - b).abs().sum()) for a, b in zip(found, imposed, strict=True))
+    if error > _CONVERGED:
+        warnings.warn(
+            f'gradient="implicit" is that of a converged plan, but the marginals of this one are '
+            f"{error:.2g} off: use more n_iters (with a tol), a larger epsilon, or "
+            'gradient="unrolled"',
+            stacklevel=2,
+        )
 
 
 def _solve(plan: Plan, right: Sequence[Tensor]) -> list[Tensor]:

@@ -21,7 +21,7 @@ from tricouple.numeric import (
     wide_dtype,
 )
 from tricouple.ot.engine import Problem, Sweeps, solve
-from tricouple.ot.gradients import GRADIENTS
+from tricouple.ot.gradients import GRADIENTS, implicit, warn_unless_converged
 from tricouple.ot.sweeps.contract import Solution
 from tricouple.ot.sweeps.kernels import Matrix, Products, Similarities
 
@@ -125,6 +125,7 @@ def _remember(
     """Solve, and keep what the gradient needs."""
     ctx.factor = float(factor)
     ctx.factor_dtype = factor.dtype if isinstance(factor, Tensor) else None
+    ctx.imposed = marginals
     ctx.sizes, ctx.rule = problem.sizes(source.shape), GRADIENTS[how.gradient]
     solution = _solve(problem, source, ctx.factor, marginals, how)
     # Outputs must not be kept here: they refer to this context, and the cycle would hold the
@@ -168,5 +169,7 @@ def _embedding_gradients(
 
 def _score_gradient(ctx: Any, cotangent: Tensor) -> ScoreGradient:
     parts = cotangent.to(ctx.solution.coupling.dtype).split(ctx.sizes)
+    if ctx.rule is implicit:
+        warn_unless_converged(ctx.solution.plan(), ctx.imposed.split(ctx.sizes))
     gradient: ScoreGradient = ctx.rule(ctx.solution, parts)
     return gradient

@@ -1,0 +1,60 @@
+"""Half-precision temperatures and autocast change no digit; an unconverged plan says so."""
+
+import warnings
+
+import pytest
+import torch
+
+import tricouple as tc
+from conftest import draw
+from reference import relative_error
+
+LABELS = torch.arange(80) // 4
+CRITERIA = {
+    "neg_mmiot": lambda: tc.NegMMIOT(1.0, 0.1),
+    "log_sigmoid": lambda: tc.NegMMIOT(1.0, 0.1, shaping="log_sigmoid"),
+    "push_pull": lambda: tc.PushPull(1.0, 0.1),
+    "iot": lambda: tc.IOT(0.1, uniformity=0.2),
+    "info_nce": lambda: tc.InfoNCE(0.1),
+    "inva_spread": lambda: tc.InvaSpread(0.1),
+    "dbot": lambda: tc.DBOT(0.1),
+    "fused_gromov": lambda: tc.FusedGromov(0.1, alpha=0.1),
+    "vicreg": lambda: tc.VICReg(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("module", [tc.NegMMIOT, tc.PushPull, tc.InfoNCE, tc.InvaSpread, tc.IOT])
+def test_temperature_in_half_precision_is_its_number(module, dtype):
+    scale = torch.tensor(0.01, dtype=dtype, requires_grad=True)
+    options = (0.001,) if module in (tc.NegMMIOT, tc.PushPull) else ()  # c = 1e5 > 65504
+    x = draw(80, 0).float().requires_grad_()
+    found = module(scale, *options)(x, LABELS)
+    wanted = module(float(scale.detach()), *options)(x, LABELS)
+    assert relative_error(found, wanted) <= 1e-5
+    (slope,) = torch.autograd.grad(found, scale)
+    assert slope.dtype == dtype
+    assert not slope.isnan()
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_backward_inside_autocast_gives_the_same_gradients(name):
+    criterion, references = CRITERIA[name](), draw(80, 1).float()
+    x = draw(80, 0).float().requires_grad_()
+    across = {"ref_emb": references, "ref_labels": LABELS.flip(0)}
+    for options in [across] if name == "fused_gromov" else [{}, across]:
+        (outside,) = torch.autograd.grad(criterion(x, LABELS, **options), x)
+        with torch.autocast("cpu", torch.bfloat16):
+            (inside,) = torch.autograd.grad(criterion(x, LABELS, **options), x)
+        assert torch.equal(inside, outside)
+
+
+@pytest.mark.usefixtures("sweeps")
+def test_implicit_gradient_of_an_unconverged_plan_warns():
+    x = draw(80, 0).requires_grad_()
+    with pytest.warns(UserWarning, match=r'gradient="implicit".*marginals.*off.*n_iters'):
+        tc.NegMMIOT(0.05, 0.1, n_iters=2, gradient="implicit")(x, LABELS).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        soft = tc.NegMMIOT(1.0, 1.0, n_iters=1000, tol=1e-6, gradient="implicit")
+        soft(x, LABELS).backward()
