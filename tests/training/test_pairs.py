@@ -114,3 +114,19 @@ def test_a_learnt_sharpness_stays_below_clips_limit():
     assert relative_error(limited, expected) <= 1e-9
     sharp = BothDirections(tc.NegMMIOT(0.01, 0.1), learn=True)
     assert sharp.sharpness() == pytest.approx(1000)  # where it started
+
+
+def test_a_sharpness_at_its_limit_can_come_down_again():
+    images, _, _ = pairs()
+    wrong, identities = images.detach().flip(0), torch.arange(10)  # every caption is another's
+    learnt = BothDirections(tc.InfoNCE(0.1), learn=True).double()
+    optimizer = torch.optim.Adam(learnt.parameters(), lr=0.3)
+    nn.init.constant_(learnt.log_factor, 9.0)
+    for step in range(10):
+        optimizer.zero_grad()
+        learnt(images.detach(), wrong, identities).backward()
+        if step == 0:
+            assert learnt.sharpness() == pytest.approx(MAX_SHARPNESS)
+            assert float(learnt.log_factor.grad) > 0
+        optimizer.step()
+    assert learnt.sharpness() < MAX_SHARPNESS / 5

@@ -54,8 +54,11 @@ class BothDirections(nn.Module):
         """The loss of embeddings, (n, d); identities, (n,), are equal for texts of one image."""
         if self.log_factor is not None:
             limit = math.log(max(MAX_SHARPNESS / self.initial_sharpness, 1.0))
-            factor = self.log_factor.clamp(max=limit)
-            setattr(self.criterion, self.scale, self.initial * torch.exp(-factor))
+            # The parameter itself, as in CLIP: a clamp in the graph would leave no gradient that
+            # could bring it down again.
+            with torch.no_grad():
+                self.log_factor.clamp_(max=limit)
+            setattr(self.criterion, self.scale, self.initial * torch.exp(-self.log_factor))
         there = self.criterion(images, identities, ref_emb=texts, ref_labels=identities)
         back = self.criterion(texts, identities, ref_emb=images, ref_labels=identities)
         both: Tensor = (there + back) / 2
