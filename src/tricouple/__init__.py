@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from tricouple.losses import (
         DBOT,
         IOT,
+        BothDirections,
         FusedGromov,
         InfoNCE,
         InvaSpread,
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DBOT",
     "IOT",
+    "BothDirections",
     "FusedGromov",
     "InfoNCE",
     "InvaSpread",
@@ -38,6 +40,7 @@ __all__ = [
 _HOMES = {
     "DBOT": "tricouple.losses",
     "IOT": "tricouple.losses",
+    "BothDirections": "tricouple.losses",
     "FusedGromov": "tricouple.losses",
     "InfoNCE": "tricouple.losses",
     "InvaSpread": "tricouple.losses",

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
+
+Labels = Tensor | Sequence[int] | Any
+"""Integer identities: a tensor, a list or a numpy array."""
 
 
 def positive_number(name: str, value: float | Tensor) -> None:
@@ -18,7 +23,7 @@ def positive_number(name: str, value: float | Tensor) -> None:
                 f"{tuple(value.shape)} and dtype {value.dtype}"
             )
         number = float(value.detach())
-    elif isinstance(value, bool) or not isinstance(value, int | float):
+    elif isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
     else:
         number = float(value)
@@ -28,7 +33,7 @@ def positive_number(name: str, value: float | Tensor) -> None:
 
 def non_negative_number(name: str, value: float) -> None:
     """Require a finite number that is zero or above."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be finite and >= 0, got {value}")
@@ -36,7 +41,7 @@ def non_negative_number(name: str, value: float) -> None:
 
 def count(name: str, value: int) -> None:
     """Require a whole number, one or above."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
@@ -68,10 +73,22 @@ def matrix(name: str, value: Tensor) -> None:
         )
 
 
-def identities(name: str, value: Tensor, length: int, device: torch.device) -> None:
-    """Require one integer identity for each sample."""
+def identities(name: str, value: Labels, length: int, device: torch.device) -> Tensor:
+    """Require one integer identity for each sample; lists and arrays become tensors."""
+    if isinstance(value, list | tuple) or (
+        hasattr(value, "__array__") and not isinstance(value, Tensor)
+    ):
+        try:
+            value = torch.as_tensor(value, device=device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{name} must be integers: {error}") from error
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.is_floating_point() and value.ndim == 2 and value.shape[1] > 1:
+        raise TypeError(
+            f"{name} must be integers, got a matrix of {value.dtype}, shape {tuple(value.shape)}: "
+            "for two views of the same instances call criterion(*pair_views(view0, view1))"
+        )
     if value.is_floating_point() or value.is_complex():
         raise TypeError(f"{name} must be integers, got {value.dtype}; call .long()")
     if value.shape != (length,):
@@ -80,6 +97,7 @@ def identities(name: str, value: Tensor, length: int, device: torch.device) -> N
         )
     if value.device != device:
         raise ValueError(f"{name} is on {value.device}, the embeddings on {device}: move one")
+    return value
 
 
 def probability(name: str, value: Tensor, length: int) -> None:

@@ -7,7 +7,7 @@ from torch import nn
 import tricouple as tc
 from baseline_reference import loop_dbot, loop_fused_gromov
 from reference import dense_iot, dense_neg_mmiot, dense_push_pull, relative_error
-from tricouple.training.pairs import MAX_SHARPNESS, BothDirections
+from tricouple.losses.both_directions import MAX_SHARPNESS, BothDirections
 
 LOSSES = {
     "infonce": lambda: tc.InfoNCE(0.2),

@@ -34,10 +34,11 @@ from tricouple.experiments.clip_gallery import draw_gallery
 from tricouple.experiments.runs.folder import RunFolder, Trained
 from tricouple.experiments.runs.run import RunKind
 from tricouple.files import write_atomically
+from tricouple.losses import BothDirections
 from tricouple.models.clip import build_clip
 from tricouple.training.batches import derived_seed
 from tricouple.training.module import Training
-from tricouple.training.pairs import BothDirections, PairTraining
+from tricouple.training.pairs import PairTraining
 
 if TYPE_CHECKING:
     import open_clip

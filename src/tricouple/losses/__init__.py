@@ -1,5 +1,6 @@
 """Losses, one file each, with one call signature."""
 
+from tricouple.losses.both_directions import BothDirections
 from tricouple.losses.dbot import DBOT
 from tricouple.losses.fused_gromov import FusedGromov
 from tricouple.losses.info_nce import InfoNCE
@@ -12,6 +13,7 @@ from tricouple.losses.vicreg import VICReg
 __all__ = [
     "DBOT",
     "IOT",
+    "BothDirections",
     "FusedGromov",
     "InfoNCE",
     "InvaSpread",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from numbers import Number
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tricouple import checks
+from tricouple.checks import Labels
 from tricouple.losses.batch import Batch, prepare
 from tricouple.numeric import never_compiled
 
@@ -32,19 +35,35 @@ class ContrastiveLoss(nn.Module, ABC):
         checks.one_of("empty", empty, ("raise", "zero"))
         self.empty = empty
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A tensor given as a setting is a buffer, which ``.to()`` moves; a numpy number a number.
+
+        One that takes a number's place later, such as a learnt temperature of each step, is not.
+        """
+        if isinstance(value, Number) and hasattr(value, "item"):
+            value = value.item()
+        if name in self.__dict__.get("_buffers", ()) and not isinstance(value, Tensor):
+            delattr(self, name)
+        setting = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+        if setting and name not in self.__dict__ and name not in self._parameters:
+            self.register_buffer(name, value)
+        else:
+            super().__setattr__(name, value)
+
     def forward(
         self,
         embeddings: Tensor,
-        labels: Tensor | None = None,
+        labels: Labels | None = None,
         indices_tuple: tuple[Tensor, Tensor, Tensor] | None = None,
         ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
+        ref_labels: Labels | None = None,
     ) -> Tensor:
         """Compute the loss of a batch.
 
         Args:
             embeddings: Anchors, shape (N, d); they need not be normalised.
-            labels: An integer identity for each anchor: its class, its source instance or its pair.
+            labels: An integer identity for each anchor: its class, its source instance or its pair;
+                a tensor, a list or an array.
             indices_tuple: Explicit triplets (anchors, positives, negatives) instead of labels.
             ref_emb: References, shape (M, d), if they are other samples than the anchors.
             ref_labels: An identity for each reference.
@@ -58,10 +77,10 @@ class ContrastiveLoss(nn.Module, ABC):
     def _run(
         self,
         embeddings: Tensor,
-        labels: Tensor | None,
+        labels: Labels | None,
         indices_tuple: tuple[Tensor, Tensor, Tensor] | None,
         ref_emb: Tensor | None,
-        ref_labels: Tensor | None,
+        ref_labels: Labels | None,
     ) -> Tensor:
         checks.matrix("embeddings", embeddings)
         # Half precision cannot hold a coupling: the loss is a float32 island under autocast.

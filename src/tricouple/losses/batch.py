@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
+from tricouple.checks import Labels
 from tricouple.numeric import compute_dtype, cosines, unit_rows, wide_dtype
 from tricouple.relations import Identities, ListedTriplets, PairTarget, Relation
 
@@ -57,10 +58,10 @@ class Batch:
 
 def prepare(
     embeddings: Tensor,
-    labels: Tensor | None,
+    labels: Labels | None,
     indices_tuple: tuple[Tensor, Tensor, Tensor] | None,
     ref_emb: Tensor | None,
-    ref_labels: Tensor | None,
+    ref_labels: Labels | None,
     *,
     unit_length: bool = True,
 ) -> Batch:
@@ -131,21 +132,21 @@ def _finite(name: str, values: Tensor) -> Tensor:
 
 
 def _identities(
-    labels: Tensor | None,
-    ref_labels: Tensor | None,
+    labels: Labels | None,
+    ref_labels: Labels | None,
     shape: tuple[int, int],
     within: bool,
     device: torch.device,
 ) -> Identities:
     if labels is None:
         raise ValueError("labels are missing: pass labels, or triplets as indices_tuple=(a, p, n)")
-    checks.identities("labels", labels, shape[0], device)
+    anchors = checks.identities("labels", labels, shape[0], device)
     if within:
-        return Identities.within_one_set(labels)
+        return Identities.within_one_set(anchors)
     if ref_labels is None:
         raise ValueError("ref_labels are missing: ref_emb needs one identity a sample")
-    checks.identities("ref_labels", ref_labels, shape[1], device)
-    return Identities(labels, ref_labels, within=False)
+    references = checks.identities("ref_labels", ref_labels, shape[1], device)
+    return Identities(anchors, references, within=False)
 
 
 def _listed(

@@ -18,7 +18,7 @@ from tricouple.ot.potentials import solve_potentials
 DEFAULT_TOLERANCE = 1e-3
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PairPlan:
     """An entropic transport plan ``P_ij = exp((f_i + g_j ∓ C_ij)/ε)``.
 
@@ -68,6 +68,14 @@ class PairPlan:
         """Whether the marginal error is below ``tol`` (1e-3 if none was given)."""
         return self.marginal_error <= (self.tol or DEFAULT_TOLERANCE)
 
+    def __repr__(self) -> str:
+        """Its shape, and how far it is from the marginals that were asked for."""
+        shape = "×".join(map(str, (*self.cost.shape,)))
+        return (
+            f"PairPlan({shape}, epsilon={self.epsilon:g}, n_iters={self.n_iters}, "
+            f"marginal_error={self.marginal_error:.2g}, converged={self.converged})"
+        )
+
 
 def largest_error(found: tuple[Tensor, ...], imposed: tuple[Tensor, ...]) -> float:
     """The largest L1 distance between two families of marginals."""
@@ -108,6 +116,7 @@ def sinkhorn(
     """
     checks.matrix("cost", cost)
     checks.positive_number("epsilon", epsilon)
+    epsilon = float(epsilon)
     how = Sweeps(n_iters, tol, gradient)
     cost = cost.to(compute_dtype(cost.dtype))
     lowest, highest = (float(end) for end in torch.aminmax(cost.detach()))

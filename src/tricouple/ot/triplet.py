@@ -20,7 +20,7 @@ from tricouple.ot.sweeps.triplet_log import LogDomainTriplet, LogTripletPlan
 from tricouple.shaping import Shaping, check_margins, resolve
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TripletPlan:
     """The entropic plan ``P_ijk = exp((φ_i + f_j + g_k − C_ijk)/ε)``, C_ijk = ψ((s_ij − s_ik)/τ).
 
@@ -102,6 +102,22 @@ class TripletPlan:
         """Whether the marginal error is below ``tol`` (1e-3 if none was given)."""
         return self.marginal_error <= (self.tol or DEFAULT_TOLERANCE)
 
+    def __repr__(self) -> str:
+        """Its shape, and how far it is from the marginals that were asked for."""
+        shape = "×".join(
+            map(
+                str,
+                (
+                    *self.similarity.shape,
+                    self.similarity.shape[1],
+                ),
+            )
+        )
+        return (
+            f"TripletPlan({shape}, epsilon={self.epsilon:g}, n_iters={self.n_iters}, "
+            f"marginal_error={self.marginal_error:.2g}, converged={self.converged})"
+        )
+
 
 def triplet_sinkhorn(
     similarity: Tensor,
@@ -148,6 +164,7 @@ def triplet_sinkhorn(
     checks.matrix("similarity", similarity)
     checks.positive_number("temperature", temperature)
     checks.positive_number("epsilon", epsilon)
+    epsilon = float(epsilon)
     how = Sweeps(n_iters, tol, gradient)
     _check(similarity, within)
     similarity = similarity.to(compute_dtype(similarity.dtype))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,11 +12,12 @@ from tricouple import checks
 from tricouple.relations.identities import Identities
 
 
-def pair_views(*views: Tensor) -> tuple[Tensor, Tensor]:
+def pair_views(*views: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Stack views and number their instances, ready for any loss.
 
     Args:
-        views: Two or more tensors of shape (N, d); row i of each is a view of instance i.
+        views: Two or more tensors of shape (N, d), or one list of them; row i of each is a view of
+            instance i.
 
     Returns:
         Embeddings, shape (views·N, d), and the instance of each row, shape (views·N,).
@@ -23,17 +27,21 @@ def pair_views(*views: Tensor) -> tuple[Tensor, Tensor]:
         >>> identities
         tensor([0, 1, 0, 1])
     """
-    if len(views) < 2:
-        raise ValueError(f"pair_views needs at least 2 views of each instance, got {len(views)}")
-    for number, view in enumerate(views):
+    several: Sequence[Any] = views
+    if len(views) == 1 and isinstance(views[0], list | tuple):
+        several = views[0]
+    if len(several) < 2:
+        raise ValueError(f"pair_views needs at least 2 views of each instance, got {len(several)}")
+    first = several[0]
+    for number, view in enumerate(several):
         checks.matrix(f"view {number}", view)
-        if view.shape != views[0].shape:
+        if view.shape != first.shape:
             raise ValueError(
-                f"view {number} has shape {tuple(view.shape)}, view 0 {tuple(views[0].shape)}: "
+                f"view {number} has shape {tuple(view.shape)}, view 0 {tuple(first.shape)}: "
                 "row i of every view must belong to instance i"
             )
-    identities = torch.arange(len(views[0]), device=views[0].device)
-    return torch.cat(views), identities.repeat(len(views))
+    identities = torch.arange(len(first), device=first.device)
+    return torch.cat(tuple(several)), identities.repeat(len(several))
 
 
 def view_pairs(relation: Identities) -> tuple[Tensor, Tensor]:

@@ -86,9 +86,9 @@ class ClipStep:
         """Build network and batch; return what makes a step of a loss."""
         from tricouple.conf.compose import configure
         from tricouple.conf.schema import Clip  # hydra, open_clip
+        from tricouple.losses import BothDirections
         from tricouple.models.clip import build_clip
         from tricouple.training.batches import derived_seed
-        from tricouple.training.pairs import BothDirections
 
         settings = configure([f"model={self.model}"], Clip).model
         torch.manual_seed(derived_seed(self.seed, "weights"))
