@@ -66,11 +66,9 @@ def test_danskin_gradient_of_ott_is_our_envelope_gradient():
 
 
 def test_ott_plan_has_our_potentials_up_to_constants():
-    ours = call("triplet_sinkhorn").potentials
-    theirs = call("MMSinkhorn plan only (OTT-JAX)")
+    ours, theirs = call("triplet_sinkhorn").potentials, call("MMSinkhorn plan only (OTT-JAX)")
     for mine, other in zip(ours, theirs, strict=True):
-        difference = mine.numpy() - np.asarray(other)
-        assert np.ptp(difference) < 1e-3
+        assert np.ptp(mine.numpy() - np.asarray(other)) < 1e-3
 
 
 @pytest.mark.parametrize("peer", ["sinkhorn (POT)", "sinkhorn_log (POT)"])
@@ -292,9 +290,7 @@ def test_other_json_is_refused(text):
 def test_only_what_stands_between_the_markers_is_replaced():
     rows = {"NegMMIOT": 1.5e-3, "InfoNCE": 1e-3, "SupConLoss (PML)": 3e-3}
     report = report_with(*(timed(name, 256, seconds) for name, seconds in rows.items()))
-    before = (
-        "# title\n<!-- bench -->\nold\n<!-- /bench -->\nrest\n<!-- bench a --><!-- /bench a -->"
-    )
+    before = "# title\n<!-- bench -->old<!-- /bench -->\nrest\n<!-- bench a --><!-- /bench a -->"
     after = targets.insert_into(before, report, "a")
     assert after.startswith("# title\n<!-- bench -->\n")
     assert "\n<!-- /bench -->\nrest\n<!-- bench a -->\n" in after
@@ -376,8 +372,8 @@ def test_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch):
 
 def test_missing_peer_is_a_row_and_not_a_crash(monkeypatch):
     monkeypatch.setattr(contenders, "find_spec", lambda package: None)
-    effort = replace(QUICK, sizes=(16,))
-    rows = {row.contender: row for row in measure.measure(effort, PROBLEM)}
+    found = measure.measure(replace(QUICK, sizes=(16,)), PROBLEM)
+    rows = {row.contender: row for row in found}
     assert rows["NegMMIOT"].seconds > 0
     for name in ("SupConLoss (PML)", "MMSinkhorn unrolled (OTT-JAX)", "sinkhorn (POT)"):
         assert rows[name].note == "not installed"
@@ -390,8 +386,7 @@ def test_contender_that_fails_at_one_size_is_noted(monkeypatch):
 
     failing = contenders.Contender("fails", LOSS, prepare)
     monkeypatch.setattr(measure, "CONTENDERS", (BY_NAME["NegMMIOT"], failing))
-    effort = replace(QUICK, sizes=(16,))
-    ours, other = measure.measure(effort, PROBLEM)
+    ours, other = measure.measure(replace(QUICK, sizes=(16,)), PROBLEM)
     assert ours.seconds > 0
     assert other.note == "failed: out of everything"
 
@@ -407,11 +402,9 @@ def test_cubic_contenders_meet_small_sizes_only_and_small_matrices_are_not_weigh
     effort = Effort()
     ours, dense = BY_NAME["NegMMIOT"], BY_NAME["dense Neg-MMIOT (PyTorch)"]
     assert effort.meets(ours, 8192)
-    assert effort.meets(dense, 256)
-    assert not effort.meets(dense, 512)
-    assert effort.weighs(ours, 1024)
+    assert [effort.meets(dense, size) for size in (256, 512)] == [True, False]
+    assert [effort.weighs(ours, size) for size in (256, 1024)] == [False, True]
     assert effort.weighs(dense, 256)
-    assert not effort.weighs(ours, 256)
 
 
 def test_bound_on_dense_memory_is_a_bound():

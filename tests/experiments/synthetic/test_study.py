@@ -259,11 +259,7 @@ def test_command_shows_final_figures_beside_the_papers_claims(here, tmp_path, ca
     assert cli.main(command) == 0
     shown = capsys.readouterr().out
     words = [
-        "Neg-MMIOT",
-        "VICReg",
-        "deviation",
-        "k-NN",
-        "±",
+        *["Neg-MMIOT", "VICReg", "deviation", "k-NN", "±"],
         "the paper says",
         "c is the sharpness",
     ]

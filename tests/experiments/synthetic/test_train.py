@@ -1,4 +1,4 @@
-"""One run: reproducible, fair between methods, and it measures what it says."""
+"""One run: reproducible, fair between methods, measured as it says, judged by thresholds."""
 
 import math
 from dataclasses import replace
@@ -11,6 +11,7 @@ from tricouple.evaluation.probe import knn_accuracy
 from tricouple.experiments.synthetic import train as training
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.grid import LINEAR, LOG_SIGMOID
+from tricouple.experiments.synthetic.measure import MEANINGS, judge
 from tricouple.experiments.synthetic.train import (
     batches,
     build_method,
@@ -20,6 +21,7 @@ from tricouple.experiments.synthetic.train import (
 )
 
 SMALL = RunConfig(n_classes=4, per_class=12, data_dim=20, hidden=32, dim=8, steps=30)
+FALLING = [2.0, 1.0]
 
 
 @pytest.mark.parametrize(("method", "shaping"), LINEAR + LOG_SIGMOID)
@@ -140,3 +142,28 @@ def test_the_rate_falls_to_zero_unless_it_is_constant():
     assert rate_factor(SMALL, 15) == pytest.approx(0.5)
     assert rate_factor(SMALL, 29) < 0.01
     assert rate_factor(replace(SMALL, schedule="constant"), 29) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("losses", "deviation", "spectrum", "dim", "word"),
+    [
+        (FALLING, 0.001, [1.0, 0.99, 0.96], 8, "etf"),
+        (FALLING, 0.02, [1.0, 0.99, 0.96], 8, "rich"),
+        (FALLING, 0.001, [1.0, 0.99, 0.90], 8, "rich"),
+        (FALLING, 0.3, [1.0, 0.5, 0.02], 8, "rich"),
+        (FALLING, 0.3, [1.0, 0.5, 0.005], 8, "reduced"),
+        (FALLING, 0.3, [1.0, 0.5, 0.0], 2, "rich"),  # two dimensions have no third direction
+        (FALLING, 0.3, [1.0, 0.03, 0.01], 8, "collapsed"),
+        (FALLING, 0.0, [1e-3, 1e-3, 1e-3], 8, "collapsed"),
+        (FALLING, 0.0, [0.0, 0.0, 0.0], 8, "collapsed"),
+        (FALLING, 0.0, [2.0], 8, "etf"),  # two classes: one direction is all there is
+        ([1.0, 1.2], 0.0, [1.0, 1.0, 1.0], 8, "diverged"),
+        ([1.0, 1.02], 0.0, [1.0, 1.0, 1.0], 8, "etf"),  # the noise of a batch
+        ([-0.5, -0.4], 0.0, [1.0, 1.0, 1.0], 8, "diverged"),
+        ([1.0, math.nan], 0.0, [1.0, 1.0, 1.0], 8, "diverged"),
+        (FALLING, math.nan, [math.nan], 8, "diverged"),
+    ],
+)
+def test_verdict(losses, deviation, spectrum, dim, word):
+    assert judge(losses, deviation, spectrum, dim) == word
+    assert word in MEANINGS

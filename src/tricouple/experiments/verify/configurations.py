@@ -84,14 +84,7 @@ def average_over_symmetries(tensor: Tensor, labels: Tensor) -> Tensor:
 
     With balanced classes two entries with distinct indices can be carried into each other exactly
     if the same of their indices share a class; so the mean over the (b!)^K K! permutations is the
-    mean over the entries of the same pattern.
-
-    Args:
-        tensor: Two or three axes of length N.
-        labels: Balanced classes, shape (N,).
-
-    Returns:
-        The average; same shape.
+    mean over the entries of the same pattern. The tensor has two or three axes.
     """
     return _mean_by(tensor, _pattern(labels, tensor.dim()))
 

@@ -117,22 +117,21 @@ def divergences(
     return float(kl(target, plan)), [float(pull), float(push), float(anchors)]
 
 
-def noisy(sources: Tensor, noise: float, generator: torch.Generator) -> Tensor:
-    """The rows of a matrix with noise."""
-    drawn = torch.randn(sources.shape, generator=generator, dtype=torch.float64)
-    return sources + noise * drawn
+def around(labels: Tensor, noise: float, generator: torch.Generator) -> Batch:
+    """Samples around one random centre for each label."""
+    centres = random_unit(int(labels.max()) + 1, DIM, generator)[labels]
+    drawn = torch.randn(centres.shape, generator=generator, dtype=torch.float64)
+    return centres + noise * drawn, labels
 
 
 def two_views(n: int, generator: torch.Generator) -> Batch:
     """Two noisy copies of N/2 samples."""
-    identities = torch.arange(n // 2).repeat(2)
-    return noisy(random_unit(n // 2, DIM, generator)[identities], 0.25, generator), identities
+    return around(torch.arange(n // 2).repeat(2), 0.25, generator)
 
 
 def of_classes(sizes: tuple[int, ...], generator: torch.Generator) -> Batch:
     """Samples around the centres of their classes."""
-    labels = class_labels(sizes)
-    return noisy(random_unit(len(sizes), DIM, generator)[labels], 0.4, generator), labels
+    return around(class_labels(sizes), 0.4, generator)
 
 
 BATCHES: dict[str, Callable[[int, torch.Generator], Batch]] = {

@@ -123,12 +123,8 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Outcome(Claim):
-    """A statement beside what was measured: the same attributes, and those of a ``Finding``."""
-
-    residual: float
-    rows: tuple[Row, ...]
-    figure: Panel
+class Outcome(Finding, Claim):
+    """A statement beside what was measured."""
 
     @property
     def verdict(self) -> str:

@@ -35,9 +35,8 @@ class Statement(Claim):
 
     def test(self, setting: Setting) -> Outcome:
         """Run the experiment."""
-        found = self.measure(setting)
         said = {field.name: getattr(self, field.name) for field in fields(Claim)}
-        return Outcome(**said, residual=found.residual, rows=tuple(found.rows), figure=found.figure)
+        return Outcome(**said, **vars(self.measure(setting)))
 
 
 NOT = "not in the paper"
@@ -199,20 +198,12 @@ def select(names: Iterable[str] | None = None) -> tuple[Statement, ...]:
 def verify(
     losses: Losses | None = None, *, seed: int = 0, only: Iterable[str] | None = None
 ) -> Iterator[Outcome]:
-    """Test the statements one after the other.
-
-    Args:
-        losses: The losses under test; the library's if None.
-        seed: Seed of all random numbers.
-        only: Names of the statements to test; all if None.
-
-    Returns:
-        The outcomes, each as soon as it is known.
+    """Test the statements of some names, or all, and yield each outcome as soon as it is known.
 
     Example:
         >>> [outcome] = verify(only=["symmetrisation"])
         >>> outcome.verdict
         'holds'
     """
-    setting = Setting(seed, Losses() if losses is None else losses)
+    setting = Setting(seed, losses or Losses())
     return (statement.test(setting) for statement in select(only))
