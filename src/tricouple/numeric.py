@@ -44,7 +44,14 @@ def inverse_product(temperature: float | Tensor, epsilon: float) -> float | Tens
     """
     if isinstance(temperature, Tensor):
         temperature = temperature.reshape(()).to(compute_dtype(temperature.dtype))
-    return 1 / (temperature * epsilon)
+        return 1 / (temperature * epsilon)
+    product = temperature * epsilon
+    if product < sys.float_info.min:
+        raise ValueError(
+            f"temperature {temperature:g} times epsilon {epsilon:g} is too small: their product "
+            "has no inverse"
+        )
+    return 1 / product
 
 
 def divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:

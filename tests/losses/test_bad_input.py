@@ -241,3 +241,16 @@ def test_zero_for_empty_batches_does_not_hide_bad_values(module):
 def test_pair_views_needs_views_of_one_shape(views):
     with pytest.raises((ValueError, TypeError), match="view"):
         tc.pair_views(*views)
+
+
+def test_a_sharpness_beyond_all_numbers_is_refused():
+    for criterion in (tc.NegMMIOT(1e-200, 1e-200), tc.PushPull(1e-200, 1e-200, 1e-200)):
+        with pytest.raises(ValueError, match=r"temperature 1e-200 times epsilon 1e-200.*too small"):
+            criterion(rows(), LABELS)
+
+
+def test_vicreg_refuses_embeddings_whose_covariances_overflow():
+    large = rows(90, 3) * 1e30  # more pairs than a tiny batch, which is computed in float64
+    with pytest.raises(ValueError, match=r"embeddings as large as .*e\+30 make VICReg overflow"):
+        tc.VICReg()(large, torch.arange(90) // 2)
+    assert torch.isfinite(tc.VICReg()(large.double(), torch.arange(90) // 2))

@@ -82,6 +82,12 @@ class VICReg(ContrastiveLoss):
         for view in views:
             loss = loss + self.variance / 2 * _variance_hinge(view, self.eps)
             loss = loss + self.covariance * _squared_covariances(view)
+        if not bool(torch.isfinite(loss.detach())):
+            largest = float(torch.stack([view.detach().abs().max() for view in views]).max())
+            raise ValueError(
+                f"embeddings as large as {largest:.2g} make VICReg overflow in {loss.dtype}: it "
+                "squares them twice; make them smaller, or call .double()"
+            )
         return loss.to(batch.dtype)
 
     def extra_repr(self) -> str:
