@@ -20,7 +20,7 @@ RESULTS = ROOT / "results"
 
 # Numbers that are names or settings, not measurements.
 NAMES = re.compile(
-    r"CIFAR-10{1,2}|ResNet-\d+|ViT-B/16|K [=≥≤] \d+|[cετακ] [=≥≤] [\d.e-]+|τ = ε = 0\.1|"
+    r"K − 1|CIFAR-10{1,2}|ResNet-\d+|ViT-B/16|K [=≥≤] \d+|[cετακ] [=≥≤] [\d.e-]+|τ = ε = 0\.1|"
     r"\bd = \d+|\d+×\d+(×\d+)?|NC[12]|`[^`]*`|\(\S*\)|learning rate [\de.-]+|[Rr]ecall@1"
 )
 
@@ -349,6 +349,8 @@ def setting_claims() -> Iterable[str]:
     main = [run for run in records("synthetic") if run["part"] == "main"]
     assert {run["config"]["steps"] for run in main} == {3000}
     yield "10 sweeps, AdamW with learning rate 8e-4, 3000 steps"
+    yield "c = 1/(τε) = 2"
+    yield "at K = 20 and 50"
     ours = [value for loss in LINEAR for k in (10, 20, 50) for value in nc2(
         synthetic("main", loss, n_classes=k))]  # fmt: skip
     assert len(ours) == 18
@@ -397,7 +399,7 @@ def map_claims() -> Iterable[str]:
         if place <= 0.1 and verdict != "reduced"
     ]  # fmt: skip
     assert len(ours) == 6
-    yield f"within {max(ours):.3f}"
+    yield f"within {max(ours):.3f} of the ETF"
     blunt = {m: along("epsilon", m)[2.0][1] for m in (*LINEAR, "iot")}
     blunt["infonce"] = along("temperature", "infonce")[2.0][1]
     assert blunt == {"neg_mmiot": "etf", "pushpull": "etf", "iot": "rich", "infonce": "rich"}
@@ -414,17 +416,29 @@ def map_claims() -> Iterable[str]:
     exact = {m: along("dim", m)[9] for m in (*LINEAR, "iot")}
     exact |= {f"infonce {tau}": along("dim", "infonce", temperature=tau)[9] for tau in (0.5, 1.0)}
     assert all(exact[m][1] == "etf" for m in (*LINEAR, "iot"))
-    yield f"With exactly K − 1 = 9 dimensions the transport losses reach the ETF to {short(max(exact[m][0] for m in (*LINEAR, 'iot')))}"
-    yield f"InfoNCE ends at {short(exact['infonce 0.5'][0])} at c = 2 and {short(exact['infonce 1.0'][0])} at c = 1"
+    largest = max(value for value, _ in exact.values() if value < 0.01)
+    assert {name for name, (_, verdict) in exact.items() if verdict != "etf"} == {"infonce 1.0"}
+    yield "With exactly K − 1 = 9 dimensions"
+    yield f"to {short(largest)}"
+    yield f"ends at {short(exact['infonce 1.0'][0])}"
     for method in (*LINEAR, "iot"):
         assert {verdict for _, verdict in along("n_iters", method).values()} == {"etf"}
-    reached = {
-        method: sorted(
-            e for e, (_, v) in along("epsilon", method, "log_sigmoid").items() if v == "etf"
-        )
-        for method in LINEAR
+        assert {verdict for _, verdict in along("kappa", method).values()} == {"etf"}
+    for method in LINEAR:
+        for axis, sign in (("epsilon", "ε"), ("temperature", "τ")):
+            reached = [
+                f"{value:g}"
+                for value, (_, verdict) in sorted(along(axis, method, "log_sigmoid").items())
+                if verdict == "etf"
+            ]
+            yield f"at {sign} = {listed(reached) if len(reached) > 1 else reached[0]}"
+    ends = {m: {e: v for e, (_, v) in along("epsilon", m, "log_sigmoid").items()} for m in LINEAR}
+    assert [ends[m][e] for m in LINEAR for e in (1.0, 2.0)] == ["rich", *["reduced"] * 3]
+    blunt = {
+        m: {e: v for e, (_, v) in along("temperature", m, "log_sigmoid").items()} for m in LINEAR
     }
-    yield f"{reached}"
+    assert {blunt["neg_mmiot"][tau] for tau in (0.05, 0.1, 0.2)} == {"rich"}
+    assert {blunt["pushpull"][tau] for tau in (0.05, 0.1)} == {"collapsed"}
 
 
 def test_synthetic_findings():
@@ -475,3 +489,11 @@ def test_what_stored_lines_lack_is_counted_as_the_results_page_says():
         assert f"| `{study}/`, {dirty} of {len(lines)} |" in text
     missing = commits["clip"].count(None)
     assert f"| `clip/`, {missing} of {len(commits['clip'])} | no commit at all" in text
+
+
+def test_synthetic_lines_name_commit_command_machine_load_and_steps():
+    for run in records("synthetic"):
+        origin = run["provenance"]
+        assert not origin["commit"].endswith("-dirty")
+        assert {"command", "cpu", "cores", "load", "date", "torch"} <= set(origin)
+        assert run["config"]["steps"] == run["curves"]["step"][-1] or run["status"] == "diverged"
