@@ -173,7 +173,7 @@ def test_triplet_plan_equals_dense_plan_on_any_batch(seed, n, sharpness, n_iters
 
 @given(batch=batches(), other=SEEDS, weight=st.floats(0, 1))
 def test_divergence_is_convex_in_the_similarities(batch, other, weight):
-    # MATH.md §6: g(C) = KL(P̃‖P^C) is convex, here on a segment of costs, at convergence.
+    # Mathematics §6: g(C) = KL(P̃‖P^C) is convex, here on a segment of costs, at convergence.
     rows, labels = batch
     cost = 1 - cosine(rows).fill_diagonal_(-torch.inf)
     away = 1 - cosine(rows_from(other, len(rows))).fill_diagonal_(-torch.inf)

@@ -29,7 +29,7 @@ def simplex(n_classes: int, per_class: int) -> tuple[torch.Tensor, torch.Tensor]
 @pytest.mark.parametrize(("n_classes", "per_class"), [(2, 2), (2, 5), (4, 3), (10, 2)])
 @pytest.mark.parametrize("sharpness", [0.5, 4.0, 100.0])
 def test_loss_at_the_simplex_is_the_closed_form(n_classes, per_class, sharpness):
-    # MATH.md §6: triplets of A have cost −Δ/τ, their mirror images Δ/τ, all others 0.
+    # Mathematics §6: triplets of A have cost −Δ/τ, their mirror images Δ/τ, all others 0.
     embeddings, labels = simplex(n_classes, per_class)
     n = n_classes * per_class
     admissible = n * (per_class - 1) * (n - per_class)
