@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import UNCONVERGED
 from tricouple import cli
 from tricouple.experiments.bench import command, contenders, measure, memory, targets
 from tricouple.experiments.bench.contenders import BY_NAME, CONTENDERS, LOSS
@@ -87,6 +88,7 @@ def test_plain_info_nce_equals_sup_con_loss():
     torch.testing.assert_close(gradient, peer_gradient, rtol=1e-4, atol=1e-6)
 
 
+@UNCONVERGED
 def test_every_loss_contender_returns_a_finite_value_and_gradient():
     for contender in CONTENDERS:
         if contender.task == LOSS and contender.installed:

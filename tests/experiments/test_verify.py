@@ -219,7 +219,6 @@ def test_the_worst_of_numbers_overlooks_none(bad, place):
 def small_decoupling(monkeypatch):
     monkeypatch.setattr(decoupling, "SIZES", (16, 128))
     monkeypatch.setattr(decoupling, "SHARPNESSES", (3.0, 100.0))
-    monkeypatch.setitem(decoupling.SWEEPS["converged"], "n_iters", 300)
 
 
 @pytest.mark.usefixtures("small_decoupling")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
@@ -210,6 +212,15 @@ def measure_steps(
     )
 
 
+@contextmanager
+def unconverged_on_purpose() -> Iterator[None]:
+    """The sweeps of the problem are timed, whether or not the plan has converged."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message='gradient="implicit"')
+        yield
+
+
+@unconverged_on_purpose()
 def time_size(
     contenders: list[Contender],
     size: int,
