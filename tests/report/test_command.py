@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from report import fake
+from report import fake, fake_vision
 from report.html_check import check_picture
 from tricouple import cli, files
 from tricouple.report.command import KINDS, read_known, write_report
@@ -28,6 +28,16 @@ def test_the_page_of_several_studies_goes_where_the_user_is(small, tmp_path, mon
     assert cli.main(["report", str(small), str(small)]) == 0
     assert Path("report.html").read_text(encoding="utf-8").count("<h1>") == 2
     assert not (small / "report.html").exists()
+
+
+def test_runs_of_several_kinds_in_one_folder_are_on_one_page(tmp_path, capsys):
+    fake.write_study(tmp_path / "runs/demo", fake.runs((5,), seeds=1))
+    fake_vision.write_study(tmp_path / "runs/digits", fake_vision.runs())
+    assert cli.main(["report", str(tmp_path / "runs")]) == 0
+    page = (tmp_path / "runs/report.html").read_text()
+    assert "runs, synthetic" in page
+    assert "runs, vision" in page
+    assert "report.html" in capsys.readouterr().out
 
 
 def test_out_names_the_page_and_makes_its_folder(small, tmp_path):

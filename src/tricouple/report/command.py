@@ -15,7 +15,7 @@ from tricouple.options import CommandError, require_writable
 from tricouple.report import clip, synthetic, vision
 from tricouple.report.numbers import duration
 from tricouple.report.page import Article, Section, items, page, provenance_section
-from tricouple.report.read import Study, StudyError, read_study
+from tricouple.report.read import Study, StudyError, read_studies, read_study
 
 DESCRIPTION = """\
 Turn the result files of studies, or a folder of runs, into one self-contained HTML page: what was
@@ -64,14 +64,14 @@ KINDS = {"clip": clip, "synthetic": synthetic, "vision": vision}
 def run(args: argparse.Namespace) -> int:
     """Read, draw, write, and say where."""
     try:
-        if args.figures is not None and len(args.folders) > 1:
-            raise CommandError(f"--figures draws one study, {len(args.folders)} were given")
-        studies = [read_known(folder) for folder in args.folders]
+        studies = [known(study) for folder in args.folders for study in read_studies(folder)]
+        if args.figures is not None and len(studies) > 1:
+            raise CommandError(f"--figures draws one study, {len(studies)} were given")
         if args.figures is not None:
             for path in write_files(studies[0], args.figures):
                 print(f"{path} ({path.stat().st_size / 1024:.0f} kB)")
             return 0
-        several = len(studies) > 1
+        several = len(args.folders) > 1
         out = args.out or (Path() if several else args.folders[0]) / "report.html"
         require_writable(out)
         write_page(studies, out)
@@ -87,10 +87,15 @@ def run(args: argparse.Namespace) -> int:
 
 def read_known(folder: Path) -> Study:
     """Read a study of a kind that can be reported, or a folder of runs; refuse others."""
-    study = read_study(folder)
+    return known(read_study(folder))
+
+
+def known(study: Study) -> Study:
+    """The study, if it is of a kind that can be reported."""
     if study.kind not in KINDS:
-        known = ", ".join(KINDS)
-        raise StudyError(f'{folder / "study.json"}: kind "{study.kind}" is not one of: {known}')
+        words = ", ".join(KINDS)
+        file = study.folder / "study.json"
+        raise StudyError(f'{file}: kind "{study.kind}" is not one of: {words}')
     return study
 
 

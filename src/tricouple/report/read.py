@@ -123,7 +123,20 @@ class Study:
 
 
 def read_study(folder: Path) -> Study:
-    """Read a study, the folder of a run, or a folder of runs as if it were a study.
+    """Read a study, the folder of a run, or a folder of runs of one kind as if it were a study.
+
+    Raises:
+        StudyError: If there is none, or one of its files is broken.
+    """
+    studies = read_studies(folder)
+    if len(studies) > 1:
+        kinds = listing([study.kind for study in studies])
+        raise StudyError(f"{folder} holds runs of {kinds}: report them one by one")
+    return studies[0]
+
+
+def read_studies(folder: Path) -> list[Study]:
+    """Read a folder as `read_study` does, or one with runs of several kinds: a study of each.
 
     Raises:
         StudyError: If there is none, or one of its files is broken.
@@ -132,16 +145,24 @@ def read_study(folder: Path) -> Study:
         raise StudyError(f"{folder}: no such folder")
     own = _read_one(folder)
     if own is not None:
-        return own
+        return [own]
     parts = [part for path in sorted(folder.iterdir()) if (part := _read_one(path)) is not None]
     if not parts:
         raise StudyError(f"{folder} is not a study: it has no study.json and no runs")
     kinds = sorted({part.kind for part in parts})
-    if len(kinds) > 1:
-        raise StudyError(f"{folder} holds runs of {listing(kinds)}: report them one by one")
+    name = folder.resolve().name
+    return [
+        _together(folder, name if len(kinds) == 1 else f"{name}, {kind}", same)
+        for kind in kinds
+        if (same := [part for part in parts if part.kind == kind])
+    ]
+
+
+def _together(folder: Path, name: str, parts: list[Study]) -> Study:
+    """Studies of one kind in a folder, as one."""
     newest = max(parts, key=lambda part: str(part.provenance.get("date")))
     runs = tuple(run for part in parts for run in part.runs)
-    return Study(folder, kinds[0], folder.resolve().name, {}, newest.provenance, runs)
+    return Study(folder, parts[0].kind, name, {}, newest.provenance, runs)
 
 
 def _read_one(folder: Path) -> Study | None:
