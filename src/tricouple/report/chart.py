@@ -30,121 +30,76 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis.
+    """An axis."""
 
-    Attributes:
-        title: The quantity.
-        log: Whether it is logarithmic.
-        ticks: The values that have a tick, where they are few settings; words make it categorical.
-        limits: Its ends; None: those of the data.
-        floor: Where a logarithmic axis shows zero and what is below.
-        whole: Whether only whole numbers make sense; for the horizontal one.
-    """
-
-    title: str = ""
-    log: bool = False
+    title: str = ""  # the quantity
+    log: bool = False  # whether it is logarithmic
+    # The values that have a tick, where they are few settings; words make it categorical.
     ticks: Sequence[Any] = ()
-    limits: tuple[float, float] | None = None
-    floor: float = 0.0
-    whole: bool = False
+    limits: tuple[float, float] | None = None  # its ends; None: those of the data
+    floor: float = 0.0  # where a logarithmic axis shows zero and what is below
+    whole: bool = False  # whether only whole numbers make sense; for the horizontal one
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line, or points without one.
+    """A line, or points without one."""
 
-    Attributes:
-        name: What the legend calls it; lines of one name share an entry.
-        x: Where.
-        y: How much; NaN where there is nothing.
-        style: Colour, dash and symbol; None: by its place in the panel.
-        band: Lower and upper edge of the band around it, if it has one.
-        bars: Half the height of the bars at its points, if it has some.
-        points: Whether points alone are drawn.
-        ring: A place (x, y) to mark by a ring.
-        when: The choices of the reader for which it is shown.
-    """
-
-    name: str
-    x: Sequence[Any] | Array
-    y: Sequence[float] | Array
-    style: Style | None = None
+    name: str  # what the legend calls it; lines of one name share an entry
+    x: Sequence[Any] | Array  # where
+    y: Sequence[float] | Array  # how much; NaN where there is nothing
+    style: Style | None = None  # colour, dash and symbol; None: by its place in the panel
+    # Lower and upper edge of the band around it, if it has one.
     band: tuple[Sequence[float] | Array, Sequence[float] | Array] | None = None
+    # Half the height of the bars at its points, if it has some.
     bars: Sequence[float] | Array | None = None
-    points: bool = False
-    ring: tuple[float, float] | None = None
-    when: Choice = field(default_factory=dict)
+    points: bool = False  # whether points alone are drawn
+    ring: tuple[float, float] | None = None  # a place (x, y) to mark by a ring
+    when: Choice = field(default_factory=dict)  # the choices of the reader for which it is shown
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """Samples in the plane, coloured and shaped by class.
+    """Samples in the plane, coloured and shaped by class."""
 
-    Attributes:
-        at: Where they are, (n, 2), or (frames, n, 2) for a movie.
-        labels: Their classes, (n,).
-        size: Of a dot.
-        spokes: Ends of lines from the centre, (K, 2), one for each class in order.
-        steps: The training step of each frame.
-        names: What the legend calls the classes 0, 1, …; empty: no legend.
-        when: The choices of the reader for which it is shown.
-    """
-
-    at: Array
-    labels: npt.NDArray[np.int64]
-    size: float = 6.0
+    at: Array  # where they are, (n, 2), or (frames, n, 2) for a movie
+    labels: npt.NDArray[np.int64]  # their classes, (n,)
+    size: float = 6.0  # of a dot
+    # Ends of lines from the centre, (K, 2), one for each class in order.
     spokes: Array | None = None
-    steps: Sequence[int] = ()
-    names: Sequence[str] = ()
-    when: Choice = field(default_factory=dict)
+    steps: Sequence[int] = ()  # the training step of each frame
+    names: Sequence[str] = ()  # what the legend calls the classes 0, 1, …; empty: no legend
+    when: Choice = field(default_factory=dict)  # the choices of the reader for which it is shown
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A matrix as colours.
+    """A matrix as colours."""
 
-    Attributes:
-        values: Shape (rows, columns), NaN where there is nothing.
-        limits: The values of the first and the last colour.
-        rows: Names of the rows; empty: numbers.
-        columns: Names of the columns; empty: numbers.
-        colours: "signed" (white is zero), "dark" (dark is much) or "share" (white is none).
-        log: Whether colours follow the logarithm.
-        texts: What is written into the cells, as (rows, columns) of words; empty: nothing.
-        unit: What the values are.
-    """
-
-    values: Array
-    limits: tuple[float, float]
-    rows: Sequence[str] = ()
-    columns: Sequence[str] = ()
+    values: Array  # shape (rows, columns), NaN where there is nothing
+    limits: tuple[float, float]  # the values of the first and the last colour
+    rows: Sequence[str] = ()  # names of the rows; empty: numbers
+    columns: Sequence[str] = ()  # names of the columns; empty: numbers
+    # "signed" (white is zero), "dark" (dark is much) or "share" (white is none).
     colours: str = "dark"
-    log: bool = False
+    log: bool = False  # whether colours follow the logarithm
+    # What is written into the cells, as (rows, columns) of words; empty: nothing.
     texts: Sequence[Sequence[str]] = ()
-    unit: str = ""
+    unit: str = ""  # what the values are
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot.
+    """One plot."""
 
-    Attributes:
-        title: Above it.
-        alt: Its content in words, for those who do not see it.
-        marks: What is drawn.
-        x: The horizontal axis.
-        y: The vertical axis.
-        reach: Of a square plot without axes, for points within ±reach; 0 for a plot with axes.
-        circle: Whether a square plot shows the unit circle.
-    """
-
-    title: str
-    alt: str
-    marks: Sequence[Line | Cloud | Grid]
-    x: Axis = Axis()
-    y: Axis = Axis()
+    title: str  # above it
+    alt: str  # its content in words, for those who do not see it
+    marks: Sequence[Line | Cloud | Grid]  # what is drawn
+    x: Axis = Axis()  # the horizontal axis
+    y: Axis = Axis()  # the vertical axis
+    # Of a square plot without axes, for points within ±reach; 0 for a plot with axes.
     reach: float = 0.0
-    circle: bool = False
+    circle: bool = False  # whether a square plot shows the unit circle
 
     @property
     def lines(self) -> list[tuple[Line, Style]]:
@@ -156,21 +111,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels under one caption.
+    """Panels under one caption."""
 
-    Attributes:
-        id: Anchor in the page.
-        title: What it shows.
-        caption: How to read it, plain text.
-        panels: The plots; none means that there is nothing to show yet.
-        tables: The numbers behind it, folded away below.
-    """
-
-    id: str
-    title: str
-    caption: str
-    panels: Sequence[Panel]
-    tables: Sequence[Table] = ()
+    id: str  # anchor in the page
+    title: str  # what it shows
+    caption: str  # how to read it, plain text
+    panels: Sequence[Panel]  # the plots; none means that there is nothing to show yet
+    tables: Sequence[Table] = ()  # the numbers behind it, folded away below
 
     @property
     def styles(self) -> dict[str, Style]:

@@ -59,19 +59,13 @@ class Curve:
 
 @dataclass(frozen=True)
 class Group:
-    """The seeds of one setting: all of their configuration but the seed is the same.
+    """The seeds of one setting: all of their configuration but the seed is the same."""
 
-    Attributes:
-        runs: One for each seed.
-        place: What losses are compared on there, in words; empty where it is one thing.
-        label: What tells it from other groups of its loss in its place; empty if nothing does.
-        variant: How many groups of its loss with other labels come before it.
-    """
-
-    runs: tuple[Run, ...]
-    place: str = ""
+    runs: tuple[Run, ...]  # one for each seed
+    place: str = ""  # what losses are compared on there, in words; empty where it is one thing
+    # What tells it from other groups of its loss in its place; empty if nothing does.
     label: str = ""
-    variant: int = 0
+    variant: int = 0  # how many groups of its loss with other labels come before it
 
     @property
     def config(self) -> dict[str, Any]:

@@ -57,25 +57,16 @@ class Choices:
 
 @dataclass(frozen=True)
 class Article:
-    """Everything the page says about one subject.
+    """Everything the page says about one subject."""
 
-    Attributes:
-        title: Its heading.
-        lead: What it is about, a sentence or two.
-        sections: Its parts.
-        found: What was found, a sentence each, in a box on top.
-        missing: What makes it incomplete, a sentence each; the first is a warning on top.
-        left_out: What it never meant to have, a sentence each.
-        choices: What the reader can choose to see in the charts.
-    """
-
-    title: str
-    lead: str
-    sections: Sequence[Section]
-    found: Sequence[str] = ()
+    title: str  # its heading
+    lead: str  # what it is about, a sentence or two
+    sections: Sequence[Section]  # its parts
+    found: Sequence[str] = ()  # what was found, a sentence each, in a box on top
+    # What makes it incomplete, a sentence each; the first is a warning on top.
     missing: Sequence[str] = ()
-    left_out: Sequence[str] = ()
-    choices: Sequence[Choices] = ()
+    left_out: Sequence[str] = ()  # what it never meant to have, a sentence each
+    choices: Sequence[Choices] = ()  # what the reader can choose to see in the charts
 
 
 def page(articles: Iterable[Article]) -> str:

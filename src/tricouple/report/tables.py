@@ -33,27 +33,18 @@ HUES = {"holds": "green", "fails": "red"}  # of kinds of cells in a terminal
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts; none of them is taken for markup.
+    """A table of texts; none of them is taken for markup."""
 
-    Attributes:
-        caption: What it shows; Markdown leaves out an empty one.
-        head: Column titles.
-        rows: Cells, as many as there are titles.
-        words: How many leading columns hold words, not numbers.
-        bold: Cells to stress, as (row, column).
-        kinds: HTML classes of cells, by (row, column): "holds" and "fails" are coloured everywhere.
-        spans: A line above the titles: words, and how many columns they are about.
-        note: How to read it, a line below.
-    """
-
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: int = 1
-    bold: Set[tuple[int, int]] = frozenset()
+    caption: str  # what it shows; Markdown leaves out an empty one
+    head: Sequence[str]  # column titles
+    rows: Sequence[Sequence[str]]  # cells, as many as there are titles
+    words: int = 1  # how many leading columns hold words, not numbers
+    bold: Set[tuple[int, int]] = frozenset()  # cells to stress, as (row, column)
+    # HTML classes of cells, by (row, column): "holds" and "fails" are coloured everywhere.
     kinds: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    # A line above the titles: words, and how many columns they are about.
     spans: Sequence[tuple[str, int]] = ()
-    note: str = ""
+    note: str = ""  # how to read it, a line below
 
     @property
     def over(self) -> list[str]:
@@ -83,19 +74,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of measured values.
+    """A column of measured values."""
 
-    Attributes:
-        title: Its heading.
-        values: Mean ± std of each row.
-        badness: What the best row has least of; None where no value is the best.
-        write: How a value is written.
-    """
-
-    title: str
-    values: Sequence[MeanStd]
+    title: str  # its heading
+    values: Sequence[MeanStd]  # mean ± std of each row
+    # What the best row has least of; None where no value is the best.
     badness: Callable[[float], float] | None = None
-    write: Callable[[MeanStd], str] = mean_std
+    write: Callable[[MeanStd], str] = mean_std  # how a value is written
 
 
 def measured_table(

@@ -30,26 +30,16 @@ Prepare = Callable[[Batch, Problem], Callable[[], object]]
 
 @dataclass(frozen=True)
 class Contender:
-    """One competitor.
+    """One competitor."""
 
-    Attributes:
-        name: Unique, as shown in tables.
-        task: Contenders are comparable within a task.
-        prepare: Does all that is not to be measured (inputs, compilation) and returns the call
-            that is.
-        package: The importable module it needs, empty for tricouple and torch.
-        cubic: Whether it holds N×N×N tensors.
-        smallest: The smallest size it is of interest for.
-        largest: The largest size it is run at.
-    """
-
-    name: str
-    task: str
+    name: str  # unique, as shown in tables
+    task: str  # contenders are comparable within a task
+    # Does all that is not to be measured (inputs, compilation) and returns the call that is.
     prepare: Prepare
-    package: str = ""
-    cubic: bool = False
-    smallest: int = 0
-    largest: float = LARGEST_STORED
+    package: str = ""  # the importable module it needs, empty for tricouple and torch
+    cubic: bool = False  # whether it holds N×N×N tensors
+    smallest: int = 0  # the smallest size it is of interest for
+    largest: float = LARGEST_STORED  # the largest size it is run at
 
     @property
     def installed(self) -> bool:

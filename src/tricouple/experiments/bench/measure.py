@@ -69,29 +69,18 @@ QUICK = Effort(sizes=(32, 64), rounds=2, seconds_per_round=0.02, memory=False)
 
 @dataclass(frozen=True)
 class Measurement:
-    """One contender at one batch size; None where it was not measured, with the reason noted.
+    """One contender at one batch size; None where it was not measured, with the reason noted."""
 
-    Attributes:
-        contender: Name of the contender.
-        task: What it does; contenders are comparable within a task.
-        size: N, the batch size.
-        seconds: Best time of a call.
-        median_seconds: Median time of a call.
-        calls: Number of timed calls.
-        peak_bytes: Peak resident memory of a process that does this call and nothing else.
-        extra_bytes: The part of the peak above imports and inputs.
-        note: Why something is missing, for example "not installed".
-    """
-
-    contender: str
-    task: str
-    size: int
-    seconds: float | None = None
-    median_seconds: float | None = None
-    calls: int = 0
+    contender: str  # name of the contender
+    task: str  # what it does; contenders are comparable within a task
+    size: int  # N, the batch size
+    seconds: float | None = None  # best time of a call
+    median_seconds: float | None = None  # median time of a call
+    calls: int = 0  # number of timed calls
+    # Peak resident memory of a process that does this call and nothing else.
     peak_bytes: int | None = None
-    extra_bytes: int | None = None
-    note: str = ""
+    extra_bytes: int | None = None  # the part of the peak above imports and inputs
+    note: str = ""  # why something is missing, for example "not installed"
 
     @property
     def extra_matrices(self) -> float | None:

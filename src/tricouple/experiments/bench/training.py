@@ -29,23 +29,14 @@ StepOf: TypeAlias = Callable[[ContrastiveLoss], Callable[[], None]]
 
 @dataclass(frozen=True)
 class VisionStep:
-    """Training on labelled images.
+    """Training on labelled images."""
 
-    Attributes:
-        backbone: A model of timm.
-        batch_size: Images in a batch.
-        image_size: Their side.
-        classes: Of the labels, and dimensions of the embedding.
-        rounds: Interleaved turns of each loss, of one step each.
-        seed: Of the weights and the batch.
-    """
-
-    backbone: str = "resnet18"
-    batch_size: int = 256
-    image_size: int = 32
-    classes: int = 10
-    rounds: int = 15
-    seed: int = 0
+    backbone: str = "resnet18"  # a model of timm
+    batch_size: int = 256  # images in a batch
+    image_size: int = 32  # their side
+    classes: int = 10  # of the labels, and dimensions of the embedding
+    rounds: int = 15  # interleaved turns of each loss, of one step each
+    seed: int = 0  # of the weights and the batch
 
     def __str__(self) -> str:
         return f"{self.backbone} step of {self.batch_size}"
@@ -65,19 +56,12 @@ class VisionStep:
 
 @dataclass(frozen=True)
 class ClipStep:
-    """Training on images with captions, in both directions.
+    """Training on images with captions, in both directions."""
 
-    Attributes:
-        model: Of ``tricouple clip``; the smaller the model, the more a loss weighs.
-        batch_size: Pairs in a batch.
-        rounds: Interleaved turns of each loss, of one step each.
-        seed: Of the weights and the batch.
-    """
-
-    model: str = "small"
-    batch_size: int = 64
-    rounds: int = 60
-    seed: int = 0
+    model: str = "small"  # of ``tricouple clip``; the smaller the model, the more a loss weighs
+    batch_size: int = 64  # pairs in a batch
+    rounds: int = 60  # interleaved turns of each loss, of one step each
+    seed: int = 0  # of the weights and the batch
 
     def __str__(self) -> str:
         return f"CLIP ({self.model}) step of {self.batch_size}"

@@ -31,51 +31,32 @@ class RunConfig:
     three-layer MLP. It does not give batch size, carry-over, number of steps, widths, weight decay
     or a schedule: those below are ours, the same for every method. The cosine schedule is there
     because at a constant rate the optimiser never settles, whatever the method.
-
-    Attributes:
-        method: A key of ``TAKES``.
-        shaping: ψ, ``"linear"`` or ``"log_sigmoid"``; None for methods that have none.
-        n_classes: K.
-        seed: Seed of mixture, samples, encoder and batches. All methods share them at one seed.
-        per_class: Training samples of a class, of the largest one if unbalanced.
-        data_dim: d, dimension of the data.
-        kappa: κ, variance of the data outside the subspace of the means.
-        imbalance: Largest class over smallest.
-        sampler: ``"class_uniform"`` (the paper's Algorithm 4) or ``"shuffled"``, ordinary batches
-            of the same size.
-        batch_per_class: b; a batch has K·b samples.
-        carry_over: ρ of Algorithm 4.
-        hidden: Width of the encoder.
-        dim: Dimension of the embeddings.
-        epsilon: ε of Neg-MMIOT, PushPull (both plans) and IOT.
-        temperature: τ of Neg-MMIOT, PushPull and InfoNCE.
-        n_iters: Sinkhorn sweeps of Neg-MMIOT, PushPull and IOT.
-        steps: Optimiser steps.
-        learning_rate: Of AdamW.
-        weight_decay: Of AdamW.
-        schedule: ``"cosine"`` to zero, or ``"constant"``.
     """
 
-    method: str = "neg_mmiot"
+    method: str = "neg_mmiot"  # a key of ``TAKES``
+    # ψ, ``"linear"`` or ``"log_sigmoid"``; None for methods that have none.
     shaping: str | None = "linear"
-    n_classes: int = 10
+    n_classes: int = 10  # K
+    # Seed of mixture, samples, encoder and batches. All methods share them at one seed.
     seed: int = 0
-    per_class: int = 50
-    data_dim: int = 100
-    kappa: float = 5.0
-    imbalance: float = 1.0
+    per_class: int = 50  # training samples of a class, of the largest one if unbalanced
+    data_dim: int = 100  # d, dimension of the data
+    kappa: float = 5.0  # κ, variance of the data outside the subspace of the means
+    imbalance: float = 1.0  # largest class over smallest
+    # ``"class_uniform"`` (the paper's Algorithm 4) or ``"shuffled"``, ordinary batches of the same
+    # size.
     sampler: str = "class_uniform"
-    batch_per_class: int = 4
-    carry_over: float = 0.5
-    hidden: int = 256
-    dim: int = 64
-    epsilon: float = 0.5
-    temperature: float = 1.0
-    n_iters: int = 10
-    steps: int = 3000
-    learning_rate: float = 8e-4
-    weight_decay: float = 0.01
-    schedule: str = "cosine"
+    batch_per_class: int = 4  # b; a batch has K·b samples
+    carry_over: float = 0.5  # ρ of Algorithm 4
+    hidden: int = 256  # width of the encoder
+    dim: int = 64  # dimension of the embeddings
+    epsilon: float = 0.5  # ε of Neg-MMIOT, PushPull (both plans) and IOT
+    temperature: float = 1.0  # τ of Neg-MMIOT, PushPull and InfoNCE
+    n_iters: int = 10  # Sinkhorn sweeps of Neg-MMIOT, PushPull and IOT
+    steps: int = 3000  # optimiser steps
+    learning_rate: float = 8e-4  # of AdamW
+    weight_decay: float = 0.01  # of AdamW
+    schedule: str = "cosine"  # ``"cosine"`` to zero, or ``"constant"``
 
     def __post_init__(self) -> None:
         checks.one_of("method", self.method, tuple(TAKES))

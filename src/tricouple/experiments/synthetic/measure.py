@@ -45,31 +45,19 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Measurement:
-    """One point of all curves.
+    """One point of all curves."""
 
-    Attributes:
-        step: Optimiser steps done.
-        loss: Mean loss of the batches since the last measurement; at step 0 that of the first one.
-        nc1: Scatter within classes, summed over the training set.
-        nc2_std: Standard deviation of the cosines between centred class means.
-        nc2_deviation: Their mean distance from −1/(K−1).
-        alpha: Mean cosine within classes.
-        beta: Mean cosine across classes.
-        effective_rank: Of the training embeddings.
-        knn: Accuracy of k-NN on held-out samples; the neighbours are training samples.
-        spectrum: Eigenvalues of the class-mean covariance, descending, K−1 of them.
-    """
-
-    step: int
+    step: int  # optimiser steps done
+    # Mean loss of the batches since the last measurement; at step 0 that of the first one.
     loss: float
-    nc1: float
-    nc2_std: float
-    nc2_deviation: float
-    alpha: float
-    beta: float
-    effective_rank: float
-    knn: float
-    spectrum: tuple[float, ...]
+    nc1: float  # scatter within classes, summed over the training set
+    nc2_std: float  # standard deviation of the cosines between centred class means
+    nc2_deviation: float  # their mean distance from −1/(K−1)
+    alpha: float  # mean cosine within classes
+    beta: float  # mean cosine across classes
+    effective_rank: float  # of the training embeddings
+    knn: float  # accuracy of k-NN on held-out samples; the neighbours are training samples
+    spectrum: tuple[float, ...]  # eigenvalues of the class-mean covariance, descending, K−1 of them
 
     @property
     def finite(self) -> bool:

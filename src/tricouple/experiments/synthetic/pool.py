@@ -28,21 +28,14 @@ SNAPSHOT_SAMPLES = 500
 
 @dataclass(frozen=True)
 class Event:
-    """What a worker tells: a measurement of the run number `task`, or that it is over.
+    """What a worker tells: a measurement of the run number `task`, or that it is over."""
 
-    Attributes:
-        task: Position of the run in the list given to ``train_all``.
-        seconds: Time since the run began.
-        measurement: None once the run is over.
-        embeddings: Unit vectors of some training samples, float16, if they were asked for.
-        error: The traceback, if the run failed.
-    """
-
-    task: int
-    seconds: float = 0.0
-    measurement: Measurement | None = None
+    task: int  # position of the run in the list given to ``train_all``
+    seconds: float = 0.0  # time since the run began
+    measurement: Measurement | None = None  # None once the run is over
+    # Unit vectors of some training samples, float16, if they were asked for.
     embeddings: npt.NDArray[np.float16] | None = None
-    error: str | None = None
+    error: str | None = None  # the traceback, if the run failed
 
 
 class WorkerError(RuntimeError):

@@ -88,38 +88,23 @@ def by_row(rows: Sequence[Row], *columns: str) -> list[Line]:
 
 @dataclass(frozen=True)
 class Finding:
-    """What an experiment measured.
+    """What an experiment measured."""
 
-    Attributes:
-        residual: The one number that is compared with the tolerance.
-        rows: The numbers behind it, all rows with the same columns.
-        figure: The same as a chart.
-    """
-
-    residual: float
-    rows: Sequence[Row]
-    figure: Panel
+    residual: float  # the one number that is compared with the tolerance
+    rows: Sequence[Row]  # the numbers behind it, all rows with the same columns
+    figure: Panel  # the same as a chart
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that numbers can hold or contradict.
+    """A sentence that numbers can hold or contradict."""
 
-    Attributes:
-        id: Short name, for the command line.
-        words: The sentence.
-        reference: Where the paper says it, or that it does not.
-        residual_is: What the residual is, in words.
-        tolerance: Largest residual at which it holds, None for an observation.
-        kind: Who proves it, or that it is about accuracy, or an observation.
-    """
-
-    id: str
-    words: str
-    reference: str
-    residual_is: str
-    tolerance: float | None
-    kind: str
+    id: str  # short name, for the command line
+    words: str  # the sentence
+    reference: str  # where the paper says it, or that it does not
+    residual_is: str  # what the residual is, in words
+    tolerance: float | None  # largest residual at which it holds, None for an observation
+    kind: str  # who proves it, or that it is about accuracy, or an observation
 
 
 @dataclass(frozen=True)
