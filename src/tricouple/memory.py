@@ -109,17 +109,11 @@ def _give_back(kind: _Kind, matrices: list[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Storage:
-    """How a coupling of one batch uses memory.
+    """How a coupling of one batch uses memory."""
 
-    Attributes:
-        streamed: Recompute tiles of the kernels in each pass, instead of storing N×M matrices.
-        tile_entries: Numbers in a tile.
-        budget: Bytes that matrices may take; infinite if they are asked for.
-    """
-
-    streamed: bool
-    tile_entries: int
-    budget: float
+    streamed: bool  # recompute tiles of the kernels in each pass, instead of storing N×M matrices
+    tile_entries: int  # numbers in a tile
+    budget: float  # bytes that matrices may take; infinite if they are asked for
 
 
 # For what is not worth streaming, such as similarities that were given as a matrix.

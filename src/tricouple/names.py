@@ -12,24 +12,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LossName:
-    """What a loss is called.
+    """What a loss is called."""
 
-    Attributes:
-        name: In tables and pictures.
-        target: What is called to build it, importable; None for training methods without a loss of
-            embeddings.
-        paper_sharpness: c = 1/(τε) of the paper's settings, 1/ε or 1/τ where there is only one of
-            the two; None where the paper has none. Its image-text table does not state ε of IOT and
-            Fused-Gromov: theirs there is that of the public code, c = 100.
-        within: Whether it has a meaning within one set of embeddings (``tricouple train``).
-        across: Whether it has one across two sets (``tricouple clip``).
-    """
-
-    name: str
+    name: str  # in tables and pictures
+    # What is called to build it, importable; None for training methods without a loss of
+    # embeddings.
     target: str | None
+    # c = 1/(τε) of the paper's settings, 1/ε or 1/τ where there is only one of the two; None where
+    # the paper has none. Its image-text table does not state ε of IOT and Fused-Gromov: theirs
+    # there is that of the public code, c = 100.
     paper_sharpness: float | None = None
+    # Whether it has a meaning within one set of embeddings (``tricouple train``).
     within: bool = True
-    across: bool = True
+    across: bool = True  # whether it has one across two sets (``tricouple clip``)
 
 
 # In the order of the paper's tables.

@@ -205,17 +205,11 @@ def row_blocks(n_rows: int, n_columns: int, entries: int = CACHED) -> list[slice
 
 
 class Patch(NamedTuple):
-    """Part of a gradient with respect to the N×M scores.
+    """Part of a gradient with respect to the N×M scores."""
 
-    Attributes:
-        rows: Its rows.
-        values: Its entries. They may be overwritten by the next patch.
-        columns: Its columns.
-    """
-
-    rows: slice
-    values: Tensor
-    columns: slice = slice(None)
+    rows: slice  # its rows
+    values: Tensor  # its entries. They may be overwritten by the next patch.
+    columns: slice = slice(None)  # its columns
 
 
 ScoreGradient = Iterable[Patch]

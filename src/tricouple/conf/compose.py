@@ -35,15 +35,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Start:
-    """Where a composition starts.
+    """Where a composition starts."""
 
-    Attributes:
-        name: Of the command, of the folder with its groups, and of the YAML file in it.
-        across: Whether its losses compare two sets of embeddings.
-    """
-
-    name: str
-    across: bool
+    name: str  # of the command, of the folder with its groups, and of the YAML file in it
+    across: bool  # whether its losses compare two sets of embeddings
 
     @property
     def losses(self) -> list[str]:

@@ -15,30 +15,20 @@ from omegaconf import OmegaConf
 
 @dataclass
 class Data:
-    """Which images, how many, of what size.
+    """Which images, how many, of what size."""
 
-    Attributes:
-        name: A data set of ``tricouple.data.images``.
-        root: Folder that data sets live in; None for TRICOUPLE_DATA or the user's cache.
-        eval_root: For ``folder``: labelled images to evaluate on.
-        download: Whether missing data may be fetched from the network.
-        image_size: Side that networks see; None for the stored size (224 for pretrained ones).
-        train_size: Size of a stratified training subset; None for all images.
-        max_train_size: Size of the subset where ``train_size`` asks for none and there are more
-            images than this; None for no limit.
-        validation_size: How many of these are held out, to choose settings on; 0 for none.
-        paper_epochs: How long the paper trains on this data set.
-    """
-
-    name: str
-    root: str | None
-    eval_root: str | None
-    download: bool
+    name: str  # a data set of ``tricouple.data.images``
+    root: str | None  # folder that data sets live in; None for TRICOUPLE_DATA or the user's cache
+    eval_root: str | None  # for ``folder``: labelled images to evaluate on
+    download: bool  # whether missing data may be fetched from the network
+    # Side that networks see; None for the stored size (224 for pretrained ones).
     image_size: int | None
-    train_size: int | None
+    train_size: int | None  # size of a stratified training subset; None for all images
+    # Size of the subset where ``train_size`` asks for none and there are more images than this;
+    # None for no limit.
     max_train_size: int | None
-    validation_size: int
-    paper_epochs: int
+    validation_size: int  # how many of these are held out, to choose settings on; 0 for none
+    paper_epochs: int  # how long the paper trains on this data set
 
     def places(self) -> tuple[str, ...]:
         """Settings that do not decide what is trained on: places, and what others overrule."""
@@ -52,124 +42,75 @@ class Data:
 
 @dataclass
 class Setting:
-    """What the loss sees.
+    """What the loss sees."""
 
-    Attributes:
-        name: ``scl``: identities are classes; ``ucl``: identities are images.
-        views: Views of each image in a batch.
-        augment: Whether views are random (the paper's recipe of the data set) or the image itself.
-    """
-
-    name: str
-    views: int
+    name: str  # ``scl``: identities are classes; ``ucl``: identities are images
+    views: int  # views of each image in a batch
+    # Whether views are random (the paper's recipe of the data set) or the image itself.
     augment: bool
 
 
 @dataclass
 class Backbone:
-    """The encoder; see ``tricouple.models.encoders``.
+    """The encoder; see ``tricouple.models.encoders``."""
 
-    Attributes:
-        name: A model of timm.
-        pretrained: Start from timm's weights.
-        weights: Start from this file of weights.
-        head_dim: Dimension of the embedding; None for the number of classes, as in the paper.
-    """
-
-    name: str
-    pretrained: bool
-    weights: str | None
+    name: str  # a model of timm
+    pretrained: bool  # start from timm's weights
+    weights: str | None  # start from this file of weights
+    # Dimension of the embedding; None for the number of classes, as in the paper.
     head_dim: int | None
 
 
 @dataclass
 class Scale:
-    """How much is computed.
+    """How much is computed."""
 
-    Attributes:
-        name: ``smoke``, ``cpu`` or ``paper``.
-        sharpness: c = 1/(τε) of every loss that has one; None for the paper's own τ and ε.
-    """
-
-    name: str
+    name: str  # ``smoke``, ``cpu`` or ``paper``
+    # c = 1/(τε) of every loss that has one; None for the paper's own τ and ε.
     sharpness: float | None
 
 
 @dataclass
 class Training:
-    """The optimisation (Adam).
+    """The optimisation (Adam)."""
 
-    Attributes:
-        epochs: Passes over the training images.
-        batch_size: Images in a batch (of each process).
-        learning_rate: Of Adam.
-        weight_decay: Of Adam.
-        geometry_every: Epochs between two measurements of the geometry.
-        geometry_samples: Held-out images that it is measured on.
-    """
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    weight_decay: float
-    geometry_every: int
-    geometry_samples: int
+    epochs: int  # passes over the training images
+    batch_size: int  # images in a batch (of each process)
+    learning_rate: float  # of Adam
+    weight_decay: float  # of Adam
+    geometry_every: int  # epochs between two measurements of the geometry
+    geometry_samples: int  # held-out images that it is measured on
 
 
 @dataclass
 class Evaluation:
-    """What is measured of the trained encoder; not part of a run's identity.
+    """What is measured of the trained encoder; not part of a run's identity."""
 
-    Attributes:
-        part: ``test``, or ``validation`` for the images that ``data.validation_size`` held out.
-        neighbours: k of k-NN.
-        probe_epochs: Of the linear probe.
-        probe_learning_rate: Of its AdamW.
-        probe_batch_size: Of its steps.
-        probe_weight_decay: Of its AdamW.
-        figures: Whether to draw confusion matrices and t-SNE.
-    """
-
-    part: str
-    neighbours: int
-    probe_epochs: int
-    probe_learning_rate: float
-    probe_batch_size: int
-    probe_weight_decay: float
-    figures: bool
+    part: str  # ``test``, or ``validation`` for the images that ``data.validation_size`` held out
+    neighbours: int  # k of k-NN
+    probe_epochs: int  # of the linear probe
+    probe_learning_rate: float  # of its AdamW
+    probe_batch_size: int  # of its steps
+    probe_weight_decay: float  # of its AdamW
+    figures: bool  # whether to draw confusion matrices and t-SNE
 
 
 @dataclass
 class Train:
-    """A training run.
+    """A training run."""
 
-    Attributes:
-        data: The images.
-        setting: What the loss sees of them.
-        loss: Name, target and parameters of the loss; its sharpness is informative.
-        backbone: The encoder.
-        scale: How much is computed.
-        training: The optimisation.
-        evaluation: What is measured at the end.
-        trainer: Arguments of Lightning's ``Trainer``.
-        seed: Of the weights, the subset, the order of images and the views.
-        runs: Folder of all runs.
-        run: Folder of this run; None for a name made from the configuration.
-        progress: Whether to show a progress bar on a terminal.
-    """
-
-    data: Data
-    setting: Setting
-    loss: dict[str, Any]
-    backbone: Backbone
-    scale: Scale
-    training: Training
-    evaluation: Evaluation
-    trainer: dict[str, Any]
-    seed: int
-    runs: str
-    run: str | None
-    progress: bool
+    data: Data  # the images
+    setting: Setting  # what the loss sees of them
+    loss: dict[str, Any]  # name, target and parameters of the loss; its sharpness is informative
+    backbone: Backbone  # the encoder
+    scale: Scale  # how much is computed
+    training: Training  # the optimisation
+    evaluation: Evaluation  # what is measured at the end
+    trainer: dict[str, Any]  # arguments of Lightning's ``Trainer``
+    seed: int  # of the weights, the subset, the order of images and the views
+    runs: str  # folder of all runs
+    run: str | None  # folder of this run; None for a name made from the configuration
+    progress: bool  # whether to show a progress bar on a terminal
 
 
 @dataclass
@@ -203,74 +144,52 @@ class Captions:
 
 @dataclass
 class Model:
-    """open_clip's CLIP.
+    """open_clip's CLIP."""
 
-    Attributes:
-        name: In the names of runs.
-        embed_dim: Dimension of the joint space.
-        vision: Arguments of open_clip's ``CLIPVisionCfg``; four numbers of layers make a Modified
-            ResNet, one a vision transformer.
-        text: Arguments of open_clip's ``CLIPTextCfg``.
-    """
-
-    name: str
-    embed_dim: int
+    name: str  # in the names of runs
+    embed_dim: int  # dimension of the joint space
+    # Arguments of open_clip's ``CLIPVisionCfg``; four numbers of layers make a Modified ResNet, one
+    # a vision transformer.
     vision: dict[str, Any]
-    text: dict[str, Any]
+    text: dict[str, Any]  # arguments of open_clip's ``CLIPTextCfg``
 
 
 @dataclass
 class PairTraining(Training):
-    """The optimisation of two encoders.
+    """The optimisation of two encoders."""
 
-    Attributes:
-        decoupled_decay: Whether weight decay acts on the weights (AdamW) or on the gradient (Adam).
-        captions: ``one``: an epoch shows every image once, with a random one of its captions;
-            ``all``: every caption once.
-        augment: Whether to train on random crops (of 90 % of the image or more), as CLIP does.
-        learn_temperature: Whether the sharpness of the loss is a parameter, as in CLIP.
-    """
-
+    # Whether weight decay acts on the weights (AdamW) or on the gradient (Adam).
     decoupled_decay: bool
+    # ``one``: an epoch shows every image once, with a random one of its captions; ``all``: every
+    # caption once.
     captions: str
-    augment: bool
-    learn_temperature: bool
+    augment: bool  # whether to train on random crops (of 90 % of the image or more), as CLIP does
+    learn_temperature: bool  # whether the sharpness of the loss is a parameter, as in CLIP
 
 
 @dataclass
 class PairEvaluation:
-    """What is measured of the trained encoders; not part of a run's identity.
+    """What is measured of the trained encoders; not part of a run's identity."""
 
-    Attributes:
-        part: ``test`` or ``validation``.
-        zero_shot: Image sets with classes to recognise by their names, on the test part only.
-        zero_shot_size: At most this many images of each; None for all.
-        gallery: How many queries of each direction to show in the report.
-    """
-
-    part: str
+    part: str  # ``test`` or ``validation``
+    # Image sets with classes to recognise by their names, on the test part only.
     zero_shot: list[str]
-    zero_shot_size: int | None
-    gallery: int
+    zero_shot_size: int | None  # at most this many images of each; None for all
+    gallery: int  # how many queries of each direction to show in the report
 
 
 @dataclass
 class Clip:
-    """A training run on images and captions; what is not said here is as in ``Train``.
-
-    Attributes:
-        model: The encoders.
-        seed: Of the weights, the subset, the order of images, the captions and the crops.
-    """
+    """A training run on images and captions; what is not said here is as in ``Train``."""
 
     data: Captions
     loss: dict[str, Any]
-    model: Model
+    model: Model  # the encoders
     scale: Scale
     training: PairTraining
     evaluation: PairEvaluation
     trainer: dict[str, Any]
-    seed: int
+    seed: int  # of the weights, the subset, the order of images, the captions and the crops
     runs: str
     run: str | None
     progress: bool
@@ -281,25 +200,15 @@ RunConfig: TypeAlias = Train | Clip
 
 @dataclass
 class Study:
-    """Losses compared at settings that are chosen for each of them in the same way.
+    """Losses compared at settings that are chosen for each of them in the same way."""
 
-    Attributes:
-        name: Of the study.
-        base: Words of the configuration that all runs share.
-        blocks: Words for each comparison; losses are compared within a block.
-        losses: Names of the losses.
-        sharpness: Grid for c; empty for what the scale gives each loss.
-        learning_rates: Grid; the sharpness is chosen at the first.
-        seeds: Of the final runs; settings are chosen at the first.
-    """
-
-    name: str
-    base: list[str]
-    blocks: list[list[str]]
-    losses: list[str]
-    sharpness: list[float]
-    learning_rates: list[float]
-    seeds: list[int]
+    name: str  # of the study
+    base: list[str]  # words of the configuration that all runs share
+    blocks: list[list[str]]  # words for each comparison; losses are compared within a block
+    losses: list[str]  # names of the losses
+    sharpness: list[float]  # grid for c; empty for what the scale gives each loss
+    learning_rates: list[float]  # grid; the sharpness is chosen at the first
+    seeds: list[int]  # of the final runs; settings are chosen at the first
 
 
 def register() -> None:

@@ -30,35 +30,25 @@ class Recipe:
 
     The defaults are the paper's SimCLR-style pipeline. Every image draws its own parameters.
 
-    Attributes:
-        normalisation: The last step; its size is the size of the views.
-        scale: Share of the image's area that a crop covers.
-        ratio: Width over height of a crop.
-        rotation: Largest angle, in degrees, in either direction.
-        flip: Probability of a mirror image.
-        jitter: Probability of changing brightness, contrast, saturation and hue, in random order.
-        strengths: Of these four changes: factors are drawn from [1 − s, 1 + s], hue shifts, in
-            turns of the colour wheel, from [−s, s].
-        grayscale: Probability of losing the colours.
-        blur: Probability of a Gaussian blur of 3×3 pixels.
-        sigma: Range of its standard deviation, in pixels.
-
     Example:
         >>> crops = Recipe(Normalisation((0.5,), (0.5,), 32), flip=0, jitter=0, grayscale=0, blur=0)
         >>> crops.scale
         (0.2, 1.0)
     """
 
-    normalisation: Normalisation
-    scale: Range = (0.2, 1.0)
-    ratio: Range = (3 / 4, 4 / 3)
-    rotation: float = 0.0
-    flip: float = 0.5
+    normalisation: Normalisation  # the last step; its size is the size of the views
+    scale: Range = (0.2, 1.0)  # share of the image's area that a crop covers
+    ratio: Range = (3 / 4, 4 / 3)  # width over height of a crop
+    rotation: float = 0.0  # largest angle, in degrees, in either direction
+    flip: float = 0.5  # probability of a mirror image
+    # Probability of changing brightness, contrast, saturation and hue, in random order.
     jitter: float = 0.8
+    # Of these four changes: factors are drawn from [1 − s, 1 + s], hue shifts, in turns of the
+    # colour wheel, from [−s, s].
     strengths: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
-    grayscale: float = 0.2
-    blur: float = 0.5
-    sigma: Range = (0.1, 2.0)
+    grayscale: float = 0.2  # probability of losing the colours
+    blur: float = 0.5  # probability of a Gaussian blur of 3×3 pixels
+    sigma: Range = (0.1, 2.0)  # range of its standard deviation, in pixels
 
 
 def recipe_for(data: ImageData) -> Recipe:

@@ -64,21 +64,13 @@ class Classes:
 
 @dataclass(frozen=True, eq=False)
 class HeldOutPairs:
-    """Images and captions that are not trained on, followed along training.
+    """Images and captions that are not trained on, followed along training."""
 
-    Attributes:
-        pairs: The first of them are measured.
-        tokens: Of their captions.
-        normalisation: Of the images.
-        size: How many images to measure, at most.
-        batch_size: Pairs to choose from, as in training.
-    """
-
-    pairs: CaptionedImages
-    tokens: Tensor
-    normalisation: Normalisation
-    size: int
-    batch_size: int
+    pairs: CaptionedImages  # the first of them are measured
+    tokens: Tensor  # of their captions
+    normalisation: Normalisation  # of the images
+    size: int  # how many images to measure, at most
+    batch_size: int  # pairs to choose from, as in training
 
     def measure(self, encoder: nn.Module) -> dict[str, float]:
         """Recall@1 in batches, modality gap, alignment, uniformity."""
@@ -98,23 +90,14 @@ class HeldOutPairs:
 
 @dataclass(frozen=True, eq=False)
 class RunCaptions:
-    """What a run trains on and is measured on.
+    """What a run trains on and is measured on."""
 
-    Attributes:
-        data: Images and captions.
-        tokens: Of the captions of each part, by the part's name.
-        zero_shot: Image sets to recognise without examples, by name.
-        notes: What was left out or cut.
-        samples: What an epoch consists of.
-        held_out: Some of the validation images, or of the test images if there are none.
-    """
-
-    data: CaptionData
-    tokens: dict[str, Tensor]
-    zero_shot: dict[str, Classes]
-    notes: tuple[str, ...]
-    samples: PairSamples
-    held_out: HeldOutPairs
+    data: CaptionData  # images and captions
+    tokens: dict[str, Tensor]  # of the captions of each part, by the part's name
+    zero_shot: dict[str, Classes]  # image sets to recognise without examples, by name
+    notes: tuple[str, ...]  # what was left out or cut
+    samples: PairSamples  # what an epoch consists of
+    held_out: HeldOutPairs  # some of the validation images, or of the test images if there are none
 
     def part(self, name: str) -> CaptionedImages:
         """The images and captions of a part."""

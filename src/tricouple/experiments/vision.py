@@ -39,17 +39,13 @@ NOT_LABELLED = "there are no labelled images to evaluate on"
 
 @dataclass(frozen=True, eq=False)
 class RunImages:
-    """What a run trains on and is measured on.
+    """What a run trains on and is measured on."""
 
-    Attributes:
-        data: The whole data set, with the run's normalisation; ``data.train`` is trained on.
-        measured: The labelled images that the evaluation is about; None if there are none.
-        held_out: Labelled images that are followed along training.
-    """
-
+    # The whole data set, with the run's normalisation; ``data.train`` is trained on.
     data: ImageData
+    # The labelled images that the evaluation is about; None if there are none.
     measured: ImageSet | None
-    held_out: HeldOut | None
+    held_out: HeldOut | None  # labelled images that are followed along training
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -18,22 +18,14 @@ _TINY = 64 * 64
 
 @dataclass(frozen=True)
 class Batch:
-    """What every loss computes from.
+    """What every loss computes from."""
 
-    Attributes:
-        dtype: The dtype of the loss: that of the embeddings, float32 at least.
-        anchors: Unit vectors (raw ones, if the loss wants them so), shape (N, d), float32 or
-            float64.
-        references: Likewise, shape (M, d); the anchors themselves within one set.
-        relation: Who is whose positive and negative.
-        within: Whether anchors and references are the same samples.
-    """
-
-    dtype: torch.dtype
+    dtype: torch.dtype  # the dtype of the loss: that of the embeddings, float32 at least
+    # Unit vectors (raw ones, if the loss wants them so), shape (N, d), float32 or float64.
     anchors: Tensor
-    references: Tensor
-    relation: Relation
-    within: bool
+    references: Tensor  # likewise, shape (M, d); the anchors themselves within one set
+    relation: Relation  # who is whose positive and negative
+    within: bool  # whether anchors and references are the same samples
 
     def similarity(self) -> Tensor:
         """Cosines, shape (N, M)."""

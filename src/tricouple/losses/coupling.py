@@ -17,15 +17,10 @@ from tricouple.relations import UniformPairs
 
 @dataclass(frozen=True)
 class PairDivergence:
-    """``KL(P̃ ‖ P)`` and the log-scalings of P.
+    """``KL(P̃ ‖ P)`` and the log-scalings of P."""
 
-    Attributes:
-        value: The divergence, a scalar in wide dtype.
-        potentials: Log-scalings of rows and columns, wide dtype.
-    """
-
-    value: Tensor
-    potentials: tuple[Tensor, ...]
+    value: Tensor  # the divergence, a scalar in wide dtype
+    potentials: tuple[Tensor, ...]  # log-scalings of rows and columns, wide dtype
 
 
 def pair_divergence(

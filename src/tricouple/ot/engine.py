@@ -44,23 +44,14 @@ WIDE_CANCELLATION = 1e6
 
 @dataclass(frozen=True)
 class Sweeps:
-    """How a coupling is solved, differentiated and stored.
+    """How a coupling is solved, differentiated and stored."""
 
-    Attributes:
-        n_iters: Sinkhorn sweeps, at most.
-        tol: Stop sweeping when the marginal error (L1) is below this.
-        gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``.
-        marginals: ``"uniform"`` or ``"target"``.
-        memory: ``"auto"``, ``"matrices"`` or ``"streamed"``.
-        memory_budget: Bytes.
-    """
-
-    n_iters: int
-    tol: float | None
-    gradient: str
-    marginals: str = "uniform"
-    memory: str = "auto"
-    memory_budget: float = DEFAULT_BUDGET
+    n_iters: int  # Sinkhorn sweeps, at most
+    tol: float | None  # stop sweeping when the marginal error (L1) is below this
+    gradient: str  # ``"unrolled"``, ``"implicit"`` or ``"envelope"``
+    marginals: str = "uniform"  # ``"uniform"`` or ``"target"``
+    memory: str = "auto"  # ``"auto"``, ``"matrices"`` or ``"streamed"``
+    memory_budget: float = DEFAULT_BUDGET  # bytes
 
     def __post_init__(self) -> None:
         checks.sweeps(self.n_iters, self.tol)
@@ -162,15 +153,10 @@ class LinearTriplets(_Triplets):
 
 @dataclass(frozen=True)
 class LogSigmoidTriplets(_Triplets):
-    """``C_ijk = log(1 + e^{−(s_ij − s_ik)/τ})``; the factor is 1/τ (mathematics §3).
+    """``C_ijk = log(1 + e^{−(s_ij − s_ik)/τ})``; the factor is 1/τ (mathematics §3)."""
 
-    Attributes:
-        epsilon: ε.
-        tolerance: Relative error of the kernel, from which its quadrature is chosen.
-    """
-
-    epsilon: float
-    tolerance: float
+    epsilon: float  # ε
+    tolerance: float  # relative error of the kernel, from which its quadrature is chosen
 
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
         """By scaling, two kernels of Q·N·M numbers, stored if they fit; then by logarithms."""
@@ -203,17 +189,11 @@ class LogSigmoidTriplets(_Triplets):
 
 @dataclass(frozen=True)
 class ShapedTriplets(_Triplets):
-    """``C_ijk = ψ((s_ij − s_ik)/τ)`` for any ψ; the factor is 1/τ (mathematics §3).
+    """``C_ijk = ψ((s_ij − s_ik)/τ)`` for any ψ; the factor is 1/τ (mathematics §3)."""
 
-    Attributes:
-        epsilon: ε.
-        psi: ψ.
-        memory_budget: Bytes for the costs.
-    """
-
-    epsilon: float
-    psi: Shaping
-    memory_budget: float
+    epsilon: float  # ε
+    psi: Shaping  # ψ
+    memory_budget: float  # bytes for the costs
 
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
         """Exact, over a few anchors at a time."""

@@ -124,16 +124,12 @@ class Identities:
 
 @dataclass(frozen=True)
 class GroupedPairs:
-    """P̃_ij = same_g where j has the identity of i, and different_g elsewhere, g the group of i.
+    """P̃_ij = same_g where j has the identity of i, and different_g elsewhere, g the group of i."""
 
-    Attributes:
-        relation: The groups.
-        same: Weight of a pair of one identity, by group, shape (K,); None for zero.
-        different: Weight of a pair of two identities, by the anchor's group; None for zero.
-    """
-
-    relation: Identities
+    relation: Identities  # the groups
+    # Weight of a pair of one identity, by group, shape (K,); None for zero.
     same: Tensor | None = None
+    # Weight of a pair of two identities, by the anchor's group; None for zero.
     different: Tensor | None = None
 
     @property

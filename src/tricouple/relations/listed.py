@@ -16,22 +16,16 @@ from tricouple.relations.targets import TripletTarget, UniformPairs
 class ListedTriplets:
     """A set of triplets; one that is listed twice counts once.
 
-    Attributes:
-        anchors: Index of each triplet's anchor among the N anchors.
-        positive_indices: Index of its positive among the M references.
-        negative_indices: Index of its negative among the M references.
-        shape: (N, M).
-
     Example:
         >>> a, p, n = torch.tensor([0, 0, 1]), torch.tensor([1, 1, 0]), torch.tensor([2, 2, 2])
         >>> ListedTriplets.distinct(a, p, n, (3, 3)).n_triplets
         2.0
     """
 
-    anchors: Tensor
-    positive_indices: Tensor
-    negative_indices: Tensor
-    shape: tuple[int, int]
+    anchors: Tensor  # index of each triplet's anchor among the N anchors
+    positive_indices: Tensor  # index of its positive among the M references
+    negative_indices: Tensor  # index of its negative among the M references
+    shape: tuple[int, int]  # (N, M)
 
     @classmethod
     def distinct(

@@ -32,20 +32,14 @@ class UniformPairs:
 
 @dataclass(frozen=True)
 class TripletTarget:
-    """The target coupling of triplets, uniform on A, seen through its pair marginals.
+    """The target coupling of triplets, uniform on A, seen through its pair marginals."""
 
-    Attributes:
-        size: |A|, the number of admissible triplets.
-        positives: P̃¹², its (anchor, positive) marginal.
-        negatives: P̃¹³, its (anchor, negative) marginal.
-        contrast: P̃¹² − P̃¹³, whose inner product with the similarities is the mean margin.
-        marginals: Masses of the samples as anchor, as positive and as negative.
-    """
-
-    size: float
-    positives: PairTarget
-    negatives: PairTarget
+    size: float  # |A|, the number of admissible triplets
+    positives: PairTarget  # P̃¹², its (anchor, positive) marginal
+    negatives: PairTarget  # P̃¹³, its (anchor, negative) marginal
+    # P̃¹² − P̃¹³, whose inner product with the similarities is the mean margin.
     contrast: PairTarget
+    # Masses of the samples as anchor, as positive and as negative.
     marginals: tuple[Tensor, Tensor, Tensor]
 
 

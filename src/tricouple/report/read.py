@@ -31,35 +31,23 @@ class StudyError(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        id: Its name, unique in the study.
-        part: Which part of the study it belongs to, such as "main" or "maps/epsilon".
-        config: Every setting of the run, flat.
-        status: "done", "partial" (still running or cut short) or "diverged".
-        seconds: Time it took.
-        verdict: What the study calls the outcome, if it says so.
-        curves: Recorded quantities, each as long as ``curves["step"]``; NaN where undefined.
-        spectrum: Eigenvalues of the class-mean covariance at the end, descending; may be empty.
-        steps: How many steps the optimiser took; 0 if that is not known.
-        metrics: What was measured of the result, by name; NaN where undefined.
-        provenance: Versions, commit and machine of this run.
-        line: Where it stands in runs.jsonl.
-    """
-
-    id: str
-    part: str
-    config: dict[str, Any]
-    status: str
-    seconds: float
-    verdict: str | None
+    id: str  # its name, unique in the study
+    part: str  # which part of the study it belongs to, such as "main" or "maps/epsilon"
+    config: dict[str, Any]  # every setting of the run, flat
+    status: str  # "done", "partial" (still running or cut short) or "diverged"
+    seconds: float  # time it took
+    verdict: str | None  # what the study calls the outcome, if it says so
+    # Recorded quantities, each as long as ``curves["step"]``; NaN where undefined.
     curves: dict[str, Array]
-    spectrum: Array
-    steps: int = 0
+    spectrum: Array  # eigenvalues of the class-mean covariance at the end, descending; may be empty
+    steps: int = 0  # how many steps the optimiser took; 0 if that is not known
+    # What was measured of the result, by name; NaN where undefined.
     metrics: dict[str, float] = field(default_factory=dict)
+    # Versions, commit and machine of this run.
     provenance: dict[str, Any] = field(default_factory=dict)
-    line: int = 0
+    line: int = 0  # where it stands in runs.jsonl
 
     def final(self, name: str) -> float:
         """The last value of a quantity, NaN if there is none; directions are of the spectrum."""
@@ -80,27 +68,17 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Study:
-    """A study folder in memory; snapshots are large and read when asked for.
+    """A study folder in memory; snapshots are large and read when asked for."""
 
-    Attributes:
-        folder: Where it was read.
-        kind: What was studied, such as "synthetic".
-        name: Its title.
-        config: What its runs have in common.
-        provenance: Versions, commit, machine and command.
-        runs: The last record of every run.
-        verdicts: What the study means by each verdict, if it says so.
-        planned: How many runs it is going to have, if it says so.
-    """
-
-    folder: Path
-    kind: str
-    name: str
-    config: dict[str, Any]
-    provenance: dict[str, Any]
-    runs: tuple[Run, ...]
+    folder: Path  # where it was read
+    kind: str  # what was studied, such as "synthetic"
+    name: str  # its title
+    config: dict[str, Any]  # what its runs have in common
+    provenance: dict[str, Any]  # versions, commit, machine and command
+    runs: tuple[Run, ...]  # the last record of every run
+    # What the study means by each verdict, if it says so.
     verdicts: dict[str, str] = field(default_factory=dict)
-    planned: int | None = None
+    planned: int | None = None  # how many runs it is going to have, if it says so
 
     def part(self, name: str) -> tuple[Run, ...]:
         """The runs of one part."""

@@ -24,18 +24,12 @@ class DivergenceError(FloatingPointError):
 
 @dataclass(frozen=True)
 class Views:
-    """How many views of an image a batch holds, and how they are made.
+    """How many views of an image a batch holds, and how they are made."""
 
-    Attributes:
-        count: Of each image.
-        recipe: Ends with the normalisation, which is all that happens to plain images.
-        random: Whether the views are random.
-        by_class: Whether images of one class are positives (scl), or only views of one image (ucl).
-    """
-
-    count: int
-    recipe: Recipe
-    random: bool
+    count: int  # of each image
+    recipe: Recipe  # ends with the normalisation, which is all that happens to plain images
+    random: bool  # whether the views are random
+    # Whether images of one class are positives (scl), or only views of one image (ucl).
     by_class: bool
 
     def draw(self, images: Tensor, seed: int) -> list[Tensor]:

@@ -29,48 +29,31 @@ FORMATS = ("shapes", "coco", "csv", "shards")
 
 @dataclass(frozen=True)
 class Source:
-    """Which images and captions.
+    """Which images and captions."""
 
-    Attributes:
-        name: Of the data set.
-        format: ``shapes``, ``coco``, ``csv`` or ``shards``.
-        root: Folder of the data set; None for ``folder`` inside TRICOUPLE_DATA or the user's cache.
-        folder: Where data folders have this set.
-        train: File of captions to train on, or a pattern of shards; relative to the root.
-        validation: The same, to choose settings on; None to hold images out of the training set.
-        test: The same, to evaluate on; None to hold images out of the training set.
-        train_images: Folder that the training images are named from, relative to the root.
-        validation_images: The same for the validation images.
-        test_images: The same for the test images.
-        image_column: Of a CSV file: names of image files.
-        caption_column: Of a CSV file: captions.
-        separator: Of a CSV file: what is between two columns.
-        skip: Leave out what is not usable (missing files, empty captions, unknown images) and say
-            how much, instead of refusing.
-        train_size: Train on this many images at most; None for all.
-        validation_size: How many images to hold out if there is no file for validation.
-        test_size: How many images to hold out if there is no file for the test.
-        cache: Folder for decoded images; None to decode them again and again.
-    """
-
-    name: str
-    format: str
+    name: str  # of the data set
+    format: str  # ``shapes``, ``coco``, ``csv`` or ``shards``
+    # Folder of the data set; None for ``folder`` inside TRICOUPLE_DATA or the user's cache.
     root: str | None = None
-    folder: str | None = None
+    folder: str | None = None  # where data folders have this set
+    # File of captions to train on, or a pattern of shards; relative to the root.
     train: str | None = None
+    # The same, to choose settings on; None to hold images out of the training set.
     validation: str | None = None
-    test: str | None = None
-    train_images: str = "."
-    validation_images: str = "."
-    test_images: str = "."
-    image_column: str = "path"
-    caption_column: str = "caption"
-    separator: str = ","
+    test: str | None = None  # the same, to evaluate on; None to hold images out of the training set
+    train_images: str = "."  # folder that the training images are named from, relative to the root
+    validation_images: str = "."  # the same for the validation images
+    test_images: str = "."  # the same for the test images
+    image_column: str = "path"  # of a CSV file: names of image files
+    caption_column: str = "caption"  # of a CSV file: captions
+    separator: str = ","  # of a CSV file: what is between two columns
+    # Leave out what is not usable (missing files, empty captions, unknown images) and say how much,
+    # instead of refusing.
     skip: bool = False
-    train_size: int | None = None
-    validation_size: int = 0
-    test_size: int = 0
-    cache: str | None = None
+    train_size: int | None = None  # train on this many images at most; None for all
+    validation_size: int = 0  # how many images to hold out if there is no file for validation
+    test_size: int = 0  # how many images to hold out if there is no file for the test
+    cache: str | None = None  # folder for decoded images; None to decode them again and again
 
 
 class Entry(NamedTuple):

@@ -77,17 +77,11 @@ class CaptionData:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Tokenised texts.
+    """Tokenised texts."""
 
-    Attributes:
-        ids: int32 of shape (n, context length), zero after the end of a text.
-        truncated: How many texts were too long and lost their end.
-        first_truncated: The first of them; empty if there is none.
-    """
-
-    ids: Tensor
-    truncated: int
-    first_truncated: str
+    ids: Tensor  # int32 of shape (n, context length), zero after the end of a text
+    truncated: int  # how many texts were too long and lost their end
+    first_truncated: str  # the first of them; empty if there is none
 
 
 def tokenise(texts: Sequence[str], context_length: int) -> Tokens:
@@ -121,18 +115,12 @@ def _tokenizer() -> SimpleTokenizer:
 
 
 class PairBatch(NamedTuple):
-    """A batch.
+    """A batch."""
 
-    Attributes:
-        images: uint8 of shape (n, 3, side, side).
-        tokens: Of all captions that an image may be shown with, shape (n, k, context length).
-        counts: How many of the k are captions, shape (n,); the rest is zero.
-        identities: Which image it is, shape (n,): equal ones are never negatives of each other.
-    """
-
-    images: Tensor
-    tokens: Tensor
-    counts: Tensor
+    images: Tensor  # uint8 of shape (n, 3, side, side)
+    tokens: Tensor  # of all captions that an image may be shown with, shape (n, k, context length)
+    counts: Tensor  # how many of the k are captions, shape (n,); the rest is zero
+    # Which image it is, shape (n,): equal ones are never negatives of each other.
     identities: Tensor
 
 

@@ -51,16 +51,11 @@ class ImageFiles:
     """Images on disk that answer ``files[indices]`` like a tensor of shape (n, c, size, size).
 
     Each image is scaled until its short side is ``size`` and cut to the square in its centre.
-
-    Attributes:
-        paths: One file, or member of an archive, an image.
-        channels: 1 for grey images, 3 for colour; files of the other kind are converted.
-        size: Side of the decoded squares.
     """
 
-    paths: tuple[Path | Member, ...]
-    channels: int
-    size: int
+    paths: tuple[Path | Member, ...]  # one file, or member of an archive, an image
+    channels: int  # 1 for grey images, 3 for colour; files of the other kind are converted
+    size: int  # side of the decoded squares
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -29,19 +29,12 @@ D = TypeVar("D", bound="Loaded")
 
 @dataclass(frozen=True)
 class TrainCommand(Generic[C, D]):
-    """A command that trains.
+    """A command that trains."""
 
-    Attributes:
-        config: The dataclass of a run's settings.
-        kind: Imports what its runs do.
-        description: For the help.
-        examples: For the help.
-    """
-
-    config: type[C]
-    kind: Callable[[], RunKind[C, D]]
-    description: str
-    examples: str
+    config: type[C]  # the dataclass of a run's settings
+    kind: Callable[[], RunKind[C, D]]  # imports what its runs do
+    description: str  # for the help
+    examples: str  # for the help
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the options of this command to its parser."""

@@ -39,17 +39,11 @@ class RunError(ValueError):
 
 @dataclass(frozen=True)
 class Trained:
-    """How far a run has come.
+    """How far a run has come."""
 
-    Attributes:
-        identity: Digest of the configuration.
-        weights: Of the encoder.
-        rows: Of its curves, one an epoch and one before the first.
-    """
-
-    identity: str
-    weights: dict[str, Any]
-    rows: list[Row]
+    identity: str  # digest of the configuration
+    weights: dict[str, Any]  # of the encoder
+    rows: list[Row]  # of its curves, one an epoch and one before the first
 
     @property
     def epoch(self) -> int:

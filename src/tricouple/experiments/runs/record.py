@@ -104,13 +104,9 @@ def same_settings(record: Record, config: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Store:
-    """The folder of a study's results.
+    """The folder of a study's results."""
 
-    Attributes:
-        path: Of the folder; ``open_store`` prepares it for writing.
-    """
-
-    path: Path
+    path: Path  # of the folder; ``open_store`` prepares it for writing
 
     @property
     def runs(self) -> Path:

@@ -70,41 +70,27 @@ D = TypeVar("D", bound=Loaded)
 
 @dataclass(frozen=True)
 class RunKind(Generic[C, D]):
-    """What is particular to a kind of run.
+    """What is particular to a kind of run."""
 
-    Attributes:
-        name: Of its studies, for their report.
-        config: The dataclass of its settings.
-        prefix: First words of the names of folders.
-        words: What losses are compared on, for names: data set, setting.
-        network: Name of what is trained.
-        check: Refuse numbers that make no sense, by their names.
-        load: Load the data; refuse what training or evaluation could only fail at.
-        encoder: What is trained and kept, with the initial weights of the run's seed.
-        method: Make what Lightning trains of an encoder, with options of ``Training``.
-        evaluate: What the weights are worth, as entries of evaluation.json.
-        kept: Of an evaluation, the entries of a record.
-        flat: Settings that tell runs apart, beside those of every kind.
-        table: An evaluation on the terminal.
-        chosen_by: The metric that studies choose settings by.
-        gallery: File with examples for the report, if evaluations leave one.
-    """
-
-    name: str
-    config: type[C]
-    prefix: tuple[str, ...]
+    name: str  # of its studies, for their report
+    config: type[C]  # the dataclass of its settings
+    prefix: tuple[str, ...]  # first words of the names of folders
+    # What losses are compared on, for names: data set, setting.
     words: Callable[[C], tuple[str, ...]]
-    network: Callable[[C], str]
-    check: Callable[[C], None]
-    load: Callable[[C], D]
+    network: Callable[[C], str]  # name of what is trained
+    check: Callable[[C], None]  # refuse numbers that make no sense, by their names
+    load: Callable[[C], D]  # load the data; refuse what training or evaluation could only fail at
+    # What is trained and kept, with the initial weights of the run's seed.
     encoder: Callable[[C, D], nn.Module]
+    # Make what Lightning trains of an encoder, with options of ``Training``.
     method: Callable[[C, D, nn.Module, dict[str, Any]], Training]
+    # What the weights are worth, as entries of evaluation.json.
     evaluate: Callable[[C, D, nn.Module, Trained, RunFolder, Console], dict[str, Any]]
-    kept: Callable[[Mapping[str, Any]], dict[str, Any]]
-    flat: Callable[[C], dict[str, Any]]
-    table: Callable[[Mapping[str, Any]], Table | str]
-    chosen_by: str
-    gallery: str | None = None
+    kept: Callable[[Mapping[str, Any]], dict[str, Any]]  # of an evaluation, the entries of a record
+    flat: Callable[[C], dict[str, Any]]  # settings that tell runs apart, beside those of every kind
+    table: Callable[[Mapping[str, Any]], Table | str]  # an evaluation on the terminal
+    chosen_by: str  # the metric that studies choose settings by
+    gallery: str | None = None  # file with examples for the report, if evaluations leave one
 
     def folder(self, config: C) -> RunFolder:
         """The folder that a configuration asks for, or the one its values name."""
@@ -141,17 +127,12 @@ class RunKind(Generic[C, D]):
 
 @dataclass(frozen=True)
 class Finished:
-    """A run with everything done.
+    """A run with everything done."""
 
-    Attributes:
-        folder: Where it is.
-        evaluation: The content of its evaluation.json; empty in all processes but the first.
-        skipped: Whether nothing had to be computed.
-    """
-
-    folder: RunFolder
+    folder: RunFolder  # where it is
+    # The content of its evaluation.json; empty in all processes but the first.
     evaluation: dict[str, Any]
-    skipped: bool
+    skipped: bool  # whether nothing had to be computed
 
 
 def run_once(

@@ -46,23 +46,14 @@ SHARPNESS, LEARNING_RATE, FINAL = "sharpness", "learning_rate", "final"
 
 @dataclass(frozen=True)
 class Trial:
-    """One run that a study wants.
+    """One run that a study wants."""
 
-    Attributes:
-        part: What it is for: ``sharpness``, ``learning_rate`` or ``final``.
-        block: Words of its block.
-        loss: Name of the loss.
-        sharpness: c; None for what the scale gives the loss.
-        learning_rate: Of Adam.
-        seed: Of the run.
-    """
-
-    part: str
-    block: tuple[str, ...]
-    loss: str
-    sharpness: float | None
-    learning_rate: float
-    seed: int
+    part: str  # what it is for: ``sharpness``, ``learning_rate`` or ``final``
+    block: tuple[str, ...]  # words of its block
+    loss: str  # name of the loss
+    sharpness: float | None  # c; None for what the scale gives the loss
+    learning_rate: float  # of Adam
+    seed: int  # of the run
 
     def words(self) -> list[str]:
         """The configuration of the run, after the words that all runs share."""
@@ -165,21 +156,13 @@ def _prepare_worker() -> None:
 
 @dataclass(frozen=True)
 class Trials(Generic[C, D]):
-    """The trials of a study: each done once, its record kept.
+    """The trials of a study: each done once, its record kept."""
 
-    Attributes:
-        kind: Of the runs.
-        study: What to compare.
-        store: Of the results.
-        runs: Folder of the runs.
-        origin: Provenance of the study.
-    """
-
-    kind: RunKind[C, D]
-    study: Study
-    store: Store
-    runs: Path
-    origin: Mapping[str, Any]
+    kind: RunKind[C, D]  # of the runs
+    study: Study  # what to compare
+    store: Store  # of the results
+    runs: Path  # folder of the runs
+    origin: Mapping[str, Any]  # provenance of the study
 
     def go(self, block: tuple[str, ...], loss: str, console: Console | None = None) -> None:
         """Do all of a loss in a block."""

@@ -26,17 +26,11 @@ KILLED = 128
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Attributes:
-        words: Its settings.
-        code: Exit code of its process.
-        error: The last line that it wrote to its error stream, if it failed.
-    """
-
-    words: tuple[str, ...]
-    code: int
-    error: str = ""
+    words: tuple[str, ...]  # its settings
+    code: int  # exit code of its process
+    error: str = ""  # the last line that it wrote to its error stream, if it failed
 
     @property
     def failed(self) -> bool:

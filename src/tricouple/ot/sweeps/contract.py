@@ -16,17 +16,11 @@ from tricouple.numeric import Patch, ScoreGradient, divide_or_zero
 
 @dataclass(frozen=True)
 class Masses:
-    """Imposed marginals.
+    """Imposed marginals."""
 
-    Attributes:
-        marginals: All axes in one vector, wide dtype.
-        sizes: Lengths of the axes.
-        dtype: The dtype of the coupling.
-    """
-
-    marginals: Tensor
-    sizes: tuple[int, ...]
-    dtype: torch.dtype
+    marginals: Tensor  # all axes in one vector, wide dtype
+    sizes: tuple[int, ...]  # lengths of the axes
+    dtype: torch.dtype  # the dtype of the coupling
 
     @cached_property
     def _flat(self) -> Tensor:
@@ -85,13 +79,9 @@ class DenseSink:
 
 
 class Coupling(ABC):
-    """Kernels that can be scaled to marginals, and whose plans can be differentiated.
+    """Kernels that can be scaled to marginals, and whose plans can be differentiated."""
 
-    Attributes:
-        dtype: The dtype that it is computed in.
-    """
-
-    dtype: torch.dtype
+    dtype: torch.dtype  # the dtype that it is computed in
 
     @abstractmethod
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
@@ -118,21 +108,13 @@ class History(Protocol):
 
 @dataclass(frozen=True)
 class Solution:
-    """What a run of Sinkhorn sweeps leaves behind.
+    """What a run of Sinkhorn sweeps leaves behind."""
 
-    Attributes:
-        coupling: The coupling that was solved.
-        potentials: Log-scalings, all axes in one vector, wide dtype.
-        plan: Makes the final plan.
-        history: Every update on the way to it.
-        n_sweeps: Sweeps done.
-    """
-
-    coupling: Coupling
-    potentials: Tensor
-    plan: Callable[[], Plan]
-    history: History
-    n_sweeps: int
+    coupling: Coupling  # the coupling that was solved
+    potentials: Tensor  # log-scalings, all axes in one vector, wide dtype
+    plan: Callable[[], Plan]  # makes the final plan
+    history: History  # every update on the way to it
+    n_sweeps: int  # sweeps done
 
 
 class Stage(NamedTuple):

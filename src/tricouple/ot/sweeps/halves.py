@@ -293,20 +293,13 @@ class Part(NamedTuple):
 
     The rows of a tile and those of another thread share a block on the diagonal; every entry beyond
     that block stands for its mirror image too.
-
-    Attributes:
-        rows: Its rows.
-        width: Its columns, the last ones of the matrix.
-        own: How many of them, the first ones, are the block on the diagonal.
-        offset: The place of its first row in that block.
-        start: Where it is stored, tile after tile.
     """
 
-    rows: slice
-    width: int
-    own: int
-    offset: int
-    start: int
+    rows: slice  # its rows
+    width: int  # its columns, the last ones of the matrix
+    own: int  # how many of them, the first ones, are the block on the diagonal
+    offset: int  # the place of its first row in that block
+    start: int  # where it is stored, tile after tile
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -108,48 +108,31 @@ class Products:
 
 
 class Tile(NamedTuple):
-    """Some rows of the kernels that were asked for.
+    """Some rows of the kernels that were asked for."""
 
-    Attributes:
-        rows: Which anchors.
-        kernels: Shape (Q, rows, M) for each kernel asked for, Q the number of terms.
-    """
-
-    rows: slice
-    kernels: Sequence[Tensor]
+    rows: slice  # which anchors
+    kernels: Sequence[Tensor]  # shape (Q, rows, M) for each kernel asked for, Q the number of terms
 
 
 class Factors(NamedTuple):
-    """A low-rank matrix for each term of a kernel: ``Σ_t left_tqi right_tj``.
+    """A low-rank matrix for each term of a kernel: ``Σ_t left_tqi right_tj``."""
 
-    Attributes:
-        left: Shape (T, Q, N).
-        right: Shape (T, M).
-    """
-
-    left: Tensor
-    right: Tensor
+    left: Tensor  # shape (T, Q, N)
+    right: Tensor  # shape (T, M)
 
 
 class Kernels(ABC):
-    """One or two kernels on the same similarities, each a sum of Q separable terms.
+    """One or two kernels on the same similarities, each a sum of Q separable terms."""
 
-    Attributes:
-        shape: (N, M).
-        n_terms: Q.
-        like: A tensor with the dtype and device of the entries.
-        log_excluded: Logarithm of the product of both kernels' entries at j = k, summed over terms
-            (mathematics §2: there E⁺E⁻ = 1).
-        row_shifts: ``log(true scaling) = log(scaling) + shift`` of each kernel's rows, wide dtype.
-        column_shifts: The same of each kernel's columns.
-    """
-
-    shape: tuple[int, int]
-    n_terms: int = 1
-    like: Tensor
+    shape: tuple[int, int]  # (N, M)
+    n_terms: int = 1  # Q
+    like: Tensor  # a tensor with the dtype and device of the entries
+    # Logarithm of the product of both kernels' entries at j = k, summed over terms (mathematics §2:
+    # there E⁺E⁻ = 1).
     log_excluded: float = 0.0
+    # ``log(true scaling) = log(scaling) + shift`` of each kernel's rows, wide dtype.
     row_shifts: Sequence[Tensor]
-    column_shifts: Sequence[Tensor]
+    column_shifts: Sequence[Tensor]  # the same of each kernel's columns
 
     @cached_property
     def row_shift(self) -> Tensor:

@@ -29,17 +29,11 @@ from tricouple.ot.sweeps.kernels import Factors, RowTiles, Similarities, Tile
 
 @dataclass(frozen=True)
 class LogSigmoidTerms:
-    """``K ≈ Σ_q exp(attract_q(x) + repel_q(y))``.
+    """``K ≈ Σ_q exp(attract_q(x) + repel_q(y))``."""
 
-    Attributes:
-        power: m = 1/ε.
-        nodes: The abscissae v_q.
-        step: Their distance.
-    """
-
-    power: float
-    nodes: tuple[float, ...]
-    step: float
+    power: float  # m = 1/ε
+    nodes: tuple[float, ...]  # the abscissae v_q
+    step: float  # their distance
 
     @property
     def log_excluded(self) -> float:

@@ -124,21 +124,13 @@ class ScaledPairPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class ScaledPairHistory:
-    """Scalings of every sweep, stacked.
+    """Scalings of every sweep, stacked."""
 
-    Attributes:
-        kernels: The kernel.
-        masses: Imposed marginals.
-        u: Scalings of the rows after each sweep, shape (T, N).
-        v: Scalings of the columns, with those of the start, shape (T + 1, M).
-        r: Row sums before each update of u, shape (T, N).
-    """
-
-    kernels: Kernels
-    masses: Masses
-    u: Tensor
-    v: Tensor
-    r: Tensor
+    kernels: Kernels  # the kernel
+    masses: Masses  # imposed marginals
+    u: Tensor  # scalings of the rows after each sweep, shape (T, N)
+    v: Tensor  # scalings of the columns, with those of the start, shape (T + 1, M)
+    r: Tensor  # row sums before each update of u, shape (T, N)
 
     def adjoint(self, cotangents: Sequence[Tensor]) -> ScoreGradient:
         """Walk the sweeps backwards, one pass over the kernel each (see ``Stages.adjoint``)."""

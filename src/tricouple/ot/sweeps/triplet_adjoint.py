@@ -22,17 +22,11 @@ ATTRACT, REPEL = 0, 1
 
 
 class Anchors(NamedTuple):
-    """Scalings of the anchors, with what they exclude.
+    """Scalings of the anchors, with what they exclude."""
 
-    Attributes:
-        scaling: a, shape (N,).
-        excluded: ``row · a``.
-        outside: ``column_j Σ_i excluded_i``, i ≠ j within one set, shape (M,).
-    """
-
-    scaling: Tensor
-    excluded: Tensor
-    outside: Tensor
+    scaling: Tensor  # a, shape (N,)
+    excluded: Tensor  # ``row · a``
+    outside: Tensor  # ``column_j Σ_i excluded_i``, i ≠ j within one set, shape (M,)
 
 
 class Exclusion:
@@ -64,25 +58,15 @@ class Exclusion:
 
 
 class ScaledTripletPlan(NamedTuple):
-    """``P_ijk = a_i b_j h_k attract_ij repel_ik`` for j ≠ k, summed over terms.
+    """``P_ijk = a_i b_j h_k attract_ij repel_ik`` for j ≠ k, summed over terms."""
 
-    Attributes:
-        kernels: Of the positives and of the negatives.
-        exclusion: What j ≠ k takes away.
-        anchors: a, with what it excludes.
-        b: Scalings of the positives, shape (M,).
-        h: Scalings of the negatives, shape (M,).
-        r_plus: ``attract · b``, shape (Q, N).
-        r_minus: ``repel · h``, shape (Q, N).
-    """
-
-    kernels: Kernels
-    exclusion: Exclusion
-    anchors: Anchors
-    b: Tensor
-    h: Tensor
-    r_plus: Tensor
-    r_minus: Tensor
+    kernels: Kernels  # of the positives and of the negatives
+    exclusion: Exclusion  # what j ≠ k takes away
+    anchors: Anchors  # a, with what it excludes
+    b: Tensor  # scalings of the positives, shape (M,)
+    h: Tensor  # scalings of the negatives, shape (M,)
+    r_plus: Tensor  # ``attract · b``, shape (Q, N)
+    r_minus: Tensor  # ``repel · h``, shape (Q, N)
 
     def marginal(self, axis: int) -> Tensor:
         """Marginals 1, 2 and 3 of mathematics §2."""
@@ -139,21 +123,13 @@ class ScaledTripletPlan(NamedTuple):
 
 
 class Scalings(NamedTuple):
-    """Stacked vectors of T sweeps.
+    """Stacked vectors of T sweeps."""
 
-    Attributes:
-        a: Scalings of the anchors, shape (T, N).
-        b: Scalings of the positives, with those of the start, shape (T + 1, M).
-        h: Scalings of the negatives, with those of the start, shape (T + 1, M).
-        r_plus: ``attract · b``, shape (T + 1, Q, N).
-        r_minus: ``repel · h`` of all h but the last, shape (T, Q, N).
-    """
-
-    a: Tensor
-    b: Tensor
-    h: Tensor
-    r_plus: Tensor
-    r_minus: Tensor
+    a: Tensor  # scalings of the anchors, shape (T, N)
+    b: Tensor  # scalings of the positives, with those of the start, shape (T + 1, M)
+    h: Tensor  # scalings of the negatives, with those of the start, shape (T + 1, M)
+    r_plus: Tensor  # ``attract · b``, shape (T + 1, Q, N)
+    r_minus: Tensor  # ``repel · h`` of all h but the last, shape (T, Q, N)
 
 
 @dataclass(frozen=True)

@@ -175,18 +175,12 @@ class AllButOne:
 
     At most one entry of a row can hold more than half of its sum. Leaving out any other is a
     harmless subtraction; leaving out that one is summed afresh.
-
-    Attributes:
-        log_sums: ``log Σ_{k≠j} exp(x_ik)``, shape (N, M).
-        shares: ``exp(x_ij) / Σ_k exp(x_ik)``.
-        largest: Column of the largest entry of each row, shape (N, 1).
-        rest: Shares of the other entries among themselves, 0 at the largest.
     """
 
-    log_sums: Tensor
-    shares: Tensor
-    largest: Tensor
-    rest: Tensor
+    log_sums: Tensor  # ``log Σ_{k≠j} exp(x_ik)``, shape (N, M)
+    shares: Tensor  # ``exp(x_ij) / Σ_k exp(x_ik)``
+    largest: Tensor  # column of the largest entry of each row, shape (N, 1)
+    rest: Tensor  # shares of the other entries among themselves, 0 at the largest
 
     @classmethod
     def of(cls, logs: Tensor) -> AllButOne:
