@@ -13,15 +13,7 @@ from torch.nn.functional import normalize
 
 import reference
 from tricouple import cli, geometry
-from tricouple.experiments.verify import (
-    beyond,
-    command,
-    configurations,
-    coupling,
-    decoupling,
-    frames,
-    unbalanced,
-)
+from tricouple.experiments.verify import beyond, command, decoupling, frames, tensors, unbalanced
 from tricouple.experiments.verify.frames import descend_from_random
 from tricouple.experiments.verify.results import Outcome, Report, chart, worst
 from tricouple.experiments.verify.setting import Losses, Setting
@@ -55,7 +47,7 @@ def test_every_statement_that_the_paper_proves_holds(seed):
 
 @pytest.mark.parametrize(("n_classes", "per_class", "dim"), [(10, 10, 16), (4, 5, 3), (5, 2, 20)])
 def test_free_vectors_end_at_the_simplex_etf_and_its_loss(n_classes, per_class, dim):
-    labels = configurations.balanced_labels(n_classes, per_class)
+    labels = tensors.balanced_labels(n_classes, per_class)
     criterion = NegMMIOT(temperature=1.0, epsilon=0.5)
     (end,) = descend_from_random(criterion, labels, dim, torch.Generator().manual_seed(0))
     optimum = geometry.etf_loss(n_classes, per_class, temperature=1.0, epsilon=0.5)
@@ -122,7 +114,7 @@ def changed(change):
 
 
 def nan_at_the_optimum(value, z, labels):
-    deviation = (configurations.gram(z) - configurations.etf_gram(labels)).abs().max()
+    deviation = (tensors.gram(z) - tensors.etf_gram(labels)).abs().max()
     return value * math.nan if deviation < 1e-5 else value
 
 
@@ -242,14 +234,14 @@ def test_other_losses_are_not_push_pull(loss):
 def test_the_identity_needs_its_last_term_and_the_excluded_triplets():
     rows = decoupling.decoupling_identity(Setting()).rows
     assert max(row["KL(p̃¹‖p¹)"] for row in rows) > 0.01
-    labels = configurations.class_labels((4, 3, 2))
-    z = configurations.random_unit(9, 4, torch.Generator().manual_seed(0))
-    target = coupling.triplet_target(labels)
-    cost = coupling.triplet_cost(z @ z.T, coupling.SHAPINGS["linear"])
-    imposed = coupling.imposed_marginals(cost)
+    labels = tensors.class_labels((4, 3, 2))
+    z = tensors.random_unit(9, 4, torch.Generator().manual_seed(0))
+    target = tensors.triplet_target(labels)
+    cost = tensors.triplet_cost(z @ z.T, tensors.SHAPINGS["linear"])
+    imposed = tensors.imposed_marginals(cost)
     whole, parts = decoupling.divergences(z @ z.T, 0.1, target, imposed)
     assert whole == pytest.approx(parts[0] + parts[1] - parts[2], abs=1e-10)
-    assert abs(float(coupling.divergence(cost, 0.1, target)) - whole) > 1e-4
+    assert abs(float(tensors.divergence(cost, 0.1, target)) - whole) > 1e-4
 
 
 def test_other_pairs_of_losses_coincide_where_their_settings_say_so():
@@ -267,18 +259,18 @@ def test_other_pairs_of_losses_coincide_where_their_settings_say_so():
 @pytest.mark.parametrize("marginals", ["uniform", "target"])
 @pytest.mark.parametrize("shaping", ["linear", "log_sigmoid"])
 def test_dense_divergence_equals_the_oracle(shaping, marginals):
-    labels = configurations.class_labels((4, 3, 2))
+    labels = tensors.class_labels((4, 3, 2))
     generator = torch.Generator().manual_seed(0)
-    embeddings = configurations.random_unit(9, 4, generator)
-    psi = coupling.SHAPINGS[shaping.replace("_", "-")]
-    cost = coupling.triplet_cost(configurations.gram(embeddings), psi)
-    target = coupling.triplet_target(labels)
-    imposed = coupling.imposed_marginals(target, marginals)
+    embeddings = tensors.random_unit(9, 4, generator)
+    psi = tensors.SHAPINGS[shaping.replace("_", "-")]
+    cost = tensors.triplet_cost(tensors.gram(embeddings), psi)
+    target = tensors.triplet_target(labels)
+    imposed = tensors.imposed_marginals(target, marginals)
     expected = reference.dense_neg_mmiot(
         embeddings, labels, temperature=1.0, epsilon=0.5, n_iters=300, shaping=shaping,
         marginals=marginals,
     )  # fmt: skip
-    assert float(coupling.divergence(cost, 0.5, target, imposed)) == pytest.approx(
+    assert float(tensors.divergence(cost, 0.5, target, imposed)) == pytest.approx(
         float(expected), abs=1e-12
     )
 
@@ -286,48 +278,48 @@ def test_dense_divergence_equals_the_oracle(shaping, marginals):
 def test_sweeps_that_do_not_converge_are_an_error():
     cost = torch.randn((5, 5, 5), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with pytest.raises(ValueError, match="no convergence in"):
-        coupling.solve(cost, 1e-3, coupling.imposed_marginals(cost))
+        tensors.solve(cost, 1e-3, tensors.imposed_marginals(cost))
 
 
 @pytest.mark.parametrize(
     ("average", "sizes", "kept", "n_permutations"),
     [
-        (configurations.average_over_symmetries, (2, 2, 2), lambda y: y[:, None] == y, 6 * 2**3),
-        (configurations.average_within_classes, (3, 2), lambda y: y, 6 * 2),
+        (tensors.average_over_symmetries, (2, 2, 2), lambda y: y[:, None] == y, 6 * 2**3),
+        (tensors.average_within_classes, (3, 2), lambda y: y, 6 * 2),
     ],
 )
 def test_averages_by_pattern_are_those_over_a_group(average, sizes, kept, n_permutations):
-    labels = configurations.class_labels(sizes)
+    labels = tensors.class_labels(sizes)
     n = len(labels)
     tensor = torch.randn((n, n, n), generator=torch.Generator().manual_seed(0)).double()
     orders = map(list, itertools.permutations(range(n)))
     group = [order for order in orders if torch.equal(kept(labels[order]), kept(labels))]
     assert len(group) == n_permutations
     expected = sum(tensor[order][:, order][:, :, order] for order in group) / len(group)
-    distinct = coupling.distinct(n, 3)
+    distinct = tensors.distinct(n, 3)
     assert torch.allclose(average(tensor, labels)[distinct], expected[distinct])
 
 
 @pytest.mark.parametrize("marginals", ["uniform", "target"])
 def test_curvature_equals_autograd(marginals):
-    labels = configurations.class_labels((3, 2))
-    target = coupling.triplet_target(labels)
-    imposed = coupling.imposed_marginals(target, marginals)
-    allowed = coupling.distinct(5, 3)
+    labels = tensors.class_labels((3, 2))
+    target = tensors.triplet_target(labels)
+    imposed = tensors.imposed_marginals(target, marginals)
+    allowed = tensors.distinct(5, 3)
     cost = torch.randn((5, 5, 5), generator=torch.Generator().manual_seed(3)).double()
 
     def value(entries):
-        return coupling.divergence(cost.masked_scatter(allowed, entries), 0.5, target, imposed)
+        return tensors.divergence(cost.masked_scatter(allowed, entries), 0.5, target, imposed)
 
     expected = torch.autograd.functional.hessian(value, cost[allowed])
-    actual = coupling.hessian(cost, 0.5, target, imposed)
+    actual = tensors.hessian(cost, 0.5, target, imposed)
     assert torch.allclose(actual, expected, atol=1e-10)
 
 
 def test_impossible_gram_matrices_are_refused():
-    labels = configurations.balanced_labels(3, 2)
+    labels = tensors.balanced_labels(3, 2)
     with pytest.raises(ValueError, match="gram must be positive semi-definite"):
-        configurations.vectors(configurations.two_distance_gram(labels, 1.0, -0.9))
+        tensors.vectors(tensors.two_distance_gram(labels, 1.0, -0.9))
 
 
 # --- observations, at a small size ---------------------------------------------------------------

@@ -7,18 +7,8 @@ from itertools import pairwise
 from torch.nn.functional import normalize
 
 from tricouple import geometry
-from tricouple.experiments.verify.configurations import (
-    average_over_symmetries,
-    balanced_labels,
-    etf_gram,
-    loss_value,
-    random_unit,
-    two_distance_gram,
-    two_distance_path,
-    vectors,
-)
+from tricouple.experiments.verify import tensors
 from tricouple.experiments.verify.convexity import convexity_gaps, random_gram, violation
-from tricouple.experiments.verify.coupling import SHAPINGS, by_name
 from tricouple.experiments.verify.frames import (
     SHARPNESS,
     STARTS,
@@ -58,7 +48,7 @@ def low_dimension(setting: Setting) -> Finding:
     """
     generator = setting.generator("low-dimension")
     criterion = setting.losses.triplets(SHARPNESS)
-    labels = balanced_labels(LOW_CLASSES, LOW_PER_CLASS)
+    labels = tensors.balanced_labels(LOW_CLASSES, LOW_PER_CLASS)
     optimum = optimal_loss(LOW_CLASSES, LOW_PER_CLASS)
     collapsed = geometry.etf_loss(
         LOW_CLASSES, LOW_PER_CLASS, temperature=1.0, epsilon=1 / SHARPNESS, alpha=1.0, beta=1.0
@@ -100,14 +90,14 @@ def other_shapings(setting: Setting) -> Finding:
     rows: list[Row] = []
     series: list[Line] = []
     for n_classes, dim, per_class in ((3, 2, 3), (4, 5, 2)):
-        labels = balanced_labels(n_classes, per_class)
-        for name in SHAPINGS:
+        labels = tensors.balanced_labels(n_classes, per_class)
+        for name in tensors.SHAPINGS:
             # The envelope is exact for balanced classes, and cheap.
             criterion = setting.losses.triplets(
-                SHARPNESS, shaping=by_name(name), gradient="envelope"
+                SHARPNESS, shaping=tensors.by_name(name), gradient="envelope"
             )
             ends = descend_from_random(criterion, labels, dim, generator, STARTS, iterations=100)
-            optimum = loss_value(criterion, labels)(etf_gram(labels))
+            optimum = tensors.loss_value(criterion, labels)(tensors.etf_gram(labels))
             rows.append(
                 {
                     "ψ": name,
@@ -137,7 +127,7 @@ def other_shapings(setting: Setting) -> Finding:
 
 def sharpness(setting: Setting) -> Finding:
     """How close descent comes to the ETF within a fixed number of steps, against c."""
-    labels = balanced_labels(5, 4)
+    labels = tensors.balanced_labels(5, 4)
     largest: list[Row] = []
     of_means: list[Row] = []
     for value in SHARPNESSES:
@@ -163,23 +153,24 @@ def baselines(setting: Setting) -> Finding:
 
     All in terms of the Gram matrix, because InfoNCE has no coupling and IOT another one.
     """
-    labels = balanced_labels(BASE_CLASSES, BASE_PER_CLASS)
-    frame = normalize(vectors(etf_gram(labels)), dim=1)
+    labels = tensors.balanced_labels(BASE_CLASSES, BASE_PER_CLASS)
+    frame = normalize(tensors.vectors(tensors.etf_gram(labels)), dim=1)
     rows: list[Row] = []
     series: list[Line] = []
     for name, criterion in setting.losses.at_sharpness(SHARPNESS).items():
         generator = setting.generator("baselines")  # the same matrices and starts for all
-        value, draw = loss_value(criterion, labels), random_gram(len(labels))
+        value, draw = tensors.loss_value(criterion, labels), random_gram(len(labels))
         excess = violation(convexity_gaps(value, draw, generator))
         drawn = [draw(generator) for _ in range(10)]
         increase = worst(
-            value(average_over_symmetries(matrix, labels)) - value(matrix) for matrix in drawn
+            value(tensors.average_over_symmetries(matrix, labels)) - value(matrix)
+            for matrix in drawn
         )
-        path = two_distance_path(BASE_CLASSES, BASE_PER_CLASS, BASE_STEPS)
-        values = [value(two_distance_gram(labels, *pair)) for pair in path]
-        random = random_unit(len(labels), BASE_DIM, generator)
+        path = tensors.two_distance_path(BASE_CLASSES, BASE_PER_CLASS, BASE_STEPS)
+        values = [value(tensors.two_distance_gram(labels, *pair)) for pair in path]
+        random = tensors.random_unit(len(labels), BASE_DIM, generator)
         ends = descend_from_random(criterion, labels, BASE_DIM, generator, STARTS)
-        optimum = value(etf_gram(labels))
+        optimum = value(tensors.etf_gram(labels))
         rows.append(
             {
                 "loss": name,

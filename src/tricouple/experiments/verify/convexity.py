@@ -12,22 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tricouple.experiments.verify.configurations import (
-    average_over_symmetries,
-    balanced_labels,
-    gram,
-    loss_value,
-    random_unit,
-)
-from tricouple.experiments.verify.coupling import (
-    SHAPINGS,
-    divergence,
-    hessian,
-    imposed_marginals,
-    lowest_direction,
-    triplet_cost,
-    triplet_target,
-)
+from tricouple.experiments.verify import tensors
 from tricouple.experiments.verify.results import NONE, Finding, Row, chart, worst, worst_of
 from tricouple.experiments.verify.setting import Setting
 from tricouple.report.chart import Line
@@ -64,15 +49,15 @@ def random_gram(n: int) -> Draw:
 
     def draw(generator: torch.Generator) -> Tensor:
         dim = int(torch.randint(2, n + 1, (), generator=generator))
-        return gram(random_unit(n, dim, generator))
+        return tensors.gram(tensors.random_unit(n, dim, generator))
 
     return draw
 
 
 def dense_value(labels: Tensor) -> Value:
     """C ↦ g(C) by the dense solver."""
-    target = triplet_target(labels)
-    return lambda cost: float(divergence(cost, EPSILON, target))
+    target = tensors.triplet_target(labels)
+    return lambda cost: float(tensors.divergence(cost, EPSILON, target))
 
 
 def convexity_gaps(value: Value, draw: Draw, generator: torch.Generator) -> list[list[float]]:
@@ -89,8 +74,10 @@ def violation(gaps: list[list[float]]) -> float:
 def lowest_curvature(labels: Tensor, generator: torch.Generator) -> float:
     """The smallest eigenvalue of ∂²g/∂C² at a random cost, relative to the largest."""
     cost = random_cost(len(labels))(generator)
-    target = triplet_target(labels)
-    return lowest_direction(hessian(cost, EPSILON, target, imposed_marginals(target)), cost)[0]
+    target = tensors.triplet_target(labels)
+    return tensors.lowest_direction(
+        tensors.hessian(cost, EPSILON, target, tensors.imposed_marginals(target)), cost
+    )[0]
 
 
 def distance_from_dense(value: Value, labels: Tensor, matrices: list[Tensor]) -> float:
@@ -100,7 +87,8 @@ def distance_from_dense(value: Value, labels: Tensor, matrices: list[Tensor]) ->
     """
     dense = dense_value(labels)
     return worst(
-        abs(value(matrix) - dense(triplet_cost(matrix, SHAPINGS["linear"]))) for matrix in matrices
+        abs(value(matrix) - dense(tensors.triplet_cost(matrix, tensors.SHAPINGS["linear"])))
+        for matrix in matrices
     )
 
 
@@ -111,9 +99,9 @@ def convexity(setting: Setting) -> Finding:
     rows: list[Row] = []
     series: list[Line] = []
     for n_classes, per_class in SIZES:
-        labels = balanced_labels(n_classes, per_class)
+        labels = tensors.balanced_labels(n_classes, per_class)
         n = len(labels)
-        loss = loss_value(criterion, labels)
+        loss = tensors.loss_value(criterion, labels)
         # Random segments hardly meet the directions of small curvature: look at all directions.
         negative = worst(-lowest_curvature(labels, generator) for _ in range(CURVATURE_POINTS))
         drawn = [random_gram(n)(generator) for _ in range(SEGMENTS)]
@@ -157,16 +145,16 @@ def symmetrisation(setting: Setting) -> Finding:
     rows: list[Row] = []
     points: dict[str, tuple[list[float], list[float]]] = {}
     for n_classes, per_class in SIZES:
-        labels = balanced_labels(n_classes, per_class)
+        labels = tensors.balanced_labels(n_classes, per_class)
         n = len(labels)
         for name, value, draw in (
             ("random tensors, dense", dense_value(labels), random_cost(n)),
             ("log-sigmoid costs, dense", dense_value(labels), vector_cost(n)),
-            (LOSS, loss_value(criterion, labels), random_gram(n)),
+            (LOSS, tensors.loss_value(criterion, labels), random_gram(n)),
         ):
             drawn = [draw(generator) for _ in range(SEGMENTS)]
             values = [value(tensor) for tensor in drawn]
-            averaged = [value(average_over_symmetries(tensor, labels)) for tensor in drawn]
+            averaged = [value(tensors.average_over_symmetries(tensor, labels)) for tensor in drawn]
             changes = [late - early for early, late in zip(values, averaged, strict=True)]
             distance = distance_from_dense(value, labels, drawn) if name == LOSS else NONE
             rows.append(
@@ -202,4 +190,4 @@ def symmetrisation(setting: Setting) -> Finding:
 def vector_cost(n: int) -> Draw:
     """Draw log-sigmoid costs of random vectors."""
     draw = random_gram(n)
-    return lambda generator: triplet_cost(draw(generator), SHAPINGS["log-sigmoid"])
+    return lambda generator: tensors.triplet_cost(draw(generator), tensors.SHAPINGS["log-sigmoid"])

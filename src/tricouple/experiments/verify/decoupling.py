@@ -19,17 +19,7 @@ import torch
 from torch import Tensor
 
 from tricouple import names
-from tricouple.experiments.verify.configurations import class_labels, random_unit
-from tricouple.experiments.verify.coupling import (
-    SHAPINGS,
-    distinct,
-    divergence,
-    imposed_marginals,
-    kl,
-    solve,
-    triplet_cost,
-    triplet_target,
-)
+from tricouple.experiments.verify import tensors
 from tricouple.experiments.verify.gradients import gradient_of, relative_error
 from tricouple.experiments.verify.results import (
     Finding,
@@ -75,12 +65,12 @@ def decoupling_identity(_: Setting) -> Finding:
     generator = torch.Generator().manual_seed(0)
     rows: list[Row] = []
     for sizes in IDENTITY_SIZES:
-        labels = class_labels(sizes)
-        similarity = (z := random_unit(len(labels), 4, generator)) @ z.T
-        target = triplet_target(labels)
+        labels = tensors.class_labels(sizes)
+        similarity = (z := tensors.random_unit(len(labels), 4, generator)) @ z.T
+        target = tensors.triplet_target(labels)
         for sharpness in IDENTITY_SHARPNESSES:
             for kind in MARGINALS:
-                imposed = imposed_marginals(target, kind)
+                imposed = tensors.imposed_marginals(target, kind)
                 whole, parts = divergences(similarity, 1 / sharpness, target, imposed)
                 rows.append(
                     {
@@ -107,19 +97,24 @@ def divergences(
     similarity: Tensor, epsilon: float, target: Tensor, imposed: list[Tensor]
 ) -> tuple[float, list[float]]:
     """KL(P̃‖P) of triplets in which j = k is allowed, and the three divergences it consists of."""
-    different = distinct(len(similarity), 2)  # i ≠ j
+    different = tensors.distinct(len(similarity), 2)  # i ≠ j
     allowed = different[:, :, None] & different[:, None, :]
-    plan = solve(triplet_cost(similarity, SHAPINGS["linear"]), epsilon, imposed, allowed=allowed)
+    plan = tensors.solve(
+        tensors.triplet_cost(similarity, tensors.SHAPINGS["linear"]),
+        epsilon,
+        imposed,
+        allowed=allowed,
+    )
     first, second, third = imposed
-    pull = divergence(-similarity, epsilon, target.sum(2), [first, second])
-    push = divergence(similarity, epsilon, target.sum(1), [first, third])
-    anchors = kl(target.sum((1, 2)), first.log())
-    return float(kl(target, plan)), [float(pull), float(push), float(anchors)]
+    pull = tensors.divergence(-similarity, epsilon, target.sum(2), [first, second])
+    push = tensors.divergence(similarity, epsilon, target.sum(1), [first, third])
+    anchors = tensors.kl(target.sum((1, 2)), first.log())
+    return float(tensors.kl(target, plan)), [float(pull), float(push), float(anchors)]
 
 
 def around(labels: Tensor, noise: float, generator: torch.Generator) -> Batch:
     """Samples around one random centre for each label."""
-    centres = random_unit(int(labels.max()) + 1, DIM, generator)[labels]
+    centres = tensors.random_unit(int(labels.max()) + 1, DIM, generator)[labels]
     drawn = torch.randn(centres.shape, generator=generator, dtype=torch.float64)
     return centres + noise * drawn, labels
 
@@ -131,7 +126,7 @@ def two_views(n: int, generator: torch.Generator) -> Batch:
 
 def of_classes(sizes: tuple[int, ...], generator: torch.Generator) -> Batch:
     """Samples around the centres of their classes."""
-    return around(class_labels(sizes), 0.4, generator)
+    return around(tensors.class_labels(sizes), 0.4, generator)
 
 
 BATCHES: dict[str, Callable[[int, torch.Generator], Batch]] = {

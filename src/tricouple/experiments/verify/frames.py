@@ -13,12 +13,7 @@ import torch
 from torch import Tensor
 
 from tricouple import geometry
-from tricouple.experiments.verify.configurations import (
-    balanced_labels,
-    etf_gram,
-    gram,
-    random_unit,
-)
+from tricouple.experiments.verify import tensors
 from tricouple.experiments.verify.results import (
     Finding,
     Row,
@@ -56,7 +51,7 @@ class End:
     @property
     def deviation(self) -> float:
         """Largest difference between an inner product and that of the simplex ETF."""
-        return float((gram(self.embeddings) - etf_gram(self.labels)).abs().max())
+        return float((tensors.gram(self.embeddings) - tensors.etf_gram(self.labels)).abs().max())
 
     @property
     def lowest(self) -> float:
@@ -66,7 +61,7 @@ class End:
     @property
     def across(self) -> Tensor:
         """The similarities across classes."""
-        return gram(self.embeddings)[self.labels[:, None] != self.labels]
+        return tensors.gram(self.embeddings)[self.labels[:, None] != self.labels]
 
     @property
     def collapse(self) -> geometry.NeuralCollapse:
@@ -126,7 +121,7 @@ def descend_from_random(
     """Descend from several random starts; the best end comes first."""
     n = len(labels)
     ends = [
-        descend(criterion, random_unit(n, dim, generator), labels, iterations)
+        descend(criterion, tensors.random_unit(n, dim, generator), labels, iterations)
         for _ in range(starts)
     ]
     # A NaN would leave the order to chance.
@@ -154,7 +149,9 @@ def descents(setting: Setting) -> dict[tuple[int, int, int], list[End]]:
     generator = setting.generator("frames")
     criterion = setting.losses.triplets(SHARPNESS)
     return {
-        (k, d, b): descend_from_random(criterion, balanced_labels(k, b), d, generator, STARTS)
+        (k, d, b): descend_from_random(
+            criterion, tensors.balanced_labels(k, b), d, generator, STARTS
+        )
         for k, d, b in SIZES
     }
 

@@ -13,24 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tricouple.experiments.verify.configurations import (
-    balanced_labels,
-    class_labels,
-    etf_gram,
-    gram,
-    random_unit,
-    vectors,
-)
-from tricouple.experiments.verify.coupling import (
-    SHAPINGS,
-    by_name,
-    divergence,
-    imposed_marginals,
-    pair_target,
-    solve,
-    triplet_cost,
-    triplet_target,
-)
+from tricouple.experiments.verify import tensors
 from tricouple.experiments.verify.results import Finding, Row, by_row, chart, listed, worst_of
 from tricouple.experiments.verify.setting import MARGINALS, Criterion, Setting
 from tricouple.report.chart import Panel
@@ -45,22 +28,22 @@ UNBALANCED = ((3, 3, 2), (4, 3, 2), (6, 2, 2), (8, 2, 2))
 GRADIENTS = ("unrolled", "implicit", "envelope")
 
 # The proposition asks ψ to be differentiable, nothing else: so also one that is not monotone.
-DIFFERENTIABLE: dict[str, Shaping] = SHAPINGS | {"sine": torch.sin}
+DIFFERENTIABLE: dict[str, Shaping] = tensors.SHAPINGS | {"sine": torch.sin}
 
 
 def dense_neg_mmiot(
     shaping: Shaping, embeddings: Tensor, labels: Tensor, imposed: list[Tensor] | None = None
 ) -> Tensor:
     """Neg-MMIOT for any ψ, autograd through the converged sweeps."""
-    cost = triplet_cost(gram(embeddings), shaping)
-    return divergence(cost, EPSILON, triplet_target(labels), imposed)
+    cost = tensors.triplet_cost(tensors.gram(embeddings), shaping)
+    return tensors.divergence(cost, EPSILON, tensors.triplet_target(labels), imposed)
 
 
 def dense_push_pull(shaping: Shaping, embeddings: Tensor, labels: Tensor) -> Tensor:
     """PushPull for any ψ, autograd through the converged sweeps."""
-    cost = shaping(gram(embeddings))
-    pull = divergence(cost, EPSILON, pair_target(labels))
-    return pull + divergence(-cost, EPSILON, pair_target(labels, positive=False))
+    cost = shaping(tensors.gram(embeddings))
+    pull = tensors.divergence(cost, EPSILON, tensors.pair_target(labels))
+    return pull + tensors.divergence(-cost, EPSILON, tensors.pair_target(labels, positive=False))
 
 
 def gradient_of(
@@ -104,8 +87,13 @@ def criteria(setting: Setting) -> Iterator[tuple[str, str, Criterion, Criterion]
             ("PushPull", setting.losses.pairs, partial(dense_push_pull, shaping)),
         ):
             # The library refuses a ψ that is not decreasing.
-            known = name in SHAPINGS
-            yield loss, name, make(1 / EPSILON, shaping=by_name(name)) if known else dense, dense
+            known = name in tensors.SHAPINGS
+            yield (
+                loss,
+                name,
+                make(1 / EPSILON, shaping=tensors.by_name(name)) if known else dense,
+                dense,
+            )
 
 
 def stationarity(setting: Setting) -> Finding:
@@ -113,9 +101,9 @@ def stationarity(setting: Setting) -> Finding:
     generator = setting.generator("stationarity")
     rows: list[Row] = []
     for n_classes, per_class in SIZES:
-        labels = balanced_labels(n_classes, per_class)
-        frame = normalize(vectors(etf_gram(labels)), dim=1)
-        random = random_unit(len(labels), n_classes, generator)
+        labels = tensors.balanced_labels(n_classes, per_class)
+        frame = normalize(tensors.vectors(tensors.etf_gram(labels)), dim=1)
+        random = tensors.random_unit(len(labels), n_classes, generator)
         for loss, shaping, criterion, dense in criteria(setting):
             here, there, ratio = relative_gradient(criterion, frame, random, labels)
             rows.append(
@@ -145,8 +133,8 @@ def stationarity(setting: Setting) -> Finding:
 def identity_error(cost: Tensor, target: Tensor, imposed: list[Tensor]) -> float:
     """Relative error of (P̃ − P)/ε against autograd through the converged sweeps."""
     leaf = cost.clone().requires_grad_()
-    (exact,) = torch.autograd.grad(divergence(leaf, EPSILON, target, imposed), leaf)
-    plan = solve(cost, EPSILON, imposed).exp()
+    (exact,) = torch.autograd.grad(tensors.divergence(leaf, EPSILON, target, imposed), leaf)
+    plan = tensors.solve(cost, EPSILON, imposed).exp()
     return relative_error((target - plan) / EPSILON, exact)
 
 
@@ -154,13 +142,13 @@ def envelope_errors(
     setting: Setting, sizes: tuple[int, ...], kind: str, generator: torch.Generator
 ) -> Row:
     """One row: the identity on a random cost, and the library's gradients on random vectors."""
-    labels = class_labels(sizes)
+    labels = tensors.class_labels(sizes)
     n = len(labels)
-    target = triplet_target(labels)
-    imposed = imposed_marginals(target, kind)
+    target = tensors.triplet_target(labels)
+    imposed = tensors.imposed_marginals(target, kind)
     cost = torch.randn((n, n, n), generator=generator, dtype=torch.float64)
-    embeddings = random_unit(n, DIM, generator)
-    dense = partial(dense_neg_mmiot, SHAPINGS["linear"], imposed=imposed)
+    embeddings = tensors.random_unit(n, DIM, generator)
+    dense = partial(dense_neg_mmiot, tensors.SHAPINGS["linear"], imposed=imposed)
     exact = gradient_of(dense, embeddings, labels)
     row: Row = {
         "class sizes": listed(sizes),

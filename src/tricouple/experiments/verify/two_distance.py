@@ -8,13 +8,7 @@ from itertools import pairwise
 
 import torch
 
-from tricouple.experiments.verify.configurations import (
-    balanced_labels,
-    loss_value,
-    two_distance_gram,
-    two_distance_path,
-)
-from tricouple.experiments.verify.coupling import SHAPINGS, by_name
+from tricouple.experiments.verify import tensors
 from tricouple.experiments.verify.results import Finding, Row, chart, worst, worst_of
 from tricouple.experiments.verify.setting import Setting
 from tricouple.report.chart import Line
@@ -58,14 +52,14 @@ class Walk:
         pairs: list[tuple[float, float]],
     ) -> None:
         n_classes, per_class = size
-        labels = balanced_labels(n_classes, per_class)
-        criterion = setting.losses.triplets(sharpness, shaping=by_name(shaping))
-        value = loss_value(criterion, labels)
+        labels = tensors.balanced_labels(n_classes, per_class)
+        criterion = setting.losses.triplets(sharpness, shaping=tensors.by_name(shaping))
+        value = tensors.loss_value(criterion, labels)
         self.start: Row = {"ψ": shaping, "K": n_classes, "b": per_class, "c": sharpness}
         self.gaps = tuple(alpha - beta for alpha, beta in pairs)
-        self.measured = tuple(value(two_distance_gram(labels, *pair)) for pair in pairs)
+        self.measured = tuple(value(tensors.two_distance_gram(labels, *pair)) for pair in pairs)
         self.expected = tuple(
-            closed_form(n_classes, per_class, gap, SHAPINGS[shaping], sharpness)
+            closed_form(n_classes, per_class, gap, tensors.SHAPINGS[shaping], sharpness)
             for gap in self.gaps
         )
 
@@ -83,7 +77,7 @@ class Walk:
 
 def settings() -> Iterator[tuple[str, tuple[int, int]]]:
     """ψ and (K, b): more sizes for the linear one, whose sweeps are fast."""
-    for shaping in SHAPINGS:
+    for shaping in tensors.SHAPINGS:
         for size in SIZES if shaping == "linear" else SHAPED_SIZES:
             yield shaping, size
 
@@ -94,7 +88,7 @@ def closed_form_equality(setting: Setting) -> Finding:
     series: list[Line] = []
     for shaping, size in settings():
         count = STEPS if shaping == "linear" else STEPS // 4
-        path = two_distance_path(*size, count)
+        path = tensors.two_distance_path(*size, count)
         for sharpness in SHARPNESSES if shaping == "linear" else (SHARPNESS,):
             walk = Walk(setting, shaping, size, sharpness, [*path, *OFF_PATH])
             rows.append({**walk.start, "largest error": walk.error})
@@ -119,7 +113,7 @@ def monotonicity(setting: Setting) -> Finding:
     series: list[Line] = []
     for shaping, size in settings():
         # At a larger sharpness the loss is 0 to machine precision at the upper end.
-        path = two_distance_path(*size, STEPS if shaping == "linear" else STEPS // 2)
+        path = tensors.two_distance_path(*size, STEPS if shaping == "linear" else STEPS // 2)
         walk = Walk(setting, shaping, size, SHARPNESS, path)
         rows.append(
             {

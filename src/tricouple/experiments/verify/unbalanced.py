@@ -6,15 +6,8 @@ import torch
 from torch import Tensor
 
 from tricouple.data.gmm import class_sizes
-from tricouple.experiments.verify.configurations import average_within_classes, class_labels
+from tricouple.experiments.verify import tensors
 from tricouple.experiments.verify.convexity import chord_gaps, random_cost
-from tricouple.experiments.verify.coupling import (
-    divergence,
-    hessian,
-    imposed_marginals,
-    lowest_direction,
-    triplet_target,
-)
 from tricouple.experiments.verify.frames import SHARPNESS, descend_from_random
 from tricouple.experiments.verify.results import (
     Finding,
@@ -48,7 +41,7 @@ def unbalanced_convexity(setting: Setting) -> Finding:
     for kind in MARGINALS:
         for sizes in DENSE_SIZES:
             generator = setting.generator("unbalanced-convexity")  # the same costs for both kinds
-            row, line = probe(class_labels(sizes), kind, generator)
+            row, line = probe(tensors.class_labels(sizes), kind, generator)
             rows.append({"class sizes": listed(sizes), "marginals": kind, **row})
             if sizes == DENSE_SIZES[0]:
                 series.append(Line(f"{kind} marginals", STEPS, tuple(line)))
@@ -64,22 +57,25 @@ def unbalanced_convexity(setting: Setting) -> Finding:
 
 def probe(labels: Tensor, kind: str, generator: torch.Generator) -> tuple[Row, list[float]]:
     """Look for a direction in which g is not convex: numbers, and chord minus g along it."""
-    target = triplet_target(labels)
-    imposed = imposed_marginals(target, kind)
+    target = tensors.triplet_target(labels)
+    imposed = tensors.imposed_marginals(target, kind)
 
     def value(cost: Tensor) -> float:
-        return float(divergence(cost, EPSILON, target, imposed))
+        return float(tensors.divergence(cost, EPSILON, target, imposed))
 
     draw = random_cost(len(labels))
     costs = [draw(generator) for _ in range(POINTS)]
-    lowest = [lowest_direction(hessian(cost, EPSILON, target, imposed), cost) for cost in costs]
+    lowest = [
+        tensors.lowest_direction(tensors.hessian(cost, EPSILON, target, imposed), cost)
+        for cost in costs
+    ]
     (curvature, direction), cost = min(zip(lowest, costs, strict=True), key=lambda pair: pair[0][0])
     line = chord_gaps([value(cost + step * direction) for step in STEPS])
     row: Row = {
         "smallest curvature": curvature,
         "excess over chord there": worst(-gap for gap in line),
         "largest increase by averaging": worst(
-            value(average_within_classes(cost, labels)) - value(cost) for cost in costs
+            value(tensors.average_within_classes(cost, labels)) - value(cost) for cost in costs
         ),
     }
     return row, line
@@ -89,7 +85,7 @@ def unbalanced_frames(setting: Setting) -> Finding:
     """Where free vectors end: collapsed? equiangular?"""
     rows: list[Row] = []
     for sizes in SIZES:
-        labels = class_labels(sizes)
+        labels = tensors.class_labels(sizes)
         for name, kind, criterion in setting.losses.with_marginals(SHARPNESS):
             generator = setting.generator("unbalanced-frames")  # the same starts for all
             ends = descend_from_random(criterion, labels, DIM, generator, STARTS)
@@ -120,7 +116,7 @@ def unbalanced_classes(setting: Setting) -> Finding:
     """Ten to one between the largest class and the smallest: which directions the means keep."""
     rows: list[Row] = []
     for n_classes in MANY_CLASSES:
-        labels = class_labels(tuple(class_sizes(n_classes, LARGEST_CLASS, RATIO)))
+        labels = tensors.class_labels(tuple(class_sizes(n_classes, LARGEST_CLASS, RATIO)))
         for name, kind, criterion in setting.losses.with_marginals(SHARPNESS):
             generator = setting.generator(f"unbalanced-classes {n_classes}")
             (end,) = descend_from_random(criterion, labels, n_classes + 6, generator, 1)
