@@ -17,17 +17,11 @@ from tricouple import checks
 
 @dataclass(frozen=True)
 class Mixture:
-    """K Gaussians in d dimensions that share one covariance.
+    """K Gaussians in d dimensions that share one covariance."""
 
-    Attributes:
-        means: Shape (K, d); they sum to zero.
-        subspace: Orthonormal columns that span the means, shape (d, K−1).
-        kappa: Variance in each direction outside the subspace.
-    """
-
-    means: Tensor
-    subspace: Tensor
-    kappa: float
+    means: Tensor  # shape (K, d); they sum to zero
+    subspace: Tensor  # orthonormal columns that span the means, shape (d, K−1)
+    kappa: float  # variance in each direction outside the subspace
 
     def sample(self, sizes: list[int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw inputs (n, d) and labels (n,), class after class; see ``class_sizes``."""

@@ -19,20 +19,15 @@ class Normalisation:
     Batches travel as 8-bit tensors of the stored size, a quarter of the bytes or less, and are
     enlarged and converted where they are used.
 
-    Attributes:
-        mean: Of each channel, on the scale [0, 1].
-        std: Of each channel.
-        size: Side of the square images that the network sees.
-
     Example:
         >>> normalisation = Normalisation((0.5,), (0.5,), size=4)
         >>> normalisation(torch.full((1, 1, 2, 2), 255, dtype=torch.uint8)).unique()
         tensor([1.])
     """
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    size: int
+    mean: tuple[float, ...]  # of each channel, on the scale [0, 1]
+    std: tuple[float, ...]  # of each channel
+    size: int  # side of the square images that the network sees
 
     def __call__(self, images: Tensor) -> Tensor:
         """Prepare images (n, c, h, w), 8-bit or in [0, 1]: float32 (n, c, size, size)."""

@@ -16,46 +16,29 @@ from tricouple.evaluation.probe import knn_accuracy, linear_probe
 
 @dataclass(frozen=True)
 class FeatureReport:
-    """What one kind of features is worth.
+    """What one kind of features is worth."""
 
-    Attributes:
-        features: ``"penultimate"`` (before the projection) or ``"embedding"`` (after it).
-        dim: Dimension of the features.
-        linear: Test accuracy of a linear probe.
-        linear_train: Its training accuracy.
-        knn: Test accuracy of k nearest neighbours.
-        geometry: Of the test features; None if they have no two classes, or no two samples of one.
-        confusion: Counts of the linear probe on the test set, true classes as rows.
-    """
-
-    features: str
-    dim: int
-    linear: float
-    linear_train: float
-    knn: float
+    features: str  # ``"penultimate"`` (before the projection) or ``"embedding"`` (after it)
+    dim: int  # dimension of the features
+    linear: float  # test accuracy of a linear probe
+    linear_train: float  # its training accuracy
+    knn: float  # test accuracy of k nearest neighbours
+    # Of the test features; None if they have no two classes, or no two samples of one.
     geometry: Geometry | None
+    # Counts of the linear probe on the test set, true classes as rows.
     confusion: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of evaluating an encoder: the same measures for both kinds of features.
+    """The result of evaluating an encoder: the same measures for both kinds of features."""
 
-    Attributes:
-        classes: Names of the classes.
-        n_train: How many labelled samples the probe and k-NN learned from.
-        n_test: How many samples the accuracies are of.
-        k: Neighbours of k-NN.
-        penultimate: Of the features before the projection.
-        embedding: Of the features after it, which the loss shaped.
-    """
-
-    classes: tuple[str, ...]
-    n_train: int
-    n_test: int
-    k: int
-    penultimate: FeatureReport
-    embedding: FeatureReport
+    classes: tuple[str, ...]  # names of the classes
+    n_train: int  # how many labelled samples the probe and k-NN learned from
+    n_test: int  # how many samples the accuracies are of
+    k: int  # neighbours of k-NN
+    penultimate: FeatureReport  # of the features before the projection
+    embedding: FeatureReport  # of the features after it, which the loss shaped
 
     def as_json(self) -> dict[str, Any]:
         """Plain lists, numbers and texts, for ``json.dump``."""

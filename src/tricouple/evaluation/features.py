@@ -24,17 +24,11 @@ _AT_A_TIME = 256
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """What an encoder makes of a set of images.
+    """What an encoder makes of a set of images."""
 
-    Attributes:
-        penultimate: Before the projection, shape (n, d); probes usually look at these.
-        embedding: After it, shape (n, d'); the loss shaped these.
-        labels: Class of each image, shape (n,); −1 where unlabelled.
-    """
-
-    penultimate: Tensor
-    embedding: Tensor
-    labels: Tensor
+    penultimate: Tensor  # before the projection, shape (n, d); probes usually look at these
+    embedding: Tensor  # after it, shape (n, d'); the loss shaped these
+    labels: Tensor  # class of each image, shape (n,); −1 where unlabelled
 
     def kinds(self) -> Iterator[tuple[str, Tensor]]:
         """Both kinds of features with their names."""

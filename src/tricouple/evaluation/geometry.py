@@ -19,29 +19,17 @@ MEASURES = ("nc1", "nc2_std", "nc2_deviation", "effective_rank", "alpha", "beta"
 
 @dataclass(frozen=True)
 class Geometry:
-    """How features of the test set lie on the sphere; see ``tricouple.geometry``.
+    """How features of the test set lie on the sphere; see ``tricouple.geometry``."""
 
-    Attributes:
-        n_samples: How many test samples were measured; NC1 is a sum over them.
-        nc1: Within-class scatter.
-        nc2_std: Standard deviation of the cosines between centred class means.
-        nc2_deviation: Their mean distance from −1/(K−1).
-        spectrum: Eigenvalues of the class-mean covariance, descending.
-        effective_rank: How many dimensions the samples fill.
-        alpha: Mean cosine within classes.
-        beta: Mean cosine across classes.
-        uniformity: Of all pairs; lower is more uniform.
-    """
-
-    n_samples: int
-    nc1: float
-    nc2_std: float
-    nc2_deviation: float
-    spectrum: tuple[float, ...]
-    effective_rank: float
-    alpha: float
-    beta: float
-    uniformity: float
+    n_samples: int  # how many test samples were measured; NC1 is a sum over them
+    nc1: float  # within-class scatter
+    nc2_std: float  # standard deviation of the cosines between centred class means
+    nc2_deviation: float  # their mean distance from −1/(K−1)
+    spectrum: tuple[float, ...]  # eigenvalues of the class-mean covariance, descending
+    effective_rank: float  # how many dimensions the samples fill
+    alpha: float  # mean cosine within classes
+    beta: float  # mean cosine across classes
+    uniformity: float  # of all pairs; lower is more uniform
 
 
 def measure_geometry(features: Tensor, labels: Tensor, seed: int = 0) -> Geometry | None:
@@ -105,27 +93,16 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Modalities:
-    """Geometry of image and text embeddings.
+    """Geometry of image and text embeddings."""
 
-    Attributes:
-        gap: Distance of the mean image from the mean text, unit embeddings: 0 for none.
-        alignment: Mean squared distance of an image and its captions (lower is better).
-        image_uniformity: ``log E exp(−2|z − z'|²)`` over images (lower is more uniform).
-        text_uniformity: The same over texts.
-        image_rank: Effective rank of the images.
-        text_rank: Effective rank of the texts.
-        matched: Mean cosine of an image and its captions.
-        unmatched: Mean cosine of an image and the captions of others.
-    """
-
-    gap: float
-    alignment: float
-    image_uniformity: float
-    text_uniformity: float
-    image_rank: float
-    text_rank: float
-    matched: float
-    unmatched: float
+    gap: float  # distance of the mean image from the mean text, unit embeddings: 0 for none
+    alignment: float  # mean squared distance of an image and its captions (lower is better)
+    image_uniformity: float  # ``log E exp(−2|z − z'|²)`` over images (lower is more uniform)
+    text_uniformity: float  # the same over texts
+    image_rank: float  # effective rank of the images
+    text_rank: float  # effective rank of the texts
+    matched: float  # mean cosine of an image and its captions
+    unmatched: float  # mean cosine of an image and the captions of others
 
 
 def measure_modalities(images: Tensor, texts: Tensor, owners: Tensor) -> Modalities:

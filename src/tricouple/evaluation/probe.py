@@ -23,17 +23,11 @@ _SMALL_STEP = 4_000_000  # multiplications of a batch with the weights
 
 @dataclass(frozen=True, eq=False)
 class ProbeResult:
-    """What a linear probe reads from features.
+    """What a linear probe reads from features."""
 
-    Attributes:
-        accuracy: Share of test samples classified correctly.
-        train_accuracy: The same of the training samples.
-        predictions: Class of each test sample, shape (m,).
-    """
-
-    accuracy: float
-    train_accuracy: float
-    predictions: Tensor
+    accuracy: float  # share of test samples classified correctly
+    train_accuracy: float  # the same of the training samples
+    predictions: Tensor  # class of each test sample, shape (m,)
 
 
 def linear_probe(

@@ -15,36 +15,22 @@ RANKS = (1, 5, 10)
 
 @dataclass(frozen=True)
 class Recall:
-    """How often a right answer is among the first k.
+    """How often a right answer is among the first k."""
 
-    Attributes:
-        at1: k = 1.
-        at5: k = 5.
-        at10: k = 10.
-    """
-
-    at1: float
-    at5: float
-    at10: float
+    at1: float  # k = 1
+    at5: float  # k = 5
+    at10: float  # k = 10
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Both directions, and what guessing would give.
+    """Both directions, and what guessing would give."""
 
-    Attributes:
-        image_to_text: An image is the query, any of its captions a right answer.
-        text_to_image: A caption is the query, its image the right answer.
-        chance: Recall of random rankings, image to text.
-        chance_text: Recall of random rankings, text to image.
-        candidates: How many texts and how many images there are to choose from.
-    """
-
-    image_to_text: Recall
-    text_to_image: Recall
-    chance: Recall
-    chance_text: Recall
-    candidates: tuple[int, int]
+    image_to_text: Recall  # an image is the query, any of its captions a right answer
+    text_to_image: Recall  # a caption is the query, its image the right answer
+    chance: Recall  # recall of random rankings, image to text
+    chance_text: Recall  # recall of random rankings, text to image
+    candidates: tuple[int, int]  # how many texts and how many images there are to choose from
 
 
 def whole_split(images: Tensor, texts: Tensor, owners: Tensor) -> Retrieval:

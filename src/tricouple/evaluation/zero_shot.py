@@ -31,21 +31,13 @@ TEMPLATES = (
 
 @dataclass(frozen=True)
 class ZeroShot:
-    """Accuracy without any training on the classes.
+    """Accuracy without any training on the classes."""
 
-    Attributes:
-        top1: The right class is the nearest.
-        top5: It is among the five nearest.
-        chance: Of top1 by guessing.
-        n_images: How many images were classified.
-        n_classes: How many classes there are.
-    """
-
-    top1: float
-    top5: float
-    chance: float
-    n_images: int
-    n_classes: int
+    top1: float  # the right class is the nearest
+    top5: float  # it is among the five nearest
+    chance: float  # of top1 by guessing
+    n_images: int  # how many images were classified
+    n_classes: int  # how many classes there are
 
 
 def class_embeddings(model: CLIP, names: Sequence[str], context_length: int) -> Tensor:

@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 class CaptionedImages:
     """Images and captions; several captions of one image share its identity.
 
-    Attributes:
-        images: An 8-bit tensor of shape (n, 3, side, side), or files that are decoded when
-            indexed.
-        captions: m ≥ n texts, those of the first image first.
-        owners: Which image each caption is of, int64 of shape (m,), in ascending order.
-
     Example:
         >>> blank = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
         >>> two = CaptionedImages.of(blank, [("a dog", "a puppy"), ("a cat",)])
@@ -35,9 +29,10 @@ class CaptionedImages:
         (tensor([0, 0, 1]), CaptionedImages(2 images, 3 captions))
     """
 
+    # An 8-bit tensor of shape (n, 3, side, side), or files that are decoded when indexed.
     images: Tensor | ImageFiles
-    captions: tuple[str, ...]
-    owners: Tensor
+    captions: tuple[str, ...]  # m ≥ n texts, those of the first image first
+    owners: Tensor  # which image each caption is of, int64 of shape (m,), in ascending order
 
     @classmethod
     def of(cls, images: Tensor | ImageFiles, captions: list[tuple[str, ...]]) -> CaptionedImages:
@@ -60,19 +55,12 @@ class CaptionedImages:
 
 @dataclass(frozen=True, eq=False)
 class CaptionData:
-    """A data set to train and evaluate on.
+    """A data set to train and evaluate on."""
 
-    Attributes:
-        train: To learn from.
-        validation: To choose settings on; None if there is none.
-        test: To evaluate on.
-        notes: What was left out or done to the data; a command says each once.
-    """
-
-    train: CaptionedImages
-    validation: CaptionedImages | None
-    test: CaptionedImages
-    notes: tuple[str, ...] = ()
+    train: CaptionedImages  # to learn from
+    validation: CaptionedImages | None  # to choose settings on; None if there is none
+    test: CaptionedImages  # to evaluate on
+    notes: tuple[str, ...] = ()  # what was left out or done to the data; a command says each once
 
 
 @dataclass(frozen=True, eq=False)

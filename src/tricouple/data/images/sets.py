@@ -103,17 +103,6 @@ class ImageSet(BatchedSet):
 class ImageData:
     """A data set to train and evaluate on.
 
-    Attributes:
-        name: As in ``load``.
-        train: Images to learn from; unlabelled if ``train.labels`` is None.
-        probe: Labelled images to fit linear probes and k-NN on: ``train`` itself if it is labelled.
-            None if there are no labels.
-        test: Labelled images to evaluate on; None if there are none.
-        classes: Name of each label; empty if there are no labels.
-        normalisation: The paper's for this data set, with the size that networks see.
-        notes: What is missing or differs from the published data set, and what was done about it;
-            a command says each once.
-
     Example:
         >>> from tricouple.data import images
         >>> data = images.load("digits")
@@ -121,12 +110,16 @@ class ImageData:
         (ImageSet(359 labelled images of 1×8×8), '3', (0.3058,))
     """
 
-    name: str
-    train: ImageSet
+    name: str  # as in ``load``
+    train: ImageSet  # images to learn from; unlabelled if ``train.labels`` is None
+    # Labelled images to fit linear probes and k-NN on: ``train`` itself if it is labelled. None if
+    # there are no labels.
     probe: ImageSet | None
-    test: ImageSet | None
-    classes: tuple[str, ...]
-    normalisation: Normalisation
+    test: ImageSet | None  # labelled images to evaluate on; None if there are none
+    classes: tuple[str, ...]  # name of each label; empty if there are no labels
+    normalisation: Normalisation  # the paper's for this data set, with the size that networks see
+    # What is missing or differs from the published data set, and what was done about it; a command
+    # says each once.
     notes: tuple[str, ...] = ()
 
     @property
