@@ -29,6 +29,7 @@ class ContrastiveLoss(nn.Module, ABC):
 
     needs_negatives = True
     unit_length = True  # whether the loss sees unit vectors, or embeddings as they are
+    scale: str | None = None  # the setting that divides similarities: τ, or what stands for it
 
     def __init__(self, *, empty: str = "raise") -> None:
         super().__init__()
@@ -57,6 +58,8 @@ class ContrastiveLoss(nn.Module, ABC):
         indices_tuple: tuple[Tensor, Tensor, Tensor] | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Labels | None = None,
+        *,
+        temperature: float | Tensor | None = None,
     ) -> Tensor:
         """Compute the loss of a batch.
 
@@ -67,11 +70,14 @@ class ContrastiveLoss(nn.Module, ABC):
             indices_tuple: Explicit triplets (anchors, positives, negatives) instead of labels.
             ref_emb: References, shape (M, d), if they are other samples than the anchors.
             ref_labels: An identity for each reference.
+            temperature: τ of this call, instead of the loss's own (of ε of IOT and Fused-Gromov, of
+                the regularisation of DBOT: what divides the similarities); a number, or a tensor
+                of one element that receives its gradient.
 
         Returns:
             A scalar, float32 or float64.
         """
-        return self._run(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        return self._run(embeddings, labels, indices_tuple, ref_emb, ref_labels, temperature)
 
     @never_compiled
     def _run(
@@ -81,8 +87,10 @@ class ContrastiveLoss(nn.Module, ABC):
         indices_tuple: tuple[Tensor, Tensor, Tensor] | None,
         ref_emb: Tensor | None,
         ref_labels: Labels | None,
+        temperature: float | Tensor | None,
     ) -> Tensor:
         checks.matrix("embeddings", embeddings)
+        temperature = self._scale(temperature)
         # Half precision cannot hold a coupling: the loss is a float32 island under autocast.
         with torch.autocast(embeddings.device.type, enabled=False):
             batch = prepare(
@@ -91,6 +99,7 @@ class ContrastiveLoss(nn.Module, ABC):
                 indices_tuple,
                 ref_emb,
                 ref_labels,
+                temperature,
                 unit_length=self.unit_length,
             )
             self._check_setting(batch)
@@ -104,6 +113,22 @@ class ContrastiveLoss(nn.Module, ABC):
             f"the batch of {len(batch.anchors)} samples has no {missing}: use larger or "
             'class-balanced batches, or empty="zero" to skip such batches'
         )
+
+    def _scale(self, temperature: float | Tensor | None) -> float | Tensor:
+        """What divides the similarities in a call that gives this temperature, or none."""
+        if self.scale is None:
+            if temperature is not None:
+                raise ValueError(
+                    f"temperature={temperature} has no meaning for {type(self).__name__}, a loss "
+                    "without one: leave it out"
+                )
+            return 1.0
+        if temperature is None:
+            own: float | Tensor = getattr(self, self.scale)
+            checks.positive_number(self.scale, own)
+            return own
+        checks.positive_number("temperature", temperature)
+        return temperature if isinstance(temperature, Tensor) else float(temperature)
 
     def _check_setting(self, batch: Batch) -> None:
         """Raise a ValueError where the loss has no meaning; most have one everywhere."""

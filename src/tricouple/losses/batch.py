@@ -26,6 +26,7 @@ class Batch:
     references: Tensor  # likewise, shape (M, d); the anchors themselves within one set
     relation: Relation  # who is whose positive and negative
     within: bool  # whether anchors and references are the same samples
+    temperature: float | Tensor  # what divides the similarities
 
     def similarity(self) -> Tensor:
         """Cosines, shape (N, M)."""
@@ -54,6 +55,7 @@ def prepare(
     indices_tuple: tuple[Tensor, Tensor, Tensor] | None,
     ref_emb: Tensor | None,
     ref_labels: Labels | None,
+    temperature: float | Tensor = 1.0,
     *,
     unit_length: bool = True,
 ) -> Batch:
@@ -88,7 +90,7 @@ def prepare(
         relation = _listed(indices_tuple, shape, within, anchors.device)
     else:
         relation = _identities(labels, ref_labels, shape, within, anchors.device)
-    return Batch(dtype, anchors, references, relation, within)
+    return Batch(dtype, anchors, references, relation, within, temperature)
 
 
 def _unit(name: str, values: Tensor) -> Tensor:

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from tricouple.losses.base import ContrastiveLoss
 
-# What scales the similarities in each loss; the sharpness is inverse to it.
-_SCALES = ("temperature", "epsilon", "regularisation")
 MAX_SHARPNESS = 100.0  # CLIP's own limit of its learnable scale
 
 
@@ -33,26 +31,30 @@ class BothDirections(nn.Module):
     def __init__(self, criterion: ContrastiveLoss, *, learn: bool = False) -> None:
         super().__init__()
         self.criterion = criterion
-        self.scale = next(name for name in _SCALES if hasattr(criterion, name))
-        self.initial = float(getattr(criterion, self.scale))
+        self.initial = float(getattr(criterion, criterion.scale)) if criterion.scale else 1.0
         self.log_factor = nn.Parameter(torch.zeros(())) if learn else None
         # The other regularisation, if the loss has two, divides the sharpness as well.
         other = 1.0
-        if self.scale == "temperature":
+        if criterion.scale == "temperature":
             other = float(getattr(criterion, "epsilon", getattr(criterion, "epsilon_pos", 1.0)))
         self.initial_sharpness = 1 / (self.initial * other)
 
     def forward(self, images: Tensor, texts: Tensor, identities: Tensor) -> Tensor:
         """The loss of embeddings, (n, d); identities, (n,), are equal for texts of one image."""
+        temperature = None
         if self.log_factor is not None:
             limit = math.log(max(MAX_SHARPNESS / self.initial_sharpness, 1.0))
             # The parameter itself, as in CLIP: a clamp in the graph would leave no gradient that
             # could bring it down again.
             with torch.no_grad():
                 self.log_factor.clamp_(max=limit)
-            setattr(self.criterion, self.scale, self.initial * torch.exp(-self.log_factor))
-        there = self.criterion(images, identities, ref_emb=texts, ref_labels=identities)
-        back = self.criterion(texts, identities, ref_emb=images, ref_labels=identities)
+            temperature = self.initial * torch.exp(-self.log_factor)
+        there, back = (
+            self.criterion(
+                anchors, identities, ref_emb=others, ref_labels=identities, temperature=temperature
+            )
+            for anchors, others in ((images, texts), (texts, images))
+        )
         both: Tensor = (there + back) / 2
         return both
 

@@ -11,6 +11,7 @@ from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.costs import VARIANTS, read_out
+from tricouple.numeric import inverse_product
 
 
 class DBOT(ContrastiveLoss):
@@ -45,6 +46,8 @@ class DBOT(ContrastiveLoss):
         >>> loss.shape
         torch.Size([])
     """
+
+    scale = "regularisation"
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class DBOT(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """Scale the kernel, read the positives."""
-        scores = batch.similarity() / self.regularisation
+        scores = batch.similarity() * inverse_product(batch.temperature, 1.0)
         if batch.within:
             scores = scores.fill_diagonal_(-torch.inf)
         log_plan = self._scaled(scores)

@@ -49,6 +49,8 @@ class FusedGromov(ContrastiveLoss):
         torch.Size([])
     """
 
+    scale = "epsilon"
+
     def __init__(
         self,
         epsilon: float | Tensor = 0.01,
@@ -81,12 +83,12 @@ class FusedGromov(ContrastiveLoss):
     def compute(self, batch: Batch) -> Tensor:
         """Update the cost, solve the plan, and again."""
         flipped = self.variant == "published"
-        epsilon = 1.0 if flipped else self.epsilon
+        epsilon = 1.0 if flipped else batch.temperature
         sides = batch.anchors, batch.references
         rows, columns = (cosines(side, side) for side in sides)
         cost = 1 - batch.similarity()
         mass = len(cost)  # so that rows sum to one
-        plan = torch.softmax(-cost / self.epsilon, 1)
+        plan = torch.softmax(-cost / batch.temperature, 1)
         for _ in range(self.n_outer):
             cost = cost - self.alpha * cosines(cosines(rows, plan.T), columns)  # Σ P Σ
             # Divided by ε beforehand, so that an ε that learns receives its gradient.

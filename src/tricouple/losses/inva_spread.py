@@ -35,6 +35,8 @@ class InvaSpread(ContrastiveLoss):
         torch.Size([])
     """
 
+    scale = "temperature"
+
     def __init__(
         self,
         temperature: float | Tensor = 0.1,
@@ -50,11 +52,10 @@ class InvaSpread(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """Attract the positives of each anchor, spread its negatives."""
-        checks.positive_number("temperature", self.temperature)
         references = batch.references
         if self.variant == "published":
             references = references.detach()
-        scores = cosines(batch.anchors, references) * inverse_product(self.temperature, 1.0)
+        scores = cosines(batch.anchors, references) * inverse_product(batch.temperature, 1.0)
         if batch.within:
             scores = scores.fill_diagonal_(-torch.inf)
         log_p = torch.log_softmax(scores, 1)

@@ -46,6 +46,8 @@ class IOT(ContrastiveLoss):
         torch.Size([])
     """
 
+    scale = "epsilon"
+
     def __init__(
         self,
         epsilon: float = 0.1,
@@ -83,7 +85,7 @@ class IOT(ContrastiveLoss):
     def compute(self, batch: Batch) -> Tensor:
         """The divergence, and the penalty if asked for."""
         target = batch.relation.positives()
-        sharpness = inverse_product(self.epsilon, 1.0)
+        sharpness = inverse_product(batch.temperature, 1.0)
         divergence = pair_divergence(batch, target, sharpness, self.sweeps)
         loss = divergence.value
         if self.uniformity:

@@ -68,6 +68,8 @@ class NegMMIOT(ContrastiveLoss):
         torch.Size([])
     """
 
+    scale = "temperature"
+
     def __init__(
         self,
         temperature: float | Tensor = 0.1,
@@ -96,9 +98,8 @@ class NegMMIOT(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """KL(P̃‖P) = −log|A| + ⟨P̃, C⟩/ε − Σ ⟨target marginal, log-scaling⟩ (mathematics §2)."""
-        checks.positive_number("temperature", self.temperature)
         cost, target = self._cost(), batch.relation.triplets()
-        factor, problem = cost.factor(self.temperature), cost.problem(batch, self.sweeps)
+        factor, problem = cost.factor(batch.temperature), cost.problem(batch, self.sweeps)
         mean = cost.mean(batch, target, factor, self.sweeps)  # ⟨P̃, C⟩/ε
         masses = torch.cat(target.marginals)
         imposed = self.sweeps.imposed(masses, [len(mass) for mass in target.marginals])

@@ -53,6 +53,8 @@ class PushPull(ContrastiveLoss):
         torch.Size([])
     """
 
+    scale = "temperature"
+
     def __init__(
         self,
         temperature: float | Tensor = 0.1,
@@ -84,13 +86,12 @@ class PushPull(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """Both divergences, of cosines or of costs shaped from them."""
-        checks.positive_number("temperature", self.temperature)
         attract: float | Tensor
         repel: float | Tensor
         costs = None
         if self.shaping == "linear":
-            attract = inverse_product(self.temperature, self.epsilon_pos)
-            repel = -inverse_product(self.temperature, self.epsilon_neg)
+            attract = inverse_product(batch.temperature, self.epsilon_pos)
+            repel = -inverse_product(batch.temperature, self.epsilon_neg)
         else:
             # Costs instead of similarities: transport now seeks the small ones.
             costs = self._costs(batch)
@@ -112,7 +113,7 @@ class PushPull(ContrastiveLoss):
                 f"memory='streamed' needs shaping='linear', got {self.shaping!r}: costs of another "
                 "shape are an N×N matrix; use memory='matrices'"
             )
-        margins = batch.similarity() * inverse_product(self.temperature, 1.0)
+        margins = batch.similarity() * inverse_product(batch.temperature, 1.0)
         psi = resolve(self.shaping)
         lowest, highest = (float(end) for end in torch.aminmax(margins.detach()))
         check_decreasing(psi, lowest, max(highest, lowest + 1e-3), margins)
