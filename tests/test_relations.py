@@ -11,7 +11,7 @@ from reference import (
     uniform_on,
     with_gradients,
 )
-from tricouple.relations import Identities, ListedTriplets
+from tricouple.relations import Identities, ListedTriplets, MinedPairs
 
 LABELS = {
     "balanced": ([0, 0, 1, 1, 2, 2], None),
@@ -42,13 +42,26 @@ def listed_relation(repeat=1):
     return ListedTriplets.distinct(*columns, shape=(5, 4)), triplets, (5, 4)
 
 
-WITH_TRIPLETS = [name for name in LABELS if relation_of(name)[1]] + ["listed", "listed twice"]
+def mined_relation(repeat=1):
+    """Pairs of four anchors: two have both kinds, one has positives alone, one negatives alone."""
+    near = [(0, 1), (0, 2), (2, 1), (3, 0)] * repeat
+    far = [(0, 0), (0, 3), (2, 3), (2, 0), (2, 2), (4, 1)] * repeat
+    columns = (torch.tensor(column) for pairs in (near, far) for column in zip(*pairs, strict=True))
+    triplets = [(i, j, k) for i, j in set(near) for a, k in set(far) if a == i]
+    return MinedPairs.distinct(*columns, shape=(5, 4)), triplets, (5, 4)
+
+
+MADE = {
+    "listed": listed_relation,
+    "listed twice": lambda: listed_relation(2),
+    "mined": mined_relation,
+    "mined twice": lambda: mined_relation(2),
+}
+WITH_TRIPLETS = [*(name for name in LABELS if relation_of(name)[1]), *MADE]
 
 
 def example(name):
-    if name.startswith("listed"):
-        return listed_relation(2 if "twice" in name else 1)
-    return relation_of(name)
+    return MADE[name]() if name in MADE else relation_of(name)
 
 
 def assert_target(relation, target, dense):
@@ -111,6 +124,29 @@ def test_positives_and_negatives_do_not_need_each_other(side, name):
     target = getattr(relation, side)()
     assert target.size == len(pairs)
     assert_target(relation, target.pairs, uniform_on(pairs, shape))
+
+
+def test_mined_positives_and_negatives_do_not_need_each_other():
+    relation, triplets, shape = mined_relation(repeat=2)
+    assert relation.n_triplets == len(triplets) == 2 * 2 + 1 * 3
+    assert relation.n_positives == 4
+    assert_target(
+        relation, relation.positives().pairs, uniform_on([(0, 1), (0, 2), (2, 1), (3, 0)], shape)
+    )
+    far = [(0, 0), (0, 3), (2, 3), (2, 0), (2, 2), (4, 1)]
+    assert_target(relation, relation.negatives().pairs, uniform_on(far, shape))
+    per_anchor = torch.zeros(shape, dtype=torch.float64)
+    per_anchor[[0, 0, 2, 3], [1, 2, 1, 0]] = torch.tensor([0.5, 0.5, 1, 1]).double() / 3
+    assert_target(relation, relation.per_anchor(), per_anchor)
+
+
+def test_mined_pairs_never_become_triplets():
+    # 100 anchors with 2000 positives and 2000 negatives each: 4e8 triplets of 4e5 pairs.
+    anchors = torch.arange(100).repeat_interleave(2000)
+    near = torch.arange(2000).repeat(100)
+    relation = MinedPairs.distinct(anchors, near, anchors, near + 2000, (100, 4000))
+    assert relation.n_triplets == 100 * 2000**2
+    assert len(relation.triplets().contrast.weights) == 2 * 100 * 2000
 
 
 def test_listed_triplets_are_a_set():

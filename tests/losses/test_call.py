@@ -1,13 +1,15 @@
-"""What a call may be given beside labels: a temperature of its own."""
+"""What a call may be given beside labels: a temperature of its own, pairs from a miner."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import tricouple as tc
-from conftest import draw
+from conftest import Batch, draw
+from reference import relative_error, with_gradients
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2, 0, 1, 2])
 ACROSS = {"ref_emb": draw(9, 5), "ref_labels": LABELS.flip(0)}
@@ -26,6 +28,15 @@ TEMPERED = {
     "fused_gromov": lambda tau: tc.FusedGromov(tau, alpha=0.1),
     "fused_gromov_published": lambda tau: tc.FusedGromov(tau, alpha=0.1, variant="published"),
 }
+CALLS = pytest.mark.parametrize(
+    ("name", "across"),
+    [
+        pytest.param(name, across, id=f"{name}-{'across' if across else 'within'}")
+        for name in TEMPERED
+        for across in (False, True)
+        if across or not name.startswith("fused_gromov")  # which needs two sets
+    ],
+)
 
 
 @pytest.mark.parametrize("name", TEMPERED)
@@ -38,11 +49,8 @@ def test_temperature_of_a_call_replaces_the_setting(name):
     assert not torch.equal(criterion(x, LABELS, **ACROSS), wanted)
 
 
-@pytest.mark.parametrize("across", [False, True], ids=["within", "across"])
-@pytest.mark.parametrize("name", TEMPERED)
+@CALLS
 def test_temperature_of_a_call_receives_its_gradient(name, across):
-    if name.startswith("fused_gromov") and not across:
-        return  # it needs two sets
     criterion, options = TEMPERED[name](0.9), ACROSS if across else {}
     tau = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
     x = draw(9, 0).requires_grad_()
@@ -76,3 +84,90 @@ def test_bad_temperature_of_a_call_is_named(name, value, found):
 def test_a_loss_without_a_temperature_says_so():
     with pytest.raises(ValueError, match=r"temperature=0.1 has no meaning for VICReg"):
         tc.VICReg()(draw(9, 0), LABELS, temperature=0.1)
+
+
+# --- pairs from a miner --------------------------------------------------------------------------
+
+# Every anchor has positives or negatives or both; one pair comes twice.
+PAIRS = (
+    torch.tensor([0, 0, 1, 3, 3, 3, 5, 0, 7]),
+    torch.tensor([1, 2, 0, 4, 5, 8, 3, 1, 2]),
+    torch.tensor([0, 0, 0, 1, 3, 5, 5, 6]),
+    torch.tensor([4, 5, 8, 7, 0, 1, 2, 0]),
+)
+
+
+def products(a1, p, a2, n):
+    """All triplets of the pairs, listed."""
+    near = set(zip(a1.tolist(), p.tolist(), strict=True))
+    far = set(zip(a2.tolist(), n.tolist(), strict=True))
+    triplets = [(i, j, k) for i, j in sorted(near) for a, k in sorted(far) if a == i]
+    return torch.tensor(triplets).unbind(1)
+
+
+def without_halves(a1, p, a2, n):
+    """The pairs of anchors that have both kinds."""
+    near, far = torch.isin(a1, a2), torch.isin(a2, a1)
+    return a1[near], p[near], a2[far], n[far]
+
+
+@CALLS
+def test_pairs_are_all_the_triplets_of_each_anchor(name, across):
+    criterion, x = TEMPERED[name](0.5), draw(9, 0).requires_grad_()
+    options = {"ref_emb": draw(9, 5)} if across else {}
+    pairs = without_halves(*PAIRS)
+    found, wanted = (
+        with_gradients(criterion(x, indices_tuple=indices, **options), [x])
+        for indices in (pairs, products(*pairs))
+    )
+    tolerance = 1e-8 if name == "log_sigmoid" else 1e-12  # its mean cost is a quadrature
+    assert relative_error(found[0], wanted[0]) <= tolerance
+    assert relative_error(found[1], wanted[1]) <= tolerance
+
+
+@pytest.mark.parametrize("across", [False, True], ids=["within", "across"])
+def test_pairs_equal_the_dense_loss(plain_loss, across):
+    # Anchors with one kind of pair alone are in no triplet; IOT takes all positives.
+    batch = Batch(draw(9, 0), ref_emb=draw(9, 5) if across else None).to(torch.float64)
+    near = list(zip(*(index.tolist() for index in PAIRS[:2]), strict=True))
+    listed = list(zip(*(index.tolist() for index in products(*PAIRS)), strict=True))
+    if plain_loss.module == "IOT":
+        listed = [(*pair, 0) for pair in near]
+    arguments = batch.embeddings, None, batch.ref_emb, None, listed
+    ours = replace(batch, triplets=PAIRS).loss(plain_loss.criterion(**plain_loss.soft))
+    found = with_gradients(ours, batch.leaves)
+    wanted = with_gradients(plain_loss.oracle(*arguments, **plain_loss.soft), batch.leaves)
+    assert relative_error(found[0], wanted[0]) <= 1e-12
+    assert relative_error(found[1], wanted[1]) <= 1e-12
+
+
+@pytest.mark.parametrize("name", TEMPERED)
+@pytest.mark.parametrize(
+    ("pairs", "found"),
+    [
+        (([0, 1], [1, 1], [0], [2]), r"pairs of distinct samples, entry 1 is \(1, 1\)"),
+        (([0], [1], [2, 3], [0, 3]), r"pairs of distinct samples, entry 1 is \(3, 3\)"),
+        (([0], [1], [9], [2]), r"\(a2\) must be between 0 and 8, got 9"),
+        (([0], [-1], [0], [2]), r"\(p\) must be between 0 and 8, got -1"),
+        (([0], [1], [0, 1], [2]), r"\(n\) must hold .* \(2,\), got \(1,\)"),
+        (([0.5], [1], [0], [2]), r"\(a1\) must be integers"),
+        (([0, 0], [1, 2], [0, 0], [3, 2]), r"pair \(0, 2\) as positive .* and as negative"),
+    ],
+)
+def test_bad_pairs_are_named(name, pairs, found):
+    with pytest.raises((ValueError, TypeError), match=f"indices_tuple.*{found}"):
+        TEMPERED[name](0.5)(draw(9, 0), indices_tuple=pairs)
+
+
+def test_across_two_sets_an_index_may_meet_itself():
+    pairs = ([0, 1], [0, 1], [0, 1], [1, 0])
+    assert tc.NegMMIOT()(draw(3, 0), indices_tuple=pairs, ref_emb=draw(3, 1)) > 0
+
+
+def test_pairs_without_a_triplet_are_an_empty_batch():
+    pairs = ([0], [1], [2], [3])
+    with pytest.raises(ValueError, match=r"no negative pair for an anchor .*empty"):
+        tc.NegMMIOT()(draw(9, 0), indices_tuple=pairs)
+    assert tc.NegMMIOT(empty="zero")(draw(9, 0), indices_tuple=pairs) == 0
+    nothing = torch.zeros(4, 0, dtype=torch.int64).unbind()
+    assert tc.IOT(empty="zero")(draw(9, 0), indices_tuple=nothing) == 0

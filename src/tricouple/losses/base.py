@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tricouple import checks
 from tricouple.checks import Labels
-from tricouple.losses.batch import Batch, prepare
+from tricouple.losses.batch import Batch, IndicesTuple, prepare
 from tricouple.numeric import never_compiled
 
 
@@ -55,7 +55,7 @@ class ContrastiveLoss(nn.Module, ABC):
         self,
         embeddings: Tensor,
         labels: Labels | None = None,
-        indices_tuple: tuple[Tensor, Tensor, Tensor] | None = None,
+        indices_tuple: IndicesTuple | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Labels | None = None,
         *,
@@ -67,12 +67,14 @@ class ContrastiveLoss(nn.Module, ABC):
             embeddings: Anchors, shape (N, d); they need not be normalised.
             labels: An integer identity for each anchor: its class, its source instance or its pair;
                 a tensor, a list or an array.
-            indices_tuple: Explicit triplets (anchors, positives, negatives) instead of labels.
+            indices_tuple: What a miner found, instead of labels: triplets (anchors, positives,
+                negatives), or pairs (a1, p, a2, n), where every positive of an anchor goes with
+                every negative of it. What is listed twice counts once.
             ref_emb: References, shape (M, d), if they are other samples than the anchors.
             ref_labels: An identity for each reference.
-            temperature: τ of this call, instead of the loss's own (of ε of IOT and Fused-Gromov, of
-                the regularisation of DBOT: what divides the similarities); a number, or a tensor
-                of one element that receives its gradient.
+            temperature: τ of this call instead of the loss's own (ε of IOT and Fused-Gromov, the
+                regularisation of DBOT: what divides the similarities); a number, or a tensor of
+                one element that receives its gradient.
 
         Returns:
             A scalar, float32 or float64.
@@ -84,7 +86,7 @@ class ContrastiveLoss(nn.Module, ABC):
         self,
         embeddings: Tensor,
         labels: Labels | None,
-        indices_tuple: tuple[Tensor, Tensor, Tensor] | None,
+        indices_tuple: IndicesTuple | None,
         ref_emb: Tensor | None,
         ref_labels: Labels | None,
         temperature: float | Tensor | None,

@@ -10,7 +10,10 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.checks import Labels
 from tricouple.numeric import compute_dtype, cosines, unit_rows, wide_dtype
-from tricouple.relations import Identities, ListedTriplets, PairTarget, Relation
+from tricouple.relations import Identities, ListedTriplets, MinedPairs, PairTarget, Relation
+
+IndicesTuple = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]
+"""Triplets (anchors, positives, negatives), or pairs (a1, positives, a2, negatives)."""
 
 # Up to this many pairs a batch is computed in float64: 64 samples within one set.
 _TINY = 64 * 64
@@ -52,7 +55,7 @@ class Batch:
 def prepare(
     embeddings: Tensor,
     labels: Labels | None,
-    indices_tuple: tuple[Tensor, Tensor, Tensor] | None,
+    indices_tuple: IndicesTuple | None,
     ref_emb: Tensor | None,
     ref_labels: Labels | None,
     temperature: float | Tensor = 1.0,
@@ -133,7 +136,10 @@ def _identities(
     device: torch.device,
 ) -> Identities:
     if labels is None:
-        raise ValueError("labels are missing: pass labels, or triplets as indices_tuple=(a, p, n)")
+        raise ValueError(
+            "labels are missing: pass labels, or triplets as indices_tuple=(a, p, n), or pairs as "
+            "indices_tuple=(a1, p, a2, n)"
+        )
     anchors = checks.identities("labels", labels, shape[0], device)
     if within:
         return Identities.within_one_set(anchors)
@@ -144,34 +150,58 @@ def _identities(
 
 
 def _listed(
-    indices_tuple: tuple[Tensor, Tensor, Tensor],
-    shape: tuple[int, int],
-    within: bool,
-    device: torch.device,
-) -> ListedTriplets:
-    if not isinstance(indices_tuple, tuple | list) or len(indices_tuple) != 3:
-        found = len(indices_tuple) if hasattr(indices_tuple, "__len__") else indices_tuple
+    indices_tuple: IndicesTuple, shape: tuple[int, int], within: bool, device: torch.device
+) -> ListedTriplets | MinedPairs:
+    """Triplets (a, p, n), or pairs (a1, p) and (a2, n)."""
+    number = len(indices_tuple) if isinstance(indices_tuple, tuple | list) else 0
+    if number not in _INDICES:
+        found = f"{number} of them" if number else type(indices_tuple).__name__
         raise ValueError(
-            f"indices_tuple must be three index tensors (anchors, positives, negatives), "
-            f"got {found}"
+            "indices_tuple must be three index tensors, triplets (anchors, positives, negatives), "
+            f"or four, pairs (a1, p, a2, n), got {found}"
         )
-    a, p, n = indices_tuple
-    for name, indices, size in (("a", a, shape[0]), ("p", p, shape[1]), ("n", n, shape[1])):
-        label = f"indices_tuple ({name})"
-        length = len(a) if isinstance(a, Tensor) and a.ndim else 0
-        checks.identities(label, indices, length, device)
-        if length and not 0 <= int(indices.min()) <= int(indices.max()) < size:
-            raise ValueError(
-                f"{label} must be between 0 and {size - 1}, got {int(indices.min())} … "
-                f"{int(indices.max())}"
-            )
+    indices = [
+        _indices(f"indices_tuple ({name})", values, indices_tuple[first], shape[axis], device)
+        for values, (name, first, axis) in zip(indices_tuple, _INDICES[number], strict=True)
+    ]
+    if number == 4:
+        a1, p, a2, n = indices
+        if within:
+            _check_distinct("pairs", (a1, p), (a1 == p))
+            _check_distinct("pairs", (a2, n), (a2 == n))
+        return MinedPairs.distinct(a1, p, a2, n, shape)
+    a, p, n = indices
     repeated = p == n
     if within:
         repeated = repeated | (a == p) | (a == n)
+    _check_distinct("triplets", (a, p, n), repeated)
+    return ListedTriplets.distinct(a, p, n, shape)
+
+
+# Of three and of four index tensors: the name of each, which other has its length, and whether it
+# counts anchors (0) or references (1).
+_INDICES = {
+    3: (("a", 0, 0), ("p", 0, 1), ("n", 0, 1)),
+    4: (("a1", 0, 0), ("p", 0, 1), ("a2", 2, 0), ("n", 2, 1)),
+}
+
+
+def _indices(name: str, values: Labels, first: Labels, size: int, device: torch.device) -> Tensor:
+    """Indices below ``size``, as many as the first of their pair or triplet has."""
+    length = len(first) if hasattr(first, "__len__") and getattr(first, "ndim", None) != 0 else 0
+    indices = checks.identities(name, values, length, device)
+    if length and not 0 <= int(indices.min()) <= int(indices.max()) < size:
+        raise ValueError(
+            f"{name} must be between 0 and {size - 1}, got {int(indices.min())} … "
+            f"{int(indices.max())}"
+        )
+    return indices.long()
+
+
+def _check_distinct(what: str, entries: tuple[Tensor, ...], repeated: Tensor) -> None:
     if bool(repeated.any()):
         where = int(repeated.nonzero()[0])
         raise ValueError(
-            "indices_tuple must list triplets of distinct samples, entry "
-            f"{where} is {int(a[where]), int(p[where]), int(n[where])}"
+            f"indices_tuple must list {what} of distinct samples, entry {where} is "
+            f"{tuple(int(index[where]) for index in entries)}"
         )
-    return ListedTriplets.distinct(a.long(), p.long(), n.long(), shape)

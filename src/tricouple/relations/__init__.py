@@ -9,13 +9,14 @@ The target couplings are uniform on A or on its projections, and are never built
 """
 
 from tricouple.relations.identities import Identities
-from tricouple.relations.listed import ListedTriplets
+from tricouple.relations.listed import ListedTriplets, MinedPairs
 from tricouple.relations.targets import PairTarget, Relation, TripletTarget, UniformPairs
 from tricouple.relations.views import pair_views, view_pairs
 
 __all__ = [
     "Identities",
     "ListedTriplets",
+    "MinedPairs",
     "PairTarget",
     "Relation",
     "TripletTarget",

@@ -1,4 +1,4 @@
-"""The relation of explicit (anchor, positive, negative) triplets, as a miner gives them."""
+"""Relations as miners give them: explicit triplets, or explicit pairs and all their triplets."""
 
 from __future__ import annotations
 
@@ -49,16 +49,8 @@ class ListedTriplets:
 
     def triplets(self) -> TripletTarget:
         """Pair marginals by counting."""
-        positives = self._pairs(self.positive_indices)
-        negatives = self._pairs(self.negative_indices)
-        contrast = ListedPairs(
-            torch.cat([positives.rows, negatives.rows]),
-            torch.cat([positives.columns, negatives.columns]),
-            torch.cat([positives.weights, -negatives.weights]),
-            self.shape,
-        )
-        marginals = (*positives.marginals, negatives.marginals[1])
-        return TripletTarget(self.n_triplets, positives, negatives, contrast, marginals)
+        pairs = self._pairs(self.positive_indices), self._pairs(self.negative_indices)
+        return _triplet_target(self.n_triplets, *pairs)
 
     def attracting(self) -> UniformPairs:
         """Distinct (anchor, positive) pairs."""
@@ -79,9 +71,7 @@ class ListedTriplets:
     def per_anchor(self) -> ListedPairs:
         """Distinct (anchor, positive) pairs, each weighing 1/n⁺_i of what its anchor weighs."""
         pairs = self._pairs(self.positive_indices)
-        counts = torch.bincount(pairs.rows, minlength=self.shape[0]).to(pairs.weights.dtype)
-        weights = 1 / (torch.count_nonzero(counts) * counts[pairs.rows])
-        return ListedPairs(pairs.rows, pairs.columns, weights, self.shape)
+        return _per_anchor(pairs.rows, pairs.columns, self.shape)
 
     def _pairs(self, partners: Tensor) -> ListedPairs:
         keys, counts = torch.unique(self.anchors * self.shape[1] + partners, return_counts=True)
@@ -90,9 +80,113 @@ class ListedTriplets:
 
     def _uniform(self, partners: Tensor) -> UniformPairs:
         pairs = self._pairs(partners)
-        size = float(len(pairs.weights))
-        uniform = torch.full_like(pairs.weights, 1 / size)
-        return UniformPairs(size, ListedPairs(pairs.rows, pairs.columns, uniform, self.shape))
+        return _uniform(pairs.rows, pairs.columns, self.shape)
+
+
+@dataclass(frozen=True)
+class MinedPairs:
+    """Every listed positive of an anchor with every listed negative of it (mathematics §1).
+
+    A pair that is listed twice counts once. The triplets are products for each anchor and are never
+    listed: memory is that of the pairs.
+
+    Example:
+        >>> a, p, n = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 0]), torch.tensor([3, 4, 4])
+        >>> MinedPairs.distinct(a, p, a, n, (5, 5)).n_triplets   # 2·2 + 1·1
+        5.0
+    """
+
+    positive_pairs: tuple[Tensor, Tensor]  # anchors and references
+    negative_pairs: tuple[Tensor, Tensor]
+    shape: tuple[int, int]
+
+    @classmethod
+    def distinct(
+        cls,
+        anchors: Tensor,
+        positives: Tensor,
+        others: Tensor,
+        negatives: Tensor,
+        shape: tuple[int, int],
+    ) -> MinedPairs:
+        """Drop repeated pairs.
+
+        Args:
+            anchors: Of the positive pairs.
+            positives: Their references.
+            others: Anchors of the negative pairs.
+            negatives: Their references.
+            shape: (N, M).
+
+        Raises:
+            ValueError: If a pair is listed as positive and as negative.
+        """
+        m = shape[1]
+        near, far = torch.unique(anchors * m + positives), torch.unique(others * m + negatives)
+        both = near[torch.isin(near, far)]
+        if len(both):
+            pair = int(both[0]) // m, int(both[0]) % m
+            raise ValueError(
+                f"indices_tuple lists the pair {pair} as positive (a1, p) and as negative (a2, n): "
+                "it can be one of them"
+            )
+        return cls((near // m, near % m), (far // m, far % m), shape)
+
+    @cached_property
+    def _partners(self) -> tuple[Tensor, Tensor]:
+        """n⁺ and n⁻ of each anchor, shape (N,) each."""
+        rows = self.positive_pairs[0], self.negative_pairs[0]
+        near, far = (
+            torch.bincount(row, minlength=self.shape[0]).to(wide_dtype(row.device)) for row in rows
+        )
+        return near, far
+
+    @cached_property
+    def n_triplets(self) -> float:
+        """|A| = Σ_i n⁺_i n⁻_i."""
+        near, far = self._partners
+        return float(near @ far)
+
+    @property
+    def n_positives(self) -> float:
+        """Σ_i n⁺_i."""
+        return float(len(self.positive_pairs[0]))
+
+    def triplets(self) -> TripletTarget:
+        """P̃¹²_ij = W⁺_ij n⁻_i/|A| and P̃¹³_ik = W⁻_ik n⁺_i/|A| (mathematics §1)."""
+        near, far = self._partners
+        positives = self._weighted(self.positive_pairs, far / self.n_triplets)
+        negatives = self._weighted(self.negative_pairs, near / self.n_triplets)
+        return _triplet_target(self.n_triplets, positives, negatives)
+
+    def attracting(self) -> UniformPairs:
+        """Positive pairs of anchors that also have a negative."""
+        pairs = self._weighted(self.positive_pairs, self._partners[1])
+        return _uniform(pairs.rows, pairs.columns, self.shape)
+
+    def repelling(self) -> UniformPairs:
+        """Negative pairs of anchors that also have a positive."""
+        pairs = self._weighted(self.negative_pairs, self._partners[0])
+        return _uniform(pairs.rows, pairs.columns, self.shape)
+
+    def positives(self) -> UniformPairs:
+        """All positive pairs."""
+        return _uniform(*self.positive_pairs, self.shape)
+
+    def negatives(self) -> UniformPairs:
+        """All negative pairs."""
+        return _uniform(*self.negative_pairs, self.shape)
+
+    def per_anchor(self) -> ListedPairs:
+        """All positive pairs, each weighing 1/n⁺_i of what its anchor weighs."""
+        return _per_anchor(*self.positive_pairs, self.shape)
+
+    def _weighted(self, pairs: tuple[Tensor, Tensor], of_anchor: Tensor) -> ListedPairs:
+        """The pairs of anchors that have weight."""
+        rows, columns = pairs
+        weights = of_anchor[rows]
+        kept = weights > 0
+        return ListedPairs(rows[kept], columns[kept], weights[kept], self.shape)
 
 
 @dataclass(frozen=True)
@@ -129,3 +223,29 @@ class ListedPairs:
         chosen = torch.zeros(self.shape, dtype=torch.bool, device=self.rows.device)
         chosen[self.rows, self.columns] = True
         return chosen
+
+
+def _triplet_target(size: float, positives: ListedPairs, negatives: ListedPairs) -> TripletTarget:
+    """The target with these pair marginals."""
+    contrast = ListedPairs(
+        torch.cat([positives.rows, negatives.rows]),
+        torch.cat([positives.columns, negatives.columns]),
+        torch.cat([positives.weights, -negatives.weights]),
+        positives.shape,
+    )
+    marginals = (*positives.marginals, negatives.marginals[1])
+    return TripletTarget(size, positives, negatives, contrast, marginals)
+
+
+def _uniform(rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> UniformPairs:
+    """Uniform on these pairs."""
+    size = float(len(rows))
+    weights = torch.full_like(rows, 1 / max(1.0, size), dtype=wide_dtype(rows.device))
+    return UniformPairs(size, ListedPairs(rows, columns, weights, shape))
+
+
+def _per_anchor(rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> ListedPairs:
+    """These pairs, each weighing 1/n⁺_i of what its anchor weighs."""
+    counts = torch.bincount(rows, minlength=shape[0]).to(wide_dtype(rows.device))
+    weights = 1 / (torch.count_nonzero(counts) * counts[rows])
+    return ListedPairs(rows, columns, weights, shape)
