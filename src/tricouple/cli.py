@@ -101,7 +101,10 @@ def build_parser(selected: str | None = None) -> argparse.ArgumentParser:
         prog="tricouple", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=HelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"tricouple {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parser.add_argument(
+        "--completion", choices=("bash", "zsh"), help="print a script for completion by the Tab key"
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
         subparser = commands.add_parser(name, help=command.summary, formatter_class=HelpFormatter)
         if name == selected:

@@ -6,13 +6,14 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
@@ -25,42 +26,13 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from tricouple.conf import schema
+from tricouple.conf.words import STARTS, ConfigurationError, Start, spelt
 from tricouple.names import LOSSES
 
 if TYPE_CHECKING:
     from tricouple.losses.base import ContrastiveLoss
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a composition starts."""
-
-    name: str  # of the command, of the folder with its groups, and of the YAML file in it
-    across: bool  # whether its losses compare two sets of embeddings
-
-    @property
-    def losses(self) -> list[str]:
-        """The choices of ``loss``, a group that all commands share: those with a meaning here."""
-        return sorted(
-            key for key, loss in LOSSES.items() if (loss.across if self.across else loss.within)
-        )
-
-    @property
-    def folder(self) -> Path:
-        """The groups that this command alone has, and its studies."""
-        return Path(__file__).parent / self.name
-
-
-STARTS: dict[type, Start] = {
-    schema.Train: Start("train", across=False),
-    schema.Clip: Start("clip", across=True),
-}
-
-
-class ConfigurationError(ValueError):
-    """Words that make no configuration; the message is one line."""
 
 
 def configure(words: Sequence[str], kind: type[T]) -> T:
@@ -77,9 +49,9 @@ def configure(words: Sequence[str], kind: type[T]) -> T:
         >>> configure(["data=mnist", "seed=3"], schema.Train).data.name
         'mnist'
     """
-    start = STARTS[kind]
+    start, words = STARTS[kind], spelt(words, kind)
     with hydra_ready(start, words):
-        composed = compose(start.name, overrides=list(words))
+        composed = compose(start.name, overrides=words)
         OmegaConf.resolve(composed)
         return to_object(composed, kind)
 
@@ -121,7 +93,10 @@ def override(config: T, words: Sequence[str]) -> T:
         ConfigurationError: If a word is misspelt or has a value of the wrong type.
     """
     with one_line_errors():
-        merged = OmegaConf.merge(config, OmegaConf.from_dotlist(list(words)))
+        merged = OmegaConf.structured(config)
+        for word in spelt(words, type(config)):
+            changed = OverridesParser.create().parse_override(word)
+            OmegaConf.update(merged, changed.key_or_group, changed.value())
         return cast(T, OmegaConf.to_object(merged))
 
 
@@ -162,9 +137,6 @@ def to_yaml(config: object) -> str:
 def hydra_ready(start: Start, words: Sequence[str]) -> Iterator[GlobalHydra]:
     """Hydra with our groups, for some words; its global state is as before afterwards."""
     schema.register()
-    for choice in [choice for word in words for choice in _choices(word)]:
-        if re.fullmatch(r"loss=\w+", choice) and choice[5:] not in start.losses:
-            raise ConfigurationError(f"{choice}: choose one of {', '.join(start.losses)}")
     ready = initialize_config_dir(str(start.folder), version_base="1.3")
     with ready, one_line_errors(words, start):
         yield GlobalHydra.instance()

@@ -223,5 +223,8 @@ def register() -> None:
 
 def _reciprocal(*factors: float) -> float:
     """One over the product: τ = 1/(cε) for a wanted sharpness c."""
-    # Fewer digits than a float has: 1/(3 · 0.1) should read 3.33333 in folder names and tables.
-    return float(f"{1 / math.prod(factors, start=1.0):.6g}")
+    try:
+        # Fewer digits than a float has: 1/(3 · 0.1) should read 3.33333 in folder names and tables.
+        return float(f"{1 / math.prod(factors, start=1.0):.6g}")
+    except (TypeError, ZeroDivisionError):
+        return math.nan  # the sharpness itself is refused, by its name

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from tricouple import checks
 from tricouple.conf.compose import build_loss, sharpness_of
 from tricouple.conf.schema import Clip
 from tricouple.data import captions, images
@@ -360,14 +359,6 @@ def table(evaluation: Mapping[str, Any]) -> Table:
 # --- settings ------------------------------------------------------------------------------------
 
 
-def check(config: Clip) -> None:
-    """Refuse numbers that make no sense, by their names."""
-    checks.non_negative_number("data.test_size", config.data.test_size)
-    checks.non_negative_number("evaluation.gallery", config.evaluation.gallery)
-    checks.count("training.batch_size", config.training.batch_size)
-    checks.one_of("training.captions", config.training.captions, ("one", "all"))
-
-
 def flat(config: Clip) -> dict[str, Any]:
     """The settings that tell image-text runs apart, beside those of every kind."""
     training = config.training
@@ -397,7 +388,6 @@ CLIP = RunKind(
     prefix=("clip",),
     words=words,
     network=network,
-    check=check,
     load=load_captions,
     encoder=make_encoder,
     method=make_method,

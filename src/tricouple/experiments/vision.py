@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from torch import nn
 
-from tricouple import checks
 from tricouple.conf.compose import build_loss, loss_parameters, sharpness_of
 from tricouple.conf.schema import Train
 from tricouple.data import images
@@ -85,8 +84,6 @@ def load_images(config: Train) -> RunImages:
     probe = train if data.train.labels is not None else data.probe
     data = replace(data, train=train, probe=probe, normalisation=_normalisation(config, data))
     check_trainable(config, data)
-    if config.evaluation.part == "validation" and validation is None:
-        raise ValueError("evaluation.part=validation needs data.validation_size above 0")
     measured = data.test if config.evaluation.part == "test" else validation
     followed = validation or data.test
     if followed is None:
@@ -101,17 +98,9 @@ def check_trainable(config: Train, data: ImageData) -> None:
     Raises:
         ValueError: If classes or batches are too small for the setting.
     """
-    setting = config.setting
-    checks.one_of("setting.name", setting.name, ("scl", "ucl"))
-    checks.count("setting.views", setting.views)
     images.check_batch_size(data.train, config.training.batch_size, name="training.batch_size")
-    if setting.name == "scl":
+    if config.setting.name == "scl":
         images.check_supervised(data)
-    elif setting.views < 2:
-        raise ValueError(
-            f"setting.views is {setting.views}: without labels the positives are other views of "
-            "an image, so use 2"
-        )
 
 
 def _normalisation(config: Train, data: ImageData) -> Normalisation:
@@ -303,15 +292,6 @@ def table(evaluation: Mapping[str, Any]) -> Table | str:
 # --- settings ------------------------------------------------------------------------------------
 
 
-def check(config: Train) -> None:
-    """Refuse numbers that make no sense, by their names."""
-    evaluation = config.evaluation
-    checks.positive_number("evaluation.probe_learning_rate", evaluation.probe_learning_rate)
-    checks.non_negative_number("evaluation.probe_weight_decay", evaluation.probe_weight_decay)
-    for name in ("neighbours", "probe_epochs", "probe_batch_size"):
-        checks.count(f"evaluation.{name}", getattr(evaluation, name))
-
-
 def flat(config: Train) -> dict[str, Any]:
     """The settings that tell vision runs apart, beside those of every kind."""
     data, backbone = config.data, config.backbone
@@ -348,7 +328,6 @@ VISION = RunKind(
     prefix=(),
     words=words,
     network=network,
-    check=check,
     load=load_images,
     encoder=make_encoder,
     method=make_method,

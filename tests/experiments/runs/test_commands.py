@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tricouple import cli
-from tricouple.conf.compose import STARTS, ConfigurationError
+from tricouple.conf.words import STARTS, ConfigurationError
 from tricouple.conf.schema import Clip, Train
 from tricouple.experiments.runs import sweep as sweep_module
 from tricouple.experiments.runs.sweep import sweep

@@ -70,8 +70,10 @@ class TrainCommand(Generic[C, D]):
 
     def _single(self, args: argparse.Namespace, console: Console) -> int:
         from tricouple.conf.compose import configure, to_yaml
+        from tricouple.conf.words import check
 
         config = configure(args.words, self.config)
+        check(config)
         kind = self.kind()
         if args.show:
             console.print(f"# {kind.folder(config).path}\n{to_yaml(config)}", markup=False)

@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from tricouple.conf.compose import ConfigurationError, read_yaml, to_yaml
+from tricouple.conf.compose import read_yaml, to_yaml
 from tricouple.conf.schema import RunConfig
+from tricouple.conf.words import ConfigurationError
 from tricouple.files import CheckpointError, load_tensors, save_tensors, write_text
 from tricouple.training.trainer import History, Row
 

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from tricouple import checks
 from tricouple.conf.compose import loss_parameters, loss_words, sharpness_of
 from tricouple.conf.schema import RunConfig
+from tricouple.conf.words import check
 from tricouple.data.images.sets import BatchedSet
 from tricouple.experiments.runs.folder import RunFolder, Trained, digest
 from tricouple.experiments.runs.record import (
@@ -78,7 +78,6 @@ class RunKind(Generic[C, D]):
     # What losses are compared on, for names: data set, setting.
     words: Callable[[C], tuple[str, ...]]
     network: Callable[[C], str]  # name of what is trained
-    check: Callable[[C], None]  # refuse numbers that make no sense, by their names
     load: Callable[[C], D]  # load the data; refuse what training or evaluation could only fail at
     # What is trained and kept, with the initial weights of the run's seed.
     encoder: Callable[[C, D], nn.Module]
@@ -151,8 +150,8 @@ def run_once(
         DivergenceError: If the loss stopped being a number.
         WriteError: If the disk is full.
     """
-    check_values(config)
-    kind.check(config)
+    check(config)
+    check_flags(config.trainer)
     folder = kind.folder(config)
     folder.check(config)
     evaluation = folder.read_evaluation()
@@ -335,15 +334,3 @@ def _is_whole(
         and evaluation.get("settings") == asdict(config.evaluation)
         and (kind.gallery is None or (folder.path / kind.gallery).is_file())
     )
-
-
-def check_values(config: RunConfig) -> None:
-    """Refuse numbers that make no sense in any kind of run, by their names."""
-    check_flags(config.trainer)
-    training = config.training
-    checks.positive_number("training.learning_rate", training.learning_rate)
-    checks.non_negative_number("training.weight_decay", training.weight_decay)
-    checks.non_negative_number("data.validation_size", config.data.validation_size)
-    for name in ("epochs", "geometry_every", "geometry_samples"):
-        checks.count(f"training.{name}", getattr(training, name))
-    checks.one_of("evaluation.part", config.evaluation.part, ("test", "validation"))

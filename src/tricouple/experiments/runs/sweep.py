@@ -18,8 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from tricouple.conf.compose import STARTS, hydra_ready
+from tricouple.conf.compose import hydra_ready
 from tricouple.conf.schema import Train
+from tricouple.conf.words import STARTS, spelt
 
 KILLED = 128
 
@@ -52,13 +53,13 @@ def sweep(words: Sequence[str], console: Console, kind: type = Train) -> list[Jo
     Raises:
         ConfigurationError: If a word makes no configuration.
     """
-    start = STARTS[kind]
+    start, words = STARTS[kind], spelt(words, kind, several=True)
     with hydra_ready(start, words) as ready:
         assert ready.hydra is not None
         batches = ready.hydra.multirun(
             config_name=start.name,
             task_function=partial(run_job, command=start.name),
-            overrides=list(words),
+            overrides=words,
             with_log_configuration=False,
         )
     jobs: list[Job] = [result.return_value for batch in batches for result in batch]
