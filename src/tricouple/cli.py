@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import pkgutil
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,13 +118,19 @@ def build_parser(selected: str | None = None) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # No option before the command takes a value, so the first word is the command.
+    # No option before a command takes a value, so the first word is the command.
     selected = next((word for word in arguments if not word.startswith("-")), None)
     if not arguments:
         build_parser().print_help()
         return 2
     try:
-        args = build_parser(selected).parse_args(arguments)
+        parser = build_parser(selected)
+        args = parser.parse_args(arguments)
+        if args.completion:
+            print(completion(args.completion), end="")
+            return 0
+        if args.command is None:
+            parser.error(f"name a command: {', '.join(COMMANDS)}")
         return int(args.run(args))
     except CommandError as error:
         print(f"tricouple {selected}: error: {error}", file=sys.stderr)
@@ -138,6 +145,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def completion(shell: str) -> str:
+    """The script by which a shell completes commands, options, settings and choices."""
+    from tricouple.conf.completion import script
+
+    options = {}
+    for name, command in COMMANDS.items():
+        parser = argparse.ArgumentParser()
+        pkgutil.resolve_name(command.place).configure(parser)
+        options[name] = re.findall(r"--[a-z-]+", parser.format_usage())
+    return script(shell, options)
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def test_only_our_own_losses_are_built_from_a_configuration():
         (["trainer.flag=1"], "add other flags of Lightning as +trainer.flag"),
         (["training.epochs=many"], "'many' of type 'str' could not be converted to Integer"),
         (["evaluation.figures=maybe"], "'maybe' is not a valid bool"),
-        (["seed"], "missing EQUAL"),
+        (["seed"], "seed: settings are name=value"),
         (["seed=0,1"], "add --multirun"),
     ],
 )

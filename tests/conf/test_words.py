@@ -1,6 +1,5 @@
 """Words of a command line: any name of a file is taken, a mistake gets a sentence, and at once."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,14 +18,21 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_any_name_of_a_folder_can_be_given(name):
-    found = configure(["data=folder", f"data.root={name}", f"runs=/tmp/{name}"], Train)
-    assert (found.data.root, found.runs) == (name, f"/tmp/{name}")
+def test_any_name_of_a_folder_can_be_given():
+    plain = configure(["data=folder", "data.root=a, (b)=[/c] é"], Train)
+    assert plain.data.root == "a, (b)=[/c] é"
+    for name in NAMES:
+        found = override(plain, [f"data.root={name}", f"runs=/tmp/{name}"])
+        assert (found.data.root, found.runs) == (name, f"/tmp/{name}")
 
 
 def test_names_of_files_and_columns_of_captions_can_be_anything():
-    words = ["data=csv", "data.train=été 1.csv", "data.image_column=Bild (Name)", "data.separator=,"]
+    words = [
+        "data=csv",
+        "data.train=été 1.csv",
+        "data.image_column=Bild (Name)",
+        "data.separator=,",
+    ]
     data = configure(words, Clip).data
     assert (data.train, data.image_column, data.separator) == ("été 1.csv", "Bild (Name)", ",")
 
@@ -46,8 +52,8 @@ def test_null_and_quotes_mean_what_they_mean_to_hydra():
 
 
 def test_commas_part_values_in_a_sweep_alone():
-    assert spelt(["runs=a b,c"], Train, several=True) == ["runs='a b','c'"]
-    assert spelt(["runs=a b,c"], Train) == ["runs='a b,c'"]
+    assert spelt(["runs=(a),c"], Train, several=True) == ["runs='(a)',c"]
+    assert spelt(["runs=(a),c"], Train) == ["runs='(a),c'"]
     for word in ("seed=range(0,3)", "loss=choice(iot,dbot)", "loss=iot,dbot", "seed=0,1"):
         assert spelt([word], Train, several=True) == [word]
 
@@ -128,7 +134,9 @@ assert not heavy, heavy
 
 
 def test_mistakes_are_told_before_anything_heavy_is_imported():
-    done = subprocess.run([sys.executable, "-c", HASTY], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", HASTY], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("error: ") == 6
 
@@ -160,9 +168,7 @@ def completed(*lines: str) -> list[set[str]]:
     return [set(line.split()) for line in done.stdout.splitlines()]
 
 
-def test_bash_completes_commands_options_groups_settings_and_files(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("pictures").mkdir()
+def test_bash_completes_commands_options_groups_and_settings():
     lines = [
         "tricouple tr", "tricouple bench --qu", "tricouple train data=c", "tricouple clip data=c",
         "tricouple train training.epo", "tricouple train seed=0 loss=neg", "tricouple train --sh",
@@ -171,7 +177,7 @@ def test_bash_completes_commands_options_groups_settings_and_files(tmp_path, mon
     # After an = bash replaces what follows it alone.
     assert completed(*lines) == [
         {"train"}, {"--quick"}, {"cifar10", "cifar100"}, {"coco", "csv"}, {"training.epochs="},
-        {"neg_mmiot"}, {"--show"}, {"pictures"}, {"pictures"},
+        {"neg_mmiot"}, {"--show"}, set(), set(),  # names of files are bash's own business
     ]  # fmt: skip
 
 
@@ -179,5 +185,4 @@ def test_zsh_gets_the_same_words(capsys):
     assert cli.main(["--completion", "zsh"]) == 0
     script = capsys.readouterr().out
     assert script.startswith("#compdef tricouple")
-    assert all(f" {word} " in script for word in ("data=digits", "train", "training.epochs="))
-    assert os.linesep.join(["", ""]) not in script.split("#compdef")[0]
+    assert {"data=digits", "train", "training.epochs=", "--show"} <= set(script.split())

@@ -19,7 +19,7 @@ from tricouple.data.augment import (
     recipe_for,
     transform,
 )
-from tricouple.data.normalisation import Normalisation
+from tricouple.data.images.sets import Normalisation
 
 from tricouple.torchvision_ops import declare_missing  # isort: skip
 

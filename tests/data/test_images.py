@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tricouple.data import images
 from tricouple.data.images import ImageSet
-from tricouple.data.normalisation import Normalisation
+from tricouple.data.images.sets import Normalisation
 from tricouple.training.batches import EpochOrder
 
 

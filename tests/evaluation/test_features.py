@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tricouple.data.images import ImageSet
-from tricouple.data.normalisation import Normalisation
+from tricouple.data.images.sets import Normalisation
 from tricouple.evaluation.features import extract
 
 NORMALISATION = Normalisation((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), size=8)

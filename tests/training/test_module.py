@@ -6,7 +6,7 @@ from torch import nn
 
 import tricouple as tc
 from tricouple.data.augment import Recipe
-from tricouple.data.normalisation import Normalisation
+from tricouple.data.images.sets import Normalisation
 from tricouple.files import CheckpointError
 from tricouple.training.module import BYOLTraining, DivergenceError, LossTraining, Views
 

@@ -21,9 +21,10 @@ _tricouple() {{
     COMPREPLY=($(compgen -W "$words" -- "$word"))
     # bash takes = for the end of a word.
     COMPREPLY=("${{COMPREPLY[@]#"${{word%%=*}}="}}")
-    ((${{#COMPREPLY[@]}})) || COMPREPLY=($(compgen -f -- "${{word#*=}}"))
+    [[ ${{COMPREPLY[0]}} == *= ]] && compopt -o nospace 2> /dev/null
+    return 0
 }}
-complete -o nospace -o filenames -F _tricouple tricouple
+complete -o default -F _tricouple tricouple  # by default, names of files
 """
 
 _ZSH = """\
@@ -33,9 +34,10 @@ _tricouple() {{
     local -a offered
     case "${{words[2]}} " in
 {cases}
-    *) offered=({commands} ) ;;
+    *) offered=( {commands} ) ;;
     esac
-    compadd -S '' -- $offered || {{ compset -P '*='; _files }}
+    compadd -- ${{offered:#*=}} && return
+    compadd -S '' -- ${{(M)offered:#*=}} || {{ compset -P '*='; _files }}
 }}
 compdef _tricouple tricouple
 """
@@ -45,9 +47,11 @@ def script(shell: str, commands: Mapping[str, Sequence[str]]) -> str:
     """The completion of a shell, one of ``SHELLS``, for commands and the options of each."""
     offered = {name: list(options) for name, options in commands.items()}
     for start in STARTS.values():
-        offered[start.name] += [f"{g}={choice}" for g, own in start.groups.items() for choice in own]
+        offered[start.name] += [
+            f"{g}={choice}" for g, own in start.groups.items() for choice in own
+        ]
         offered[start.name] += [f"{name}=" for name in settings(start.kind)]
-    form = '    "{} "*) words="{} " ;;' if shell == "bash" else '    "{} "*) offered=({} ) ;;'
+    form = '    "{} "*) words="{} " ;;' if shell == "bash" else '    "{} "*) offered=( {} ) ;;'
     cases = "\n".join(form.format(name, " ".join(words)) for name, words in offered.items())
     whole = _BASH if shell == "bash" else _ZSH
     return whole.format(cases=cases, commands=" ".join(["", *offered, "--help", "--version"]))

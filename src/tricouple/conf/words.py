@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -27,17 +27,11 @@ class ConfigurationError(ValueError):
 
 @dataclass(frozen=True)
 class Start:
-    """Where a composition starts.
+    """Where a composition starts."""
 
-    Attributes:
-        kind: The dataclass of its configuration.
-        name: Of the command, of the folder with its groups, and of the YAML file in it.
-        across: Whether its losses compare two sets of embeddings.
-    """
-
-    kind: type
-    name: str
-    across: bool
+    kind: type  # the dataclass of its configuration
+    name: str  # of the command, of the folder with its groups, and of the YAML file in it
+    across: bool  # whether its losses compare two sets of embeddings
 
     @property
     def losses(self) -> list[str]:
@@ -61,7 +55,7 @@ class Start:
     @property
     def texts(self) -> set[str]:
         """The settings whose values are texts, such as names of files: ``data.root``."""
-        return {name for name, kind in _leaves(self.kind) if str in (kind, *get_args(kind))}
+        return {name for name, kind in _leaves(self.kind) if kind in (str, str | None)}
 
     @property
     def open_ended(self) -> set[str]:
@@ -117,22 +111,31 @@ def _spelt(word: str, start: Start, several: bool) -> str:
                 raise ConfigurationError(_no_choice(plain, choice, groups[plain]))
     if not any(plain.startswith(f"{parent}.") for parent in start.open_ended):
         name = plain  # nothing else can be added, and Hydra would add it without a word
-    if plain in start.texts and not function:
-        if value in ("", "null") or re.fullmatch(r"(['\"]).*\1", value):
-            return f"{name}={value}"
-        if "${" in value:
-            raise ConfigurationError(f"{word}: names with ${{ cannot be given here: rename it")
-        return f"{name}={','.join(map(_quoted, value.split(',') if several else [value]))}"
+    if plain not in start.texts or function:
+        return f"{name}={value if _read(value) is not ... else _quoted(value)}"
+    if value in ("", "null") or re.fullmatch(r"(['\"]).*\1", value):
+        return f"{name}={value}"
+    if "${" in value:
+        raise ConfigurationError(f"{word}: names with ${{ cannot be given here: rename it")
+    return f"{name}={','.join(map(_literal, value.split(',') if several else [value]))}"
+
+
+def _read(value: str) -> Any:
+    """What Hydra makes of a value; ``...`` if it cannot read it."""
     try:
-        OverridesParser.create().parse_override(f"{name}={value}")
-    except HydraException:  # taken as a text: if it should be a number, its type says so
-        return f"{name}={_quoted(value)}"
-    return f"{name}={value}"
+        return OverridesParser.create().parse_override(f"x={value}").value()
+    except HydraException:
+        return ...
+
+
+def _literal(text: str) -> str:
+    """A text that Hydra takes as it stands, but for the ~ of one's home."""
+    if text == "~" or text.startswith("~/"):
+        text = str(Path(text).expanduser())
+    return text if _read(text) == text else _quoted(text)
 
 
 def _quoted(text: str) -> str:
-    if text == "~" or text.startswith("~/"):
-        text = str(Path(text).expanduser())
     # In Hydra's quotes a backslash means itself, but for those before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + "\\'" * bool(found[2]), text)
     return f"'{escaped}'"
@@ -181,7 +184,7 @@ _CHOICES = {
     "data.format": ("shapes", "coco", "csv", "shards"),
 }
 # Of a loss; the first that is wrong is told, since others may follow from it.
-_SCALES = ("sharpness", "temperature", "epsilon", "epsilon_pos", "epsilon_neg", "regularisation")
+_SCALES = ("sharpness", "epsilon", "epsilon_pos", "epsilon_neg", "regularisation", "temperature")
 
 
 def check(config: schema.RunConfig) -> None:

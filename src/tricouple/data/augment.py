@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
 
-from tricouple.data.images.sets import ImageData
-from tricouple.data.normalisation import Normalisation, to_unit_range
+from tricouple.data.images.sets import ImageData, Normalisation, to_unit_range
 
 Range = tuple[float, float]
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from tricouple import checks
 from tricouple.data.images.files import ImageFiles
-from tricouple.data.images.sets import ImageSet, loader
-from tricouple.data.normalisation import Normalisation
+from tricouple.data.images.sets import ImageSet, Normalisation, loader
 from tricouple.numeric import compute_dtype
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tricouple import geometry
-from tricouple.data.images.sets import ImageSet
+from tricouple.data.images.sets import ImageSet, Normalisation
 from tricouple.data.images.split import stratified
-from tricouple.data.normalisation import Normalisation
 from tricouple.evaluation.features import extract
 
 GEOMETRY_SAMPLES = 4096  # pairwise measures take matrices of this size squared

@@ -24,7 +24,7 @@ from tricouple.data.captions import (
     tokenise,
 )
 from tricouple.data.images import ImageSet
-from tricouple.data.normalisation import Normalisation
+from tricouple.data.images.sets import Normalisation
 from tricouple.evaluation.features import embed_images, embed_texts
 from tricouple.evaluation.geometry import measure_modalities
 from tricouple.evaluation.retrieval import Retrieval, in_batches, whole_split

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 
 from tricouple.data.captions import CaptionedImages
-from tricouple.data.normalisation import Normalisation
+from tricouple.data.images.sets import Normalisation
 from tricouple.evaluation.features import embed_images, embed_texts
 from tricouple.ot import triplet_sinkhorn
 

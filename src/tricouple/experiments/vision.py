@@ -18,7 +18,7 @@ from tricouple.conf.schema import Train
 from tricouple.data import images
 from tricouple.data.augment import recipe_for
 from tricouple.data.images import ImageData, ImageSet
-from tricouple.data.normalisation import Normalisation, imagenet_statistics
+from tricouple.data.images.sets import Normalisation, imagenet_statistics
 from tricouple.evaluation.evaluate import Evaluation, evaluate_features
 from tricouple.evaluation.features import Features, extract
 from tricouple.evaluation.geometry import MEASURES, HeldOut, sample

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tricouple.data.augment import Recipe, random_view
 from tricouple.data.captions import PairBatch
-from tricouple.data.normalisation import Normalisation
+from tricouple.data.images.sets import Normalisation
 from tricouple.losses import BothDirections
 from tricouple.training.module import Training
 

@@ -142,7 +142,7 @@ def test_own_captions_and_zero_shot_images_make_a_run(tiny, console, tmp_path, m
         (["evaluation.zero_shot=[digits]"], "evaluation.zero_shot=digits: images must have colour"),
         (["evaluation.zero_shot=[cifar]"], "evaluation.zero_shot=cifar: data must be one of"),
         (["model.vision.image_size=big"], "model.vision.image_size must be a whole number"),
-        (["loss.temperature=-1"], "loss=neg_mmiot: temperature must be finite and > 0"),
+        (["loss.temperature=-1"], "loss.temperature must be finite and > 0"),
         (["+trainer.max_epochs=3"], "trainer.max_epochs cannot be set"),
     ],
 )

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from tricouple import cli
-from tricouple.conf.words import STARTS, ConfigurationError
 from tricouple.conf.schema import Clip, Train
+from tricouple.conf.words import STARTS, ConfigurationError
 from tricouple.experiments.runs import sweep as sweep_module
 from tricouple.experiments.runs.sweep import sweep
 

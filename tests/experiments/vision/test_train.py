@@ -298,7 +298,7 @@ def test_a_folder_of_another_version_is_named_and_not_touched(tiny, console):
         (["data.train_size=2000"], "data.train_size is 2000, but there are only 1438 images"),
         (["data.train_size=5"], "data.train_size is 5, but there are 10 classes"),
         (["backbone.name=resnet19"], "is not a model of timm: did you mean"),
-        (["loss.temperature=-1"], "loss=neg_mmiot: temperature must be finite and > 0"),
+        (["loss.temperature=-1"], "loss.temperature must be finite and > 0"),
         (["setting=ucl", "setting.views=1"], "setting.views is 1"),
         (["trainer.accelerator=cpu", "+trainer.speed=9"], "trainer.speed is not a flag"),
         (["+trainer.accumulate_grad_batches=2"], "compares the samples of one batch"),

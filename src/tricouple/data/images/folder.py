@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 
 from tricouple.data.images.files import SUFFIXES, DataError, ImageFiles, common_format, find_images
-from tricouple.data.images.sets import Found, ImageSet
+from tricouple.data.images.sets import Found, ImageSet, imagenet_statistics
 from tricouple.data.images.split import split
-from tricouple.data.normalisation import imagenet_statistics
 
 TEST_FRACTION = 0.2
 LARGEST_DEFAULT = 224  # photographs are decoded to this side unless another is asked for

@@ -20,9 +20,15 @@ from tricouple import checks
 from tricouple.data.images.files import DataError, ImageFiles, find_images
 from tricouple.data.images.folder import read_folder
 from tricouple.data.images.formats import read_idx, read_mat, read_pickle, unpickle
-from tricouple.data.images.sets import Found, ImageData, ImageSet
+from tricouple.data.images.sets import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Found,
+    ImageData,
+    ImageSet,
+    Normalisation,
+)
 from tricouple.data.images.split import split, subset
-from tricouple.data.normalisation import IMAGENET_MEAN, IMAGENET_STD, Normalisation
 from tricouple.torchvision_ops import declare_missing
 
 DIGITS = tuple("0123456789")
