@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tricouple.experiments.verify import tensors
-from tricouple.experiments.verify.results import NONE, Finding, Row, chart, worst, worst_of
-from tricouple.experiments.verify.setting import Setting
+from tricouple.experiments.verify.results import NONE, worst
+from tricouple.experiments.verify.setting import Measured, Setting, experiment
 from tricouple.report.chart import Line
 
 Value = Callable[[Tensor], float]
@@ -92,12 +92,16 @@ def distance_from_dense(value: Value, labels: Tensor, matrices: list[Tensor]) ->
     )
 
 
-def convexity(setting: Setting) -> Finding:
+@experiment(
+    "Chord minus g on random segments, K = 3, b = 3",
+    ("fraction of the segment", "chord − g"),
+    "Six arcs that start and end at zero; above zero g is below its chord.",
+    residual=("largest excess over chord", "negative curvature", "distance from dense"),
+)
+def convexity(setting: Setting) -> Measured:
     """Random segments of dense cost tensors and of Gram matrices; the curvature everywhere."""
     generator = setting.generator("convexity")
     criterion = setting.losses.triplets(SHARPNESS)
-    rows: list[Row] = []
-    series: list[Line] = []
     for n_classes, per_class in SIZES:
         labels = tensors.balanced_labels(n_classes, per_class)
         n = len(labels)
@@ -111,38 +115,31 @@ def convexity(setting: Setting) -> Finding:
             (LOSS, loss, random_gram(n), (NONE, distance)),
         ):
             gaps = convexity_gaps(value, draw, generator)
-            rows.append(
-                {
-                    "function of": name,
-                    "K": n_classes,
-                    "b": per_class,
-                    "segments": len(gaps),
-                    "largest excess over chord": violation(gaps),
-                    "mean gap in the middle": sum(g[len(g) // 2] for g in gaps) / len(gaps),
-                    "negative curvature": extra[0],
-                    "distance from dense": extra[1],
-                }
-            )
-            if (n_classes, per_class) == (3, 3):
-                series += [
-                    Line(f"{name} {number}", tuple(FRACTIONS), tuple(line))
-                    for number, line in enumerate(gaps[:3], 1)
-                ]
-    figure = chart(
-        "Chord minus g on random segments, K = 3, b = 3",
-        ("fraction of the segment", "chord − g"),
-        series,
-        "Six arcs that start and end at zero; above zero g is below its chord.",
-    )
-    residuals = ("largest excess over chord", "negative curvature", "distance from dense")
-    return Finding(worst_of(rows, *residuals), rows, figure)
+            yield {
+                "function of": name,
+                "K": n_classes,
+                "b": per_class,
+                "segments": len(gaps),
+                "largest excess over chord": violation(gaps),
+                "mean gap in the middle": sum(g[len(g) // 2] for g in gaps) / len(gaps),
+                "negative curvature": extra[0],
+                "distance from dense": extra[1],
+            }
+            for number, line in enumerate(gaps[:3], 1):
+                if (n_classes, per_class) == (3, 3):
+                    yield Line(f"{name} {number}", tuple(FRACTIONS), tuple(line))
 
 
-def symmetrisation(setting: Setting) -> Finding:
+@experiment(
+    "g before and after averaging over the symmetries",
+    ("g(C)", "g of the average"),
+    "Points on or below the line of no change mean that averaging did not increase g.",
+    residual=("largest increase", "distance from dense"),
+)
+def symmetrisation(setting: Setting) -> Measured:
     """Random tensors, tensors of random vectors, and Gram matrices, before and after averaging."""
     generator = setting.generator("symmetrisation")
     criterion = setting.losses.triplets(SHARPNESS)
-    rows: list[Row] = []
     points: dict[str, tuple[list[float], list[float]]] = {}
     for n_classes, per_class in SIZES:
         labels = tensors.balanced_labels(n_classes, per_class)
@@ -154,37 +151,26 @@ def symmetrisation(setting: Setting) -> Finding:
         ):
             drawn = [draw(generator) for _ in range(SEGMENTS)]
             values = [value(tensor) for tensor in drawn]
-            averaged = [value(tensors.average_over_symmetries(tensor, labels)) for tensor in drawn]
+            averaged = [value(tensors.average_over_symmetries(one, labels)) for one in drawn]
             changes = [late - early for early, late in zip(values, averaged, strict=True)]
-            distance = distance_from_dense(value, labels, drawn) if name == LOSS else NONE
-            rows.append(
-                {
-                    "function of": name,
-                    "K": n_classes,
-                    "b": per_class,
-                    "draws": len(drawn),
-                    "largest increase": worst(changes),
-                    "mean change": sum(changes) / len(changes),
-                    "distance from dense": distance,
-                }
-            )
+            yield {
+                "function of": name,
+                "K": n_classes,
+                "b": per_class,
+                "draws": len(drawn),
+                "largest increase": worst(changes),
+                "mean change": sum(changes) / len(changes),
+                "distance from dense": (
+                    distance_from_dense(value, labels, drawn) if name == LOSS else NONE
+                ),
+            }
             before, after = points.setdefault(name, ([], []))
             before += values
             after += averaged
+    for name, (before, after) in points.items():
+        yield Line(name, tuple(before), tuple(after), points=True)
     highest = worst(value for before, _ in points.values() for value in before)
-    figure = chart(
-        "g before and after averaging over the symmetries",
-        ("g(C)", "g of the average"),
-        [
-            *(
-                Line(name, tuple(before), tuple(after), points=True)
-                for name, (before, after) in points.items()
-            ),
-            Line("no change", (0.0, highest), (0.0, highest)),
-        ],
-        "Points on or below the line of no change mean that averaging did not increase g.",
-    )
-    return Finding(worst_of(rows, "largest increase", "distance from dense"), rows, figure)
+    yield Line("no change", (0.0, highest), (0.0, highest))
 
 
 def vector_cost(n: int) -> Draw:

@@ -21,17 +21,15 @@ from torch import Tensor
 from tricouple import names
 from tricouple.experiments.verify import tensors
 from tricouple.experiments.verify.gradients import gradient_of, relative_error
-from tricouple.experiments.verify.results import (
-    Finding,
-    Row,
-    by_row,
-    chart,
-    grouped,
-    listed,
-    worst,
-    worst_of,
+from tricouple.experiments.verify.results import Row, by_row, grouped, listed, worst, worst_of
+from tricouple.experiments.verify.setting import (
+    MARGINALS,
+    Criterion,
+    Losses,
+    Measured,
+    Setting,
+    experiment,
 )
-from tricouple.experiments.verify.setting import MARGINALS, Criterion, Losses, Setting
 from tricouple.report.chart import Line
 
 Batch = tuple[Tensor, Tensor]
@@ -60,10 +58,16 @@ ACCURACY = 1e-5
 """Relative error of a gradient at a marginal error of 1e-8; smaller differences mean nothing."""
 
 
-def decoupling_identity(_: Setting) -> Finding:
+@experiment(
+    "Error of the decoupling without the exclusion j ≠ k",
+    ("row of the table", "error"),
+    log="y",
+    residual=("error",),
+    lines=lambda rows: by_row(rows, "error"),
+)
+def decoupling_identity(_: Setting) -> Measured:
     """The divergence without the exclusion j ≠ k against the three of pairs, all dense."""
     generator = torch.Generator().manual_seed(0)
-    rows: list[Row] = []
     for sizes in IDENTITY_SIZES:
         labels = tensors.class_labels(sizes)
         similarity = (z := tensors.random_unit(len(labels), 4, generator)) @ z.T
@@ -72,25 +76,16 @@ def decoupling_identity(_: Setting) -> Finding:
             for kind in MARGINALS:
                 imposed = tensors.imposed_marginals(target, kind)
                 whole, parts = divergences(similarity, 1 / sharpness, target, imposed)
-                rows.append(
-                    {
-                        "class sizes": listed(sizes),
-                        "c": sharpness,
-                        "marginals": kind,
-                        "KL(P̃‖P)": whole,
-                        "KL(P̃¹²‖P⁺)": parts[0],
-                        "KL(P̃¹³‖P⁻)": parts[1],
-                        "KL(p̃¹‖p¹)": parts[2],
-                        "error": abs(whole - parts[0] - parts[1] + parts[2]),
-                    }
-                )
-    figure = chart(
-        "Error of the decoupling without the exclusion j ≠ k",
-        ("row of the table", "error"),
-        by_row(rows, "error"),
-        log="y",
-    )
-    return Finding(worst_of(rows, "error"), rows, figure)
+                yield {
+                    "class sizes": listed(sizes),
+                    "c": sharpness,
+                    "marginals": kind,
+                    "KL(P̃‖P)": whole,
+                    "KL(P̃¹²‖P⁺)": parts[0],
+                    "KL(P̃¹³‖P⁻)": parts[1],
+                    "KL(p̃¹‖p¹)": parts[2],
+                    "error": abs(whole - parts[0] - parts[1] + parts[2]),
+                }
 
 
 def divergences(
@@ -148,7 +143,7 @@ def compared(setting: Setting, shaping: str, batch: str, n: int, sweeps: str) ->
     z, labels = BATCHES[batch](n, setting.generator(f"decoupling {batch} {n}"))
     row: Row = {"ψ": names.SHAPINGS[shaping], "batch": batch, "N": n, "sweeps": sweeps}
     cosines = []
-    for sharpness in SHARPNESSES:
+    for name, sharpness in zip(columns(), SHARPNESSES, strict=True):
         root = sharpness**-0.5
         options = {"temperature": root, "shaping": shaping, "tol": None, **SWEEPS[sweeps]}
         triplets = setting.losses.triplets(sharpness, epsilon=root, **options)
@@ -156,17 +151,41 @@ def compared(setting: Setting, shaping: str, batch: str, n: int, sweeps: str) ->
         difference, cosine = compare(
             gradient_of(triplets, z, labels), gradient_of(pairs, z, labels)
         )
-        row[column(sharpness)] = difference
+        row[name] = difference
         cosines.append(cosine)
     return row | {"smallest cosine": -worst(-cosine for cosine in cosines)}
 
 
-def column(sharpness: float) -> str:
-    """The heading of a sharpness."""
-    return f"c = {sharpness:g}"
+def columns() -> list[str]:
+    """The headings of the sharpnesses."""
+    return [f"c = {sharpness:g}" for sharpness in SHARPNESSES]
 
 
-def decoupling(setting: Setting) -> Finding:
+def disagreement(rows: list[Row]) -> float:
+    """Above 1 where gradients that must agree do not, or come no nearer with N, or others agree."""
+    converged = [row for row in rows if row["sweeps"] == "converged" and row["batch"] in BALANCED]
+    linear = [row for row in converged if row["ψ"] == "linear"]
+    large = [row for row in linear if int(row["N"]) >= LARGE]
+    growth = worst(
+        float(late[name]) / max(float(early[name]), ACCURACY)
+        for early, late in pairwise(linear)
+        if early["batch"] == late["batch"]
+        for name in columns()
+    )
+    other = (float(row[columns()[-1]]) for row in converged if row["ψ"] != "linear")
+    different = -worst(-value for value in other)
+    return worst((worst_of(large, *columns()) / AGREE, growth, DIFFER / different))
+
+
+@experiment(
+    f"Neg-MMIOT and PushPull: difference of their gradients, two views, N = {LARGE}, τ = ε",
+    ("sharpness c", "relative difference"),
+    "For linear ψ it is far below one per cent once the sweeps have converged; for log-sigmoid "
+    "ψ it is of the size of the gradient.",
+    log="xy",
+    residual=disagreement,
+)
+def decoupling(setting: Setting) -> Measured:
     """Relative differences of gradients over N, c, balance and sweeps, for two ψ.
 
     Converged and balanced, linear ψ must agree from N = 128 on and come nearer with N; log-sigmoid
@@ -174,37 +193,13 @@ def decoupling(setting: Setting) -> Finding:
     """
     wanted = [("linear", batch, n) for batch in BATCHES for n in SIZES]
     wanted += [("log_sigmoid", batch, LARGE) for batch in BALANCED]
-    rows = [compared(setting, *one, sweeps) for one in wanted for sweeps in SWEEPS]
-    converged = [row for row in rows if row["sweeps"] == "converged" and row["batch"] in BALANCED]
-    linear = [row for row in converged if row["ψ"] == "linear"]
-    other = [row for row in converged if row["ψ"] != "linear"]
-    columns = [column(sharpness) for sharpness in SHARPNESSES]
-    large = [row for row in linear if int(row["N"]) >= LARGE]
-    growth = worst(
-        float(late[name]) / max(float(early[name]), ACCURACY)
-        for early, late in pairwise(linear)
-        if early["batch"] == late["batch"]
-        for name in columns
-    )
-    different = -worst(-float(row[columns[-1]]) for row in other)
-    residual = worst((worst_of(large, *columns) / AGREE, growth, DIFFER / different))
-    shown = [row for row in rows if row["batch"] == BALANCED[0] and row["N"] == LARGE]
-    figure = chart(
-        f"Neg-MMIOT and PushPull: difference of their gradients, two views, N = {LARGE}, τ = ε",
-        ("sharpness c", "relative difference"),
-        [
-            Line(
-                f"{row['ψ']}, {row['sweeps']}" + (" sweeps" if row["sweeps"] == "10" else ""),
-                SHARPNESSES,
-                tuple(float(row[name]) for name in columns),
-            )
-            for row in shown
-        ],
-        "For linear ψ it is far below one per cent once the sweeps have converged; for log-sigmoid "
-        "ψ it is of the size of the gradient.",
-        log="xy",
-    )
-    return Finding(residual, rows, figure)
+    for shaping, batch, n in wanted:
+        for sweeps in SWEEPS:
+            row = compared(setting, shaping, batch, n, sweeps)
+            yield row
+            if batch == BALANCED[0] and n == LARGE:
+                name = f"{row['ψ']}, {sweeps}" + (" sweeps" if sweeps == "10" else "")
+                yield Line(name, SHARPNESSES, tuple(float(row[name]) for name in columns()))
 
 
 PAIRS: dict[str, Callable[[Losses, float], tuple[Criterion, Criterion]]] = {
@@ -219,28 +214,26 @@ PAIRS: dict[str, Callable[[Losses, float], tuple[Criterion, Criterion]]] = {
 }
 
 
-def coincidences(setting: Setting) -> Finding:
+@experiment(
+    "Pairs of losses across two sets: difference of their gradients",
+    ("sharpness c", "relative difference"),
+    log="xy",
+    residual=("relative difference",),
+    lines=lambda rows: grouped(rows, "{losses}, N = {N}", "c", "relative difference"),
+)
+def coincidences(setting: Setting) -> Measured:
     """Two more pairs of losses, across two sets as between images and captions."""
-    rows: list[Row] = []
     for n in (64, 256):
         views, _ = two_views(2 * n, setting.generator(f"coincidences {n}"))
         anchors, references = views.chunk(2)
         ids = torch.arange(n)
         for sharpness in (1.0, *SHARPNESSES):
             for name, make in PAIRS.items():
-                pair = make(setting.losses, 1 / sharpness)
                 difference, cosine = compare(
                     *(
                         gradient_of(loss, anchors, ids, ref_emb=references, ref_labels=ids)
-                        for loss in pair
+                        for loss in make(setting.losses, 1 / sharpness)
                     )
                 )
                 row: Row = {"losses": name, "N": n, "c": sharpness}
-                rows.append(row | {"relative difference": difference, "cosine": cosine})
-    figure = chart(
-        "Pairs of losses across two sets: difference of their gradients",
-        ("sharpness c", "relative difference"),
-        grouped(rows, "{losses}, N = {N}", "c", "relative difference"),
-        log="xy",
-    )
-    return Finding(worst_of(rows, "relative difference"), rows, figure)
+                yield row | {"relative difference": difference, "cosine": cosine}

@@ -14,16 +14,8 @@ from torch import Tensor
 
 from tricouple import geometry
 from tricouple.experiments.verify import tensors
-from tricouple.experiments.verify.results import (
-    Finding,
-    Row,
-    chart,
-    grouped,
-    numbered,
-    worst,
-    worst_of,
-)
-from tricouple.experiments.verify.setting import Criterion, Setting
+from tricouple.experiments.verify.results import Row, grouped, numbered, worst, worst_of
+from tricouple.experiments.verify.setting import Criterion, Measured, Setting, experiment
 from tricouple.report.chart import Line
 
 SIZES = ((2, 2, 4), (3, 2, 4), (4, 3, 4), (5, 8, 4), (7, 6, 2), (10, 9, 3), (10, 16, 4))
@@ -156,71 +148,67 @@ def descents(setting: Setting) -> dict[tuple[int, int, int], list[End]]:
     }
 
 
-def etf(setting: Setting) -> Finding:
+def _distance_from_the_optimum(rows: list[Row]) -> float:
+    above = [abs(float(row["loss above closed form"])) for row in rows]
+    below = [-float(row["lowest loss seen above it"]) for row in rows]
+    return worst([worst_of(rows, "Gram deviation"), *above, *below])
+
+
+@experiment(
+    "Descent of free vectors to the closed-form optimum",
+    ("evaluation", "loss − closed form"),
+    log="y",
+    residual=_distance_from_the_optimum,
+)
+def etf(setting: Setting) -> Measured:
     """The best end is the ETF, its loss the closed form; nothing met on the way is lower.
 
     The theorem is about the optimum, not about descents: that every start finds it is reported as
     a number, but only the best one decides.
     """
-    rows: list[Row] = []
-    series: list[Line] = []
     for (n_classes, dim, per_class), ends in descents(setting).items():
         optimum = optimal_loss(n_classes, per_class)
         best, lowest = ends[0], min(end.lowest for end in ends)
-        rows.append(
-            {
-                "K": n_classes,
-                "d": dim,
-                "b": per_class,
-                "starts at the ETF": reached(ends),
-                "Gram deviation": best.deviation,
-                "loss above closed form": best.loss - optimum,
-                "lowest loss seen above it": lowest - optimum,
-                "NC1": best.collapse.nc1,
-                "NC2 std": best.collapse.nc2_std,
-            }
-        )
-        series.append(gaps(f"K = {n_classes}, d = {dim}", best, optimum))
-    above = [abs(float(row["loss above closed form"])) for row in rows]
-    below = [-float(row["lowest loss seen above it"]) for row in rows]
-    residual = worst([worst_of(rows, "Gram deviation"), *above, *below])
-    figure = chart(
-        "Descent of free vectors to the closed-form optimum",
-        ("evaluation", "loss − closed form"),
-        series,
-        log="y",
-    )
-    return Finding(residual, rows, figure)
+        yield {
+            "K": n_classes,
+            "d": dim,
+            "b": per_class,
+            "starts at the ETF": reached(ends),
+            "Gram deviation": best.deviation,
+            "loss above closed form": best.loss - optimum,
+            "lowest loss seen above it": lowest - optimum,
+            "NC1": best.collapse.nc1,
+            "NC2 std": best.collapse.nc2_std,
+        }
+        yield gaps(f"K = {n_classes}, d = {dim}", best, optimum)
 
 
-def homogeneity(setting: Setting) -> Finding:
-    """The spread of the similarities within and across classes at the best end."""
-    rows: list[Row] = []
-    met: list[float] = []
+@experiment(
+    "Similarities at the optimum",
+    ("number of classes K", "inner product"),
+    "α should be one, and β should lie on the curve −1/(K−1).",
+    residual=("spread of α", "spread of β"),
+    lines=lambda rows: [
+        *grouped(rows, "α measured", "K", "α", points=True),
+        *grouped(rows, "β measured", "K", "β", points=True),
+        *grouped(rows, "−1/(K−1)", "K", "−1/(K−1)"),
+    ],
+)
+def homogeneity(setting: Setting) -> Measured:
+    """The spread of the similarities within and across classes at the best end.
+
+    It is infinite where a loss on the way was no number.
+    """
     for (n_classes, dim, per_class), ends in descents(setting).items():
         distances = ends[0].distances
-        met.extend(end.lowest for end in ends)
-        rows.append(
-            {
-                "K": n_classes,
-                "d": dim,
-                "b": per_class,
-                "α": distances.alpha,
-                "spread of α": distances.alpha_std,
-                "β": distances.beta,
-                "spread of β": distances.beta_std,
-                "−1/(K−1)": -1 / (n_classes - 1),
-            }
-        )
-    figure = chart(
-        "Similarities at the optimum",
-        ("number of classes K", "inner product"),
-        [
-            *grouped(rows, "α measured", "K", "α", points=True),
-            *grouped(rows, "β measured", "K", "β", points=True),
-            *grouped(rows, "−1/(K−1)", "K", "−1/(K−1)"),
-        ],
-        "α should be one, and β should lie on the curve −1/(K−1).",
-    )
-    spread = worst_of(rows, "spread of α", "spread of β")
-    return Finding(spread if math.isfinite(worst(met)) else math.inf, rows, figure)
+        met = math.isfinite(worst(end.lowest for end in ends))
+        yield {
+            "K": n_classes,
+            "d": dim,
+            "b": per_class,
+            "α": distances.alpha,
+            "spread of α": distances.alpha_std if met else math.inf,
+            "β": distances.beta,
+            "spread of β": distances.beta_std if met else math.inf,
+            "−1/(K−1)": -1 / (n_classes - 1),
+        }

@@ -14,9 +14,14 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from tricouple.experiments.verify import tensors
-from tricouple.experiments.verify.results import Finding, Row, by_row, chart, listed, worst_of
-from tricouple.experiments.verify.setting import MARGINALS, Criterion, Setting
-from tricouple.report.chart import Panel
+from tricouple.experiments.verify.results import Row, by_row, listed
+from tricouple.experiments.verify.setting import (
+    MARGINALS,
+    Criterion,
+    Measured,
+    Setting,
+    experiment,
+)
 from tricouple.shaping import Shaping
 
 SIZES = ((3, 3), (5, 2))
@@ -96,38 +101,35 @@ def criteria(setting: Setting) -> Iterator[tuple[str, str, Criterion, Criterion]
             )
 
 
-def stationarity(setting: Setting) -> Finding:
+@experiment(
+    "Largest tangential gradient of a sample",
+    ("row of the table", "norm"),
+    "Two bands of points: at random vectors, and at the ETF, which should be rounding errors.",
+    log="y",
+    residual=("ratio", "error of the latter"),
+    lines=lambda rows: by_row(rows, "at random vectors", "at the ETF"),
+)
+def stationarity(setting: Setting) -> Measured:
     """The tangential gradient at the ETF, relative to that at random vectors."""
     generator = setting.generator("stationarity")
-    rows: list[Row] = []
     for n_classes, per_class in SIZES:
         labels = tensors.balanced_labels(n_classes, per_class)
         frame = normalize(tensors.vectors(tensors.etf_gram(labels)), dim=1)
         random = tensors.random_unit(len(labels), n_classes, generator)
         for loss, shaping, criterion, dense in criteria(setting):
             here, there, ratio = relative_gradient(criterion, frame, random, labels)
-            rows.append(
-                {
-                    "loss": loss,
-                    "ψ": shaping if criterion is not dense else f"{shaping}, dense",
-                    "K": n_classes,
-                    "b": per_class,
-                    "at the ETF": here,
-                    "at random vectors": there,
-                    "ratio": ratio,
-                    "error of the latter": relative_error(
-                        gradient_of(criterion, random, labels), gradient_of(dense, random, labels)
-                    ),
-                }
-            )
-    figure = chart(
-        "Largest tangential gradient of a sample",
-        ("row of the table", "norm"),
-        by_row(rows, "at random vectors", "at the ETF"),
-        "Two bands of points: at random vectors, and at the ETF, which should be rounding errors.",
-        log="y",
-    )
-    return Finding(worst_of(rows, "ratio", "error of the latter"), rows, figure)
+            yield {
+                "loss": loss,
+                "ψ": shaping if criterion is not dense else f"{shaping}, dense",
+                "K": n_classes,
+                "b": per_class,
+                "at the ETF": here,
+                "at random vectors": there,
+                "ratio": ratio,
+                "error of the latter": relative_error(
+                    gradient_of(criterion, random, labels), gradient_of(dense, random, labels)
+                ),
+            }
 
 
 def identity_error(cost: Tensor, target: Tensor, imposed: list[Tensor]) -> float:
@@ -163,34 +165,27 @@ def envelope_errors(
     return row
 
 
-def balanced_envelope(setting: Setting) -> Finding:
+ERRORS = ("(P̃ − P)/ε, dense", *(f"library, {gradient}" for gradient in GRADIENTS))
+_envelope = partial(
+    experiment,
+    axes=("row of the table", "relative error"),
+    log="y",
+    lines=lambda rows: by_row(rows, *ERRORS),
+)
+
+
+@_envelope("Balanced classes: relative error of the gradients", residual=ERRORS)
+def balanced_envelope(setting: Setting) -> Measured:
     """Every gradient agrees with autograd through the converged dense sweeps."""
     generator = setting.generator("envelope")
-    rows = [envelope_errors(setting, sizes, "uniform", generator) for sizes in BALANCED]
-    return Finding(worst_of(rows, *columns(rows)), rows, _figure("Balanced classes", rows))
+    for sizes in BALANCED:
+        yield envelope_errors(setting, sizes, "uniform", generator)
 
 
-def unbalanced_envelope(setting: Setting) -> Finding:
+@_envelope("Unbalanced classes: relative error of the gradients", residual=["library, envelope"])
+def unbalanced_envelope(setting: Setting) -> Measured:
     """What remains of the identity where the marginals of P̃ are not uniform."""
     generator = setting.generator("unbalanced-envelope")
-    rows = [
-        envelope_errors(setting, sizes, kind, generator)
-        for kind in MARGINALS
-        for sizes in UNBALANCED
-    ]
-    figure = _figure("Unbalanced classes", rows)
-    return Finding(worst_of(rows, "library, envelope"), rows, figure)
-
-
-def columns(rows: list[Row]) -> list[str]:
-    """The columns of errors."""
-    return [name for name, value in rows[0].items() if isinstance(value, float)]
-
-
-def _figure(title: str, rows: list[Row]) -> Panel:
-    return chart(
-        f"{title}: relative error of the gradients",
-        ("row of the table", "relative error"),
-        by_row(rows, *columns(rows)),
-        log="y",
-    )
+    for kind in MARGINALS:
+        for sizes in UNBALANCED:
+            yield envelope_errors(setting, sizes, kind, generator)

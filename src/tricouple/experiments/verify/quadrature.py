@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tricouple.experiments.verify.gradients import relative_error
 from tricouple.experiments.verify.results import Finding, Row, chart, grouped, worst, worst_of
-from tricouple.experiments.verify.setting import Setting
+from tricouple.experiments.verify.setting import Measured, Setting, experiment
 from tricouple.losses.batch import prepare
 from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
 from tricouple.memory import DEFAULT_BUDGET
@@ -60,35 +60,31 @@ def kernel(_: Setting) -> Finding:
         "The error falls exponentially with the number of terms, for a small ε later and faster.",
         log="y",
     )
-    residual = worst(
-        _number(row, "error of K") / _number(row, "tolerance") for row in rows + others
-    )
+    residual = worst(float(row["error of K"]) / float(row["tolerance"]) for row in rows + others)
     shown = [row for row in rows if row["tolerance"] in SHOWN]
     return Finding(residual, (*shown, *others), figure)
 
 
-def poisson(_: Setting) -> Finding:
+@experiment(
+    "Error of the trapezoid rule against its step",
+    ("step", "largest relative error"),
+    "Error against step: it vanishes faster than any power, later for smaller ε.",
+    log="y",
+    # 1e-14 is rounding.
+    residual=lambda rows: worst(
+        (float(row["measured"]) - 1e-14) / float(row["predicted"]) for row in rows
+    ),
+    lines=lambda rows: grouped(rows, "ε = {ε:g}", "step", "measured"),
+)
+def poisson(_: Setting) -> Measured:
     """Compare the error of a step with what Poisson's formula predicts."""
-    rows: list[Row] = []
     for epsilon in EPSILONS:
         power = 1 / epsilon
         for step in (2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25):
             predicted = trapezoid_error(power, step)
             if 1e-12 < predicted < 1:
                 found = measured_error(power, step)
-                rows.append({"ε": epsilon, "step": step, "predicted": predicted, "measured": found})
-    figure = chart(
-        "Error of the trapezoid rule against its step",
-        ("step", "largest relative error"),
-        grouped(rows, "ε = {ε:g}", "step", "measured"),
-        "Error against step: it vanishes faster than any power, later for smaller ε.",
-        log="y",
-    )
-    rounding = 1e-14
-    residual = worst(
-        (_number(row, "measured") - rounding) / _number(row, "predicted") for row in rows
-    )
-    return Finding(residual, rows, figure)
+                yield {"ε": epsilon, "step": step, "predicted": predicted, "measured": found}
 
 
 def measured_error(power: float, step: float) -> float:
@@ -101,31 +97,39 @@ def measured_error(power: float, step: float) -> float:
     return _largest(step * density.sum(1) - 1)
 
 
-def cost(setting: Setting) -> Finding:
+@experiment(
+    "Error of the mean cost against the temperature",
+    ("τ", "relative error"),
+    log="xy",
+    residual=lambda rows: worst_of(rows, "of its gradient") / FLOOR,
+    lines=lambda rows: [
+        *grouped(rows, "error of the mean", "τ", "error of the mean"),
+        *grouped(rows, "of its gradient", "τ", "of its gradient"),
+    ],
+)
+def cost(setting: Setting) -> Measured:
     """The mean cost of all triplets of a batch, by Frullani's integral and by summing them."""
-    rows: list[Row] = []
     for temperature in TEMPERATURES:
         z, labels = _batch(setting)
         batch = prepare(z, labels, None, None, None)
         scores = batch.wide_similarity() / temperature
         exact = _with_gradient(mean_cost(batch, scores, log_sigmoid, DEFAULT_BUDGET), z)
         value, gradient = _errors(_with_gradient(mean_log_sigmoid_cost(batch, scores), z), exact)
-        rows.append({"τ": temperature, "error of the mean": value, "of its gradient": gradient})
-    figure = chart(
-        "Error of the mean cost against the temperature",
-        ("τ", "relative error"),
-        [
-            *grouped(rows, "error of the mean", "τ", "error of the mean"),
-            *grouped(rows, "of its gradient", "τ", "of its gradient"),
-        ],
-        log="xy",
-    )
-    return Finding(worst_of(rows, "of its gradient") / FLOOR, rows, figure)
+        yield {"τ": temperature, "error of the mean": value, "of its gradient": gradient}
 
 
-def loss(setting: Setting) -> Finding:
+@experiment(
+    "Error of the loss against the tolerance of the kernel, τ = 0.1",
+    ("kernel_tol", "relative error"),
+    "The error of the loss falls with the tolerance and stays below it.",
+    log="xy",
+    residual=lambda rows: worst(
+        float(row["of its gradient"]) / max(float(row["kernel_tol"]), FLOOR) for row in rows
+    ),
+    lines=lambda rows: grouped(rows, "ε = {ε:g}", "kernel_tol", "error of the loss"),
+)
+def loss(setting: Setting) -> Measured:
     """NegMMIOT by quadrature and with the same ψ as a function, which takes the exact way."""
-    rows: list[Row] = []
     for epsilon in (0.5, 0.1):
         z, labels = _batch(setting)
         make = partial(setting.losses.neg_mmiot, temperature=0.1, epsilon=epsilon)
@@ -133,25 +137,8 @@ def loss(setting: Setting) -> Finding:
         for tolerance in (1e-2, 1e-4, 1e-6, 1e-8):
             quick = make(shaping="log_sigmoid", kernel_tol=tolerance)
             value, gradient = _errors(_with_gradient(quick(z, labels), z), exact)
-            rows.append(
-                {
-                    "ε": epsilon,
-                    "kernel_tol": tolerance,
-                    "error of the loss": value,
-                    "of its gradient": gradient,
-                }
-            )
-    figure = chart(
-        "Error of the loss against the tolerance of the kernel, τ = 0.1",
-        ("kernel_tol", "relative error"),
-        grouped(rows, "ε = {ε:g}", "kernel_tol", "error of the loss"),
-        "The error of the loss falls with the tolerance and stays below it.",
-        log="xy",
-    )
-    residual = worst(
-        _number(row, "of its gradient") / max(_number(row, "kernel_tol"), FLOOR) for row in rows
-    )
-    return Finding(residual, rows, figure)
+            row: Row = {"ε": epsilon, "kernel_tol": tolerance}
+            yield row | {"error of the loss": value, "of its gradient": gradient}
 
 
 def _batch(setting: Setting) -> tuple[Tensor, Tensor]:
@@ -174,7 +161,3 @@ def _errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> tuple[float, fl
 
 def _largest(errors: Tensor) -> float:
     return float(errors.abs().max())
-
-
-def _number(row: Row, name: str) -> float:
-    return float(row[name])

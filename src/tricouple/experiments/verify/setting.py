@@ -1,17 +1,19 @@
-"""What every experiment is given: the losses under test and a seed."""
+"""What every experiment is given, the losses under test and a seed, and what becomes of it."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tricouple.experiments.verify.results import NONE
+from tricouple.experiments.verify.results import NONE, Finding, Row, chart, worst_of
 from tricouple.losses import DBOT, IOT, FusedGromov, InfoNCE, NegMMIOT, PushPull
+from tricouple.report.chart import Line
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """A loss of embeddings (N, d) and labels (N,)."""
@@ -89,3 +91,37 @@ class Setting:
         So an experiment measures the same alone as in the company of others.
         """
         return torch.Generator().manual_seed(self.seed + zlib.crc32(name.encode()))
+
+
+Measured: TypeAlias = Iterator[Row | Line]
+"""What an experiment yields: rows of its table, and lines of its chart."""
+
+
+def experiment(
+    title: str,
+    axes: tuple[str, str],
+    alt: str = "",
+    *,
+    log: str = "",
+    residual: Sequence[str] | Callable[[list[Row]], float],
+    lines: Callable[[list[Row]], Iterable[Line]] = lambda rows: (),
+) -> Callable[[Callable[[Setting], Measured]], Callable[[Setting], Finding]]:
+    """Make a finding of what a function measures.
+
+    The first four arguments are those of ``chart``; the residual is the worst number of some
+    columns, or what a function makes of the rows; `lines` draws rows, after the lines yielded.
+    """
+
+    def decorate(measure: Callable[[Setting], Measured]) -> Callable[[Setting], Finding]:
+        @wraps(measure)
+        def run(setting: Setting) -> Finding:
+            found = list(measure(setting))
+            rows = [one for one in found if isinstance(one, dict)]
+            drawn = [one for one in found if isinstance(one, Line)]
+            figure = chart(title, axes, [*drawn, *lines(rows)], alt, log=log)
+            value = residual(rows) if callable(residual) else worst_of(rows, *residual)
+            return Finding(value, rows, figure)
+
+        return run
+
+    return decorate

@@ -9,8 +9,8 @@ from itertools import pairwise
 import torch
 
 from tricouple.experiments.verify import tensors
-from tricouple.experiments.verify.results import Finding, Row, chart, worst, worst_of
-from tricouple.experiments.verify.setting import Setting
+from tricouple.experiments.verify.results import Row, worst, worst_of
+from tricouple.experiments.verify.setting import Measured, Setting, experiment
 from tricouple.report.chart import Line
 from tricouple.shaping import Shaping
 
@@ -82,55 +82,44 @@ def settings() -> Iterator[tuple[str, tuple[int, int]]]:
             yield shaping, size
 
 
-def closed_form_equality(setting: Setting) -> Finding:
+@experiment(
+    "Loss at two-distance configurations, c = 2",
+    ("Δ = α − β", "loss"),
+    "Points of the measured loss, which should lie on the curve of the closed form.",
+    residual=("largest error",),
+)
+def closed_form_equality(setting: Setting) -> Measured:
     """The loss under test for every ψ, the linear one at several sharpnesses."""
-    rows: list[Row] = []
-    series: list[Line] = []
     for shaping, size in settings():
         count = STEPS if shaping == "linear" else STEPS // 4
         path = tensors.two_distance_path(*size, count)
         for sharpness in SHARPNESSES if shaping == "linear" else (SHARPNESS,):
             walk = Walk(setting, shaping, size, sharpness, [*path, *OFF_PATH])
-            rows.append({**walk.start, "largest error": walk.error})
+            yield {**walk.start, "largest error": walk.error}
             if shaping == "linear" and sharpness == SHARPNESS:
                 gaps, name = walk.gaps[:count], f"K = {size[0]}"
-                series += [
-                    Line(f"closed form, {name}", gaps, walk.expected[:count]),
-                    Line(f"measured, {name}", gaps, walk.measured[:count], points=True),
-                ]
-    figure = chart(
-        "Loss at two-distance configurations, c = 2",
-        ("Δ = α − β", "loss"),
-        series,
-        "Points of the measured loss, which should lie on the curve of the closed form.",
-    )
-    return Finding(worst_of(rows, "largest error"), rows, figure)
+                yield Line(f"closed form, {name}", gaps, walk.expected[:count])
+                yield Line(f"measured, {name}", gaps, walk.measured[:count], points=True)
 
 
-def monotonicity(setting: Setting) -> Finding:
+@experiment(
+    "Loss against Δ for several ψ, K = 4, b = 3, τ = 1, ε = 0.5",
+    ("Δ = α − β", "loss"),
+    "The loss against Δ, one curve for each ψ; each should fall from left to right.",
+    residual=lambda rows: worst_of(rows, "largest step") + worst_of(rows, "largest error"),
+)
+def monotonicity(setting: Setting) -> Measured:
     """The largest step of the loss between neighbouring Δ must be downwards."""
-    rows: list[Row] = []
-    series: list[Line] = []
     for shaping, size in settings():
         # At a larger sharpness the loss is 0 to machine precision at the upper end.
         path = tensors.two_distance_path(*size, STEPS if shaping == "linear" else STEPS // 2)
         walk = Walk(setting, shaping, size, SHARPNESS, path)
-        rows.append(
-            {
-                **walk.start,
-                "loss at lowest Δ": walk.measured[0],
-                "loss at ETF": walk.measured[-1],
-                "largest step": walk.step,
-                "largest error": walk.error,
-            }
-        )
+        yield {
+            **walk.start,
+            "loss at lowest Δ": walk.measured[0],
+            "loss at ETF": walk.measured[-1],
+            "largest step": walk.step,
+            "largest error": walk.error,
+        }
         if size == SHAPED_SIZES[-1]:
-            series.append(Line(shaping, walk.gaps, walk.measured))
-    figure = chart(
-        "Loss against Δ for several ψ, K = 4, b = 3, τ = 1, ε = 0.5",
-        ("Δ = α − β", "loss"),
-        series,
-        "The loss against Δ, one curve for each ψ; each should fall from left to right.",
-    )
-    residual = worst_of(rows, "largest step") + worst_of(rows, "largest error")
-    return Finding(residual, rows, figure)
+            yield Line(shaping, walk.gaps, walk.measured)

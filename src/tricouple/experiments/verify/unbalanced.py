@@ -9,16 +9,8 @@ from tricouple.data.gmm import class_sizes
 from tricouple.experiments.verify import tensors
 from tricouple.experiments.verify.convexity import chord_gaps, random_cost
 from tricouple.experiments.verify.frames import SHARPNESS, descend_from_random
-from tricouple.experiments.verify.results import (
-    Finding,
-    Row,
-    chart,
-    grouped,
-    listed,
-    worst,
-    worst_of,
-)
-from tricouple.experiments.verify.setting import MARGINALS, Setting
+from tricouple.experiments.verify.results import Row, grouped, listed, worst
+from tricouple.experiments.verify.setting import MARGINALS, Measured, Setting, experiment
 from tricouple.report.chart import Line
 
 EPSILON = 0.5
@@ -34,25 +26,21 @@ MANY_CLASSES = (3, 5, 10)
 LARGEST_CLASS, RATIO = 20, 10.0
 
 
-def unbalanced_convexity(setting: Setting) -> Finding:
+@experiment(
+    f"g along the direction of lowest curvature, class sizes {DENSE_SIZES[0]}",
+    ("step from a random cost", "chord − g"),
+    "Below zero g is not convex.",
+    residual=lambda rows: worst(-float(row["smallest curvature"]) for row in rows),
+)
+def unbalanced_convexity(setting: Setting) -> Measured:
     """Lemmas 3.1 and 3.2 with uniform marginals, and with those of the target."""
-    rows: list[Row] = []
-    series: list[Line] = []
     for kind in MARGINALS:
         for sizes in DENSE_SIZES:
             generator = setting.generator("unbalanced-convexity")  # the same costs for both kinds
             row, line = probe(tensors.class_labels(sizes), kind, generator)
-            rows.append({"class sizes": listed(sizes), "marginals": kind, **row})
+            yield {"class sizes": listed(sizes), "marginals": kind, **row}
             if sizes == DENSE_SIZES[0]:
-                series.append(Line(f"{kind} marginals", STEPS, tuple(line)))
-    figure = chart(
-        f"g along the direction of lowest curvature, class sizes {DENSE_SIZES[0]}",
-        ("step from a random cost", "chord − g"),
-        series,
-        "Below zero g is not convex.",
-    )
-    residual = worst(-float(row["smallest curvature"]) for row in rows)
-    return Finding(residual, rows, figure)
+                yield Line(f"{kind} marginals", STEPS, tuple(line))
 
 
 def probe(labels: Tensor, kind: str, generator: torch.Generator) -> tuple[Row, list[float]]:
@@ -81,60 +69,54 @@ def probe(labels: Tensor, kind: str, generator: torch.Generator) -> tuple[Row, l
     return row, line
 
 
-def unbalanced_frames(setting: Setting) -> Finding:
+@experiment(
+    "Distance of the best end from the simplex ETF, unbalanced classes",
+    ("number of the class sizes in the table", "Gram deviation"),
+    log="y",
+    residual=("Gram deviation",),
+    lines=lambda rows: grouped(rows, "{loss}, {marginals}", "", "Gram deviation", points=True),
+)
+def unbalanced_frames(setting: Setting) -> Measured:
     """Where free vectors end: collapsed? equiangular?"""
-    rows: list[Row] = []
     for sizes in SIZES:
         labels = tensors.class_labels(sizes)
         for name, kind, criterion in setting.losses.with_marginals(SHARPNESS):
             generator = setting.generator("unbalanced-frames")  # the same starts for all
             ends = descend_from_random(criterion, labels, DIM, generator, STARTS)
             best = ends[0]
-            rows.append(
-                {
-                    "class sizes": listed(sizes),
-                    "loss": name,
-                    "marginals": kind,
-                    "loss value": best.loss,
-                    "NC1": best.collapse.nc1,
-                    "smallest β": float(best.across.min()),
-                    "largest β": float(best.across.max()),
-                    "Gram deviation": best.deviation,
-                    "loss spread over starts": ends[-1].loss - best.loss,
-                }
-            )
-    figure = chart(
-        "Distance of the best end from the simplex ETF, unbalanced classes",
-        ("number of the class sizes in the table", "Gram deviation"),
-        grouped(rows, "{loss}, {marginals}", "", "Gram deviation", points=True),
-        log="y",
-    )
-    return Finding(worst_of(rows, "Gram deviation"), rows, figure)
+            yield {
+                "class sizes": listed(sizes),
+                "loss": name,
+                "marginals": kind,
+                "loss value": best.loss,
+                "NC1": best.collapse.nc1,
+                "smallest β": float(best.across.min()),
+                "largest β": float(best.across.max()),
+                "Gram deviation": best.deviation,
+                "loss spread over starts": ends[-1].loss - best.loss,
+            }
 
 
-def unbalanced_classes(setting: Setting) -> Finding:
+@experiment(
+    f"Evenness of the class means' spectrum, class sizes {RATIO:g} to 1, c = {SHARPNESS:g}",
+    ("number of classes K", "smallest / largest eigenvalue"),
+    "With uniform marginals it falls to zero at ten classes, with the target's it does not.",
+    residual=("Gram deviation",),
+    lines=lambda rows: grouped(rows, "{loss}, {marginals}", "K", "smallest / largest eigenvalue"),
+)
+def unbalanced_classes(setting: Setting) -> Measured:
     """Ten to one between the largest class and the smallest: which directions the means keep."""
-    rows: list[Row] = []
     for n_classes in MANY_CLASSES:
         labels = tensors.class_labels(tuple(class_sizes(n_classes, LARGEST_CLASS, RATIO)))
         for name, kind, criterion in setting.losses.with_marginals(SHARPNESS):
             generator = setting.generator(f"unbalanced-classes {n_classes}")
             (end,) = descend_from_random(criterion, labels, n_classes + 6, generator, 1)
             spectrum = end.collapse.spectrum
-            rows.append(
-                {
-                    "K": n_classes,
-                    "loss": name,
-                    "marginals": kind,
-                    "Gram deviation": end.deviation,
-                    "NC2 deviation": end.collapse.nc2_deviation,
-                    "smallest / largest eigenvalue": float(spectrum[-1] / spectrum[0]),
-                }
-            )
-    figure = chart(
-        f"Evenness of the class means' spectrum, class sizes {RATIO:g} to 1, c = {SHARPNESS:g}",
-        ("number of classes K", "smallest / largest eigenvalue"),
-        grouped(rows, "{loss}, {marginals}", "K", "smallest / largest eigenvalue"),
-        "With uniform marginals it falls to zero at ten classes, with the target's it does not.",
-    )
-    return Finding(worst_of(rows, "Gram deviation"), rows, figure)
+            yield {
+                "K": n_classes,
+                "loss": name,
+                "marginals": kind,
+                "Gram deviation": end.deviation,
+                "NC2 deviation": end.collapse.nc2_deviation,
+                "smallest / largest eigenvalue": float(spectrum[-1] / spectrum[0]),
+            }
