@@ -61,10 +61,6 @@ def plan_loss(plan: Tensor, pairs: list[tuple[int, int]], variant: str) -> Tenso
     return torch.stack(terms).mean()
 
 
-def pairs_of(labels, ref_labels, triplets):
-    return positive_pairs(labels, ref_labels) if triplets is None else [t[:2] for t in triplets]
-
-
 def loop_dbot(
     embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *,
     regularisation=1.0, n_iters=5, lower=0.5, upper=4.5, variant="formula",
@@ -77,7 +73,7 @@ def loop_dbot(
         plan = plan / plan.sum(1, keepdim=True)
         plan = plan * (lower * n / m / plan.sum(0)).clamp(min=1.0)
         plan = plan * (upper * n / m / plan.sum(0)).clamp(max=1.0)
-    return plan_loss(plan, pairs_of(labels, ref_labels, triplets), variant)
+    return plan_loss(plan, positive_pairs(labels, ref_labels, triplets), variant)
 
 
 def loop_fused_gromov(
@@ -93,7 +89,7 @@ def loop_fused_gromov(
         for _ in range(n_iters):
             plan = plan / plan.sum(1, keepdim=True)
             plan = plan / plan.sum(0, keepdim=True) * n / m
-    return plan_loss(plan, pairs_of(labels, ref_labels, triplets), variant)
+    return plan_loss(plan, positive_pairs(labels, ref_labels, triplets), variant)
 
 
 def loop_vicreg(

@@ -40,26 +40,22 @@ def admissible_triplets(ids: Tensor, ref_ids: Tensor | None = None) -> Triplets:
     ]
 
 
-def positive_pairs(ids: Tensor, ref_ids: Tensor | None = None) -> list[tuple[int, int]]:
-    """The positive pairs of IOT-CL (eq. clot_final): same identity, i ≠ j within one set."""
+def pairs_of(ids: Tensor, ref_ids: Tensor | None = None, *, same: bool) -> list[tuple[int, int]]:
+    """The positive pairs of IOT-CL (eq. clot_final), i ≠ j within one set, or the appendix's A⁻."""
     anchors = ids.tolist()
     references = anchors if ref_ids is None else ref_ids.tolist()
     return [
         (i, j)
         for i, j in itertools.product(range(len(anchors)), range(len(references)))
-        if anchors[i] == references[j] and not (ref_ids is None and i == j)
+        if (anchors[i] == references[j]) is same and not (ref_ids is None and i == j)
     ]
 
 
-def negative_pairs(ids: Tensor, ref_ids: Tensor | None = None) -> list[tuple[int, int]]:
-    """All pairs of unequal identity, the appendix's A⁻."""
-    anchors = ids.tolist()
-    references = anchors if ref_ids is None else ref_ids.tolist()
-    return [
-        (i, k)
-        for i, k in itertools.product(range(len(anchors)), range(len(references)))
-        if anchors[i] != references[k]
-    ]
+def positive_pairs(labels, ref_labels, triplets) -> list[tuple[int, int]]:
+    """The positive pairs of labels, or of listed triplets."""
+    if triplets is not None:
+        return [listed[:2] for listed in triplets]
+    return pairs_of(labels, ref_labels, same=True)
 
 
 def uniform_on(entries: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> Tensor:
@@ -224,7 +220,7 @@ def dense_push_pull(
     pull = uniform_on([(i, j) for i, j, _ in admissible], shape)  # A⁺
     push = uniform_on([(i, k) for i, _, k in admissible], shape)  # A⁻
     if negatives == "all" and triplets is None:
-        push = uniform_on(negative_pairs(labels, ref_labels), shape)
+        push = uniform_on(pairs_of(labels, ref_labels, same=False), shape)
     rest = (marginals, n_iters, gradient)
     return coupling_loss(pair_cost(contrast, within), epsilon_pos, pull, *rest) + coupling_loss(
         pair_cost(-contrast, within), epsilon_neg, push, *rest
@@ -238,7 +234,9 @@ def dense_iot(
     """IOT-CL, eq. clot_final; λ·KL(Q‖P) levels the other entries that may have mass."""
     within = ref_emb is None
     cost = pair_cost(1.0 - cosine(embeddings, ref_emb), within)
-    pairs = positive_pairs(labels, ref_labels) if triplets is None else [t[:2] for t in triplets]
+    pairs = (
+        pairs_of(labels, ref_labels, same=True) if triplets is None else [t[:2] for t in triplets]
+    )
     target = uniform_on(pairs, tuple(cost.shape))
     loss = coupling_loss(cost, epsilon, target, marginals, n_iters, gradient)
     if uniformity == 0:

@@ -5,8 +5,7 @@ import torch
 
 from reference import (
     admissible_triplets,
-    negative_pairs,
-    positive_pairs,
+    pairs_of,
     relative_error,
     uniform_on,
     with_gradients,
@@ -84,9 +83,9 @@ def assert_target(relation, target, dense):
 @pytest.mark.parametrize("name", list(LABELS))
 def test_sizes_are_counts(name):
     relation, triplets, _ = relation_of(name)
-    pairs = positive_pairs(*(None if ids is None else torch.tensor(ids) for ids in LABELS[name]))
+    ids = (None if ids is None else torch.tensor(ids) for ids in LABELS[name])
     assert relation.n_triplets == len(triplets)
-    assert relation.n_positives == len(pairs)
+    assert relation.n_positives == len(pairs_of(*ids, same=True))
 
 
 @pytest.mark.parametrize("name", WITH_TRIPLETS)
@@ -119,8 +118,8 @@ def test_projections_are_uniform_on_their_pairs(name):
 )
 def test_positives_and_negatives_do_not_need_each_other(side, name):
     relation, _, shape = relation_of(name)
-    listed = {"positives": positive_pairs, "negatives": negative_pairs}[side]
-    pairs = listed(*(None if ids is None else torch.tensor(ids) for ids in LABELS[name]))
+    ids = (None if ids is None else torch.tensor(ids) for ids in LABELS[name])
+    pairs = pairs_of(*ids, same=side == "positives")
     target = getattr(relation, side)()
     assert target.size == len(pairs)
     assert_target(relation, target.pairs, uniform_on(pairs, shape))

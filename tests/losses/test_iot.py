@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tricouple as tc
-from reference import cosine, pair_cost, positive_pairs, relative_error, uniform_on, with_gradients
+from reference import cosine, pair_cost, pairs_of, relative_error, uniform_on, with_gradients
 
 
 def own_plan(batch, epsilon, n_iters=10):
@@ -18,7 +18,7 @@ def own_plan(batch, epsilon, n_iters=10):
 def test_loss_is_the_divergence_from_the_plan_of_one_minus_cosine(settings, setting):
     batch = settings[setting]
     cost, plan = own_plan(batch, 0.3)
-    target = uniform_on(positive_pairs(batch.labels, batch.ref_labels), tuple(cost.shape))
+    target = uniform_on(pairs_of(batch.labels, batch.ref_labels, same=True), tuple(cost.shape))
     support = target > 0
     wanted = (target[support] * (target[support] / plan[support]).log()).sum()
     assert relative_error(batch.loss(tc.IOT(epsilon=0.3)), wanted) <= 1e-12
@@ -49,7 +49,7 @@ def test_two_collapsed_classes_are_no_better_apart_than_near():
 def test_uniformity_is_the_divergence_of_the_averaged_plan(settings):
     batch = settings["unbalanced"]
     cost, plan = own_plan(batch, 0.3)
-    target = uniform_on(positive_pairs(batch.labels), tuple(cost.shape))
+    target = uniform_on(pairs_of(batch.labels, same=True), tuple(cost.shape))
     others = cost.isfinite() & (target == 0)
     averaged = torch.where(others, plan[others].mean(), plan)
     allowed = cost.isfinite()

@@ -1,6 +1,7 @@
 """``tricouple report``: says where the page is, and refuses clearly without leaving traces."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -116,11 +117,8 @@ def test_a_failure_while_writing_keeps_the_old_page(small, monkeypatch, capsys):
     path = small / "report.html"
     path.write_text("old")
     before = sorted(small.iterdir())
-
-    def no_space(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "replace", no_space)
+    no_space = OSError(28, "No space left on device")
+    monkeypatch.setattr(files.os, "replace", Mock(side_effect=no_space))
     with pytest.raises(OSError, match="No space left"):
         write_report(small)
     assert cli.main(["report", str(small)]) == 2

@@ -1,10 +1,7 @@
 """Runs of a second or two: a few coloured shapes, a tiny network."""
 
-from pathlib import Path
-
 import pytest
 
-from tricouple.conf.compose import configure
 from tricouple.conf.schema import Clip
 
 TINY = (
@@ -26,16 +23,6 @@ TINY = (
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> list[str]:
-    """Settings of a tiny run in a folder of its own."""
-    return [*TINY, f"runs={tmp_path / 'runs'}"]
-
-
-@pytest.fixture
-def tiny(words):
-    """Make the configuration of a tiny run."""
-
-    def make(*more: str) -> Clip:
-        return configure([*words, *more], Clip)
-
-    return make
+def tiny_run() -> tuple[type, tuple[str, ...]]:
+    """The type of a configuration, and the words of a tiny one."""
+    return Clip, TINY

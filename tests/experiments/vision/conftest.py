@@ -1,10 +1,7 @@
 """Runs of about a second: tiny digits, a tiny network."""
 
-from pathlib import Path
-
 import pytest
 
-from tricouple.conf.compose import configure
 from tricouple.conf.schema import Train
 
 TINY = (
@@ -21,16 +18,6 @@ TINY = (
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> list[str]:
-    """Settings of a tiny run in a folder of its own."""
-    return [*TINY, f"runs={tmp_path / 'runs'}"]
-
-
-@pytest.fixture
-def tiny(words):
-    """Make the configuration of a tiny run."""
-
-    def make(*more: str) -> Train:
-        return configure([*words, *more], Train)
-
-    return make
+def tiny_run() -> tuple[type, tuple[str, ...]]:
+    """The type of a configuration, and the words of a tiny one."""
+    return Train, TINY

@@ -1,6 +1,7 @@
 """The commands: one run, sweeps, evaluations, and errors in one line."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -66,11 +67,8 @@ def test_evaluate_computes_everything_on_the_device_of_the_run(tiny, console, mo
 def test_evaluate_takes_the_last_epoch_of_a_run_that_is_not_finished(
     tiny, console, capsys, monkeypatch
 ):
-    def killed(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as context:
-        context.setattr(RunFolder, "write_trained", killed)
+        context.setattr(RunFolder, "write_trained", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), console)
     folder = VISION.folder(tiny())

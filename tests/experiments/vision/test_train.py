@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -188,11 +189,8 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tiny, console, tmp_path, mo
 
 
 def test_an_interrupt_ends_the_run_as_one(tiny, console, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as context:
-        context.setattr(LossTraining, "loss", interrupted)
+        context.setattr(LossTraining, "loss", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), console)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -204,11 +202,8 @@ def test_an_interrupt_ends_the_run_as_one(tiny, console, monkeypatch):
 
 
 def test_a_run_killed_before_its_evaluation_is_only_evaluated(tiny, console, monkeypatch):
-    def killed(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as context:
-        context.setattr(run, "evaluate_run", killed)
+        context.setattr(run, "evaluate_run", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), console)
     monkeypatch.setattr(run, "fit", None)
@@ -247,12 +242,9 @@ def test_a_folder_of_another_configuration_is_refused(tiny, console, tmp_path):
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tiny, console, monkeypatch):
-    def full(*_):
-        raise WriteError("full")
-
     one, other = tiny("seed=1"), tiny("seed=2")
     with monkeypatch.context() as context:
-        context.setattr(RunFolder, "write_trained", full)
+        context.setattr(RunFolder, "write_trained", Mock(side_effect=WriteError("full")))
         for config in (one, other):
             with pytest.raises(WriteError):
                 train(config, console)
