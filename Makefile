@@ -48,5 +48,5 @@ clean:  ## remove .venv and everything generated
 $(STAMP): pyproject.toml constraints.txt $(wildcard src/tricouple/ot/sweeps/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit("tricouple needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.11 ..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench,clip,dev,train]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[adapters,bench,clip,dev,train]"
 	@touch $@

@@ -1,0 +1,41 @@
+"""lightly: a criterion of two views, called ``criterion(z0, z1)``."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from tricouple.adapters.parts import for_any_batch, gathered
+from tricouple.losses.base import ContrastiveLoss
+from tricouple.relations import pair_views
+
+
+class TwoViewLoss(nn.Module):
+    """A loss in the place of lightly's ``NTXentLoss``.
+
+    ``TwoViewLoss(InfoNCE(τ))`` is ``NTXentLoss(τ)``, to rounding. As there, a batch of one image
+    gives zero.
+
+    Args:
+        criterion: A loss of tricouple; its ``empty`` becomes ``"zero"``.
+        gather_distributed: Whether the loss is that of the views of all processes. Each process
+            then returns the value of the whole batch, and gradients whose mean over processes, as
+            DistributedDataParallel takes it, is exact.
+
+    Example:
+        >>> from tricouple import NegMMIOT
+        >>> criterion = TwoViewLoss(NegMMIOT(temperature=1.0, epsilon=0.1))
+        >>> criterion(torch.randn(8, 4), torch.randn(8, 4)).shape
+        torch.Size([])
+    """
+
+    def __init__(self, criterion: ContrastiveLoss, gather_distributed: bool = False) -> None:
+        super().__init__()
+        self.criterion = for_any_batch(criterion)
+        self.gather_distributed = gather_distributed
+
+    def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
+        """The loss of two views, shape (n, d) each; row i of both belongs to image i."""
+        if self.gather_distributed:
+            out0, out1 = gathered(out0), gathered(out1)
+        loss: Tensor = self.criterion(*pair_views(out0, out1))
+        return loss

@@ -1,0 +1,241 @@
+"""sentence-transformers: losses for its trainer, plain and with gradient caching."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tricouple import checks
+from tricouple.adapters.parts import adapted_library, for_any_batch, gathered
+from tricouple.losses.base import ContrastiveLoss
+from tricouple.torchvision_ops import declare_missing
+
+declare_missing()  # transformers imports torchvision where it is installed
+
+with adapted_library():
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.losses.gradcache import (
+        CachedLossMixin,
+        has_static_embedding_input,
+    )
+    from sentence_transformers.base.losses.merged_forward import embed_columns
+    from transformers import PreTrainedTokenizerBase
+
+Features = dict[str, Any]
+
+
+class SentenceLoss(nn.Module):
+    """A loss in the place of ``MultipleNegativesRankingLoss``, or of one of classes.
+
+    Columns (anchor, positive[, negative, …]) without labels: each anchor is compared with the
+    positives and negatives of the whole batch; its own positive is its only one.
+    ``SentenceLoss(model, InfoNCE(1/scale))`` is ``MultipleNegativesRankingLoss(model, scale)``, to
+    rounding. Use ``BatchSamplers.NO_DUPLICATES``: a text that occurs twice is a negative of itself.
+    With columns of negatives give a coupling ``marginals="target"``: uniform ones prescribe mass
+    as positives to all texts, negatives too.
+
+    One column with integer labels: texts of one class are positives of each other
+    (``BatchSamplers.GROUP_BY_LABEL`` sees to it that there are some).
+
+    Args:
+        model: The ``SentenceTransformer`` that is trained.
+        criterion: A loss of tricouple; its ``empty`` becomes ``"zero"``.
+        gather_across_devices: Whether the loss is that of the texts of all processes.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> from tricouple import NegMMIOT
+        >>> model = SentenceTransformer(modules=[BoW(["red", "green", "car", "tree"])])
+        >>> loss = SentenceLoss(model, NegMMIOT(temperature=1.0, epsilon=0.1))
+        >>> columns = [["red car", "green tree"], ["car", "tree"]]
+        >>> loss([model.preprocess(texts) for texts in columns]).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        criterion: ContrastiveLoss,
+        gather_across_devices: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.criterion = for_any_batch(criterion)
+        self.gather_across_devices = gather_across_devices
+        tokenizer = model.tokenizer
+        fast = isinstance(tokenizer, PreTrainedTokenizerBase)
+        self._n_special = tokenizer.num_special_tokens_to_add() if fast else 0
+
+    def forward(
+        self, sentence_features: Iterable[Features], labels: Tensor | None = None
+    ) -> Tensor:
+        """The loss of a batch, as the trainer calls it: features of each column, labels if any."""
+        columns = list(sentence_features)
+        self._refuse_empty_texts(columns)
+        with _pooling_needed():
+            embeddings = embed_columns(self.model, columns)
+        return self.compute_loss_from_embeddings(embeddings, labels)
+
+    def compute_loss_from_embeddings(
+        self, embeddings: list[Tensor], labels: Tensor | None = None
+    ) -> Tensor:
+        """The loss of the embeddings of each column, shape (n, d) each."""
+        anchors, *candidates = embeddings
+        for number, column in enumerate(candidates, 1):
+            if len(column) != len(anchors):
+                raise ValueError(
+                    f"column {number} has {len(column)} texts, the anchors are {len(anchors)}: "
+                    "every anchor needs one text in each column"
+                )
+        if candidates and labels is not None and labels.is_floating_point():
+            raise ValueError(
+                f"labels of pairs are {labels.dtype}, as if they were scores: keep the pairs that "
+                "belong together and remove the column"
+            )
+        if labels is not None:
+            labels = labels.reshape(-1)
+        if self.gather_across_devices:
+            anchors, *candidates = map(gathered, embeddings)
+            labels = labels if labels is None or candidates else gathered(labels)
+        if not candidates:
+            loss: Tensor = self.criterion(anchors, labels)
+            return loss
+        # Positive i has the identity of anchor i, and a negative one of its own.
+        references = torch.cat(candidates)
+        identities = torch.arange(len(references), device=references.device)
+        loss = self.criterion(
+            anchors, identities[: len(anchors)], ref_emb=references, ref_labels=identities
+        )
+        return loss
+
+    def _refuse_empty_texts(self, columns: list[Features]) -> None:
+        for number, features in enumerate(columns):
+            empty = _empty_texts(features, self._n_special)
+            if len(empty):
+                raise ValueError(
+                    f"text {int(empty[0])} of column {number} is empty: remove such rows from the "
+                    "data set"
+                )
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The settings, for the model card."""
+        return {
+            "criterion": repr(self.criterion),
+            "gather_across_devices": self.gather_across_devices,
+        }
+
+    @property
+    def citation(self) -> str:
+        """What the model card cites."""
+        return """
+@misc{tricouple,
+    title = {Multi-Marginal Inverse Optimal Transport for Contrastive Learning Via Explicit
+        Anchor-Positive-Negative Coupling},
+    author = {Nguyen, Ngoc-Hai and Nguyen, Thuan and Ishwar, Prakash and Aeron, Shuchin}
+}
+"""
+
+
+class CachedSentenceLoss(CachedLossMixin, SentenceLoss):  # type: ignore[misc]
+    """``SentenceLoss`` of batches whose activations do not fit into memory.
+
+    Value and gradient are the same. Texts are embedded in mini-batches without activations, the
+    loss of the whole batch gives the gradient of each embedding, and a second pass takes it on to
+    the model (Gao et al. 2021, "GradCache"). Embedding twice is the price.
+
+    Args:
+        model: The ``SentenceTransformer`` that is trained.
+        criterion: A loss of tricouple without learnable parameters.
+        mini_batch_size: How many texts are embedded at once.
+        gather_across_devices: Whether the loss is that of the texts of all processes.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> from tricouple import NegMMIOT
+        >>> model = SentenceTransformer(modules=[BoW(["red", "green", "car", "tree"])])
+        >>> loss = CachedSentenceLoss(model, NegMMIOT(1.0, 0.1), mini_batch_size=1)
+        >>> loss.get_config_dict()["mini_batch_size"]
+        1
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        criterion: ContrastiveLoss,
+        mini_batch_size: int = 32,
+        gather_across_devices: bool = False,
+    ) -> None:
+        super().__init__(model, criterion, gather_across_devices)
+        checks.count("mini_batch_size", mini_batch_size)
+        if has_static_embedding_input(model):
+            raise ValueError(
+                "a StaticEmbedding cannot be split into mini-batches, and needs no caching: use "
+                "SentenceLoss"
+            )
+        if any(parameter.requires_grad for parameter in criterion.parameters()):
+            raise ValueError(
+                "the criterion has learnable parameters, whose gradients the cache would not "
+                "scale: give it a fixed temperature, or use SentenceLoss"
+            )
+        self.mini_batch_size = mini_batch_size
+
+    def forward(
+        self, sentence_features: Iterable[Features], labels: Tensor | None = None
+    ) -> Tensor:
+        """The loss of a batch, as the trainer calls it."""
+        columns = list(sentence_features)
+        self._refuse_empty_texts(columns)
+        with _pooling_needed():
+            loss: Tensor = CachedLossMixin.forward_cached(self, columns, labels)
+        return loss
+
+    def calculate_loss(
+        self,
+        reps: list[list[Tensor]],
+        labels: Tensor | None = None,
+        *,
+        with_backward: bool = False,
+    ) -> Tensor:
+        """The loss of the mini-batches of each column; their gradients too, ``with_backward``."""
+        columns = [torch.cat(mini_batches) for mini_batches in reps]
+        loss = self.compute_loss_from_embeddings(columns, labels)
+        if with_backward:
+            loss.backward()
+            loss = loss.detach()
+        return loss
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The settings, for the model card."""
+        return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size}
+
+
+def _empty_texts(features: Features, n_special: int) -> Tensor:
+    """Which texts have no token but the special ones of the tokenizer."""
+    mask = features.get("attention_mask")
+    if "offsets" in features:  # of a StaticEmbedding, which adds no special tokens
+        starts: Tensor = features["offsets"]
+        empty = torch.diff(starts, append=starts.new_tensor([len(features["input_ids"])])) == 0
+    elif "cu_seq_lens_q" in features:  # texts packed into one sequence
+        empty = torch.diff(features["cu_seq_lens_q"]) <= n_special
+    elif isinstance(mask, Tensor) and mask.ndim == 2:
+        empty = mask.sum(1) <= n_special
+    else:
+        return torch.empty(0)
+    return empty.nonzero()[:, 0]
+
+
+@contextmanager
+def _pooling_needed() -> Iterator[None]:
+    try:
+        yield
+    except KeyError as error:
+        if error.args != ("sentence_embedding",):
+            raise
+        raise ValueError(
+            "the model gives no sentence embedding, only tokens: add a Pooling module, "
+            "SentenceTransformer(modules=[transformer, Pooling(dimension)])"
+        ) from error
