@@ -11,11 +11,7 @@ from processes import in_processes
 from reference import relative_error, with_gradients
 from tricouple.adapters.lightly import TwoViewLoss
 
-from tricouple.torchvision_ops import declare_missing  # isort: skip
-
-declare_missing()
-
-from lightly.loss import NTXentLoss  # noqa: E402
+from lightly.loss import NTXentLoss  # isort: skip
 
 ALL_LOSSES = [
     tc.NegMMIOT(1.0, 0.1),

@@ -12,9 +12,6 @@ from torch import Tensor, nn
 from tricouple import checks
 from tricouple.adapters.parts import adapted_library, for_any_batch, gathered
 from tricouple.losses.base import ContrastiveLoss
-from tricouple.torchvision_ops import declare_missing
-
-declare_missing()  # transformers imports torchvision where it is installed
 
 with adapted_library():
     from sentence_transformers import SentenceTransformer

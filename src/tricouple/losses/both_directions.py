@@ -39,10 +39,17 @@ class BothDirections(nn.Module):
             other = float(getattr(criterion, "epsilon", getattr(criterion, "epsilon_pos", 1.0)))
         self.initial_sharpness = 1 / (self.initial * other)
 
-    def forward(self, images: Tensor, texts: Tensor, identities: Tensor) -> Tensor:
-        """The loss of embeddings, (n, d); identities, (n,), are equal for texts of one image."""
+    def forward(
+        self, images: Tensor, texts: Tensor, identities: Tensor, *, sharpness: Tensor | None = None
+    ) -> Tensor:
+        """The loss of embeddings, (n, d); identities, (n,), are equal for texts of one image.
+
+        ``sharpness`` is the c of this call, where the model itself learns it.
+        """
         temperature = None
-        if self.log_factor is not None:
+        if sharpness is not None:
+            temperature = self.initial * self.initial_sharpness / sharpness
+        elif self.log_factor is not None:
             limit = math.log(max(MAX_SHARPNESS / self.initial_sharpness, 1.0))
             # The parameter itself, as in CLIP: a clamp in the graph would leave no gradient that
             # could bring it down again.
