@@ -39,9 +39,10 @@ def scale(value: float = 14.0) -> torch.Tensor:
 def test_info_nce_is_clip_loss_and_the_scale_receives_its_gradient():
     raw = [rows.detach().mul(3).requires_grad_() for rows in features()]  # models normalise them
     leaves = [*raw, scale()]
-    batch = [*(nn.functional.normalize(rows) for rows in raw), leaves[-1]]
-    ours = with_gradients(ClipLoss(tc.InfoNCE())(*batch), leaves)
-    theirs = with_gradients(peers.ClipLoss()(*batch), leaves)
+    ours, theirs = (
+        with_gradients(criterion(*map(nn.functional.normalize, raw), leaves[-1]), leaves)
+        for criterion in (ClipLoss(tc.InfoNCE()), peers.ClipLoss())
+    )
     for found, wanted in zip(ours, theirs, strict=True):
         assert relative_error(found, wanted) < 1e-6  # the scale is float32
 

@@ -55,9 +55,6 @@ class MetricLoss(BaseMetricLossFunction):  # type: ignore[misc]
         ref_labels: Tensor | None,
     ) -> dict[str, dict[str, Any]]:
         """The loss as that library's reducers want it."""
-        if indices_tuple is not None and any(len(indices) == 0 for indices in indices_tuple):
-            losses: dict[str, dict[str, Any]] = self.zero_losses()
-            return losses
         references: dict[str, Any] = {}
         if ref_emb is not embeddings:  # without references that library passes the anchors
             references = {"ref_emb": ref_emb, "ref_labels": ref_labels}

@@ -1,0 +1,239 @@
+"""pytorch-metric-learning's conventions: miners, wrappers, reducers, trainers and testers."""
+
+import pytest
+import torch
+from pytorch_metric_learning import (
+    distances,
+    losses,
+    miners,
+    reducers,
+    regularizers,
+    testers,
+    trainers,
+)
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+from pytorch_metric_learning.utils.inference import CustomKNN
+from torch import nn
+
+import tricouple as tc
+from conftest import classes, draw
+from processes import in_processes
+from reference import relative_error, with_gradients
+from tricouple.adapters.pytorch_metric_learning import MetricLoss
+
+LABELS = classes(5, 4, 3)
+LOSSES = [
+    tc.NegMMIOT(1.0, 0.1),
+    tc.PushPull(1.0, 0.1, 0.1),
+    tc.IOT(0.1),
+    tc.InfoNCE(0.1),
+    tc.InvaSpread(0.1),
+    tc.DBOT(0.1),
+]
+EACH_LOSS = pytest.mark.parametrize("criterion", LOSSES, ids=lambda loss: type(loss).__name__)
+
+
+def rows(seed: int = 0, n: int = 12, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return draw(n, seed).to(dtype).requires_grad_()
+
+
+def neg_mmiot() -> tc.NegMMIOT:
+    return tc.NegMMIOT(1.0, 0.1)
+
+
+def assert_same(found, wanted, tolerance=1e-10):
+    for one, other in zip(found, wanted, strict=True):
+        assert relative_error(one, other) < tolerance
+
+
+def test_info_nce_is_sup_con():
+    x = rows()
+    ours = with_gradients(MetricLoss(tc.InfoNCE(0.1))(x, LABELS), [x])
+    assert_same(ours, with_gradients(losses.SupConLoss(0.1)(x, LABELS), [x]))
+
+
+@EACH_LOSS
+def test_no_references_are_no_references(criterion):
+    """That library hands the anchors over as references where there are none."""
+    x = rows()
+    direct = criterion(x, LABELS)
+    assert torch.equal(MetricLoss(criterion)(x, LABELS), direct)
+    assert torch.equal(MetricLoss(criterion)(x, LABELS, ref_emb=x, ref_labels=LABELS), direct)
+
+
+@EACH_LOSS
+def test_references_are_other_samples(criterion):
+    x, others, ids = rows(), rows(1, 9), classes(3, 3, 3)
+    found = MetricLoss(criterion)(x, LABELS, ref_emb=others, ref_labels=ids)
+    assert torch.equal(found, criterion(x, LABELS, ref_emb=others, ref_labels=ids))
+
+
+MINERS = {
+    "triplet margin": miners.TripletMarginMiner(margin=0.5, type_of_triplets="all"),
+    "batch hard": miners.BatchHardMiner(),
+    "angular": miners.AngularMiner(angle=10),
+    "multi-similarity": miners.MultiSimilarityMiner(epsilon=0.5),
+    "pair margin": miners.PairMarginMiner(pos_margin=0.1, neg_margin=1.9),
+    "batch easy hard": miners.BatchEasyHardMiner(),
+    "hard-aware cascade": miners.HDCMiner(),
+    "histogram": miners.UniformHistogramMiner(),
+}
+
+
+@pytest.mark.parametrize("miner", MINERS)
+@EACH_LOSS
+def test_miners_of_triplets_and_of_pairs_are_heard(criterion, miner):
+    torch.manual_seed(0)
+    x = rows()
+    found = MINERS[miner](x.detach(), LABELS)
+    loss = MetricLoss(criterion)(x, LABELS, found)
+    assert torch.equal(loss, criterion(x, indices_tuple=found))
+    if len(found) == 4:
+        pairs = MetricLoss(criterion)(x, indices_tuple=found)
+        assert torch.equal(loss, pairs)
+    loss.backward()
+    assert bool(x.grad.isfinite().all())
+
+
+@EACH_LOSS
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_miner_that_finds_nothing_gives_zero(criterion, number):
+    x, nothing = rows(), torch.empty(0, dtype=torch.long)
+    loss = MetricLoss(criterion)(x, LABELS, (nothing,) * number)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert bool((x.grad == 0).all())
+
+
+@EACH_LOSS
+def test_a_batch_of_strangers_gives_zero(criterion):
+    x = rows()
+    loss = MetricLoss(criterion)(x, torch.arange(12))
+    loss.backward()
+    assert loss.item() == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_every_precision_is_taken(dtype):
+    x = rows(dtype=dtype)
+    loss = MetricLoss(neg_mmiot())(x, LABELS)
+    loss.backward()
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert x.grad.dtype == dtype
+    assert bool(x.grad.isfinite().all())
+
+
+def test_losses_add_up_with_their_weights_and_miners():
+    x, ours = rows(), MetricLoss(neg_mmiot())
+    peer, miner = losses.TripletMarginLoss(), miners.MultiSimilarityMiner()
+    both = losses.MultipleLosses([ours, peer], weights=[2, 0.5])
+    wanted = 2 * ours(x, LABELS) + 0.5 * peer(x, LABELS)
+    torch.testing.assert_close(both(x, LABELS), wanted)
+    named = losses.MultipleLosses({"a": ours, "b": peer}, miners={"a": miner})
+    torch.testing.assert_close(
+        named(x, LABELS), ours(x, LABELS, miner(x, LABELS)) + peer(x, LABELS)
+    )
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [reducers.MeanReducer(), reducers.AvgNonZeroReducer(), reducers.ThresholdReducer(low=0)],
+    ids=lambda reducer: type(reducer).__name__,
+)
+def test_reducers_leave_the_number_as_it_is(reducer):
+    x = rows()
+    assert torch.equal(MetricLoss(neg_mmiot(), reducer=reducer)(x, LABELS), neg_mmiot()(x, LABELS))
+
+
+def test_reducers_can_do_nothing_and_regularizers_add():
+    x = rows()
+    parts = MetricLoss(neg_mmiot(), reducer=reducers.DoNothingReducer())(x, LABELS)
+    assert torch.equal(parts["loss"]["losses"], neg_mmiot()(x, LABELS))
+    options = {"embedding_regularizer": regularizers.LpRegularizer(), "embedding_reg_weight": 0.3}
+    found = MetricLoss(neg_mmiot(), **options)(x, LABELS)
+    lengths = torch.linalg.vector_norm(x, dim=1).mean()
+    torch.testing.assert_close(found, neg_mmiot()(x, LABELS) + 0.3 * lengths)
+
+
+def test_bad_input_is_refused():
+    x = rows()
+    with pytest.raises(TypeError, match="criterion must be a loss of tricouple"):
+        MetricLoss(losses.SupConLoss())
+    for distance in (distances.LpDistance(), distances.CosineSimilarity(power=2)):
+        with pytest.raises(ValueError, match=r"distance must be CosineSimilarity\(\), got"):
+            MetricLoss(neg_mmiot(), distance=distance)
+    with pytest.raises(ValueError, match=r"three index tensors.*or four"):
+        MetricLoss(neg_mmiot())(x, LABELS, (torch.tensor([0]), torch.tensor([1])))
+    with pytest.raises(ValueError, match="indices_tuple has no meaning for VICReg"):
+        MetricLoss(tc.VICReg())(x, LABELS, miners.BatchHardMiner()(x, LABELS))
+
+
+# Trainers and testers ----------------------------------------------------------------------------
+
+
+class Points(torch.utils.data.Dataset):
+    """Noisy points around four directions, and which."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.labels = torch.arange(64) % 4
+        noise = torch.randn(64, 8, generator=generator)
+        self.points = torch.eye(8)[self.labels] + 0.4 * noise
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.points[index], int(self.labels[index])
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # for their bar
+@pytest.mark.parametrize("miner", [None, miners.MultiSimilarityMiner()], ids=["labels", "pairs"])
+def test_their_trainer_lowers_the_loss_and_their_tester_sees_it(miner):
+    torch.manual_seed(0)
+    data, model = Points(), nn.Linear(8, 4)
+    history: list[float] = []
+    trainer = trainers.MetricLossOnly(
+        models={"trunk": nn.Identity(), "embedder": model},
+        optimizers={"embedder_optimizer": torch.optim.Adam(model.parameters(), lr=0.05)},
+        batch_size=32,
+        loss_funcs={"metric_loss": MetricLoss(neg_mmiot())},
+        mining_funcs={} if miner is None else {"tuple_miner": miner},
+        dataset=data,
+        dataloader_num_workers=0,
+        end_of_iteration_hook=lambda t: history.append(t.losses["metric_loss"].item()),
+    )
+    calculator = AccuracyCalculator(
+        include=("precision_at_1",), k=1, knn_func=CustomKNN(distances.CosineSimilarity())
+    )
+    tester = testers.GlobalEmbeddingSpaceTester(
+        dataloader_num_workers=0, accuracy_calculator=calculator
+    )
+
+    def precision() -> float:
+        found = tester.test({"val": data}, 1, nn.Identity(), model)
+        return found["val"]["precision_at_1_level0"]
+
+    before = precision()
+    trainer.train(num_epochs=8)
+    assert sum(history[-4:]) < 0.8 * sum(history[:4])
+    assert precision() > before
+
+
+# Several processes -------------------------------------------------------------------------------
+
+
+@EACH_LOSS
+def test_their_distributed_wrapper_has_the_gradient_of_the_whole(criterion, tmp_path):
+    whole = rows()
+    wanted = with_gradients(criterion(whole, LABELS), [whole])
+
+    def share(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        half = slice(6 * rank, 6 * rank + 6)
+        own = whole.detach()[half].requires_grad_()
+        loss = DistributedLossWrapper(MetricLoss(criterion))(own, LABELS[half])
+        return loss.detach() / 2, torch.autograd.grad(loss, own)[0] / 2
+
+    answers = in_processes(2, tmp_path, share)
+    assert_same([answers[0][0], torch.cat([slope for _, slope in answers]).flatten()], wanted)
