@@ -29,7 +29,8 @@ from tricouple.ot.sweeps.contract import Coupling, Masses, Solution
 from tricouple.ot.sweeps.halves import SymmetricKernels
 from tricouple.ot.sweeps.kernels import Kernels, LinearKernels, Matrix, Products, Similarities
 from tricouple.ot.sweeps.log_sigmoid import TermKernels, terms_of
-from tricouple.ot.sweeps.pair import LogPair, ScaledPair
+from tricouple.ot.sweeps.linear_logs import LogLinearTriplet, LogPair
+from tricouple.ot.sweeps.pair import ScaledPair
 from tricouple.ot.sweeps.triplet import CANCELLATION, ScaledTriplet
 from tricouple.ot.sweeps.triplet_any import AnchorTriplet
 from tricouple.ot.sweeps.triplet_log import LinearTerms, LogDomainTriplet, LogTriplet
@@ -114,8 +115,7 @@ class Pairs:
         for kernels in _kernels(source, [factor], self.within, storage):
             small = isinstance(kernels, native.NativeKernels)
             yield native.NativePair(kernels) if small else ScaledPair(kernels)
-        if not storage.streamed:
-            yield LogPair(source, factor, within=self.within)
+        yield LogPair(source, factor, within=self.within, storage=storage)
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,7 @@ class LinearTriplets(_Triplets):
             else:
                 lost = WIDE_CANCELLATION if storage.streamed and attempt else CANCELLATION
                 yield ScaledTriplet(kernels, within=self.within, cancellation=lost)
-        if not storage.streamed:
-            yield self.careful(source, factor)
+        yield LogLinearTriplet(source, factor, within=self.within, storage=storage)
 
     def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
         """In logarithms, which are right for any sharpness."""

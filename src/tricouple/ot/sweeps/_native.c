@@ -44,6 +44,7 @@ static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 /
 #define EXP_LOW -86.6 /* log(2 · FLT_MIN), nearly */
 #include "_sweeps.h"
 #include "_halves.h"
+#include "_logs.h"
 #undef real
 #undef bits
 #undef REAL_MAX
@@ -69,6 +70,7 @@ static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 /
 #define EXP_LOW -707.7
 #include "_sweeps.h"
 #include "_halves.h"
+#include "_logs.h"
 #undef real
 #undef bits
 #undef REAL_MAX
@@ -120,20 +122,26 @@ DOOR(tile_kernel, 4, 1, 4, i[0], i[1], i[2], i[3], x[0], p[0], p[1], p[2], p[3])
 DOOR(tiles_product, 2, 0, 4, i[0], i[1], p[0], p[1], p[2], p[3])
 DOOR(tile_stream, 5, 1, 5, i[0], i[1], i[2], i[3], i[4], x[0], p[0], p[1], p[2], p[3], p[4])
 DOOR(tile_weigh, 3, 1, 3, i[0], i[1], i[2], x[0], p[0], p[1], p[2])
+DOOR(log_rows, 3, 1, 6, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3], p[4], p[5])
+DOOR(log_columns, 3, 1, 9, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8])
+DOOR(log_means, 3, 1, 6, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3], p[4], p[5])
+DOOR(log_plan, 4, 2, 9, i[0], i[1], i[2], i[3], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6],
+     p[7], p[8])
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
     METHOD(balance),     METHOD(triplet_solve), METHOD(triplet_adjoint), METHOD(pair_sweeps),
     METHOD(pair_adjoint), METHOD(tile_tops),    METHOD(tile_kernel),     METHOD(tiles_product),
-    METHOD(tile_stream), METHOD(tile_weigh),    {NULL, NULL, 0, NULL},
+    METHOD(tile_stream), METHOD(tile_weigh),    METHOD(log_rows),        METHOD(log_columns),
+    METHOD(log_means),   METHOD(log_plan),      {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods,
                                     NULL,                  NULL,      NULL, NULL};
 
 /* Of the calls above, as native.py makes them: a module built from older sources is not used. */
-enum { CALLS = 1 };
+enum { CALLS = 2 };
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *own = PyModule_Create(&module);

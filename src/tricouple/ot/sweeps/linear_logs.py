@@ -1,0 +1,268 @@
+"""Plans with linear ψ by logarithms, a tile at a time: slower than scaling, right for any sharpness.
+
+The last rung of the ladder, of pairs and of triplets, stored and streamed. Sweeps, plans and their
+adjoints are sums that ``log_tiles`` knows how to take; nothing here has more than N numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tricouple.memory import Storage
+from tricouple.numeric import ScoreGradient
+from tricouple.ot.sweeps.contract import (
+    Coupling,
+    GradientSink,
+    Masses,
+    Plan,
+    Solution,
+    Stage,
+    Stages,
+    log_scaling,
+)
+from tricouple.ot.sweeps.kernels import Similarities
+from tricouple.ot.sweeps.log_tiles import Apart, LogTiles, Side, Weights
+
+
+class TermSink:
+    """Score gradients as pairs of plans times weights, which are multiplied at the end."""
+
+    def __init__(self, tiles: LogTiles) -> None:
+        self._tiles = tiles
+        self._terms: list[tuple[float, Side, Weights]] = []
+
+    def add(self, slope: float, side: Side, weights: Weights) -> None:
+        """Add the pairs of one kernel, whose score has this slope."""
+        self._terms.append((slope, side, weights))
+
+    def total(self) -> ScoreGradient:
+        """One pass over the tiles for all of them."""
+        return self._tiles.gradient(self._terms)
+
+
+class _LogCoupling(Coupling):
+    """Kernels ``exp(±factor·s)``, known by their logarithms.
+
+    Args:
+        source: The similarities s.
+        factor: What turns them into scores.
+        within: Anchors are the references: all indices distinct.
+        storage: How much memory there is.
+    """
+
+    def __init__(
+        self, source: Similarities, factor: float, *, within: bool, storage: Storage
+    ) -> None:
+        self.tiles, self.factor, self.within = (
+            LogTiles(source, within=within, storage=storage),
+            factor,
+            within,
+        )
+        self.dtype = self.tiles.like.dtype
+
+    def sink(self) -> TermSink:
+        """A collector for this coupling."""
+        return TermSink(self.tiles)
+
+    def release(self) -> None:
+        """Give up the similarities until they are needed again."""
+        self.tiles.release()
+
+    def _solution(
+        self, masses: Masses, potentials: Sequence[Tensor], stages: Sequence[Stage], last: Plan
+    ) -> Solution:
+        history = Stages(self, masses, stages)
+        sweeps = len(stages) // len(potentials)
+        return Solution(self, torch.cat(list(potentials)), lambda: last, history, sweeps)
+
+
+class LogPair(_LogCoupling):
+    """Entropic transport with kernel ``exp(factor·s)`` (mathematics §5)."""
+
+    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution:
+        """Sweep: rows, then columns."""
+        log_rows, log_columns = (mass.log() for mass in masses.values)
+        f, g = torch.zeros_like(log_rows), torch.zeros_like(log_columns)
+        stages: list[Stage] = []
+        for sweep in range(n_iters):
+            sums = self.tiles.rows(self.factor, g).total
+            if tol is not None and sweep > 0 and _error(f + sums, masses.values[0]) <= tol:
+                break
+            f = log_scaling(log_rows, sums)
+            stages.append(Stage(0, LogPairPlan(self, f, g)))
+            g = log_scaling(log_columns, self.tiles.columns(Side(self.factor, f, g)))
+            stages.append(Stage(1, LogPairPlan(self, f, g)))
+        return self._solution(masses, (f, g), stages, LogPairPlan(self, f, g))
+
+
+@dataclass(frozen=True)
+class LogPairPlan:
+    """``P_ij = exp(factor·s_ij + f_i + g_j)``."""
+
+    coupling: LogPair
+    f: Tensor
+    g: Tensor
+
+    def marginal(self, axis: int) -> Tensor:
+        """Row or column sums."""
+        tiles, factor = self.coupling.tiles, self.coupling.factor
+        if axis == 0:
+            return torch.exp(tiles.rows(factor, self.g).total + self.f)
+        return torch.exp(tiles.columns(Side(factor, self.f, self.g)) + self.g)
+
+    def push(
+        self, axis: int, weights: Tensor, sink: GradientSink | None = None
+    ) -> dict[int, Tensor]:
+        """``Pᵀ weights`` for axis 0, ``P weights`` for axis 1."""
+        side = Side(self.coupling.factor, self.f, self.g)
+        times = Weights(left=weights) if axis == 0 else Weights(right=weights)
+        if isinstance(sink, TermSink):
+            sink.add(1.0, side, times)
+        return {1 - axis: self.coupling.tiles.sums(side, times)[1 - axis]}
+
+
+class LogLinearTriplet(_LogCoupling):
+    """Entropic three-marginal transport with linear ψ: kernels ``exp(±factor·s)``."""
+
+    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution:
+        """Sweep: anchors, positives, negatives (mathematics §2)."""
+        log_a, log_b, log_h = (mass.log() for mass in masses.values)
+        phi, f, g = (torch.zeros_like(log) for log in (log_a, log_b, log_h))
+        plus, minus = self._positives(f), self._negatives(g)
+        stages: list[Stage] = []
+        for sweep in range(n_iters):
+            plan = LogLinearPlan(self, phi, f, g, plus, minus)
+            sums = plan.log_sums()
+            if tol is not None and sweep > 0 and _error(phi + sums, masses.values[0]) <= tol:
+                if _error(f + self.tiles.columns(plan.attract), masses.values[1]) <= tol:
+                    break
+            # Marginals 1, 2 and 3 of mathematics §2, each set in turn.
+            phi = log_scaling(log_a, sums)
+            stages.append(Stage(0, LogLinearPlan(self, phi, f, g, plus, minus)))
+            f = log_scaling(log_b, self.tiles.columns(stages[-1].plan.attract))
+            plus = self._positives(f)
+            stages.append(Stage(1, LogLinearPlan(self, phi, f, g, plus, minus)))
+            g = log_scaling(log_h, self.tiles.columns(stages[-1].plan.repel))
+            minus = self._negatives(g)
+            stages.append(Stage(2, LogLinearPlan(self, phi, f, g, plus, minus)))
+        return self._solution(masses, (phi, f, g), stages, stages[-1].plan)
+
+    def _positives(self, f: Tensor) -> Apart:
+        """r⁺ = E⁺ b."""
+        return self.tiles.rows(self.factor, f)
+
+    def _negatives(self, g: Tensor) -> Apart:
+        """r⁻ = E⁻ h."""
+        return self.tiles.rows(-self.factor, g)
+
+
+@dataclass(frozen=True)
+class LogLinearPlan:
+    """The plan at log-scalings φ (anchors), f (positives) and g (negatives).
+
+    Attributes:
+        coupling: The coupling.
+        phi: φ, shape (N,).
+        f: Shape (M,).
+        g: Shape (M,).
+        plus: r⁺ = E⁺ b.
+        minus: r⁻ = E⁻ h.
+    """
+
+    coupling: LogLinearTriplet
+    phi: Tensor
+    f: Tensor
+    g: Tensor
+    plus: Apart
+    minus: Apart
+
+    @property
+    def attract(self) -> Side:
+        """P¹²_ij = a_i b_j E⁺_ij Σ_{k≠j} E⁻_ik h_k."""
+        factor = self.coupling.factor
+        return Side(factor, self.phi, self.f, self.minus, self.g, self.plus.index)
+
+    @property
+    def repel(self) -> Side:
+        """P¹³_ik = a_i h_k E⁻_ik Σ_{j≠k} E⁺_ij b_j."""
+        factor = -self.coupling.factor
+        return Side(factor, self.phi, self.g, self.plus, self.f, self.minus.index)
+
+    def log_sums(self) -> Tensor:
+        """``log Σ_{j≠k} E⁺_ij b_j E⁻_ik h_k`` of every anchor, the bracket of marginal 1.
+
+        With k* the largest term of r⁻: ``(r⁺ − E⁺_ik* b_k*) r⁻ − Σ_{j≠k*} b_j h_j``, which loses
+        at most half, plus ``E⁺_ik* b_k*`` times the rest of r⁻.
+        """
+        plus, minus, both = self.plus, self.minus, self.f + self.g
+        # E⁺ E⁻ = 1: the scores are known where r⁻ has its largest term.
+        near = torch.where(minus.top > -torch.inf, both[minus.index] - minus.top, -torch.inf)
+        others = torch.where(
+            plus.index == minus.index, plus.rest, _less(plus.total, near)
+        )
+        all_pairs = others + minus.total
+        taken = _all_but_two(both, minus.index, within=self.coupling.within)
+        return torch.logaddexp(_less(all_pairs, taken), near + minus.rest)
+
+    def marginal(self, axis: int) -> Tensor:
+        """Marginals 1, 2 and 3 of mathematics §2."""
+        if axis == 0:
+            return torch.exp(self.phi + self.log_sums())
+        own, side = (self.f, self.attract) if axis == 1 else (self.g, self.repel)
+        return torch.exp(own + self.coupling.tiles.columns(side))
+
+    def push(
+        self, axis: int, weights: Tensor, sink: GradientSink | None = None
+    ) -> dict[int, Tensor]:
+        """Products with P¹², P¹³, P²³; those with P²³ go through the anchors, as means."""
+        tiles, factor = self.coupling.tiles, self.coupling.factor
+        if axis == 0:
+            attract = repel = Weights(left=weights, apart=weights, row=weights)
+        else:
+            own = Weights(right=weights, column=weights)
+            sums = self.plus if axis == 1 else self.minus
+            sign, v = (1, self.f) if axis == 1 else (-1, self.g)
+            rest = tiles.means(sign * factor, v, sums, weights)
+            other = Weights(left=sums.mean(weights, rest), apart=rest, column=weights)
+            attract, repel = (own, other) if axis == 1 else (other, own)
+        if isinstance(sink, TermSink):
+            sink.add(1.0, self.attract, attract)
+            sink.add(-1.0, self.repel, repel)
+        pushed: dict[int, Tensor] = {}
+        if axis != 1:
+            pushed[0], pushed[1] = tiles.sums(self.attract, attract)
+        if axis != 2:
+            pushed[0], pushed[2] = tiles.sums(self.repel, repel)
+        pushed.pop(axis, None)
+        return pushed
+
+
+def _error(logs: Tensor, mass: Tensor) -> float:
+    """The L1 error of a marginal, which is given by its logarithm."""
+    return float((logs.exp() - mass).abs().sum())
+
+
+def _less(logs: Tensor, part: Tensor) -> Tensor:
+    """``log(e^logs − e^part)`` for a part of at most about a half."""
+    return torch.where(part > -torch.inf, logs + torch.log1p(-torch.exp(part - logs)), logs)
+
+
+def _all_but_two(logs: Tensor, index: Tensor, *, within: bool) -> Tensor:
+    """``log Σ_j exp(logs_j)`` for every anchor, without its index and, within one set, itself.
+
+    One of the three largest is always among the others: leaving out smaller ones loses nothing.
+    """
+    tops, places = logs.topk(min(3, len(logs)))
+    lowest = tops[-1] if tops[-1] > -torch.inf else tops.new_zeros(())
+    small = torch.exp(logs - lowest).index_fill(0, places, 0.0)
+    left = small.sum() - small[index]
+    gone = index[:, None] == places
+    if within:
+        left = left - small
+        gone = gone | (torch.arange(len(logs), device=logs.device)[:, None] == places)
+    large = torch.logsumexp(tops.masked_fill(gone, -torch.inf), 1)
+    return torch.logaddexp(large, lowest + left.clamp_min(0.0).log())

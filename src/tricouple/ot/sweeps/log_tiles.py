@@ -1,0 +1,373 @@
+"""Sums over kernels ``exp(c·s)`` by logarithms, a tile at a time: right for any sharpness.
+
+Nothing is stored but, where there is room, the similarities. Exponents are added up in the wide
+dtype and scaled to the largest of their sum, so that nothing under- or overflows, and of a triplet's
+row sums the largest term is kept apart, so that nothing cancels (mathematics §2, trust): at most one
+term can hold more than half of a row. "All but j" is a harmless difference for every other j, and
+for that one the rest, which was summed without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tricouple.memory import Storage
+from tricouple.numeric import Patch, ScoreGradient, row_blocks
+from tricouple.ot.sweeps import native
+from tricouple.ot.sweeps.halves import in_threads
+from tricouple.ot.sweeps.kernels import Similarities
+
+# For the compiled module: no column is that of the row's own sample.
+_ACROSS = -(2**40)
+
+# Entries of a block of rows that is used for many plans while it is in the cache.
+_BLOCK = 1 << 17
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Logarithms of row sums ``Σ_j exp(c·s_ij + v_j)`` with the largest term apart.
+
+    Attributes:
+        index: The column of that term, shape (N,).
+        top: Its logarithm.
+        rest: Logarithm of the sum of all others.
+    """
+
+    index: Tensor
+    top: Tensor
+    rest: Tensor
+
+    @cached_property
+    def total(self) -> Tensor:
+        """Logarithm of the whole sum."""
+        return torch.logaddexp(self.top, self.rest)
+
+    def mean(self, weights: Tensor, of_rest: Tensor) -> Tensor:
+        """The mean of the columns' weights, of that without the largest term."""
+        parts = (part - _finite(self.total) for part in (self.top, self.rest))
+        alone, others = (torch.exp(part) for part in parts)
+        return alone * weights[self.index] + others * of_rest
+
+
+class Weights(NamedTuple):
+    """What the pairs (i, j) of a plan are multiplied by; absent ones are 0 (see ``_logs.h``).
+
+    Attributes:
+        left: Of each row, shape (N,), of what is summed over all k.
+        apart: The same in the column that is kept apart.
+        row: Of each row, of what k = j excludes.
+        right: Of each column, shape (M,), added to ``left`` and ``apart``.
+        column: Of each column, added to ``row``.
+    """
+
+    left: Tensor | None = None
+    apart: Tensor | None = None
+    row: Tensor | None = None
+    right: Tensor | None = None
+    column: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """Pairs of a plan: ``exp(own_i + c·s_ij + v_j)``, for triplets times all but j of a partner.
+
+    Attributes:
+        factor: c, negative for repelling kernels.
+        own: Log-scalings of the rows.
+        v: Log-scalings of the columns.
+        partner: The other kernel's row sums, over the third index; None for plans of pairs.
+        partner_v: Log-scalings of that kernel's columns.
+        other: The column that the other kernel's pairs keep apart.
+    """
+
+    factor: float
+    own: Tensor
+    v: Tensor
+    partner: Apart | None = None
+    partner_v: Tensor | None = None
+    other: Tensor | None = None
+
+    def of_rows(self, weights: Weights) -> Tensor:
+        """Exponents and weights of the rows, shape (6, N)."""
+        total, rest = self.own, self.own
+        if self.partner is not None:
+            total, rest = self.own + self.partner.total, self.own + self.partner.rest
+        parts = (weights.left, weights.apart, weights.row)
+        return torch.stack([total, self.own, rest, *(_or_zero(part, total) for part in parts)])
+
+    def of_columns(self, weights: Weights) -> Tensor:
+        """Exponents and weights of the columns, shape (4, M)."""
+        both = self.v if self.partner_v is None else self.v + self.partner_v
+        parts = (weights.right, weights.column)
+        return torch.stack([self.v, both, *(_or_zero(part, self.v) for part in parts)])
+
+
+class LogTiles:
+    """Kernels ``exp(±factor·s)`` of some similarities.
+
+    Args:
+        similarities: s; computed in the wide dtype.
+        within: Anchors are the references: the diagonal is excluded.
+        storage: The similarities are kept if half of its budget allows.
+    """
+
+    def __init__(self, similarities: Similarities, *, within: bool, storage: Storage) -> None:
+        self.similarities, self.within = similarities.widened(), within
+        self.shape, self.like = similarities.shape, self.similarities.like
+        # Exponentials need no more digits than the batch has.
+        self.fine = similarities.like.dtype
+        n, m = self.shape
+        self._keep = n * m * self.like.element_size() <= storage.budget / 2
+        self._entries = max(m, storage.tile_entries // 2)
+        self._kept: Tensor | None = None
+        self._compiled = native.compiled is not None and self.like.device.type == "cpu"
+
+    def release(self) -> None:
+        """Give up the similarities until they are needed again."""
+        self._kept = None
+
+    def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
+        if self._keep:
+            if self._kept is None:
+                self._kept = self.similarities.matrix()
+            for block in row_blocks(*self.shape, self._entries):
+                yield block, self._kept[block]
+            return
+        blocks = row_blocks(*self.shape, self._entries)
+        buffer = self.like.new_empty(blocks[0].stop, self.shape[1])
+        for block in blocks:
+            yield block, self.similarities.tile(block, buffer[: block.stop - block.start])
+
+    def rows(self, factor: float, v: Tensor) -> Apart:
+        """``Σ_j exp(factor · s_ij + v_j)`` of every row."""
+        n, m = self.shape
+        index = torch.empty(n, dtype=torch.int64, device=self.like.device)
+        top, rest = self.like.new_empty(2, n).unbind()
+
+        def compiled(block: slice, tile: Tensor, thread: int) -> None:
+            parts = tile, v, index[block], top[block], rest[block], work[thread]
+            self._call("log_rows", block, (), (factor,), *parts)
+
+        if self._compiled:
+            v, work = v.contiguous(), self.like.new_empty(self._n_threads, m)
+            self._in_threads(compiled)
+            return Apart(index, top, rest)
+        for block, tile in self._tiles():
+            logs = self._excluded(block, factor * tile + v)
+            top[block], index[block] = logs.max(1)
+            rest[block] = torch.logsumexp(logs.scatter_(1, index[block, None], -torch.inf), 1)
+        return Apart(index, top, rest)
+
+    def columns(self, side: Side) -> Tensor:
+        """Logarithms of the columns' sums without their own scalings, shape (M,)."""
+        n, m = self.shape
+        side_rows = side.of_rows(Weights())
+        weight, _, apart_weight = side_rows[:3]
+        partner = side.partner
+        v = side.v if side.partner_v is None else side.partner_v
+        threads = self._n_threads if self._compiled else 1
+        peak = self.like.new_full((threads, m), torch.finfo(self.like.dtype).min)
+        sums = self.like.new_zeros(threads, m)
+
+        def compiled(block: slice, tile: Tensor, thread: int) -> None:
+            apart, less = (
+                (None, None)
+                if partner is None
+                else (partner.index[block], partner.total[block])
+            )
+            self._call(
+                "log_columns", block, (), (side.factor,), tile, weight[block], apart,
+                apart_weight[block], v, less, peak[thread], sums[thread], work[thread],
+            )  # fmt: skip
+
+        if self._compiled:
+            work = self.like.new_empty(threads, 18 * m)
+            self._in_threads(compiled)
+            return torch.logsumexp(peak + sums.log(), 0)
+        logs = self.like.new_full((m,), -torch.inf)
+        for block, tile in self._tiles():
+            scores = side.factor * tile
+            terms = scores + weight[block, None]
+            if partner is not None:
+                shares = torch.exp(v - scores - _finite(partner.total[block, None]))
+                terms += torch.log1p(-shares.clamp_(max=1.0))
+                at = partner.index[block, None]
+                terms.scatter_(1, at, scores.gather(1, at) + apart_weight[block, None])
+            terms = self._excluded(block, terms)
+            logs = torch.logaddexp(logs, torch.logsumexp(terms, 0))
+        return logs
+
+    def means(self, factor: float, v: Tensor, sums: Apart, weights: Tensor) -> Tensor:
+        """Means of the columns' weights in every row, without the largest term."""
+        out = self.like.new_empty(self.shape[0])
+
+        def compiled(block: slice, tile: Tensor, thread: int) -> None:
+            parts = tile, v, sums.index[block], sums.rest[block], weights, out[block]
+            self._call("log_means", block, (), (factor,), *parts)
+
+        if self._compiled:
+            v, weights = v.contiguous(), weights.contiguous()
+            self._in_threads(compiled)
+            return out
+        for block, tile in self._tiles():
+            logs = self._excluded(block, factor * tile + v - _finite(sums.rest[block, None]))
+            out[block] = logs.scatter_(1, sums.index[block, None], -torch.inf).exp_() @ weights
+        return out
+
+    def sums(self, side: Side, weights: Weights) -> tuple[Tensor, Tensor]:
+        """The plan's pairs times weights, summed over columns and over rows."""
+        n, m = self.shape
+        of_rows, of_columns = side.of_rows(weights), side.of_columns(weights)
+        threads = self._n_threads if self._compiled else 1
+        rows, columns = self.like.new_empty(n), self.like.new_zeros(threads, m)
+
+        def compiled(block: slice, tile: Tensor, thread: int) -> None:
+            self._plan(
+                side, block, tile, 1.0, of_rows, of_columns, (rows[block], columns[thread], None),
+                work[thread],
+            )  # fmt: skip
+
+        if self._compiled:
+            work = self._work()
+            self._in_threads(compiled)
+            return rows, columns.sum(0)
+        for block, tile in self._tiles():
+            values = self._pairs(side, block, tile, of_rows, of_columns, excluded=True)
+            rows[block] = values.sum(1)
+            columns[0] += values.sum(0)
+        return rows, columns[0]
+
+    def gradient(self, terms: Sequence[tuple[float, Side, Weights]]) -> ScoreGradient:
+        """Sums of ± the pairs of plans times weights, in tiles that the next one overwrites."""
+        packed = [
+            (sign, side, side.of_rows(weights), side.of_columns(weights))
+            for sign, side, weights in terms
+        ]
+        n, m = self.shape
+        out = torch.empty(min(n, max(1, self._entries // m)), m, dtype=self.fine)
+        out = out.to(self.like.device)
+        work = self._work()
+        for rows, tile in self._tiles():
+            total = out[: rows.stop - rows.start].zero_()
+
+            def compiled(
+                block: slice, part: Tensor, thread: int, rows: slice = rows, total: Tensor = total
+            ) -> None:
+                for few in row_blocks(len(part), m, _BLOCK):
+                    here = slice(block.start + few.start, block.start + few.stop)
+                    target = total[here.start - rows.start : here.stop - rows.start]
+                    for sign, side, of_rows, of_columns in packed:
+                        self._plan(
+                            side, here, part[few], sign, of_rows, of_columns, (None, None, target),
+                            work[thread],
+                        )  # fmt: skip
+
+            if self._compiled:
+                self._share(rows, tile, compiled)
+            else:
+                for sign, side, of_rows, of_columns in packed:
+                    total += sign * self._pairs(side, rows, tile, of_rows, of_columns)
+            yield Patch(rows, total)
+
+    def _pairs(
+        self,
+        side: Side,
+        block: slice,
+        tile: Tensor,
+        of_rows: Tensor,
+        of_columns: Tensor,
+        *,
+        excluded: bool = False,
+    ) -> Tensor:
+        """What ``log_plan`` does, in PyTorch."""
+        total, own, rest, left, apart, row = of_rows[:, block, None]
+        v, both, right, column = of_columns
+        logs = side.factor * tile + v
+        values = (logs + total).clamp_(max=1.0).exp_() * (left + right)
+        if side.partner is not None and side.other is not None:
+            taken = (own + both).clamp_(max=1.0).exp_() * (row + column)
+            at, away = side.partner.index[block, None], side.other[block, None]
+            if excluded:
+                values -= taken
+            else:
+                values.scatter_add_(1, away, -taken.gather(1, away))
+            exact = (logs.gather(1, at) + rest).exp_() * (apart + right[at])
+            values.scatter_(1, at, exact)
+        if self.within:
+            values.diagonal(block.start).zero_()
+        return values
+
+    def _plan(
+        self,
+        side: Side,
+        block: slice,
+        tile: Tensor,
+        sign: float,
+        of_rows: Tensor,
+        of_columns: Tensor,
+        out: tuple[Tensor | None, Tensor | None, Tensor | None],
+        work: Tensor,
+    ) -> None:
+        apart = None if side.partner is None else side.partner.index[block]
+        other = None if side.other is None else side.other[block]
+        ends = (of_rows[0, block], of_columns, apart, other, *out, work)
+        self._call("log_plan", block, (self.shape[0],), (side.factor, sign), tile, *ends)
+
+    def _call(
+        self,
+        name: str,
+        block: slice,
+        sizes: Sequence[int],
+        reals: Sequence[float],
+        *arrays: Tensor | None,
+    ) -> None:
+        """Let the compiled module do it, for the rows of a tile."""
+        shape = (block.stop - block.start, self.shape[1], *sizes)
+        diagonal = block.start if self.within else _ACROSS
+        places = (0 if array is None else native.address(array) for array in arrays)
+        getattr(native.compiled, name)(self.fine.itemsize, *shape, diagonal, *reals, *places)
+
+    @property
+    def _n_threads(self) -> int:
+        return max(1, torch.get_num_threads())
+
+    def _work(self) -> Tensor:
+        return torch.empty(self._n_threads, 4 * self.shape[1], dtype=self.fine, device="cpu")
+
+    def _in_threads(self, work: Callable[[slice, Tensor, int], None]) -> None:
+        for rows, tile in self._tiles():
+            self._share(rows, tile, work)
+
+    def _share(
+        self, rows: slice, tile: Tensor, work: Callable[[slice, Tensor, int], None]
+    ) -> None:
+        """Share the rows of a tile among the threads."""
+        step = -(-len(tile) // self._n_threads)
+        shares = [slice(start, min(start + step, len(tile))) for start in range(0, len(tile), step)]
+
+        def one(thread: int) -> None:
+            own = shares[thread]
+            work(slice(rows.start + own.start, rows.start + own.stop), tile[own], thread)
+
+        in_threads(one, range(len(shares)))
+
+    def _excluded(self, block: slice, logs: Tensor) -> Tensor:
+        if self.within:
+            logs.diagonal(block.start).fill_(-torch.inf)
+        return logs
+
+
+def _finite(logs: Tensor) -> Tensor:
+    """Empty sums: keep differences with them −∞ instead of NaN."""
+    return torch.where(logs == -torch.inf, 0.0, logs)
+
+
+def _or_zero(part: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if part is None else part
