@@ -89,11 +89,27 @@ def test_streamed_sweeps_fall_back_on_float64():
     assert relative_error(losses[1], losses[0]) <= 1e-5
 
 
-def test_streamed_sweeps_refuse_what_float64_cannot_hold():
-    # With three samples all that a sum holds is excluded but for one term.
-    criterion = tc.NegMMIOT(memory="streamed")
-    with pytest.raises(ValueError, match=r'sharpness 100 is too sharp.*memory="matrices"'):
-        criterion(torch.randn(3, 4), torch.tensor([0, 0, 1]))
+@pytest.mark.parametrize("name", ["neg_mmiot", "push_pull"])
+@pytest.mark.parametrize("scene", ["three samples", "outlier", "one class and another sample"])
+def test_streamed_sweeps_refuse_nothing(name, scene):
+    # With three samples all that a sum holds is excluded but for one term; a class that is alone
+    # with one other sample has imposed marginals that only infinite scalings would reach.
+    n = 3 if scene == "three samples" else 40
+    embeddings, labels = clustered(n, seed=1)[0], torch.arange(n) // 2
+    if scene == "outlier":
+        embeddings = embeddings + 5.0
+        embeddings[0] = -embeddings[0]
+    marginals = "target" if scene == "one class and another sample" else "uniform"
+    if marginals == "target":
+        labels = (torch.arange(n) == 0).long()
+    found = []
+    for mode in ("matrices", "streamed"):
+        leaf = embeddings.clone().requires_grad_()
+        loss = STREAMING[name](memory=mode, marginals=marginals)(leaf, labels)
+        found.append(with_gradients(loss, [leaf]))
+    assert relative_error(found[1][0], found[0][0]) <= 1e-5
+    scale = max(1.0, float(found[0][1].norm()))
+    assert float((found[1][1] - found[0][1]).norm()) <= 1e-5 * scale
 
 
 def test_streamed_pass_allocates_no_matrix_of_all_pairs(monkeypatch):

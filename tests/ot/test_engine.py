@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tricouple.ot import engine
 from tricouple.ot.engine import LinearTriplets, LogSigmoidTriplets, Pairs, ShapedTriplets, Sweeps
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.kernels import Matrix, Products
@@ -30,31 +31,24 @@ def products(n: int, m: int | None = None) -> Products:
     return Products(anchors, torch.nn.functional.normalize(torch.randn(m, 4), dim=1))
 
 
-HALVES = ["Scaled{} SymmetricKernels", "Scaled{} LinearKernels", "Log{} wide"]
+def rungs(kernels: str) -> list[str]:
+    """In the digits of the batch, in more, and by logarithms."""
+    return [kernels, f"{kernels} wide", "Log{} wide"]
+
+
 CASES = {
-    "small": (True, products(SMALL), "auto", ["Native{} NativeKernels", "Log{} wide"]),
-    "small across": (
-        False, products(SMALL, 30), "auto", ["Native{} NativeKernels", "Log{} wide"]
-    ),
+    "small": (True, products(SMALL), "auto", rungs("Native{} NativeKernels")),
+    "small across": (False, products(SMALL, 30), "auto", rungs("Native{} NativeKernels")),
     "small matrix": (
-        True, Matrix(products(SMALL).matrix()), "auto", ["Native{} NativeKernels", "Log{} wide"]
+        True, Matrix(products(SMALL).matrix()), "auto", rungs("Native{} NativeKernels")
     ),
-    "large": (True, products(LARGE), "auto", HALVES),
-    "large across": (
-        False, products(LARGE, LARGE), "auto", ["Scaled{} LinearKernels", "Log{} wide"]
-    ),
+    "large": (True, products(LARGE), "auto", rungs("Scaled{} SymmetricKernels")),
+    "large across": (False, products(LARGE, LARGE), "auto", rungs("Scaled{} LinearKernels")),
     "large matrix": (
-        True, Matrix(products(LARGE).matrix()), "streamed",
-        ["Scaled{} LinearKernels", "Log{} wide"],
+        True, Matrix(products(LARGE).matrix()), "streamed", rungs("Scaled{} LinearKernels")
     ),
-    "streamed": (
-        True, products(SMALL), "streamed",
-        ["Scaled{} SymmetricKernels", "Scaled{} SymmetricKernels wide"],
-    ),
-    "streamed across": (
-        False, products(SMALL, 30), "streamed",
-        ["Scaled{} LinearKernels", "Scaled{} LinearKernels wide"],
-    ),
+    "streamed": (True, products(SMALL), "streamed", rungs("Scaled{} SymmetricKernels")),
+    "streamed across": (False, products(SMALL, 30), "streamed", rungs("Scaled{} LinearKernels")),
 }  # fmt: skip
 
 
@@ -63,25 +57,27 @@ CASES = {
 @pytest.mark.parametrize(("problem", "kind"), [(Pairs, "Pair"), (LinearTriplets, "Triplet")])
 def test_couplings_are_tried_from_the_fastest_to_the_surest(case, problem, kind):
     within, source, memory, wanted = CASES[case]
-    assert tried(problem(within), source, memory) == [name.format(kind) for name in wanted]
+    linear = kind if kind == "Pair" else "Linear" + kind
+    surest = wanted[-1].format(linear)
+    assert tried(problem(within), source, memory) == [
+        *(name.format(kind) for name in wanted[:-1]),
+        surest,
+    ]
 
 
 @pytest.mark.parametrize("n", [SMALL, LARGE])
 def test_without_a_compiler_there_are_neither_compiled_sweeps_nor_halves(n, monkeypatch):
     monkeypatch.setattr(native, "compiled", None)
-    wanted = ["ScaledTriplet LinearKernels", "LogTriplet wide"]
-    assert tried(LinearTriplets(within=True), products(n)) == wanted
+    wanted = ["ScaledTriplet LinearKernels", "ScaledTriplet LinearKernels wide"]
+    assert tried(LinearTriplets(within=True), products(n)) == [*wanted, "LogLinearTriplet wide"]
 
 
 def test_halves_fit_where_whole_matrices_would_not():
     # Two matrices of float32 are 2·4·N² bytes, and halves of them half of that.
-    budget = 4 * LARGE**2
-    streamed = tried(LinearTriplets(within=False), products(LARGE, LARGE), budget=budget)
-    assert streamed[-1] == "ScaledTriplet LinearKernels wide"
+    how = Sweeps(10, None, "unrolled", memory_budget=4 * LARGE**2)
+    assert engine._storage(products(LARGE, LARGE), False, how, matrices=2).streamed
     if native.compiled is not None:
-        assert tried(LinearTriplets(within=True), products(LARGE), budget=budget)[-1] == (
-            "LogTriplet wide"
-        )
+        assert not engine._storage(products(LARGE), True, how, matrices=2).streamed
 
 
 def test_other_shapings_have_couplings_of_their_own():

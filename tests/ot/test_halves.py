@@ -16,7 +16,7 @@ from conftest import UNCONVERGED
 from tricouple import IOT, NegMMIOT, PushPull
 from tricouple.memory import IN_MATRICES, Storage
 from tricouple.ot import engine
-from tricouple.ot.sweeps import halves, native
+from tricouple.ot.sweeps import native, threads
 from tricouple.ot.sweeps.halves import SymmetricKernels, triangle
 from tricouple.ot.sweeps.kernels import Factors, Products
 
@@ -189,7 +189,7 @@ def test_results_repeat_to_the_last_bit(n_threads):
     assert torch.equal(first[1], second[1])
 
 
-def test_outliers_are_left_to_whole_matrices(monkeypatch):
+def test_outliers_are_left_to_halves_with_more_digits(monkeypatch):
     n = 1100
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(n) % 10
@@ -197,18 +197,18 @@ def test_outliers_are_left_to_whole_matrices(monkeypatch):
     z = centres[labels] + 0.02 * torch.randn(n, 32, generator=generator)
     z[:20] = torch.randn(20, 32, generator=generator)
     with monkeypatch.context() as patch:
-        patch.delattr(engine, "LogTriplet")  # what logarithms would need
+        patch.delattr(engine, "LogLinearTriplet")  # what logarithms would need
         loss = NegMMIOT(temperature=1.0, epsilon=0.01)(z, labels)
     exact = NegMMIOT(temperature=1.0, epsilon=0.01)(z.double(), labels)
     assert math.isclose(float(loss), float(exact), rel_tol=1e-5)
 
 
 def test_a_forked_process_starts_its_own_threads():
-    halves.in_threads(sum, [[1], [2]])
-    assert halves._pool.cache_info().currsize > 0
+    threads.in_threads(sum, [[1], [2]])
+    assert threads._pool.cache_info().currsize > 0
     child = os.fork()
     if child == 0:
-        os._exit(halves._pool.cache_info().currsize)
+        os._exit(threads._pool.cache_info().currsize)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -219,19 +219,19 @@ def test_threads_with_matrix_products_end_and_leave_the_settings(n_threads):
     def work(number: int) -> None:
         found[number] = torch.full((), torch.get_num_threads())
 
-    halves.in_passing_threads(work, range(3))
+    threads.in_passing_threads(work, range(3))
     assert [int(one) for one in found] == [1, 1, 1]
     assert torch.get_num_threads() == n_threads
     assert threading.active_count() == alive
     with pytest.raises(ZeroDivisionError):
-        halves.in_passing_threads(lambda number: number / 0, range(2))
+        threads.in_passing_threads(lambda number: number / 0, range(2))
     assert torch.get_num_threads() == n_threads
 
 
 def test_every_item_is_dealt_once():
     for n_items in (1, 2, 7, 12):
         for n in (1, 2, 3):
-            shares = [halves.dealt(range(n_items), k, n) for k in range(n)]
+            shares = [threads.dealt(range(n_items), k, n) for k in range(n)]
             assert sorted(item for share in shares for item in share) == list(range(n_items))
 
 
@@ -247,5 +247,32 @@ def test_nobody_is_left_at_work_when_one_share_is_interrupted():
         ended.set()
 
     with pytest.raises(KeyboardInterrupt):
-        halves.in_threads(work, [0, 1])
+        threads.in_threads(work, [0, 1])
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("share", [threads.in_threads, threads.in_passing_threads])
+def test_nobody_is_left_at_work_however_often_ctrl_c_is_pressed(share, monkeypatch):
+    import concurrent.futures
+
+    presses, waited = [KeyboardInterrupt, KeyboardInterrupt], concurrent.futures.wait
+    started, ended = threading.Event(), threading.Event()
+
+    def impatient(others):
+        if presses:
+            raise presses.pop()
+        return waited(others)
+
+    def work(number: int) -> None:
+        if number == 0:
+            started.wait(10)
+            raise KeyboardInterrupt
+        started.set()
+        time.sleep(0.2)
+        ended.set()
+
+    monkeypatch.setattr(concurrent.futures, "wait", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        share(work, [0, 1])
+    assert not presses
     assert ended.is_set()

@@ -28,8 +28,8 @@ from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.contract import Coupling, Masses, Solution
 from tricouple.ot.sweeps.halves import SymmetricKernels
 from tricouple.ot.sweeps.kernels import Kernels, LinearKernels, Matrix, Products, Similarities
-from tricouple.ot.sweeps.log_sigmoid import TermKernels, terms_of
 from tricouple.ot.sweeps.linear_logs import LogLinearTriplet, LogPair
+from tricouple.ot.sweeps.log_sigmoid import TermKernels, terms_of
 from tricouple.ot.sweeps.pair import ScaledPair
 from tricouple.ot.sweeps.triplet import CANCELLATION, ScaledTriplet
 from tricouple.ot.sweeps.triplet_any import AnchorTriplet
@@ -137,12 +137,11 @@ class LinearTriplets(_Triplets):
         """By scaling, then by logarithms."""
         storage = _storage(source, self.within, how, matrices=2)
         kinds = _kernels(source, [factor, -factor], self.within, storage)
-        for attempt, kernels in enumerate(kinds):
-            if isinstance(kernels, native.NativeKernels):
-                yield native.NativeTriplet(kernels, within=self.within)
-            else:
-                lost = WIDE_CANCELLATION if storage.streamed and attempt else CANCELLATION
-                yield ScaledTriplet(kernels, within=self.within, cancellation=lost)
+        for kernels in kinds:
+            lost = CANCELLATION if kernels.like.dtype == source.like.dtype else WIDE_CANCELLATION
+            small = isinstance(kernels, native.NativeKernels)
+            scaled = native.NativeTriplet if small else ScaledTriplet
+            yield scaled(kernels, within=self.within, cancellation=lost)
         yield LogLinearTriplet(source, factor, within=self.within, storage=storage)
 
     def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
@@ -217,22 +216,17 @@ def _storage(source: Similarities, within: bool, how: Sweeps, *, matrices: int) 
 def _kernels(
     source: Similarities, factors: Sequence[float], within: bool, storage: Storage
 ) -> Iterator[Kernels]:
-    """``exp(factor · s)`` for each factor, in the ways that are worth a try."""
+    """``exp(factor · s)`` for each factor, in the source's digits and then in more."""
     n, m = source.shape
     compiled = native.compiled is not None and source.like.device.type == "cpu"
-    if storage.streamed:
-        for digits in (source, source.widened()):
-            if _can_be_halved(digits, within):
-                yield SymmetricKernels(digits, factors, storage)
-            else:
-                yield LinearKernels(digits, factors, within=within, storage=storage)
-    elif compiled and n * m <= LARGEST:
-        yield native.NativeKernels(source, factors, within=within)
-    else:
-        # Halves are faster, but their rows and columns share shifts, which outliers do not suit.
-        if _can_be_halved(source, within):
-            yield SymmetricKernels(source, factors, storage)
-        yield LinearKernels(source, factors, within=within)
+    wide = source.widened()
+    for digits in (source,) if wide.like.dtype == source.like.dtype else (source, wide):
+        if compiled and n * m <= LARGEST and not storage.streamed:
+            yield native.NativeKernels(digits, factors, within=within)
+        elif _can_be_halved(digits, within):
+            yield SymmetricKernels(digits, factors, storage)
+        else:
+            yield LinearKernels(digits, factors, within=within, storage=storage)
 
 
 def _can_be_halved(source: Similarities, within: bool) -> TypeGuard[Products]:

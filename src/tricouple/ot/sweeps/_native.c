@@ -13,10 +13,10 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The loops that matter are built twice, and the machine picks: distributed builds may not assume
+/* The loops that matter are built several times, and the machine picks: distributed builds may not assume
  * more than SSE2. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
-#define FAST_LOOP __attribute__((target_clones("arch=x86-64-v3", "avx2", "default")))
+#define FAST_LOOP __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "avx2", "default")))
 #else
 #define FAST_LOOP
 #endif

@@ -48,7 +48,7 @@ FAST_LOOP static void NAME(columns)(const real *kernel, const real *weights, rea
 /* exp(x) for x ≤ 1; exactly 0 where that is hardly above the smallest normal number.
  * x = k log 2 + rest; adding SHIFT leaves k in the last bits, from where it becomes an exponent. */
 static inline real NAME(exponential)(real x) {
-    const real low = x < EXP_LOW ? (real)EXP_LOW : x;
+    const real floor = (real)EXP_LOW, low = x < floor ? floor : x;
     const real shifted = low * (real)LOG2_E + SHIFT, k = shifted - SHIFT;
     const real rest = (low - k * LN2_HIGH) - k * LN2_LOW;
     real sum = (real)SERIES[DEGREE];
@@ -58,7 +58,7 @@ static inline real NAME(exponential)(real x) {
     word = (word + EXPONENT_BIAS) << MANTISSA;
     real power;
     memcpy(&power, &word, sizeof power);
-    return x < EXP_LOW ? 0 : sum * power;
+    return x < floor ? 0 : sum * power;
 }
 
 /* exp(c · (±s − top of row − top of column)), a balanced kernel E± (§2, trust), with its tops. */

@@ -1,4 +1,4 @@
-"""Plans with linear ψ by logarithms, a tile at a time: slower than scaling, right for any sharpness.
+"""Plans with linear ψ by logarithms, a tile at a time: right for any sharpness.
 
 The last rung of the ladder, of pairs and of triplets, stored and streamed. Sweeps, plans and their
 adjoints are sums that ``log_tiles`` knows how to take; nothing here has more than N numbers.
@@ -7,7 +7,7 @@ adjoints are sums that ``log_tiles`` knows how to take; nothing here has more th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -132,24 +132,27 @@ class LogLinearTriplet(_LogCoupling):
         """Sweep: anchors, positives, negatives (mathematics §2)."""
         log_a, log_b, log_h = (mass.log() for mass in masses.values)
         phi, f, g = (torch.zeros_like(log) for log in (log_a, log_b, log_h))
-        plus, minus = self._positives(f), self._negatives(g)
         stages: list[Stage] = []
+        plan = LogLinearPlan(self, phi, f, g, self._positives(f), self._negatives(g))
         for sweep in range(n_iters):
-            plan = LogLinearPlan(self, phi, f, g, plus, minus)
             sums = plan.log_sums()
-            if tol is not None and sweep > 0 and _error(phi + sums, masses.values[0]) <= tol:
-                if _error(f + self.tiles.columns(plan.attract), masses.values[1]) <= tol:
-                    break
+            if (
+                tol is not None
+                and sweep > 0
+                and _error(plan.phi + sums, masses.values[0]) <= tol
+                and _error(plan.f + self.tiles.columns(plan.attract), masses.values[1]) <= tol
+            ):
+                break
             # Marginals 1, 2 and 3 of mathematics §2, each set in turn.
-            phi = log_scaling(log_a, sums)
-            stages.append(Stage(0, LogLinearPlan(self, phi, f, g, plus, minus)))
-            f = log_scaling(log_b, self.tiles.columns(stages[-1].plan.attract))
-            plus = self._positives(f)
-            stages.append(Stage(1, LogLinearPlan(self, phi, f, g, plus, minus)))
-            g = log_scaling(log_h, self.tiles.columns(stages[-1].plan.repel))
-            minus = self._negatives(g)
-            stages.append(Stage(2, LogLinearPlan(self, phi, f, g, plus, minus)))
-        return self._solution(masses, (phi, f, g), stages, stages[-1].plan)
+            plan = replace(plan, phi=log_scaling(log_a, sums))
+            stages.append(Stage(0, plan))
+            f = log_scaling(log_b, self.tiles.columns(plan.attract))
+            plan = replace(plan, f=f, plus=self._positives(f))
+            stages.append(Stage(1, plan))
+            g = log_scaling(log_h, self.tiles.columns(plan.repel))
+            plan = replace(plan, g=g, minus=self._negatives(g))
+            stages.append(Stage(2, plan))
+        return self._solution(masses, (plan.phi, plan.f, plan.g), stages, plan)
 
     def _positives(self, f: Tensor) -> Apart:
         """r⁺ = E⁺ b."""
@@ -201,9 +204,7 @@ class LogLinearPlan:
         plus, minus, both = self.plus, self.minus, self.f + self.g
         # E⁺ E⁻ = 1: the scores are known where r⁻ has its largest term.
         near = torch.where(minus.top > -torch.inf, both[minus.index] - minus.top, -torch.inf)
-        others = torch.where(
-            plus.index == minus.index, plus.rest, _less(plus.total, near)
-        )
+        others = torch.where(plus.index == minus.index, plus.rest, _less(plus.total, near))
         all_pairs = others + minus.total
         taken = _all_but_two(both, minus.index, within=self.coupling.within)
         return torch.logaddexp(_less(all_pairs, taken), near + minus.rest)

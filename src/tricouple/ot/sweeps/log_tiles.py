@@ -1,10 +1,10 @@
 """Sums over kernels ``exp(c·s)`` by logarithms, a tile at a time: right for any sharpness.
 
 Nothing is stored but, where there is room, the similarities. Exponents are added up in the wide
-dtype and scaled to the largest of their sum, so that nothing under- or overflows, and of a triplet's
-row sums the largest term is kept apart, so that nothing cancels (mathematics §2, trust): at most one
-term can hold more than half of a row. "All but j" is a harmless difference for every other j, and
-for that one the rest, which was summed without it.
+dtype and scaled to the largest of their sum, so that nothing under- or overflows; and of a
+triplet's row sums the largest term is kept apart, so that nothing cancels (mathematics §2, trust).
+At most one term can hold more than half of a row: "all but j" is a harmless difference for every
+other j, and for that one the rest, which was summed without it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 from tricouple.memory import Storage
 from tricouple.numeric import Patch, ScoreGradient, row_blocks
 from tricouple.ot.sweeps import native
-from tricouple.ot.sweeps.halves import in_threads
 from tricouple.ot.sweeps.kernels import Similarities
+from tricouple.ot.sweeps.threads import in_threads
 
 # For the compiled module: no column is that of the row's own sample.
 _ACROSS = -(2**40)
@@ -167,9 +167,8 @@ class LogTiles:
 
     def columns(self, side: Side) -> Tensor:
         """Logarithms of the columns' sums without their own scalings, shape (M,)."""
-        n, m = self.shape
-        side_rows = side.of_rows(Weights())
-        weight, _, apart_weight = side_rows[:3]
+        m = self.shape[1]
+        weight, _, apart_weight, *_ = side.of_rows(Weights())
         partner = side.partner
         v = side.v if side.partner_v is None else side.partner_v
         threads = self._n_threads if self._compiled else 1
@@ -178,9 +177,7 @@ class LogTiles:
 
         def compiled(block: slice, tile: Tensor, thread: int) -> None:
             apart, less = (
-                (None, None)
-                if partner is None
-                else (partner.index[block], partner.total[block])
+                (None, None) if partner is None else (partner.index[block], partner.total[block])
             )
             self._call(
                 "log_columns", block, (), (side.factor,), tile, weight[block], apart,
@@ -290,7 +287,7 @@ class LogTiles:
         total, own, rest, left, apart, row = of_rows[:, block, None]
         v, both, right, column = of_columns
         logs = side.factor * tile + v
-        values = (logs + total).clamp_(max=1.0).exp_() * (left + right)
+        values: Tensor = (logs + total).clamp_(max=1.0).exp_() * (left + right)
         if side.partner is not None and side.other is not None:
             taken = (own + both).clamp_(max=1.0).exp_() * (row + column)
             at, away = side.partner.index[block, None], side.other[block, None]
@@ -345,9 +342,7 @@ class LogTiles:
         for rows, tile in self._tiles():
             self._share(rows, tile, work)
 
-    def _share(
-        self, rows: slice, tile: Tensor, work: Callable[[slice, Tensor, int], None]
-    ) -> None:
+    def _share(self, rows: slice, tile: Tensor, work: Callable[[slice, Tensor, int], None]) -> None:
         """Share the rows of a tile among the threads."""
         step = -(-len(tile) // self._n_threads)
         shares = [slice(start, min(start + step, len(tile))) for start in range(0, len(tile), step)]

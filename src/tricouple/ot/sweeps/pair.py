@@ -1,4 +1,4 @@
-"""Pairwise plans (mathematics §5): by scaling, a pass over the kernel each sweep; by logarithms."""
+"""Pairwise plans by scaling (mathematics §5): a pass over the kernel each sweep."""
 
 from __future__ import annotations
 
@@ -11,17 +11,8 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import ScoreGradient, wide_dtype
-from tricouple.ot.sweeps.contract import (
-    Coupling,
-    DenseSink,
-    GradientSink,
-    Masses,
-    Solution,
-    Stage,
-    Stages,
-    log_scaling,
-)
-from tricouple.ot.sweeps.kernels import Factors, Kernels, LowRankSink, Similarities, underflow_limit
+from tricouple.ot.sweeps.contract import Coupling, GradientSink, Masses, Solution
+from tricouple.ot.sweeps.kernels import Factors, Kernels, LowRankSink, underflow_limit
 
 
 class ScaledPair(Coupling):
@@ -154,71 +145,3 @@ class ScaledPairHistory:
         """Weights of the rows, from what the columns sent them."""
         gradient = torch.addcmul(grad_u[rows], u[rows], sums[0])
         return torch.mul(u[rows], gradient * -self.masses.inverses[0][rows], out=out[rows])[None]
-
-
-class LogPair(Coupling):
-    """Entropic transport for ``score = sharpness · similarity`` by log-sum-exp.
-
-    Slower, and right for any sharpness.
-    """
-
-    def __init__(self, similarities: Similarities, sharpness: float, *, within: bool) -> None:
-        # Potentials of size c take digits from what they are added to: float32 has none to spare.
-        self.score = similarities.widened().matrix() * sharpness
-        self.dtype = self.score.dtype
-        if within:
-            self.score.fill_diagonal_(-torch.inf)
-
-    def sink(self) -> DenseSink:
-        """A collector for this coupling."""
-        return DenseSink(self.score)
-
-    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution:
-        """Sweep: rows, then columns."""
-        log_rows, log_columns = (mass.log() for mass in masses.values)
-        f, g = torch.zeros_like(log_rows), torch.zeros_like(log_columns)
-        stages: list[Stage] = []
-        done = 0
-        for sweep in range(n_iters):
-            row_sums = torch.logsumexp(self.score + g, 1)
-            error = (torch.exp(f + row_sums) - log_rows.exp()).abs().sum()
-            if tol is not None and sweep > 0 and float(error) <= tol:
-                break
-            f = log_scaling(log_rows, row_sums)
-            stages.append(Stage(0, LogPairPlan(self.score, f, g)))
-            g = log_scaling(log_columns, torch.logsumexp(self.score + f[:, None], 0))
-            stages.append(Stage(1, LogPairPlan(self.score, f, g)))
-            done += 1
-        return Solution(
-            self, torch.cat([f, g]), lambda: stages[-1].plan, Stages(self, masses, stages), done
-        )
-
-
-@dataclass(frozen=True)
-class LogPairPlan:
-    """``P_ij = exp(score_ij + f_i + g_j)``, rebuilt from the potentials at each use."""
-
-    score: Tensor
-    f: Tensor
-    g: Tensor
-
-    def dense(self) -> Tensor:
-        """The plan as a matrix."""
-        return (self.score + self.f[:, None]).add_(self.g).exp_()
-
-    def marginal(self, axis: int) -> Tensor:
-        """Row or column sums."""
-        return self.dense().sum(1 - axis)
-
-    def push(
-        self, axis: int, weights: Tensor, sink: GradientSink | None = None
-    ) -> dict[int, Tensor]:
-        """``Pᵀ weights`` for axis 0, ``P weights`` for axis 1."""
-        plan = self.dense()
-        if axis == 0:
-            pushed, scale = {1: plan.T @ weights}, weights[:, None]
-        else:
-            pushed, scale = {0: plan @ weights}, weights
-        if isinstance(sink, DenseSink):
-            sink.add(plan.mul_(scale))
-        return pushed
