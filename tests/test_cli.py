@@ -108,13 +108,44 @@ def test_user_errors_are_one_line_without_traceback(
     assert error.count("\n") == 1
 
 
-def test_missing_optional_package_is_named_with_the_way_to_install_it(capsys, monkeypatch):
-    for module in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delitem(sys.modules, "tricouple.experiments.verify.command", raising=False)
-    monkeypatch.setitem(sys.modules, "rich", None)
-    assert cli.main(["verify"]) == 2
-    assert "rich is missing: pip install 'tricouple[bench]'" in capsys.readouterr().err
+BARE = """
+import importlib.abc, sys
+
+class Torch(importlib.abc.MetaPathFinder):  # a machine with torch and nothing else
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {extras}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Torch())
+from tricouple import cli
+
+for command in cli.COMMANDS:
+    try:
+        cli.main([command, "--help"])
+    except SystemExit as stopped:
+        assert stopped.code == 0, command
+    # What it does needs more, and says so.
+    assert cli.main([command, *{words}.get(command, [])]) == 2, command
+"""
+EXTRAS = {
+    "rich", "hydra", "omegaconf", "yaml", "lightning", "numpy", "scipy", "sklearn", "PIL", "timm",
+    "plotly", "matplotlib", "torchvision", "open_clip", "jax", "ott", "ot", "tensorboard",
+    "pytorch_metric_learning",
+}  # fmt: skip
+
+
+def test_help_needs_torch_alone_and_a_missing_extra_is_named_as_a_clone_installs_it(tmp_path):
+    words = {"evaluate": ["runs/x"], "report": ["runs"], "bench": ["--quick"], "embed": ["a", "b"]}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BARE.format(extras=EXTRAS, words=words)],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for name, command in cli.COMMANDS.items():
+        assert f"examples:\n  tricouple {name}" in done.stdout
+        wanted = rf"tricouple {name}: error: \w+ is missing: pip install '\.\[{command.extra}\]'"
+        assert re.search(wanted, done.stderr), (name, done.stderr)
+    assert not list(tmp_path.iterdir())
 
 
 def test_interrupt_exits_with_130(capsys, monkeypatch):

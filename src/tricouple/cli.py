@@ -48,7 +48,7 @@ class Command:
 
     place: str  # module, or module:object
     summary: str
-    extra: str  # the optional dependencies that it needs: pip install 'tricouple[extra]'
+    extra: str  # the optional dependencies that it needs: pip install '.[extra]'
 
 
 COMMANDS = {
@@ -63,7 +63,7 @@ COMMANDS = {
         "train",
     ),
     "verify": Command(
-        "tricouple.experiments.verify.command",
+        "tricouple.experiments.verify",
         "test the statements of the paper's theory numerically (a minute)",
         "bench",
     ),
@@ -83,12 +83,12 @@ COMMANDS = {
         "train,clip",
     ),
     "bench": Command(
-        "tricouple.experiments.bench.command",
+        "tricouple.experiments.bench",
         "time and memory against the dense algorithm and other libraries",
         "bench",
     ),
     "report": Command(
-        "tricouple.report.command", "one self-contained HTML page of a study's results", "train"
+        "tricouple.report", "one self-contained HTML page of a study's results", "train"
     ),
 }
 
@@ -137,9 +137,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing == "tricouple" or selected not in COMMANDS:
+        if missing == "tricouple":
             raise
-        install = f"pip install 'tricouple[{COMMANDS[selected].extra}]'"
+        extra = COMMANDS[selected].extra if selected in COMMANDS else "train"
+        install = f"pip install '.[{extra}]' in a clone of tricouple"
         print(f"tricouple {selected}: error: {missing} is missing: {install}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -9,9 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
-
 
 @dataclass
 class Data:
@@ -213,6 +210,9 @@ class Study:
 
 def register() -> None:
     """Make the types and the resolvers known to Hydra; the YAML files refer to both."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
     ConfigStore.instance().store(name="train_schema", node=Train)
     ConfigStore.instance().store(name="clip_schema", node=Clip)
     OmegaConf.register_new_resolver(

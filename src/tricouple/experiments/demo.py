@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.grid import LINEAR, main_cells
-from tricouple.experiments.synthetic.study import conduct
 from tricouple.options import CommandError, at_least
 
 DESCRIPTION = """\
@@ -49,6 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run what is not done yet, print the table and write the page."""
+    from tricouple.experiments.synthetic.study import conduct
+
     try:
         base = RunConfig(steps=args.steps)
         cells = main_cells(base, [args.classes], [args.seed], LINEAR)

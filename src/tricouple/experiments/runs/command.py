@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from rich.console import Console
-
 from tricouple.conf.schema import Clip, RunConfig, Train
 from tricouple.options import CommandError, at_least
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tricouple.experiments.clip import RunCaptions
     from tricouple.experiments.runs.run import Loaded, RunKind
     from tricouple.experiments.vision import RunImages
@@ -57,6 +57,8 @@ class TrainCommand(Generic[C, D]):
         Returns:
             The exit code: 1 if some run of a sweep failed.
         """
+        from rich.console import Console
+
         # With several devices Lightning starts this command again for each; one of them speaks.
         console = Console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
         with user_errors():
@@ -219,6 +221,8 @@ examples:
 
     def run(self, args: argparse.Namespace) -> int:
         """Evaluate all runs; their tables are printed as they are done."""
+        from rich.console import Console
+
         from tricouple.conf.compose import override
         from tricouple.experiments.runs.folder import RunFolder
         from tricouple.experiments.runs.run import evaluate_run

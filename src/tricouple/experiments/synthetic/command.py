@@ -10,7 +10,6 @@ from typing import Any
 
 from tricouple.experiments.synthetic.config import RunConfig
 from tricouple.experiments.synthetic.grid import Cell, main_cells, map_cells
-from tricouple.experiments.synthetic.study import conduct
 from tricouple.options import CommandError, at_least, positive_float
 from tricouple.provenance import require_clean
 
@@ -71,6 +70,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run what is not done yet, print the tables and write the page."""
+    from tricouple.experiments.synthetic.study import conduct
+
     classes: tuple[int, ...] = args.classes
     settings = {name: getattr(args, name) for name in SETTINGS}
     try:

@@ -1,0 +1,64 @@
+"""What is packed: an sdist is the whole repository, a wheel what is imported."""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACK = "from setuptools import build_meta; print(build_meta.build_{}('dist'))"
+LEFT_OUT = (".gitignore", ".ci/")  # of use in a clone alone
+
+
+def sources() -> list[str]:
+    """The files of the repository; of an unpacked sdist, all that were in it."""
+    listed = ROOT / "src" / "tricouple.egg-info" / "SOURCES.txt"
+    if (ROOT / ".git").exists():
+        command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    else:
+        found = listed.read_text()
+    return [n for n in found.splitlines() if (ROOT / n).is_file() and "egg-info" not in n]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("clone")
+    for name in sources():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def packed(clone: Path, kind: str) -> Path:
+    done = subprocess.run(
+        [sys.executable, "-c", PACK.format(kind)], cwd=clone, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return clone / "dist" / done.stdout.splitlines()[-1]
+
+
+def test_an_sdist_has_every_file_of_the_repository(clone):
+    with tarfile.open(packed(clone, "sdist")) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {name for name in sources() if not name.startswith(LEFT_OUT)}
+    assert {"tests/conftest.py", "docs/vision.md", "CHANGELOG.md", "Makefile"} <= wanted
+    assert wanted - names == set()
+
+
+def test_a_wheel_has_what_is_imported_and_no_sources_of_c(clone, monkeypatch):
+    monkeypatch.setenv("CC", "false")  # as on a machine without a compiler, and quicker
+    with zipfile.ZipFile(packed(clone, "wheel")) as archive:
+        names = {name for name in archive.namelist() if name.startswith("tricouple/")}
+    package = ROOT / "src" / "tricouple"
+    wanted = {
+        f"tricouple/{path.relative_to(package)}"
+        for suffix in ("py", "yaml", "css", "js", "csv", "typed")
+        for path in package.rglob(f"*.{suffix}")
+    }
+    assert names == wanted
