@@ -143,8 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         install = f"pip install '.[{extra}]' in a clone of tricouple"
         print(f"tricouple {selected}: error: {missing} is missing: {install}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print("interrupted" + f": {error}" * bool(str(error)), file=sys.stderr)
         return 130
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
+import socket
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+
+from tricouple.options import interrupted
 
 
 class WriteError(OSError):
@@ -37,7 +43,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         >>> path.read_text()
         'whole'
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = beside(path)
     with _explained(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,9 +56,52 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             aside.unlink(missing_ok=True)
 
 
+def beside(path: Path) -> Path:
+    """Where a file is written before it is whole; two machines may share the disk."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.part")
+
+
+def remove_debris(folder: Path) -> None:
+    """Remove what writers left that were killed; nobody may be writing into the folder."""
+    for path in [*folder.glob(".*.part"), *folder.glob(".last.ckpt.*")]:
+        path.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    write_atomically(path, lambda file: file.write(text.encode()))
+    """Write a text file atomically; halves of characters, which no encoding has, as escapes."""
+    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[str], object]) -> Iterator[None]:
+    """Hold a lock that one process can hold at a time; it ends with the process.
+
+    Args:
+        path: The file that is the lock; it is gone afterwards.
+        waiting: Called with the process and the machine that hold it, if they have to be waited
+            for.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        while True:
+            file = stack.enter_context(path.open("a+"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting(path.read_text() or "starting")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:  # a disk without locks
+                break
+            # Who had it before removed the file: somebody else may hold a new one.
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                break
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def save_tensors(path: Path, content: dict[str, Any]) -> None:
@@ -67,10 +116,19 @@ def load_tensors(path: Path) -> dict[str, Any]:
         CheckpointError: If the file is missing, damaged, or holds anything else.
     """
     try:
+        # PyTorch does not look at the checksums that it writes.
+        with zipfile.ZipFile(path) as archive:
+            if (damaged := archive.testzip()) is not None:
+                raise CheckpointError(f"{path} is damaged: {damaged} has another checksum")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: there is no such file") from error
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except pickle.UnpicklingError as error:  # whose message tells how to run the code in it
+        raise CheckpointError(
+            f"{path} is not a checkpoint, or damaged: it holds more than tensors and plain values"
+        ) from error
+    except (OSError, RuntimeError, EOFError, LookupError, TypeError, AttributeError,
+            zipfile.BadZipFile, NotImplementedError, zlib.error) as error:  # fmt: skip
         raise CheckpointError(f"{path} is not a checkpoint, or damaged: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")
@@ -82,6 +140,8 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
+        if interrupted(error):
+            raise KeyboardInterrupt from error
         # torch reports a failed write as a RuntimeError of its archive writer.
         cause = error if isinstance(error, OSError) else error.__context__
         reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)

@@ -81,3 +81,12 @@ def require_writable(path: Path) -> None:
         raise CommandError(f"cannot write {path}: {error.strerror}") from error
     if not existed:
         path.unlink()
+
+
+def interrupted(error: BaseException | None) -> bool:
+    """Whether an error is Ctrl-C, or what became of it on its way through a library."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

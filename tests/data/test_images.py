@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tricouple.data import images
 from tricouple.data.images import ImageSet
 from tricouple.data.images.sets import Normalisation
-from tricouple.training.batches import EpochOrder
+from tricouple.training.module import EpochOrder
 
 
 def image_set(*sizes: int, side: int = 4) -> ImageSet:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tricouple.data.images import ImageSet
-from tricouple.training.batches import EpochOrder, ShuffledBatches, derived_seed
+from tricouple.training.module import EpochOrder, ShuffledBatches, derived_seed
 
 
 def test_seeds_differ_between_all_places():

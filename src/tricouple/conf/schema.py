@@ -27,10 +27,15 @@ class Data:
     validation_size: int  # how many of these are held out, to choose settings on; 0 for none
     paper_epochs: int  # how long the paper trains on this data set
 
+    @property
+    def own(self) -> bool:
+        """Whether these are images of one's own, and no data set that its name says all of."""
+        return self.name == "folder"
+
     def places(self) -> tuple[str, ...]:
         """Settings that do not decide what is trained on: places, and what others overrule."""
         places = ["download", "paper_epochs"]
-        if self.name != "folder":
+        if not self.own:
             places += ["root", "eval_root"]
         if self.train_size is not None:  # then the limit decides nothing
             places.append("max_train_size")
@@ -133,10 +138,14 @@ class Captions:
     test_size: int
     cache: str | None
 
+    @property
+    def own(self) -> bool:
+        """Whether these are files of one's own, and no data set that its name says all of."""
+        return self.folder is None and self.format != "shapes"
+
     def places(self) -> tuple[str, ...]:
         """Settings that say where data are, not what they show."""
-        own_data = self.folder is None and self.format != "shapes"
-        return ("cache", *(() if own_data else ("root", "folder")))
+        return ("cache", *(() if self.own else ("root", "folder")))
 
 
 @dataclass

@@ -75,9 +75,9 @@ def extract(
             raise TypeError(f"model has no method {method}(), which an Encoder needs")
     encoder = cast(Any, model)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    with evaluating(model, device) as place:
+    with evaluating(model, device) as (place, dtype):
         for batch, labels in loader(images, batch_size):
-            features = encoder.features(normalisation(batch.to(place)))
+            features = encoder.features(normalisation(batch.to(place)).to(dtype))
             embedding = encoder.project(features)
             parts.append((_kept(features), _kept(embedding), labels))
     penultimate, embedding, labels = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -87,10 +87,10 @@ def extract(
 @torch.no_grad()
 def embed_images(model: CLIP, images: Tensor | ImageFiles, normalisation: Normalisation) -> Tensor:
     """Embeddings of all images, float32 on the CPU, shape (n, d)."""
-    with evaluating(model) as device:
+    with evaluating(model) as (device, dtype):
         return torch.cat(
             [
-                _kept(model.encode_image(normalisation(images[indices].to(device))))
+                _kept(model.encode_image(normalisation(images[indices].to(device)).to(dtype)))
                 for indices in torch.arange(len(images)).split(_AT_A_TIME)
             ]
         )
@@ -99,7 +99,7 @@ def embed_images(model: CLIP, images: Tensor | ImageFiles, normalisation: Normal
 @torch.no_grad()
 def embed_texts(model: CLIP, tokens: Tensor) -> Tensor:
     """Embeddings of tokenised texts, float32 on the CPU, shape (n, d)."""
-    with evaluating(model) as device:
+    with evaluating(model) as (device, _):
         return torch.cat(
             [_kept(model.encode_text(part.long().to(device))) for part in tokens.split(_AT_A_TIME)]
         )
@@ -108,13 +108,17 @@ def embed_texts(model: CLIP, tokens: Tensor) -> Tensor:
 @contextmanager
 def evaluating(
     model: nn.Module, device: torch.device | str | None = None
-) -> Iterator[torch.device | str]:
-    """The model in evaluation mode, and where it is or is moved to; later its mode is as before."""
-    place = next(model.parameters()).device if device is None else device
+) -> Iterator[tuple[torch.device | str, torch.dtype]]:
+    """The model in evaluation mode, where it is or is moved to, and its dtype.
+
+    Later its mode is as before.
+    """
+    first = next(model.parameters(), torch.empty(0))
+    place = first.device if device is None else device
     was_training = model.training
     model.to(place).eval()
     try:
-        yield place
+        yield place, first.dtype
     finally:
         model.train(was_training)
 

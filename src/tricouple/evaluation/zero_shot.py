@@ -61,7 +61,7 @@ def class_embeddings(model: CLIP, names: Sequence[str], context_length: int) -> 
     declare_missing()
     from open_clip import build_zero_shot_classifier
 
-    with evaluating(model) as device:
+    with evaluating(model) as (device, _):
         found: Tensor = build_zero_shot_classifier(
             model,
             lambda texts: tokenise(texts, context_length).ids.long(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,8 +36,7 @@ from tricouple.experiments.runs.run import RunKind
 from tricouple.files import write_atomically
 from tricouple.losses import BothDirections
 from tricouple.models.clip import build_clip
-from tricouple.training.batches import derived_seed
-from tricouple.training.module import Training
+from tricouple.training.module import Training, derived_seed
 from tricouple.training.pairs import PairTraining
 
 if TYPE_CHECKING:
@@ -101,6 +101,11 @@ class RunCaptions:
     def part(self, name: str) -> CaptionedImages:
         """The images and captions of a part."""
         return part_of(self.data, name)
+
+
+def own_files(config: Clip) -> list[Path]:
+    """The files of captions of one's own, and the images that they name."""
+    return captions.files(Source(**asdict(config.data))) if config.data.own else []
 
 
 def load_captions(config: Clip) -> RunCaptions:
@@ -373,8 +378,8 @@ def flat(config: Clip) -> dict[str, Any]:
 
 
 def words(config: Clip) -> tuple[str, ...]:
-    """What losses are compared on, for names of folders and records."""
-    return (config.data.name,)
+    """What losses are compared on beside the data, for names of folders and records."""
+    return ()
 
 
 def network(config: Clip) -> str:
@@ -388,8 +393,10 @@ CLIP = RunKind(
     prefix=("clip",),
     words=words,
     network=network,
+    files=own_files,
     load=load_captions,
     encoder=make_encoder,
+    about=lambda config, found: {},
     method=make_method,
     evaluate=evaluate,
     kept=kept,

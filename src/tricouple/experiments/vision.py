@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tricouple.conf.schema import Train
 from tricouple.data import images
 from tricouple.data.augment import recipe_for
 from tricouple.data.images import ImageData, ImageSet
+from tricouple.data.images.files import find_images
 from tricouple.data.images.sets import Normalisation, imagenet_statistics
 from tricouple.evaluation.evaluate import Evaluation, evaluate_features
 from tricouple.evaluation.features import Features, extract
@@ -55,6 +56,14 @@ class RunImages:
     def samples(self) -> ImageSet:
         """What an epoch consists of."""
         return self.data.train
+
+
+def own_files(config: Train) -> list[Path]:
+    """The images of one's own, and the file of weights that training starts from."""
+    data, weights = config.data, config.backbone.weights
+    roots = (data.root, data.eval_root) if data.own else ()
+    found = [path for root in roots if root is not None for path in find_images(Path(root))]
+    return [*found, *([] if weights is None else [Path(weights)])]
 
 
 def load_images(config: Train) -> RunImages:
@@ -131,6 +140,17 @@ def make_encoder(config: Train, images: RunImages) -> nn.Module:
     )
 
 
+def about(config: Train, images: RunImages) -> dict[str, Any]:
+    """What ``make_encoder`` and the images of the data set say, without them."""
+    data = images.data
+    return {
+        "head_dim": head_dim(config, data),
+        "classes": list(data.classes),
+        "side": data.train.images.shape[-1],  # of images before the normalisation
+        "normalisation": asdict(data.normalisation),
+    }
+
+
 def head_dim(config: Train, data: ImageData) -> int:
     """Dimension of the embedding: the number of classes, as in the paper, or what is asked for."""
     found = config.backbone.head_dim or data.n_classes
@@ -194,7 +214,7 @@ def evaluate(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if settings.figures:
-        write_figures(result, unseen, folder.figures, config.seed)
+        write_figures(result, unseen, folder.path / "figures", config.seed)
     return {"sharpness": sharpness, "accuracy": result.accuracy(), "result": result.as_json()}
 
 
@@ -313,8 +333,8 @@ def flat(config: Train) -> dict[str, Any]:
 
 
 def words(config: Train) -> tuple[str, ...]:
-    """What losses are compared on, for names of folders and records."""
-    return config.data.name, config.setting.name
+    """What losses are compared on beside the data, for names of folders and records."""
+    return (config.setting.name,)
 
 
 def network(config: Train) -> str:
@@ -328,8 +348,10 @@ VISION = RunKind(
     prefix=(),
     words=words,
     network=network,
+    files=own_files,
     load=load_images,
     encoder=make_encoder,
+    about=about,
     method=make_method,
     evaluate=evaluate,
     kept=kept,

@@ -1,21 +1,99 @@
-"""What Lightning trains: an encoder, and a loss of what it makes of a batch."""
+"""What Lightning trains: an encoder, and a loss of what it makes of a batch; and the batches.
+
+No state of a random generator is ever saved: whatever is drawn for a step depends on the seed, the
+epoch, the step and the process alone. A run that was interrupted continues as if it had not been.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler
 
 from tricouple.data.augment import Recipe, random_view
-from tricouple.files import CheckpointError
+from tricouple.data.images.sets import BatchedSet, loader
 from tricouple.relations import Identities, view_pairs
-from tricouple.training.batches import derived_seed
 from tricouple.training.byol import BYOL, momentum_at, predictor_head
+
+
+def derived_seed(seed: int, *place: int | str) -> int:
+    """A seed, below 2⁶³, for one place in a run: a purpose, an epoch, a step, a rank.
+
+    Unequal places give unrelated seeds.
+
+    Example:
+        >>> derived_seed(0, "views", 3, 7) == derived_seed(0, "views", 3, 7)
+        True
+        >>> derived_seed(0, "views", 3, 7) == derived_seed(0, "views", 7, 3)
+        False
+    """
+    text = repr((seed, *place))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+class EpochOrder(Sampler[int]):
+    """A random order of samples for each epoch; with several processes, a share of it for each.
+
+    The remainder of samples is left out of the epoch. Not torch's ``DistributedSampler``, which
+    draws other orders than the stored studies had.
+
+    Example:
+        >>> order = EpochOrder(5, seed=0)
+        >>> sorted(order)
+        [0, 1, 2, 3, 4]
+    """
+
+    def __init__(self, n_samples: int, seed: int, rank: int = 0, n_processes: int = 1) -> None:
+        self.n_samples = n_samples
+        self.seed = seed
+        self.rank = rank
+        self.n_processes = n_processes
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch; Lightning calls this before each."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(derived_seed(self.seed, "order", self.epoch))
+        order = torch.randperm(self.n_samples, generator=generator)
+        return iter(order[self.rank :: self.n_processes][: len(self)].tolist())
+
+    def __len__(self) -> int:
+        return self.n_samples // self.n_processes
+
+
+class ShuffledBatches(L.LightningDataModule):
+    """Shuffled batches for Lightning, of each process; the last, incomplete one is left out.
+
+    All batches then have the same size, which the scale of a contrastive loss depends on.
+    """
+
+    def __init__(self, samples: BatchedSet, batch_size: int, seed: int) -> None:
+        super().__init__()
+        self.samples = samples
+        self.batch_size = batch_size
+        self.seed = seed
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The batches of this process."""
+        rank, n_processes = 0, 1
+        if self.trainer is not None:
+            rank, n_processes = self.trainer.global_rank, self.trainer.world_size
+        order = EpochOrder(len(self.samples), self.seed, rank, n_processes)
+        if len(order) < self.batch_size:
+            raise ValueError(
+                f"training.batch_size is {self.batch_size}, but each of {n_processes} processes "
+                f"has only {len(order)} training images: use fewer trainer.devices"
+            )
+        return loader(self.samples, self.batch_size, order=order, drop_last=True)
 
 
 class DivergenceError(FloatingPointError):
@@ -47,7 +125,7 @@ class Views:
 class Training(L.LightningModule):
     """The parts that all methods share; subclasses give the loss of a batch.
 
-    The encoder is what is kept; a checkpoint of a run with another identity is refused.
+    The encoder is what is kept; a checkpoint carries the identity of its run.
     """
 
     def __init__(
@@ -116,14 +194,6 @@ class Training(L.LightningModule):
         """Say whose checkpoint it is."""
         checkpoint["identity"] = self.identity
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue one's own run only."""
-        if checkpoint.get("identity") != self.identity:
-            raise CheckpointError(
-                "the checkpoint is of another configuration: move it away, or choose another "
-                "folder with run=FOLDER"
-            )
-
 
 class ViewTraining(Training):
     """Training on views of images; subclasses give their loss. The options are ``Training``'s."""
@@ -139,7 +209,8 @@ class ViewTraining(Training):
     def batch_loss(self, batch: tuple[Tensor, Tensor], seed: int) -> Tensor:
         """Draw views of the images, compute their loss."""
         images, labels = batch
-        return self.loss(self.views.draw(images, seed), self.views.identities(labels))
+        views = [view.to(self.dtype) for view in self.views.draw(images, seed)]
+        return self.loss(views, self.views.identities(labels))
 
 
 class LossTraining(ViewTraining):

@@ -52,7 +52,7 @@ class PairTraining(Training):
         share = torch.rand(len(batch.counts), generator=generator).to(batch.counts.device)
         chosen = (share * batch.counts).long()
         tokens = batch.tokens[torch.arange(len(chosen), device=chosen.device), chosen]
-        view = view.contiguous(memory_format=torch.channels_last)
+        view = view.to(self.dtype).contiguous(memory_format=torch.channels_last)
         towers = cast("CLIP", self.encoder)
         images = self.finite(towers.encode_image(view))
         texts = self.finite(towers.encode_text(tokens))

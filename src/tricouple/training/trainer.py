@@ -21,7 +21,9 @@ from typing import Any, Protocol
 
 import lightning as L
 from lightning.fabric.plugins.io import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar, Timer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
@@ -67,7 +69,9 @@ class History(Callback):
             self._add(trainer, pl_module, 0, {})
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Add the row of this epoch."""
+        """Add the row of this epoch; one that was cut short has none."""
+        if not _whole_epoch(trainer):
+            return
         found = trainer.callback_metrics
         logged: Row = {"loss": float(found["loss_epoch"])}
         if "sharpness" in found:
@@ -136,8 +140,20 @@ _OWN = {
         "is not the loss of a large one; set training.batch_size"
     ),
     "use_distributed_sampler": "every process already draws its own share of an epoch",
-    **dict.fromkeys(("callbacks", "logger", "plugins"), "runs bring their own"),
+    "enable_checkpointing": "an interrupted run continues from its checkpoint",
+    "fast_dev_run": "set training.epochs=1 and data.train_size",
+    **dict.fromkeys(
+        ("callbacks", "logger", "plugins", "enable_model_summary", "barebones"),
+        "runs bring their own",
+    ),
 }
+# Flags that do not change what is computed, but where, how fast, for how long, and what is said.
+SPEED_ONLY = frozenset(
+    {
+        "accelerator", "strategy", "max_time", "max_steps", "log_every_n_steps", "profiler",
+        "benchmark", "deterministic", "detect_anomaly", "inference_mode", "num_sanity_val_steps",
+    }
+)  # fmt: skip
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -168,7 +184,48 @@ class SaveEachEpoch(Checkpoint):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save; Lightning calls checkpoint callbacks after all others."""
-        trainer.save_checkpoint(self.path)
+        if _whole_epoch(trainer):
+            trainer.save_checkpoint(self.path)
+
+
+class Limits(Timer):
+    """Stops training after some time or steps of this command, however far the run had come.
+
+    Lightning's own limits are for a whole run: it would never get further.
+    """
+
+    def __init__(self, max_time: Any, max_steps: int) -> None:
+        super().__init__(max_time, verbose=False)
+        self.max_steps = max_steps
+        self._first = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start to count."""
+        super().on_train_start(trainer, pl_module)
+        self._first = trainer.global_step
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        """Stop if it is time."""
+        super().on_train_batch_end(trainer, *args, **kwargs)
+        if 0 < self.max_steps <= trainer.global_step - self._first:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the next command begins anew."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+def is_first_process() -> bool:
+    """Whether this is the one process of a training that writes files."""
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def _whole_epoch(trainer: L.Trainer) -> bool:
+    """Whether the epoch that ends was not cut short by a limit."""
+    return trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
 
 
 def make_trainer(
@@ -180,24 +237,35 @@ def make_trainer(
     checkpoint: Path,
     progress: bool,
 ) -> L.Trainer:
-    """A trainer for one run, with the user's flags; a progress bar is for terminals alone."""
+    """A trainer for one run, with the user's flags; a progress bar is for terminals alone.
+
+    Raises:
+        ValueError: If Lightning cannot do what the flags ask for.
+    """
     check_flags(flags)
     bar = progress and sys.stdout.isatty()
-    return L.Trainer(
-        max_epochs=epochs,
-        default_root_dir=folder,
-        callbacks=[history, SaveEachEpoch(checkpoint), *([RichProgressBar()] if bar else [])],
-        logger=TensorBoardLogger(folder, name="", version="tensorboard"),
-        plugins=[AtomicCheckpointIO()],
-        enable_progress_bar=bar,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        **{"log_every_n_steps": 10, **flags},
-    )
+    passed = {"log_every_n_steps": 10, **flags}
+    try:
+        limits = Limits(passed.pop("max_time", None), passed.pop("max_steps", -1))
+        callbacks = [history, limits, SaveEachEpoch(checkpoint)]
+        return L.Trainer(
+            max_epochs=epochs,
+            default_root_dir=folder,
+            callbacks=[*callbacks, *([RichProgressBar()] if bar else [])],
+            logger=TensorBoardLogger(folder, name="", version="tensorboard"),
+            plugins=[AtomicCheckpointIO()],
+            enable_progress_bar=bar,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            **passed,
+        )
+    except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:
+        given = ", ".join(f"trainer.{name}={value}" for name, value in flags.items())
+        raise ValueError(f"{given}: {error}") from error
 
 
 def check_flags(flags: Mapping[str, Any]) -> None:
-    """Refuse flags that Lightning does not know, and those that runs set themselves."""
+    """Refuse flags that Lightning does not know, that runs set themselves, or that cannot work."""
     known = [*inspect.signature(L.Trainer.__init__).parameters][1:]
     for name in flags:
         if name in _OWN:
@@ -205,6 +273,18 @@ def check_flags(flags: Mapping[str, Any]) -> None:
         if name not in known:
             choices = ", ".join(choice for choice in known if choice not in _OWN)
             raise ValueError(f"trainer.{name} is not a flag of Lightning; it has {choices}")
+    if flags.get("limit_train_batches", 1) in (0, 0.0):
+        raise ValueError(
+            "trainer.limit_train_batches is 0: nothing would be trained; use 1 or more"
+        )
+    steps = flags.get("max_steps", -1)
+    if not isinstance(steps, int) or steps == 0 or steps < -1:
+        raise ValueError(f"trainer.max_steps is {steps}: use 1 or more, or leave it out")
+    if flags.get("precision") in ("16-true", 16, "16"):
+        raise ValueError(
+            f"trainer.precision={flags['precision']}: Adam needs numbers that float16 does not "
+            "have: use 16-mixed, bf16-mixed or bf16-true"
+        )
 
 
 def train_to_the_end(
@@ -220,6 +300,8 @@ def train_to_the_end(
     """
     try:
         trainer.fit(module, datamodule=batches, ckpt_path=checkpoint, weights_only=True)
+    except MisconfigurationException as error:
+        raise ValueError(f"trainer: {error}") from error
     except SystemExit as error:
         if not trainer.interrupted:
             raise

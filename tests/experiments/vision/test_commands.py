@@ -79,7 +79,7 @@ def test_evaluate_takes_the_last_epoch_of_a_run_that_is_not_finished(
 
 def test_evaluate_refuses_a_run_without_weights(tiny, capsys):
     folder = VISION.folder(tiny())
-    folder.claim(tiny())
+    folder.claim(tiny(), {})
     assert cli.main(["evaluate", str(folder.path)]) == 2
     assert "has no weights yet" in capsys.readouterr().err
 

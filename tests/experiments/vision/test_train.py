@@ -123,7 +123,7 @@ def test_a_run_of_the_version_before_is_read_and_becomes_a_study(tiny, console):
 def test_another_evaluation_does_not_train_again(tiny, console, monkeypatch):
     words = ("data.validation_size=50",)
     first = train(tiny(*words, "evaluation.part=validation"), console)
-    monkeypatch.setattr(run, "fit", None)  # no training
+    monkeypatch.setattr(run, "Fitting", None)  # no training
     second = train(tiny(*words, "evaluation.part=test"), console)
     assert second.folder == first.folder
     assert first.evaluation["result"]["n_test"] == 50
@@ -206,7 +206,7 @@ def test_a_run_killed_before_its_evaluation_is_only_evaluated(tiny, console, mon
         context.setattr(run, "evaluate_run", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), console)
-    monkeypatch.setattr(run, "fit", None)
+    monkeypatch.setattr(run, "Fitting", None)
     assert train(tiny(), console).evaluation["epoch"] == 2
 
 

@@ -1,6 +1,6 @@
 """Captioned images of any format: checked, decoded once, tokenised and batched."""
 
-from tricouple.data.captions.readers import Source, load
+from tricouple.data.captions.readers import Source, files, load
 from tricouple.data.captions.sets import (
     CaptionData,
     CaptionedImages,
@@ -17,6 +17,7 @@ __all__ = [
     "PairSamples",
     "Source",
     "Tokens",
+    "files",
     "load",
     "tokenise",
 ]

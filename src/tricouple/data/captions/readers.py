@@ -12,7 +12,7 @@ import glob
 import json
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,6 +137,25 @@ def load(wanted: Source, side: int, seed: int) -> CaptionData:
     )
 
 
+def files(wanted: Source) -> list[Path]:
+    """The files of captions, or the shards, and the images that they name."""
+    found: set[Path] = set()
+    for part in ("train", "validation", "test"):
+        if getattr(wanted, part) is not None:
+            entries = _read(replace(wanted, skip=True), part, [])
+            images = [entry.image for entry in entries]
+            found |= {image.path if isinstance(image, Member) else image for image in images}
+            if wanted.format != "shards":
+                found.add(_root(wanted) / getattr(wanted, part))
+    return sorted(found)
+
+
+def _root(wanted: Source) -> Path:
+    if wanted.root is not None:
+        return Path(wanted.root).expanduser()
+    return data_home() / (wanted.folder or wanted.name)
+
+
 def _shapes(wanted: Source, side: int) -> CaptionData:
     checks.count("data.test_size", wanted.test_size)
     held_out = [size for size in (wanted.validation_size, wanted.test_size) if size]
@@ -150,10 +169,7 @@ def _read(wanted: Source, part: str, notes: list[str]) -> list[Entry]:
     name = getattr(wanted, part)
     if name is None:
         raise ValueError(f"data={wanted.name} needs data.{part}: a file of captions")
-    if wanted.root is not None:
-        root = Path(wanted.root).expanduser()
-    else:
-        root = data_home() / (wanted.folder or wanted.name)
+    root = _root(wanted)
     if not root.is_dir():
         above = f", or TRICOUPLE_DATA to the folder that has {wanted.folder}/" * bool(wanted.folder)
         raise DataError(f"{root}: there is no such folder: set data.root{above}")

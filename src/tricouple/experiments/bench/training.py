@@ -72,7 +72,7 @@ class ClipStep:
         from tricouple.conf.schema import Clip  # hydra, open_clip
         from tricouple.losses import BothDirections
         from tricouple.models.clip import build_clip
-        from tricouple.training.batches import derived_seed
+        from tricouple.training.module import derived_seed
 
         settings = configure([f"model={self.model}"], Clip).model
         torch.manual_seed(derived_seed(self.seed, "weights"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tricouple.conf.schema import Clip, RunConfig, Train
-from tricouple.options import CommandError, at_least
+from tricouple.options import CommandError, at_least, interrupted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,8 +61,10 @@ class TrainCommand(Generic[C, D]):
 
         # With several devices Lightning starts this command again for each; one of them speaks.
         console = Console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
-        with user_errors():
-            if args.study is not None:
+        study = args.study is not None
+        what = "study: what is done is kept" if study else "run from its last finished epoch"
+        with user_errors(f"the same command continues the {what}"):
+            if study:
                 return self._study(args, console)
             if args.multirun:
                 from tricouple.experiments.runs.sweep import sweep
@@ -89,8 +91,8 @@ class TrainCommand(Generic[C, D]):
                 from tricouple.report.command import write_report
 
                 page = write_report(finished.folder.path)
-                console.print(f"Queries and answers: {page}", soft_wrap=True)
-        return 0
+                console.print(f"Queries and answers: {page}", soft_wrap=True, markup=False)
+        return int(finished.cut_short)
 
     def _study(self, args: argparse.Namespace, console: Console) -> int:
         from tricouple.conf.compose import read_study
@@ -110,12 +112,20 @@ class TrainCommand(Generic[C, D]):
 
 
 @contextmanager
-def user_errors() -> Iterator[None]:
-    """Errors that a user can act on become one line: wrong values, files, divergence."""
+def user_errors(continued: str) -> Iterator[None]:
+    """Errors that a user can act on become one line: wrong values, files, divergence; Ctrl-C too.
+
+    Args:
+        continued: How to go on after Ctrl-C, which may fall into anything.
+    """
     try:
         yield
-    except (ValueError, FloatingPointError, OSError) as error:
-        raise CommandError(" ".join(str(error).split())) from error
+    except BaseException as error:
+        if interrupted(error):
+            raise KeyboardInterrupt(continued) from error
+        if isinstance(error, ValueError | FloatingPointError | OSError):
+            raise CommandError(" ".join(str(error).split())) from error
+        raise
 
 
 def _vision() -> RunKind[Train, RunImages]:
@@ -239,13 +249,20 @@ examples:
                 )
         if not folders:
             raise CommandError("name the folder of a run")
-        with user_errors():
-            configs = [override(folder.read(Train), settings) for folder in folders]
-            for config, folder in zip(configs, folders, strict=True):
-                origin, trained = collect_provenance(), folder.read_trained()
-                found = evaluate_run(
-                    VISION, config, VISION.load(config), trained, folder, console, origin
-                )
+        elsewhere = any(word.startswith("data.root=") for word in settings)
+        todo = "name the images to evaluate on with data.root=FOLDER, or train anew"
+        with user_errors("the folder is as it was"):
+            runs = [(folder, folder.read(Train)) for folder in folders]
+            for folder, config in runs:
+                wanted = override(config, settings)
+                if not elsewhere:
+                    folder.check_data(VISION.listing(config), todo)
+                origin, trained = collect_provenance(), folder.read_trained(config)
+                with folder.held(console):
+                    data, before = VISION.load(wanted), folder.provenance()
+                    found = evaluate_run(
+                        VISION, wanted, data, trained, folder, console, origin, before
+                    )
                 console.print(VISION.table(found))
         return 0
 

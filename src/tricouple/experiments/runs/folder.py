@@ -2,32 +2,52 @@
 
 ===========================  ===================================================================
 ``config.yaml``              every setting
+``data.json``                which files of one's own it was trained on
 ``metrics.csv``              the curves, one row an epoch
 ``tensorboard/``             the same and the loss of every step, for TensorBoard
 ``last.ckpt``                where training continues; gone when the run is finished
 ``encoder.pt``               the trained weights
 ``evaluation.json``          what they are worth, with provenance
-``figures/``                 pictures of the evaluation
+``gallery.npz``              what the report draws of the evaluation
 ``study.json, runs.jsonl``   the run as a study of one, for the report; see ``record``
 ===========================  ===================================================================
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import nn
+from rich.console import Console
+from torch import Tensor, nn
 
 from tricouple.conf.compose import read_yaml, to_yaml
 from tricouple.conf.schema import RunConfig
-from tricouple.conf.words import ConfigurationError
-from tricouple.files import CheckpointError, load_tensors, save_tensors, write_text
-from tricouple.training.trainer import History, Row
+from tricouple.conf.words import STARTS, ConfigurationError
+from tricouple.experiments.runs.identity import (
+    Listing,
+    changes,
+    differences,
+    digest,
+    former_digest,
+    identity,
+    resolved,
+)
+from tricouple.experiments.runs.record import Store
+from tricouple.files import (
+    CheckpointError,
+    load_tensors,
+    locked,
+    remove_debris,
+    save_tensors,
+    write_text,
+)
+from tricouple.options import CommandError
+from tricouple.training.trainer import History, Row, is_first_process
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -43,19 +63,33 @@ class Trained:
     """How far a run has come."""
 
     identity: str  # digest of the configuration
-    weights: dict[str, Any]  # of the encoder
+    weights: dict[str, Tensor]  # of the encoder
     rows: list[Row]  # of its curves, one an epoch and one before the first
+    # What it takes to use the encoder without its data; empty in files of the version before.
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.weights, dict) and isinstance(self.about, dict)):
+            raise TypeError("a table of weights")
+        if not all(isinstance(value, Tensor) for value in self.weights.values()):
+            raise TypeError("tensors")
+        if not (isinstance(self.rows, list) and self.rows and self.epoch >= 0):
+            raise TypeError("a row an epoch")
 
     @property
     def epoch(self) -> int:
         """How many epochs are done."""
         return int(self.rows[-1]["epoch"])
 
-    def restore(self, encoder: nn.Module, identity: str, folder: RunFolder) -> None:
+    def restore(self, encoder: nn.Module, folder: RunFolder) -> None:
         """Load the weights into an encoder of the same configuration."""
-        if self.identity != identity:
-            raise CheckpointError(f"the weights in {folder.path} are of another configuration")
-        encoder.load_state_dict(self.weights)
+        try:
+            encoder.load_state_dict(self.weights)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"the weights in {folder.path} do not fit the network of its config.yaml: delete "
+                "the folder"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -90,117 +124,163 @@ class RunFolder:
         return self.path / "evaluation.json"
 
     @property
-    def figures(self) -> Path:
-        """Pictures of the evaluation."""
-        return self.path / "figures"
+    def data(self) -> Path:
+        """Which files of one's own the run was trained on."""
+        return self.path / "data.json"
 
     def read(self, kind: type[C]) -> C:
         """The configuration of the run.
 
         Raises:
-            RunError: If this is no run.
+            RunError: If this is no run, or one of another command.
+            ConfigurationError: If its config.yaml cannot be read.
         """
         try:
             return read_yaml(self.config, kind)
         except FileNotFoundError as error:
             raise RunError(f"{self.path} is not a run: it has no config.yaml") from error
+        except ConfigurationError:
+            for other, start in STARTS.items():
+                with suppress(ConfigurationError):
+                    read_yaml(self.config, other)
+                    raise RunError(
+                        f"{self.path} is a run of tricouple {start.name}: that command again, with "
+                        "other evaluation.* settings if they are wanted, evaluates it"
+                    ) from None
+            raise
 
     def read_evaluation(self) -> dict[str, Any] | None:
         """The last evaluation, None if there is none."""
-        try:
-            content: dict[str, Any] = json.loads(self.evaluation.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise RunError(f"cannot read {self.evaluation}: {error}; delete it") from error
-        return content
+        content = _read_json(self.evaluation, "the same command evaluates again")
+        return content or None
 
-    def read_trained(self) -> Trained:
+    def provenance(self) -> dict[str, Any]:
+        """Where the run comes from, as its last record says; empty if it does not."""
+        try:
+            record = Store(self.path).records().get(self.path.name, {})
+            return dict(record.get("provenance") or {})
+        except (CommandError, AttributeError, TypeError, ValueError):
+            return {}
+
+    def read_trained(self, config: RunConfig) -> Trained:
         """The weights of the run: the final ones, or those of the last finished epoch.
+
+        Args:
+            config: Of the run; weights of another one are refused.
 
         Raises:
             CheckpointError: If there are none, or the file is damaged.
         """
+        path = self.encoder if self.encoder.exists() else self.checkpoint
+        if not path.exists():
+            raise CheckpointError(f"{self.path} has no weights yet: no epoch is finished")
+        content = load_tensors(path)
         try:
-            if self.encoder.exists():
-                return Trained(**load_tensors(self.encoder))
-            if self.checkpoint.exists():
-                content = load_tensors(self.checkpoint)
+            if path == self.checkpoint:
+                rows = content["callbacks"][History.__qualname__]["rows"]
                 weights = {
                     name.removeprefix(_PREFIX): value
                     for name, value in content["state_dict"].items()
                     if name.startswith(_PREFIX)
                 }
-                rows = content["callbacks"][History.__qualname__]["rows"]
-                return Trained(content["identity"], weights, rows)
-        except (KeyError, TypeError) as error:
+                content = {"identity": content["identity"], "weights": weights, "rows": rows}
+            trained = Trained(**content)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise CheckpointError(f"{path} is damaged, it lacks {error}: delete it") from error
+        if trained.identity not in (digest(config), former_digest(config)):
             raise CheckpointError(
-                f"the weights in {self.path} lack {error}: delete them"
-            ) from error
-        raise CheckpointError(f"{self.path} has no weights yet: no epoch is finished")
+                f"{path} is of another configuration: move it away, or choose another folder with "
+                "run=FOLDER"
+            )
+        return trained
 
     def write_trained(self, trained: Trained) -> None:
         """Keep the result of a training, without what only its continuation would need."""
         save_tensors(self.encoder, vars(trained))
 
-    def claim(self, config: RunConfig) -> None:
-        """Make this the folder of a configuration.
+    @contextmanager
+    def held(self, console: Console) -> Iterator[None]:
+        """Work on the run alone: another process waits until this one is done.
+
+        Of the processes of one training, the first holds the folder for all.
+        """
+        if not is_first_process():
+            yield
+            return
+
+        def waiting(who: str) -> None:
+            console.print(
+                f"Another process works on {self.path} ({who}): waiting for it …",
+                soft_wrap=True,
+                markup=False,
+            )
+
+        with locked(self.path / ".lock", waiting):
+            remove_debris(self.path)
+            yield
+
+    def claim(self, config: RunConfig, data: Listing) -> None:
+        """Make this the folder of a configuration and of the files that it is about.
 
         Raises:
-            RunError: If another configuration lives here.
+            RunError: If another configuration lives here, or the data have changed.
         """
-        self.check(config)
-        write_text(self.config, to_yaml(config))
+        self.check(config, data)
+        if data:
+            write_text(self.data, json.dumps(data, indent=1) + "\n")
+        write_text(self.config, to_yaml(resolved(config)))
 
-    def check(self, config: RunConfig) -> None:
-        """See that no other configuration lives here.
+    def check(self, config: RunConfig, data: Listing) -> None:
+        """See that no other configuration lives here, and that the data are the same.
 
         Raises:
-            RunError: If another configuration lives here.
+            RunError: If another configuration lives here, or the data have changed.
         """
+        choose = "choose another folder with run=FOLDER, or delete this one"
         if self.config.exists():
             try:
                 there = self.read(type(config))
             except ConfigurationError as error:
                 raise RunError(
-                    f"{error}; another version of tricouple may have written it: choose another "
-                    "folder with run=FOLDER, or delete this one"
+                    f"{error}; another version of tricouple may have written it: {choose}"
                 ) from error
-            differences = list(_differences(identity(there), identity(config)))
-            if differences:
+            if other := list(differences(identity(there), identity(config))):
                 raise RunError(
-                    f"{self.path} belongs to another configuration ({'; '.join(differences[:3])}): "
-                    "choose another folder with run=FOLDER, or delete this one"
+                    f"{self.path} belongs to another configuration ({'; '.join(other[:3])}): "
+                    f"{choose}"
                 )
+            self.check_data(data, choose)
         elif self.checkpoint.exists() or self.encoder.exists():
+            raise RunError(f"{self.path} has weights but no config.yaml: {choose}")
+
+    def check_data(self, data: Listing, todo: str) -> None:
+        """See that files of one's own are those that the run was trained on.
+
+        Raises:
+            RunError: If they are not, or the run does not say; ``todo`` is what to do then.
+        """
+        if not data:
+            return
+        there = _read_json(self.data, todo)
+        if not there:
             raise RunError(
-                f"{self.path} has weights but no config.yaml: choose another folder with "
-                "run=FOLDER, or delete this one"
+                f"{self.path} was made by an earlier version, which did not note its data: {todo}"
+            )
+        if changed := list(changes(there, data)):
+            more = f"; and {len(changed) - 3} more" * (len(changed) > 3)
+            raise RunError(
+                f"{self.path}: the data have changed since: {'; '.join(changed[:3])}{more}: {todo}"
             )
 
 
-def digest(config: RunConfig) -> str:
-    """A hexadecimal number that differs between configurations that train differently."""
-    text = json.dumps(identity(config), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def identity(config: RunConfig) -> dict[str, Any]:
-    """What decides the trained weights: all settings but those of the evaluation and the places."""
-    parts = asdict(config)
-    for name in ("evaluation", "runs", "run", "progress", "scale"):
-        del parts[name]
-    for name in ("target", "_target_", "sharpness"):  # the first in files of earlier versions
-        parts["loss"].pop(name, None)
-    for name in config.data.places():
-        del parts["data"][name]
-    return parts
-
-
-def _differences(there: dict[str, Any], here: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for name in {**here, **there}:
-        old, new = there.get(name), here.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{prefix}{name}.")
-        elif old != new:
-            yield f"{prefix}{name} is {old} there and {new} here"
+def _read_json(path: Path, todo: str) -> dict[str, Any]:
+    """A JSON object, empty if there is no such file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"cannot read {path}: {error}; delete it: {todo}") from error
+    if not isinstance(content, dict):
+        raise RunError(f"cannot read {path}: it holds no table; delete it: {todo}")
+    return content

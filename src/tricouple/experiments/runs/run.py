@@ -10,12 +10,13 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
@@ -23,7 +24,15 @@ from tricouple.conf.compose import loss_parameters, loss_words, sharpness_of
 from tricouple.conf.schema import RunConfig
 from tricouple.conf.words import check
 from tricouple.data.images.sets import BatchedSet
-from tricouple.experiments.runs.folder import RunFolder, Trained, digest
+from tricouple.experiments.runs.folder import RunError, RunFolder, Trained
+from tricouple.experiments.runs.identity import (
+    Listing,
+    data_name,
+    digest,
+    former_digest,
+    listing,
+    resolved,
+)
 from tricouple.experiments.runs.record import (
     DIVERGED,
     DONE,
@@ -35,11 +44,11 @@ from tricouple.experiments.runs.record import (
 )
 from tricouple.files import write_text
 from tricouple.provenance import collect_provenance, line_provenance
-from tricouple.training.batches import ShuffledBatches, derived_seed
-from tricouple.training.module import DivergenceError, Training
+from tricouple.training.module import DivergenceError, ShuffledBatches, Training, derived_seed
 from tricouple.training.trainer import (
     History,
     Measured,
+    Row,
     check_flags,
     curves,
     make_trainer,
@@ -78,9 +87,11 @@ class RunKind(Generic[C, D]):
     # What losses are compared on, for names: data set, setting.
     words: Callable[[C], tuple[str, ...]]
     network: Callable[[C], str]  # name of what is trained
+    files: Callable[[C], Sequence[Path]]  # of one's own that it trains on; none of published data
     load: Callable[[C], D]  # load the data; refuse what training or evaluation could only fail at
     # What is trained and kept, with the initial weights of the run's seed.
     encoder: Callable[[C, D], nn.Module]
+    about: Callable[[C, D], dict[str, Any]]  # what it takes to use the encoder without the data
     # Make what Lightning trains of an encoder, with options of ``Training``.
     method: Callable[[C, D, nn.Module, dict[str, Any]], Training]
     # What the weights are worth, as entries of evaluation.json.
@@ -95,21 +106,31 @@ class RunKind(Generic[C, D]):
         """The folder that a configuration asks for, or the one its values name."""
         if config.run is not None:
             return RunFolder(Path(config.run))
-        parts = [
-            *self.prefix,
-            *self.words(config),
-            *loss_words(config.loss),
-            self.network(config),
-            f"seed{config.seed}",
-            digest(config)[:8],
-        ]
-        return RunFolder(Path(config.runs) / "-".join(parts))
+
+        def named(data: str, digest: str) -> RunFolder:
+            parts = [
+                *self.prefix,
+                data,
+                *self.words(config),
+                *loss_words(config.loss),
+                self.network(config),
+                f"seed{config.seed}",
+                digest[:8],
+            ]
+            return RunFolder(Path(config.runs) / "-".join(parts))
+
+        before = named(config.data.name, former_digest(config))  # as the version before named it
+        return before if before.path.exists() else named(data_name(config), digest(config))
+
+    def listing(self, config: C) -> Listing:
+        """The files of one's own that a run is about, and the weights that it starts from."""
+        return listing(self.files(resolved(config)))
 
     def settings(self, config: C) -> dict[str, Any]:
         """The settings that tell runs apart, in one level."""
         training = config.training
         return {
-            "data": config.data.name,
+            "data": data_name(config),
             "train_size": config.data.train_size,
             "loss": config.loss["name"],
             "sharpness": sharpness_of(config.loss),
@@ -126,12 +147,14 @@ class RunKind(Generic[C, D]):
 
 @dataclass(frozen=True)
 class Finished:
-    """A run with everything done."""
+    """A run as a command leaves it."""
 
-    folder: RunFolder  # where it is
-    # The content of its evaluation.json; empty in all processes but the first.
+    folder: RunFolder
+    # The content of its evaluation.json; empty in all processes but the first, and if training was
+    # cut short.
     evaluation: dict[str, Any]
-    skipped: bool  # whether nothing had to be computed
+    skipped: bool = False  # whether nothing had to be computed
+    cut_short: bool = False  # whether a limit ended training: the same command continues
 
 
 def run_once(
@@ -152,88 +175,149 @@ def run_once(
     """
     check(config)
     check_flags(config.trainer)
-    folder = kind.folder(config)
-    folder.check(config)
-    evaluation = folder.read_evaluation()
-    if evaluation is not None and _is_whole(kind, config, folder, evaluation):
-        console.print(f"[green]Already finished:[/] {folder.path}", soft_wrap=True)
-        record = evaluated(kind, config, folder, evaluation)
-        if Store(folder.path).records().get(folder.path.name) != record:
-            _leave(kind, config, folder, record)  # an earlier version left none, or was killed
-        return Finished(folder, evaluation, skipped=True)
+    folder, files = kind.folder(config), kind.listing(config)
+    if finished := _finished(kind, config, folder, files, console):
+        return finished
     origin = origin or collect_provenance()
     data = kind.load(config)
     for note in data.notes:
-        console.print(f"[yellow]{config.data.name}:[/] {note}", soft_wrap=True)
-    if folder.encoder.exists():
-        folder.claim(config)
-        trained: Trained | None = folder.read_trained()
-    else:
+        console.print(f"[yellow]{data_name(config)}:[/] {escape(note)}", soft_wrap=True)
+    fitting = None
+    if not folder.encoder.exists():
+        fitting = Fitting(kind, config, data, folder, console)
+    with folder.held(console):
+        if finished := _finished(kind, config, folder, files, console):
+            return finished  # by another process that had the folder
+        folder.claim(config, files)
+        trained = _trained(config, folder)
+        before = None if trained is None else folder.provenance()
+        if trained is None:
+            fitting = fitting or Fitting(kind, config, data, folder, console)
+            trained = fitting.run(origin)
+        if trained is None:  # one process evaluates
+            return Finished(folder, {})
+        if trained.epoch < config.training.epochs:
+            console.print(
+                f"Stopped after {trained.epoch} of {config.training.epochs} epochs: the same "
+                f"command continues {folder.path}",
+                soft_wrap=True,
+                markup=False,
+            )
+            return Finished(folder, {}, cut_short=True)
+        content = evaluate_run(kind, config, data, trained, folder, console, origin, before)
+        folder.checkpoint.unlink(missing_ok=True)
+    return Finished(folder, content)
+
+
+def _finished(
+    kind: RunKind[C, D], config: C, folder: RunFolder, files: Listing, console: Console
+) -> Finished | None:
+    """The run if nothing is left to do; refuse a folder of other settings or data."""
+    folder.check(config, files)
+    evaluation = folder.read_evaluation()
+    if evaluation is None or not _is_whole(kind, config, folder, files, evaluation):
+        return None
+    try:
+        record = evaluated(kind, config, folder, evaluation)
+        kind.table(evaluation)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise RunError(
+            f"{folder.evaluation} is damaged ({type(error).__name__}: {error}): delete it, and the "
+            "same command evaluates again"
+        ) from error
+    console.print(f"[green]Already finished:[/] {escape(str(folder.path))}", soft_wrap=True)
+    if Store(folder.path).records().get(folder.path.name) != record:
+        _leave(kind, config, folder, record)  # an earlier version left none, or was killed
+    return Finished(folder, evaluation, skipped=True)
+
+
+def _trained(config: RunConfig, folder: RunFolder) -> Trained | None:
+    """The final weights, None if training has to begin or to continue."""
+    if not folder.encoder.exists():
+        if folder.checkpoint.exists():
+            folder.read_trained(config)  # refuses what is damaged or of another run
+        return None
+    trained = folder.read_trained(config)
+    if trained.epoch < config.training.epochs:
+        raise RunError(
+            f"{folder.encoder} has {trained.epoch} of {config.training.epochs} epochs, and an "
+            "earlier version did not keep what would continue them: delete the folder, or choose "
+            "another one with run=FOLDER"
+        )
+    return trained
+
+
+class Fitting(Generic[C, D]):
+    """A training that is ready to begin: whatever can be refused has been, and nothing written."""
+
+    def __init__(
+        self, kind: RunKind[C, D], config: C, data: D, folder: RunFolder, console: Console
+    ) -> None:
         training = config.training
+        self.kind, self.config, self.data = kind, config, data
+        self.folder, self.console = folder, console
+        self.history = History(folder.metrics, data.held_out, training.geometry_every)
+        with quiet_lightning():
+            self.trainer = make_trainer(
+                config.trainer,
+                epochs=training.epochs,
+                folder=folder.path,
+                history=self.history,
+                checkpoint=folder.checkpoint,
+                progress=config.progress,
+            )
         options = {
             "learning_rate": training.learning_rate,
             "weight_decay": training.weight_decay,
             "seed": config.seed,
             "identity": digest(config),
         }
-        module = kind.method(config, data, initial_encoder(kind, config, data), options)
-        folder.claim(config)
-        trained = fit(kind, config, data, module, folder, console, origin)
-    if trained is None:  # one process evaluates
-        return Finished(folder, {}, skipped=False)
-    evaluation = evaluate_run(kind, config, data, trained, folder, console, origin)
-    folder.checkpoint.unlink(missing_ok=True)
-    return Finished(folder, evaluation, skipped=False)
+        encoder = initial_encoder(kind, config, data)
+        self.module = kind.method(config, data, encoder, options)
 
+    def run(self, origin: Mapping[str, Any]) -> Trained | None:
+        """Train from the start, or from the last finished epoch, and keep the weights.
 
-def fit(
-    kind: RunKind[C, D],
-    config: C,
-    data: D,
-    module: Training,
-    folder: RunFolder,
-    console: Console,
-    origin: Mapping[str, Any],
-) -> Trained | None:
-    """Train from the start, or from the last finished epoch, to the end, and keep the weights.
-
-    Returns:
-        The weights, which are on disk as well; None in all processes but the first.
-    """
-    training = config.training
-    history = History(folder.metrics, data.held_out, training.geometry_every)
-    resumed = folder.checkpoint.exists()
-    verb = "Continuing" if resumed else "Training"
-    what = f"{len(data.samples)} images, epochs: {training.epochs}"
-    console.print(f"{verb} ({what}): {folder.path}", soft_wrap=True)
-    with quiet_lightning():
-        trainer = make_trainer(
-            config.trainer,
-            epochs=training.epochs,
-            folder=folder.path,
-            history=history,
-            checkpoint=folder.checkpoint,
-            progress=config.progress,
-        )
-        batches = ShuffledBatches(data.samples, training.batch_size, config.seed)
-        record = _unfinished(kind, config, folder, history, origin)
+        Returns:
+            How far it came; the weights are on disk as well if that is the end. None in all
+            processes but the first.
+        """
+        kind, config, folder, trainer = self.kind, self.config, self.folder, self.trainer
+        training, resumed = config.training, folder.checkpoint.exists()
+        what = f"{len(self.data.samples)} images, epochs: {training.epochs}"
+        said = f"{'Continuing' if resumed else 'Training'} ({what}): {folder.path}"
+        self.console.print(said, soft_wrap=True, markup=False)
+        batches = ShuffledBatches(self.data.samples, training.batch_size, config.seed)
+        record = _unfinished(kind, config, folder, self.history.rows, origin)
         if trainer.is_global_zero and not Store(folder.path).runs.exists():
             _leave(kind, config, folder, record)
         try:
-            train_to_the_end(trainer, module, batches, folder.checkpoint if resumed else None)
+            with quiet_lightning():
+                train_to_the_end(
+                    trainer, self.module, batches, folder.checkpoint if resumed else None
+                )
         except BaseException as error:
             if trainer.is_global_zero:
-                record = _unfinished(kind, config, folder, history, origin)
+                record = _unfinished(kind, config, folder, self.history.rows, origin)
                 if isinstance(error, DivergenceError):
                     record |= {"status": DIVERGED, "verdict": str(error)}
                 with suppress(OSError):  # a full disk may be the error
                     _leave(kind, config, folder, record)
             raise
-    if not trainer.is_global_zero:
-        return None
-    trained = Trained(digest(config), module.encoder.state_dict(), history.rows)
-    folder.write_trained(trained)
-    return trained
+        if not trainer.is_global_zero:
+            return None
+        if not folder.checkpoint.exists():
+            raise RunError(
+                f"no epoch was finished in {folder.path}: allow more with trainer.max_time, "
+                "trainer.max_steps"
+            )
+        # From the file: the processes that trained may have been others than this one.
+        trained = replace(folder.read_trained(config), about=kind.about(config, self.data))
+        if trained.epoch == training.epochs:
+            folder.write_trained(trained)
+        else:
+            _leave(kind, config, folder, _unfinished(kind, config, folder, trained.rows, origin))
+        return trained
 
 
 def evaluate_run(
@@ -244,28 +328,44 @@ def evaluate_run(
     folder: RunFolder,
     console: Console,
     origin: Mapping[str, Any],
+    before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Evaluate weights as a configuration says, write evaluation.json and the run's record.
+
+    Args:
+        kind: Of the run.
+        config: Every setting.
+        data: Of the run.
+        trained: The weights.
+        folder: Of the run.
+        console: Says what happens.
+        origin: Provenance of this command.
+        before: Of the one that trained, if that is another.
 
     Returns:
         The content of evaluation.json.
     """
     began = time.monotonic()
     encoder = initial_encoder(kind, config, data)
-    trained.restore(encoder, digest(config), folder)
+    trained.restore(encoder, folder)
     found = kind.evaluate(config, data, encoder, trained, folder, console)
+    provenance = line_provenance(origin)
+    if before:
+        own = {name: provenance[name] for name in ("date", "command", "commit")}
+        provenance = {**before, "evaluation": own}
     content = {
         "run": folder.path.name,
         "epoch": trained.epoch,
         "settings": asdict(config.evaluation),
+        "files": kind.listing(config),
         **found,
         "curves": curves(trained.rows),
         "seconds": {
             "training": trained.rows[-1]["seconds"],
             "evaluation": round(time.monotonic() - began, 3),
         },
-        "config": asdict(config),
-        "provenance": line_provenance(origin),
+        "config": asdict(resolved(config)),
+        "provenance": provenance,
     }
     write_text(folder.evaluation, json.dumps(content, indent=1) + "\n")
     evaluation = folder.read_evaluation()
@@ -301,11 +401,11 @@ def _unfinished(
     kind: RunKind[C, D],
     config: C,
     folder: RunFolder,
-    history: History,
+    rows: list[Row],
     origin: Mapping[str, Any],
 ) -> Record:
-    """The record of a training that has come as far as its history."""
-    last = history.rows[-1] if history.rows else {"seconds": 0.0, "step": 0}
+    """The record of a training that has come as far as the rows of its history."""
+    last = rows[-1] if rows else {"seconds": 0.0, "step": 0}
     return make_record(
         folder.path.name,
         part="final",
@@ -313,7 +413,7 @@ def _unfinished(
         config=kind.settings(config),
         seconds=last["seconds"],
         steps=int(last["step"]),
-        curves=curves(history.rows),
+        curves=curves(rows),
         provenance=line_provenance(origin),
     )
 
@@ -326,11 +426,16 @@ def _leave(kind: RunKind[C, D], config: C, folder: RunFolder, record: Record) ->
 
 
 def _is_whole(
-    kind: RunKind[C, D], config: C, folder: RunFolder, evaluation: Mapping[str, Any]
+    kind: RunKind[C, D],
+    config: C,
+    folder: RunFolder,
+    files: Listing,
+    evaluation: Mapping[str, Any],
 ) -> bool:
     """Whether all of the training was evaluated, in the way that the configuration asks for."""
     return (
         evaluation.get("epoch") == config.training.epochs
         and evaluation.get("settings") == asdict(config.evaluation)
+        and evaluation.get("files", {}) == files
         and (kind.gallery is None or (folder.path / kind.gallery).is_file())
     )

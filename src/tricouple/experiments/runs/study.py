@@ -12,6 +12,7 @@ on with what is missing. Losses do not wait for each other: several processes sh
 from __future__ import annotations
 
 import gc
+import hashlib
 import multiprocessing
 import shutil
 import signal
@@ -28,6 +29,7 @@ from rich.console import Console
 from tricouple.conf.compose import configure, loss_words
 from tricouple.conf.schema import Study
 from tricouple.experiments.runs.folder import RunFolder
+from tricouple.experiments.runs.identity import data_name
 from tricouple.experiments.runs.record import (
     DONE,
     PARTIAL,
@@ -37,6 +39,7 @@ from tricouple.experiments.runs.record import (
     same_settings,
 )
 from tricouple.experiments.runs.run import C, D, RunKind, run_once
+from tricouple.files import locked
 from tricouple.options import CommandError
 from tricouple.provenance import collect_provenance
 from tricouple.training.module import DivergenceError
@@ -165,9 +168,19 @@ class Trials(Generic[C, D]):
     origin: Mapping[str, Any]  # provenance of the study
 
     def go(self, block: tuple[str, ...], loss: str, console: Console | None = None) -> None:
-        """Do all of a loss in a block."""
-        folders: set[RunFolder] = set()
+        """Do all of a loss in a block; one process at a time."""
         shown = console or Console()
+
+        def waiting(who: str) -> None:
+            task = " ".join((*block, f"loss={loss}"))
+            shown.print(f"Another process does {task} ({who}): waiting for it …", markup=False)
+
+        name = hashlib.sha256(repr((block, loss)).encode()).hexdigest()[:16]
+        with locked(self.runs / f".{name}.lock", waiting):
+            self._go(block, loss, shown)
+
+    def _go(self, block: tuple[str, ...], loss: str, shown: Console) -> None:
+        folders: set[RunFolder] = set()
 
         def measure(trial: Trial) -> float:
             words = [*self.study.base, *trial.words(), f"runs={self.runs}"]
@@ -204,6 +217,7 @@ class Trials(Generic[C, D]):
         """What tells the runs of a study apart; the network only if blocks differ in it."""
         compared = any(word.startswith(("backbone", "model")) for word in trial.block)
         parts = [
+            data_name(config),
             *self.kind.words(config),
             *([self.kind.network(config)] if compared else []),
             *loss_words(config.loss),
@@ -217,9 +231,12 @@ class Trials(Generic[C, D]):
         """Train and evaluate; a run that diverges is a result too."""
         folder = self.kind.folder(config)
         try:
-            run_once(self.kind, config, console, self.origin)
+            cut_short = run_once(self.kind, config, console, self.origin).cut_short
         except DivergenceError as error:
-            console.print(f"{folder.path}: {error}", soft_wrap=True)
+            cut_short = False
+            console.print(f"{folder.path}: {error}", soft_wrap=True, markup=False)
+        if cut_short:
+            raise CommandError("a limit ended a run of the study: start it again to go on")
         record = Store(folder.path).records()[folder.path.name]
         gallery, first = self.kind.gallery, trial.seed == self.study.seeds[0]
         if gallery and first and trial.part == FINAL and record["status"] == DONE:

@@ -1,0 +1,135 @@
+"""A run knows which files it was trained on, and says so when they are others now."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from image_files import write_classes, write_image
+from tricouple import cli
+from tricouple.experiments.runs.folder import RunError
+from tricouple.experiments.runs.identity import data_name, digest, former_digest, listing
+from tricouple.experiments.runs.run import run_once
+from tricouple.experiments.vision import VISION
+from tricouple.report.read import read_study
+
+OWN = (
+    "data=folder", "data.train_size=null", "data.image_size=8", "training.epochs=1",
+    "training.batch_size=8", "evaluation.neighbours=3",
+)  # fmt: skip
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    """Two folders of one name, with other images and classes; the first is where the user is."""
+    for place, classes in (("here", {"cat": 8, "dog": 8}), ("there", {"hat": 9, "mug": 9})):
+        write_classes(tmp_path / place / "pics", classes)
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path
+
+
+def train(tiny, console, *words):
+    return run_once(VISION, tiny(*OWN, *words), console)
+
+
+def test_a_relative_folder_is_another_one_from_another_directory(
+    pictures, tiny, console, monkeypatch
+):
+    first = train(tiny, console, "data.root=pics")
+    assert train(tiny, console, "data.root=pics").skipped
+    assert train(tiny, console, f"data.root={pictures}/here/../here/pics").skipped
+    monkeypatch.chdir(pictures / "there")
+    second = train(tiny, console, "data.root=pics")
+    assert not second.skipped
+    assert second.folder != first.folder
+    assert second.evaluation["result"]["classes"] == ["hat", "mug"]
+
+
+def test_changed_data_are_named_and_never_called_finished(pictures, tiny, console):
+    folder = train(tiny, console, "data.root=pics").folder
+    before = folder.evaluation.read_bytes()
+    cat = pictures / "here/pics/cat"
+    write_image(cat / "new.png", seed=99)
+    told = rf"the data have changed since: {cat} has 9 files, 8 then: choose another folder"
+    with pytest.raises(RunError, match=told):
+        train(tiny, console, "data.root=pics")
+    (cat / "new.png").unlink()
+    assert train(tiny, console, "data.root=pics").skipped
+    os.utime(cat / "0.png", ns=(0, 0))
+    with pytest.raises(RunError, match=rf"files in {cat} have other names, sizes or dates"):
+        train(tiny, console, "data.root=pics")
+    write_image(pictures / "here/pics/eel/0.png")
+    with pytest.raises(RunError, match=r"eel is new"):
+        train(tiny, console, "data.root=pics")
+    assert folder.evaluation.read_bytes() == before
+
+
+def test_a_run_of_the_version_before_is_named_with_what_to_do(pictures, tiny, console):
+    config = tiny(*OWN, "data.root=pics")
+    now = train(tiny, console, "data.root=pics").folder
+    then = now.path.with_name(
+        f"{now.path.name[:-8]}{former_digest(config)[:8]}".replace("pics", "folder")
+    )
+    now.path.rename(then)
+    (then / "data.json").unlink()
+    assert VISION.folder(config).path == then
+    with pytest.raises(RunError, match=r"earlier version, which did not note its data: choose"):
+        run_once(VISION, config, console)
+
+
+def test_own_data_have_the_name_of_their_folder(pictures, tiny, console, tmp_path):
+    folder = train(tiny, console, "data.root=pics").folder
+    assert folder.path.name.startswith("pics-scl-")
+    assert read_study(folder.path).runs[0].config["data"] == "pics"
+    names = {"a b[c]": "a_b_c_", "mnist": "folder-mnist", "été": "été"}
+    for given, told in names.items():
+        config = tiny(*OWN)
+        config.data.root = str(tmp_path / given)
+        assert data_name(config) == told.rstrip("_")
+    assert data_name(tiny()) == "digits"
+
+
+def test_evaluate_works_from_elsewhere_and_keeps_the_command_that_trained(
+    pictures, tiny, console, monkeypatch, capsys
+):
+    folder = train(tiny, console, "data.root=pics").folder
+    first = folder.read_evaluation()
+    monkeypatch.chdir("/")
+    monkeypatch.setattr("sys.argv", ["tricouple", "evaluate", "RUN"])
+    assert cli.main(["evaluate", str(folder.path), "evaluation.neighbours=1"]) == 0
+    after = folder.read_evaluation()
+    assert after["accuracy"].keys() == first["accuracy"].keys()
+    for provenance in (after["provenance"], read_study(folder.path).runs[0].provenance):
+        assert provenance["command"] == first["provenance"]["command"]
+        assert provenance["evaluation"]["command"] == "tricouple evaluate RUN"
+
+
+def test_evaluate_refuses_changed_data_unless_others_are_named(pictures, tiny, console, capsys):
+    config = tiny(*OWN, "data.root=pics")
+    folder = run_once(VISION, config, console).folder
+    write_image(pictures / "here/pics/cat/new.png", seed=99)
+    assert cli.main(["evaluate", str(folder.path)]) == 2
+    assert "the data have changed since" in capsys.readouterr().err
+    there = pictures / "there/pics"
+    assert cli.main(["evaluate", str(folder.path), f"data.root={there}"]) == 0
+    (pictures / "here/pics/cat/new.png").unlink()
+    again = run_once(VISION, config, console)
+    assert not again.skipped  # those numbers were of other images
+    assert again.evaluation["result"]["classes"] == ["cat", "dog"]
+
+
+def test_published_data_are_known_by_their_name(tiny):
+    assert VISION.listing(tiny()) == {}
+    assert digest(tiny("data.root=a")) == digest(tiny("data.root=b"))
+
+
+def test_a_listing_tells_folders_apart_and_ignores_the_order(tmp_path):
+    write_classes(tmp_path, {"a": 2, "b": 1})
+    files = sorted(tmp_path.rglob("*.png"))
+    assert listing(files) == listing(reversed(files))
+    assert {Path(name).name: part["files"] for name, part in listing(files).items()} == {
+        "a": 2,
+        "b": 1,
+    }
+    assert json.loads(json.dumps(listing(files))) == listing(files)
