@@ -9,6 +9,8 @@ import torch
 
 from caption_files import CAPTIONS, write_coco, write_csv, write_shard, write_shards
 from image_files import truncate, write_image
+from tricouple.conf.compose import configure
+from tricouple.conf.schema import Clip
 from tricouple.data import captions
 from tricouple.data.captions import CaptionedImages, PairSamples, Source, tokenise
 from tricouple.data.captions.shapes import COLOURS, draw_shapes
@@ -95,6 +97,9 @@ UNUSABLE = {
         "images": [{"id": n, "file_name": f"gone{n}.png"} for n in (1, 2)],
         "annotations": [caption(1)],
     },
+    r"captions that are no text, the first is annotations\[6\]: None": {
+        "annotations": [caption(100, None), caption(101, 5)]
+    },
     r"images with the id of another, the first is images\[3\], id 101": {
         "images": [{"id": 101, "file_name": f"{n}.png"} for n in (0, 2)]
     },
@@ -129,12 +134,67 @@ def test_a_table_names_its_first_bad_line(tmp_path):
 
 def test_a_table_without_the_named_columns_tells_which_it_has(tmp_path):
     write_csv(tmp_path, head=("filepath", "title"), separator="\t")
-    with pytest.raises(DataError, match=r"no column 'path' but 'filepath\\ttitle': set data"):
+    complaint = (
+        r"no column 'path' and no 'caption' but 'filepath\\ttitle': set data.image_column and"
+    )
+    with pytest.raises(DataError, match=complaint):
         load(tmp_path, "csv")
     columns = {"caption_column": "title", "separator": "\t"}
     with pytest.raises(DataError, match="no column 'name' but 'filepath', 'title'"):
         load(tmp_path, "csv", image_column="name", **columns)
     assert len(load(tmp_path, "csv", image_column="filepath", **columns).train) == 2
+
+
+def test_a_quote_that_is_not_closed_swallows_no_rows(tmp_path):
+    path = write_csv(tmp_path)
+    path.write_text('path,caption\n0.png,"a dog\n1.png,a cat\n2.png,a "bird"\n')
+    with pytest.raises(
+        DataError, match=r"captions\.csv is not a readable table: .*\(line \d or before"
+    ):
+        load(tmp_path, "csv")
+    with pytest.raises(ValueError, match=r"data\.separator must be one character, got '::'"):
+        load(tmp_path, "csv", separator="::")
+
+
+def test_what_is_wrong_with_several_files_is_said_at_once(tmp_path):
+    write_csv(tmp_path)
+    (tmp_path / "test.csv").write_text("file,text\n")
+    with pytest.raises(DataError) as refused:
+        load(tmp_path, "csv", image_column="name", test="test.csv", validation="gone.csv")
+    for complaint in ("captions.csv has no column 'name'", "test.csv has no column 'name' and no",
+                      "gone.csv: there is no such file"):  # fmt: skip
+        assert complaint in str(refused.value)
+
+
+def test_hold_outs_scale_with_small_sets(tmp_path):
+    write_coco(tmp_path, [[f"caption {n}"] for n in range(20)])
+    data = load(tmp_path, test_size=None, validation_size=None)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [12, 4, 4]
+    assert "4 of 20 images are held out for the test" in data.notes
+    assert captions.readers.HELD_OUT == 500
+    own = configure(["data=csv"], Clip).data
+    assert (own.test_size, own.validation_size) == (None, None)
+
+
+def test_captions_from_the_web_can_be_written(tmp_path):
+    path = write_coco(tmp_path)
+    path.write_text(path.read_text().replace("a cat on a mat", "a \\ud83d cat\x01\\u0000 \t[/b]"))
+    data = load(tmp_path)
+    (text,) = [t for t in data.train.captions + data.test.captions if "cat" in t]
+    assert text == "a \ufffd cat    [/b]"
+    assert text.encode()
+
+
+def test_a_damaged_cache_is_named_and_made_again(tmp_path):
+    write_coco(tmp_path)
+    whole = load(tmp_path).train.images.clone()
+    for damage in (lambda file: truncate(file, 0.5), lambda file: file.write_bytes(b"")):
+        for file in (tmp_path / "cache").iterdir():
+            damage(file)
+        again = load(tmp_path)
+        assert torch.equal(again.train.images, whole)
+        assert sum("was damaged and has been made again" in note for note in again.notes) == 2
+    assert load(tmp_path).notes == ()
 
 
 def test_a_damaged_picture_is_named_and_counted(tmp_path):
@@ -151,6 +211,7 @@ def test_a_damaged_picture_is_named_and_counted(tmp_path):
         (None, "there is no such file"),
         ("{", "not a readable JSON"),
         ("[]", 'no list "images"'),
+        ("[" * 100_000, "not a readable JSON file: .*recursion"),
         (json.dumps({"images": []}), 'no list "annotations"'),
         (json.dumps({"images": [{"id": 1}], "annotations": []}), r"images\[0\] has no text"),
         (
@@ -170,16 +231,19 @@ def test_files_that_are_no_annotations_are_named(tmp_path, text, complaint):
 def test_shards_take_json_captions_and_refuse_what_is_no_shard(tmp_path):
     write_image(tmp_path / "a.png", side=20)
     pixels = (tmp_path / "a.png").read_bytes()
-    members = {"d/1.png": pixels, "d/1.json": b'{"caption": ["one", "two"]}', "d/2.png": pixels,
-               "d/3.txt": b"no image", "d/4.png": pixels, "d/4.txt": b" \n"}  # fmt: skip
+    members = {"d/1.png": pixels, "d/1.json": b'{"caption": ["one", "two\t"]}', "d/2.png": pixels,
+               "d/3.txt": b"no image", "d/4.png": pixels, "d/4.txt": b" \n", "d/6.png": pixels,
+               "d/6.json": b'{"caption": null}', "d/7.png": pixels,
+               "d/7.json": b'{"caption": ["seven", 7]}'}  # fmt: skip
     write_shard(tmp_path / "train-0.tar", members)
     with pytest.raises(DataError) as refused:
         load(tmp_path, "shards")
-    for complaint in ("1 captions of unknown images", "1 images without a caption", "1 empty"):
+    for complaint in ("1 captions of unknown images", "1 images without a caption", "2 empty",
+                      "2 captions that are no text, the first is "):  # fmt: skip
         assert complaint in str(refused.value)
     write_shard(tmp_path / "train-1.tar", {"5.png": pixels, "5.txt": b"five"})
     data = load(tmp_path, "shards", skip=True)
-    assert sorted(data.train.captions + data.test.captions) == ["five", "one", "two"]
+    assert sorted(data.train.captions + data.test.captions) == ["five", "one", "seven", "two"]
     write_shard(tmp_path / "train-2.tar", members, mode="w:gz")
     with pytest.raises(DataError, match=r"train-2\.tar is not a readable, uncompressed tar"):
         load(tmp_path, "shards")
@@ -189,7 +253,7 @@ def test_shards_take_json_captions_and_refuse_what_is_no_shard(tmp_path):
 
 def test_impossible_sizes_and_missing_files_of_captions_are_told(tmp_path):
     write_coco(tmp_path)
-    with pytest.raises(ValueError, match=r"data\.test_size is 3 of 3 images: name a file"):
+    with pytest.raises(ValueError, match=r"data\.test_size is 3 .*of 3 images: name files as"):
         load(tmp_path, test_size=3)
     with pytest.raises(ValueError, match=r"data=json needs data\.train"):
         load(tmp_path, train=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -182,7 +184,7 @@ def test_an_empty_class_folder_is_left_out_with_a_word(tmp_path):
     data = images.load("folder", tmp_path)
     assert data.classes == ("cat", "dog")
     assert [note for note in data.notes if "no images" in note] == [
-        f"{tmp_path / 'bird'} holds no images and is left out"
+        f"{tmp_path / 'bird'} holds no images of its own and is left out"
     ]
 
 
@@ -218,3 +220,109 @@ def test_sets_beyond_memory_can_be_split_and_indexed(tmp_path, monkeypatch):
     everything, labels = lazy.test.batch(torch.arange(4))
     assert torch.equal(everything, whole.test.images)
     assert torch.equal(labels, whole.test.labels)
+
+
+# --- links, pipes, and files that are not what their name says -----------------------------------
+
+
+def same_images(data, other) -> bool:
+    return all(
+        torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
+        for a, b in ((data.train, other.train), (data.test, other.test))
+    )
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"a/loop": ".."},
+        {"a/loop": "..", "b/loop": "../a", "b/0_loop": ".."},
+        {"a/above": "../.."},
+        {"a/self": "."},
+        {"0_again": "b"},
+        {"a/0.png": "../b/0.png"},
+    ],
+    ids=lambda links: " ".join(links),
+)
+def test_links_add_nothing_that_is_there_already_and_are_told(tmp_path, links):
+    root = tmp_path / "photos"
+    write_classes(root, {"a": 6, "b": 6})
+    write_classes(tmp_path / "beside", {".": 3})
+    for name in links:
+        (root / name).unlink(missing_ok=True)
+    plain = images.load("folder", root)
+    for name, target in links.items():
+        (root / name).symlink_to(target)
+    data = images.load("folder", root)
+    assert same_images(data, plain)
+    assert sum("is left out: it is a second way to" in note for note in data.notes) == len(links)
+
+
+def test_links_to_other_places_are_followed(tmp_path):
+    write_classes(tmp_path / "store", {"cats": 5, "dogs": 5})
+    (tmp_path / "photos").mkdir()
+    for name in ("cats", "dogs"):
+        (tmp_path / "photos" / name).symlink_to(tmp_path / "store" / name)
+    data = images.load("folder", tmp_path / "photos")
+    assert data.classes == ("cats", "dogs")
+    assert len(data.train) + len(data.test) == 10
+
+
+@pytest.mark.parametrize(
+    ("link", "target"), [("train/c", "../test"), ("train/a/more", "../../test/b"),
+                         ("test/a/more", "../../train/b"), ("test/c", "../train")]
+)  # fmt: skip
+def test_no_link_leads_from_training_to_test_or_back(tmp_path, link, target):
+    write_classes(tmp_path / "train", {"a": 3, "b": 3})
+    write_classes(tmp_path / "test", {"a": 2, "b": 2})
+    plain = images.load("folder", tmp_path)
+    (tmp_path / link).symlink_to(target)
+    assert same_images(images.load("folder", tmp_path), plain)
+
+
+def write_postscript(path):
+    path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n")
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (os.mkfifo, "is no file that can be read: remove it"),
+        (lambda path: path.symlink_to("gone.png"), "is a link to nothing: remove it"),
+        (write_postscript, "is not a readable image"),
+        (lambda path: write_image(path, (1, 500)), "has a side of 1 pixels, most images one of 16"),
+    ],
+    ids=["pipe", "dangling", "postscript", "thread"],
+)
+def test_what_is_no_image_is_named_and_not_waited_for(tmp_path, make, complaint):
+    write_classes(tmp_path, {"a": 3, "b": 3})
+    make(tmp_path / "b" / "odd.png")
+    with pytest.raises(DataError, match=rf"b/odd\.png {complaint}"):
+        images.load("folder", tmp_path)
+
+
+def test_a_tiny_image_is_taken_where_a_size_is_asked_for(tmp_path):
+    write_classes(tmp_path, {".": 3})
+    write_image(tmp_path / "odd.png", (1, 500))
+    assert images.load("folder", tmp_path, image_size=8).train.images.shape == (4, 3, 8, 8)
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_one_class_is_called_one_class(tmp_path, empty):
+    write_classes(tmp_path, {"cat": 5})
+    if empty:
+        (tmp_path / "dog").mkdir()
+    data = images.load("folder", tmp_path)
+    assert f"{tmp_path} has only one class, cat: its images are unlabelled" in data.notes
+    with pytest.raises(
+        ValueError, match=r"two or more, or use setting=ucl .*only one class, cat"
+    ) as e:
+        images.check_supervised(data)
+    assert ("dog holds no images" in str(e.value)) is empty
+
+
+def test_workers_are_as_many_as_this_process_may_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MEMORY_BUDGET", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 7, 9})
+    write_classes(tmp_path, {".": 2})
+    assert images.loader(images.load("folder", tmp_path).train, 2).num_workers == 3

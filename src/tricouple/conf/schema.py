@@ -134,8 +134,8 @@ class Captions:
     separator: str
     skip: bool
     train_size: int | None
-    validation_size: int
-    test_size: int
+    validation_size: int | None
+    test_size: int | None
     cache: str | None
 
     @property

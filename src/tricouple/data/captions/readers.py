@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import glob
 import json
+import re
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ from tricouple.data.images.files import DataError, ImageFiles, Member, is_image
 from tricouple.data.images.readers import data_home
 
 FORMATS = ("shapes", "coco", "csv", "shards")
+PARTS = ("test", "validation")
+HELD_OUT = 500  # images for each of them, of large sets; a fifth of small ones
 
 
 @dataclass(frozen=True)
@@ -113,20 +116,29 @@ def load(wanted: Source, side: int, seed: int) -> CaptionData:
     if wanted.format == "shapes":
         return _shapes(wanted, side)
     notes: list[str] = []
-    train = _read(wanted, "train", notes)
-    test = _read(wanted, "test", notes) if wanted.test is not None else None
-    validation = _read(wanted, "validation", notes) if wanted.validation is not None else None
+    parts: dict[str, list[Entry]] = {}
+    wrong = []
+    for part in ("train", "test", "validation"):
+        if part == "train" or getattr(wanted, part) is not None:
+            try:
+                parts[part] = _read(wanted, part, notes)
+            except DataError as error:
+                wrong.append(str(error))
+    if wrong:
+        raise DataError("; ".join(wrong))
+    train, test, validation = parts["train"], parts.get("test"), parts.get("validation")
+    sizes = _held_out(wanted, len(train), [part for part in PARTS if part not in parts], notes)
     if test is None:
-        train, test = _held_out(train, wanted.test_size, 0, "test")
-    if validation is None and wanted.validation_size:
-        train, validation = _held_out(train, wanted.validation_size, seed, "validation")
+        train, test = _parted(train, sizes["test"], 0)
+    if validation is None and sizes["validation"]:
+        train, validation = _parted(train, sizes["validation"], seed)
     if wanted.train_size is not None:
         checks.count("data.train_size", wanted.train_size)
         train = _drawn(train, seed)[: wanted.train_size]
 
     def captioned(entries: list[Entry]) -> CaptionedImages:
         files = ImageFiles(tuple(entry.image for entry in entries), channels=3, size=side)
-        images = files if wanted.cache is None else files.cached(Path(wanted.cache))
+        images = files if wanted.cache is None else files.cached(Path(wanted.cache), notes)
         return CaptionedImages.of(images, [entry.captions for entry in entries])
 
     return CaptionData(
@@ -157,7 +169,7 @@ def _root(wanted: Source) -> Path:
 
 
 def _shapes(wanted: Source, side: int) -> CaptionData:
-    checks.count("data.test_size", wanted.test_size)
+    checks.count("data.test_size", wanted.test_size or 0)
     held_out = [size for size in (wanted.validation_size, wanted.test_size) if size]
     size = N_SHAPES - sum(held_out) if wanted.train_size is None else wanted.train_size
     checks.count("data.train_size", size)
@@ -183,22 +195,35 @@ def _read(wanted: Source, part: str, notes: list[str]) -> list[Entry]:
         columns = wanted.image_column, wanted.caption_column
         entries = read_table(path, images, problems, columns, wanted.separator)
     else:
-        entries = read_shards(path, problems)
+        entries = read_shards(root, name, problems)
     notes += problems.settle(skip=wanted.skip)
     if not entries:
         raise DataError(f"{path} has no image with a caption")
     return entries
 
 
-def _held_out(
-    entries: list[Entry], size: int, seed: int, part: str
-) -> tuple[list[Entry], list[Entry]]:
-    """Part the images in two at random: the rest, and some that are held out."""
-    if not 0 < size < len(entries):
+def _held_out(wanted: Source, n: int, parts: list[str], notes: list[str]) -> dict[str, int]:
+    """How many of n images to hold out for parts that have no file of their own."""
+    asked = {part: getattr(wanted, f"{part}_size") for part in parts}
+    usual = max(1, min(HELD_OUT, n // 5))
+    sizes = {part: usual if size is None else size for part, size in asked.items()}
+    if sizes.get("test") == 0 or sum(sizes.values()) >= n:
+        counts = " and ".join(f"data.{part}_size is {size}" for part, size in sizes.items())
+        files = " and ".join(f"data.{part}" for part in parts)
         raise ValueError(
-            f"data.{part}_size is {size} of {len(entries)} images: name a file as data.{part}, or "
-            f"hold out between 1 and {len(entries) - 1} images"
+            f"{counts} of {n} images: name files as {files}, or hold out 1 or more to test on and "
+            f"fewer than {n} in all"
         )
+    notes += [
+        f"{usual} of {n} images are held out for the {part}"
+        for part, size in asked.items()
+        if size is None
+    ]
+    return sizes
+
+
+def _parted(entries: list[Entry], size: int, seed: int) -> tuple[list[Entry], list[Entry]]:
+    """The images in two parts, at random: the rest, and some that are held out."""
     shuffled = _drawn(entries, seed)
     return shuffled[size:], shuffled[:size]
 
@@ -214,8 +239,9 @@ def _drawn(entries: Sequence[Entry], seed: int) -> list[Entry]:
 def read_coco(path: Path, images: Path, problems: Problems) -> list[Entry]:
     """MS-COCO: ``images`` with ids and files, ``annotations`` with ids; no caption, no image."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        # Not strict: captions from the web hold control characters.
+        content = json.loads(path.read_text(encoding="utf-8"), strict=False)
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is not a readable JSON file: {error}") from error
     for name in ("images", "annotations"):
         if not isinstance(content, dict) or not isinstance(content.get(name), list):
@@ -242,8 +268,12 @@ def read_coco(path: Path, images: Path, problems: Problems) -> list[Entry]:
             problems.add("missing image files", file)
     for number, annotation in enumerate(content["annotations"]):
         where = f"annotations[{number}]"
-        text = value(annotation, "caption", (str,), where).strip()
+        text = annotation.get("caption") if isinstance(annotation, dict) else None
         key = value(annotation, "image_id", (int, str), where)
+        if not isinstance(text, str):
+            problems.add("captions that are no text", f"{where}: {text!r}")
+            continue
+        text = _clean(text)
         if key not in files:
             problems.add("captions of unknown images", f"{where}, image_id {key!r}")
         elif not text:
@@ -263,21 +293,28 @@ def read_table(
     """A CSV file with a row of column names; rows of one image file are one image."""
     captions: dict[Path, list[str]] = {}
     missing: dict[Path, bool] = {}
+    if len(separator) != 1:
+        raise ValueError(
+            f"data.separator must be one character, got {separator!r}; a tab is $'\\t' in a shell"
+        )
     try:
         # Spreadsheets begin their UTF-8 files with a mark, which is no part of the first name.
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file, delimiter=separator)
+            # Strict: a quote that is not closed would swallow the rows after it.
+            rows = csv.DictReader(file, delimiter=separator, strict=True)
             names = list(rows.fieldnames or [])
-            for setting, column in zip(("image_column", "caption_column"), columns, strict=True):
-                if column not in names:
-                    raise DataError(
-                        f"{path} has no column {column!r} but "
-                        f"{', '.join(map(repr, names)) or 'none'}: set data.{setting}, or "
-                        f"data.separator (now {separator!r})"
-                    )
+            settings = dict(zip(("image_column", "caption_column"), columns, strict=True))
+            absent = {name: column for name, column in settings.items() if column not in names}
+            if absent:
+                raise DataError(
+                    f"{path} has no column {' and no '.join(map(repr, absent.values()))} but "
+                    f"{', '.join(map(repr, names)) or 'none'}: set "
+                    f"{' and '.join(f'data.{name}' for name in absent)}, or data.separator (now "
+                    f"{separator!r})"
+                )
             for row in rows:
                 name, text = (row[column] or "" for column in columns)
-                image, text = images / name, text.strip()
+                image, text = images / name, _clean(text)
                 if image not in missing:
                     missing[image] = not (name and image.is_file())
                     if missing[image]:
@@ -287,19 +324,21 @@ def read_table(
                 elif not missing[image]:
                     captions.setdefault(image, []).append(text)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a readable table: {error}") from error
+        line = f" (line {rows.line_num} or before)" if isinstance(error, csv.Error) else ""
+        raise DataError(f"{path} is not a readable table: {error}{line}") from error
     return [Entry(image, tuple(texts)) for image, texts in captions.items()]
 
 
-def read_shards(pattern: Path, problems: Problems) -> list[Entry]:
+def read_shards(root: Path, pattern: str, problems: Problems) -> list[Entry]:
     """Webdataset shards: tar archives with ``KEY.jpg`` and ``KEY.txt`` side by side.
 
     Captions are the lines of ``KEY.txt``, or ``caption`` (a text or a list) of ``KEY.json``. The
     pattern has ``*``, ``?`` or ``[0-9]`` in it, or is one shard.
     """
-    shards = sorted(Path(name) for name in glob.glob(str(pattern)))
+    one = [pattern] if (root / pattern).is_file() else []
+    shards = sorted(root / name for name in one or glob.glob(pattern, root_dir=root))
     if not shards:
-        raise DataError(f"{pattern}: no shard has such a name")
+        raise DataError(f"{root / pattern}: no shard has such a name")
     return [entry for shard in shards for entry in _read_shard(shard, problems)]
 
 
@@ -320,7 +359,7 @@ def _read_shard(shard: Path, problems: Problems) -> list[Entry]:
                 elif name.endswith((".txt", ".json")):
                     content = archive.extractfile(member)
                     assert content is not None
-                    texts = _texts(content.read(), name, f"{shard}/{member.name}")
+                    texts = _texts(content.read(), name, f"{shard}/{member.name}", problems)
                     captions.setdefault(key, texts)
     except (OSError, tarfile.TarError) as error:
         raise DataError(f"{shard} is not a readable, uncompressed tar archive: {error}") from error
@@ -334,11 +373,24 @@ def _read_shard(shard: Path, problems: Problems) -> list[Entry]:
     return [Entry(image, captions[key]) for key, image in images.items() if captions.get(key)]
 
 
-def _texts(content: bytes, name: str, where: str) -> tuple[str, ...]:
+def _texts(content: bytes, name: str, where: str, problems: Problems) -> tuple[str, ...]:
     try:
         text = content.decode()
-        found = json.loads(text).get("caption", "") if name.endswith(".json") else text.splitlines()
-    except (UnicodeDecodeError, ValueError, AttributeError) as error:
+        if name.endswith(".json"):
+            found = json.loads(text, strict=False).get("caption", "")
+        else:
+            found = text.splitlines()
+    except (UnicodeDecodeError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{where} holds no caption: {error}") from error
-    lines = [found] if isinstance(found, str) else found
-    return tuple(line.strip() for line in lines if isinstance(line, str) and line.strip())
+    lines = found if isinstance(found, list) else [found]
+    for line in lines:
+        if not isinstance(line, str):
+            problems.add("captions that are no text", f"{where}: {line!r}")
+    cleaned = [_clean(line) for line in lines if isinstance(line, str)]
+    return tuple(line for line in cleaned if line)
+
+
+def _clean(text: str) -> str:
+    """A caption that can be printed and written: no control characters, no halves of letters."""
+    whole = re.sub("[\ud800-\udfff]", "\ufffd", text)
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", whole).strip()

@@ -20,6 +20,8 @@ from torch import Tensor
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 MEMORY_BUDGET = 2 << 30  # bytes of decoded images; larger sets are decoded batch by batch
 
+# What Pillow may read: others are for documents and more, and some of them start programs.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L")
 
 
@@ -83,18 +85,22 @@ class ImageFiles:
             raise damaged[0]
         return torch.from_numpy(images)
 
-    def cached(self, folder: Path) -> Tensor:
+    def cached(self, folder: Path, notes: list[str]) -> Tensor:
         """All images as one 8-bit tensor that lies in a file: each is decoded and resized once.
 
         Args:
             folder: Of the cache; if the same images were decoded before, their file is used.
+            notes: Gets a sentence if that file is damaged and made again.
 
         Raises:
             DataError: If images are damaged; it names the first and counts them.
             OSError: If the file cannot be written.
         """
         path = folder / f"{self._digest()}.npy"
-        if not path.exists():
+        images = self._stored(path)
+        if images is None:
+            if path.exists():
+                notes.append(f"{path} was damaged and has been made again")
             folder.mkdir(parents=True, exist_ok=True)
             aside = path.with_name(f".{path.name}.{os.getpid()}")
             try:
@@ -107,8 +113,17 @@ class ImageFiles:
                 os.replace(aside, path)
             finally:
                 aside.unlink(missing_ok=True)
-        # Copy on write: nobody writes, but PyTorch warns of memory that cannot be written.
-        return torch.from_numpy(np.load(path, mmap_mode="c"))
+            images = self._stored(path)
+        return torch.from_numpy(images)
+
+    def _stored(self, path: Path) -> np.ndarray | None:
+        """The decoded images in a file; None if it is not there, or damaged."""
+        try:
+            # Copy on write: nobody writes, but PyTorch warns of memory that cannot be written.
+            found: np.ndarray = np.load(path, mmap_mode="c", allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            return None
+        return found if found.shape == self.shape and found.dtype == np.uint8 else None
 
     def _decode_into(self, images: np.ndarray) -> list[DataError]:
         """Decode everything, in several threads; returns what is wrong with damaged images."""
@@ -120,7 +135,7 @@ class ImageFiles:
             except DataError as error:
                 damaged[index] = error
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders work outside Python's lock
+        with ThreadPoolExecutor(usable_cores()) as pool:  # decoders work outside Python's lock
             list(pool.map(read, range(len(self)), chunksize=64))
         return [damaged[index] for index in sorted(damaged)]
 
@@ -139,7 +154,7 @@ def decode(source: Path | Member, channels: int, size: int) -> Tensor:
     """Read an image as an 8-bit tensor of shape (channels, size, size), grey or in colour."""
     with (
         _readable(source),
-        Image.open(source.open() if isinstance(source, Member) else source) as image,
+        Image.open(source.open() if isinstance(source, Member) else source, "r", _FORMATS) as image,
     ):
         image.draft("RGB" if channels == 3 else "L", (size, size))  # JPEGs shrink for free
         ImageOps.exif_transpose(image, in_place=True)
@@ -150,23 +165,84 @@ def decode(source: Path | Member, channels: int, size: int) -> Tensor:
     return pixels.reshape(size, size, channels).permute(2, 0, 1)
 
 
-def common_format(paths: Sequence[Path]) -> tuple[int, bool]:
-    """The smallest short side, and whether all images are grey; from headers, without decoding."""
+def common_format(paths: Sequence[Path]) -> tuple[int, Path, int, bool]:
+    """From headers, without decoding: what images have in common.
+
+    Returns:
+        The smallest short side, the image that has it, the median short side, and whether all
+        images are grey.
+    """
     sides, grey = [], True
     for path in paths:
-        with _readable(path), Image.open(path) as image:
+        with _readable(path), Image.open(path, "r", _FORMATS) as image:
             sides.append(min(image.size))
             grey &= image.mode in _GREY
-    return min(sides), grey
+    smallest = min(sides)
+    return smallest, paths[sides.index(smallest)], sorted(sides)[len(sides) // 2], grey
 
 
-def find_images(folder: Path) -> tuple[Path, ...]:
-    """All image files below a folder, sorted; hidden files and folders are left out."""
-    found = []
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
-        found += [Path(parent, name) for name in names if is_image(name)]
-    return tuple(sorted(found))
+def find_images(folders: Sequence[Path], notes: list[str]) -> list[tuple[Path, ...]]:
+    """The image files below each of some folders, sorted; hidden files and folders are left out.
+
+    Links are followed, after all that is really there; but nothing is taken twice, however many
+    ways lead to it, and nothing from above. So a link never moves an image to another class, nor
+    from the test set to the training set.
+
+    Args:
+        folders: Where to look.
+        notes: Get a sentence for each folder or file that is left out.
+    """
+    seen = {_inode(place): place for folder in folders for place in folder.resolve().parents}
+    found: list[list[Path]] = [[] for _ in folders]
+    ways = list(zip(folders, found, strict=True))
+    while ways:
+        links: list[tuple[Path, list[Path]]] = []
+        for start, images in ways:
+            for path in _walk(start, seen, notes) if start.is_dir() else [start]:
+                if path.is_symlink() and path != start:
+                    links.append((path, images))
+                elif not path.is_file():  # a pipe would be waited for
+                    what = "no file that can be read" if path.exists() else "a link to nothing"
+                    raise DataError(f"{path} is {what}: remove it")
+                elif _first(path, seen, notes):
+                    images.append(path)
+        ways = links
+    return [tuple(sorted(images)) for images in found]
+
+
+def _walk(start: Path, seen: dict[tuple[int, int], Path], notes: list[str]) -> Iterator[Path]:
+    """The images below a folder, and links to other folders."""
+
+    def unreadable(error: OSError) -> None:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    for parent, folders, names in os.walk(start, onerror=unreadable):
+        if not _first(Path(parent), seen, notes):
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        yield from (Path(parent, name) for name in folders if Path(parent, name).is_symlink())
+        yield from (Path(parent, name) for name in sorted(names) if is_image(name))
+
+
+def _first(path: Path, seen: dict[tuple[int, int], Path], notes: list[str]) -> bool:
+    """Whether a folder or a file has not been seen yet, by any name; now it has."""
+    before = seen.setdefault(_inode(path), path)
+    if before is not path:
+        notes.append(f"{path} is left out: it is a second way to {before}")
+    return before is path
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    about = path.stat()
+    return about.st_dev, about.st_ino
+
+
+def usable_cores() -> int:
+    """How many cores this process may use, which may be fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def is_image(name: str) -> bool:

@@ -17,11 +17,18 @@ from pathlib import Path
 
 import torch
 
-from tricouple.data.images.files import SUFFIXES, DataError, ImageFiles, common_format, find_images
+from tricouple.data.images.files import (
+    SUFFIXES,
+    DataError,
+    ImageFiles,
+    common_format,
+    find_images,
+)
 from tricouple.data.images.sets import Found, ImageSet, imagenet_statistics
 from tricouple.data.images.split import split
 
 TEST_FRACTION = 0.2
+TINY = 8  # pixels that an image shows something with
 LARGEST_DEFAULT = 224  # photographs are decoded to this side unless another is asked for
 
 
@@ -41,17 +48,27 @@ class _Tree:
 def read_folder(root: Path, image_size: int | None, eval_root: Path | None) -> Found:
     """The images of a folder, and the labelled ones of another if there is one."""
     if not root.is_dir():
-        raise DataError(f"{root} is not a folder: name a folder of images with root")
+        raise DataError(f"{root} is not a folder: name a folder of images with data.root")
     parted = (root / "train").is_dir()
     tests = [root / name for name in ("test", "val") if parted and (root / name).is_dir()]
-    train = _tree(root / "train" if parted else root)
-    test = _labelled(eval_root or tests[0]) if eval_root or tests else None
+    notes: list[str] = []
+    own = [] if eval_root else tests[:1]
+    train, *others = _trees([root / "train" if parted else root, *own], notes)
+    if eval_root:
+        others = [_other(eval_root, notes)]
+    test = _with_labels(others[0]) if others else None
     classes = train.classes or (test.classes if test else ())
     trees = [tree for tree in (train, test) if tree is not None]
-    short_side, grey = common_format([path for tree in trees for path in tree.paths])
+    side, smallest, usual, grey = common_format([path for tree in trees for path in tree.paths])
     channels = 1 if grey else 3
-    size = image_size or min(short_side, LARGEST_DEFAULT)
-    notes = [f"images are decoded to {size}×{size}"] if not image_size else []
+    size = image_size or min(side, LARGEST_DEFAULT)
+    if not image_size:
+        if side < TINY and 4 * side < usual:
+            raise DataError(
+                f"{smallest} has a side of {side} pixels, most images one of {usual}: all would "
+                "be decoded to its size; remove it, or set data.image_size"
+            )
+        notes.append(f"images are decoded to {size}×{size}")
     training = _images(train, classes, channels, size)
     testing = _images(test, classes, channels, size) if test else None
     if test is None and train.names is not None:
@@ -60,24 +77,36 @@ def read_folder(root: Path, image_size: int | None, eval_root: Path | None) -> F
             notes.append(f"{len(testing)} images, a fifth of each class, are held out as test set")
         else:
             notes.append("no class has two images: there is no test set")
-    if train.names is not None:  # somebody may have meant folders without images to be classes too
-        beside = sorted(path for path in train.root.iterdir() if path.is_dir())
-        empty = [f for f in beside if f.name not in train.names and not f.name.startswith(".")]
-        notes += [f"{folder} holds no images and is left out" for folder in empty]
+    # Somebody may have meant folders without images to be classes too.
+    used = {path.relative_to(train.root).parts[0] for path in train.paths}
+    beside = sorted(path for path in train.root.iterdir() if path.is_dir())
+    empty = [f for f in beside if f.name not in used and not f.name.startswith(".")]
+    notes += [f"{folder} holds no images of its own and is left out" for folder in empty]
+    if train.names is None and train.paths[0].parent != train.root:
+        notes.append(f"{train.root} has only one class, {used.pop()}: its images are unlabelled")
     return Found(training, testing, classes, *imagenet_statistics(channels), tuple(notes))
 
 
-def _labelled(folder: Path) -> _Tree:
+def _other(folder: Path, notes: list[str]) -> _Tree:
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: evaluation needs one with a folder a class")
-    tree = _tree(folder)
+    return _trees([folder], notes)[0]
+
+
+def _with_labels(tree: _Tree) -> _Tree:
     if tree.names is None:
-        raise DataError(f"{folder} has no two class folders: evaluation needs labelled images")
+        raise DataError(f"{tree.root} has no two class folders: evaluation needs labelled images")
     return tree
 
 
-def _tree(folder: Path) -> _Tree:
-    paths = find_images(folder)
+def _trees(folders: list[Path], notes: list[str]) -> list[_Tree]:
+    return [
+        _tree(folder, paths)
+        for folder, paths in zip(folders, find_images(folders, notes), strict=True)
+    ]
+
+
+def _tree(folder: Path, paths: tuple[Path, ...]) -> _Tree:
     if not paths:
         raise DataError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
     loose = [path for path in paths if path.parent == folder]

@@ -62,8 +62,7 @@ def read_mat(path: Path) -> tuple[Tensor, Tensor]:
             f"{path} should hold X of shape (32, 32, 3, n) and y of n labels, but has "
             f"{pixels.shape} ({pixels.dtype}) and {labels.shape}: replace it"
         )
-    if labels.min() < 0 or labels.max() > 10:
-        raise DataError(f"{path} has labels outside 1 to 10: replace it")
+    _check_labels(path, labels, 0, 10)
     images = np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))
     return torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64) % 10)
 
@@ -81,10 +80,21 @@ def read_pickle(path: Path, key: str, n_classes: int) -> tuple[Tensor, Tensor]:
             f"{path} should hold n rows of 3072 bytes and n labels, but has data of shape "
             f"{rows.shape} ({rows.dtype}) and labels of shape {labels.shape}: replace it"
         )
-    codes = torch.from_numpy(labels).long()
-    if int(codes.min()) < 0 or int(codes.max()) >= n_classes:
-        raise DataError(f"{path} has labels outside 0 to {n_classes - 1}: replace it")
+    _check_labels(path, labels, 0, n_classes - 1)
+    codes = torch.from_numpy(labels.astype(np.int64))
     return torch.from_numpy(rows.copy()).reshape(-1, 3, 32, 32), codes
+
+
+def _check_labels(path: Path, labels: np.ndarray, least: int, most: int) -> None:
+    # Copies saved by other programs may hold whole numbers as floating-point ones.
+    whole = labels.dtype.kind in "iu" or (
+        labels.dtype.kind == "f" and bool((labels == labels.round()).all())
+    )
+    if not whole or labels.min() < least or labels.max() > most:
+        raise DataError(
+            f"{path} has labels that are not whole numbers from {least} to {most} "
+            f"({labels.dtype}): replace it"
+        )
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -83,10 +83,12 @@ def load(
     if eval_root is not None and name != "folder":
         raise ValueError(f"eval_root is for data 'folder'; {name!r} has its own test set")
     if root is None and name == "folder":
-        raise ValueError("data 'folder' needs root: the folder of images")
+        raise ValueError("data 'folder' needs root (data.root=FOLDER): the folder of images")
     place = data_home() if root is None else Path(root).expanduser()
     if name == "folder":
-        found = read_folder(place, image_size, None if eval_root is None else Path(eval_root))
+        found = read_folder(
+            place, image_size, None if eval_root is None else Path(eval_root).expanduser()
+        )
     else:
         found = _READERS[name](place, download)
     train, test = found.train, found.test
@@ -213,6 +215,8 @@ def _mnist(root: Path, download: bool) -> Found:
                 f"{images_path} holds {len(images)} images, but {labels_path} {len(labels)} "
                 "labels: they belong to different copies"
             )
+        if not images.numel():
+            raise DataError(f"{images_path} holds images of {tuple(images.shape[1:])} pixels")
         if len(labels) == 0 or int(labels.max()) > 9:
             raise DataError(f"{labels_path} does not hold digits from 0 to 9")
         return ImageSet(images[:, None], labels.long()), _count_note(part, len(images), published)
@@ -327,9 +331,10 @@ def _tiny_imagenet(root: Path, download: bool) -> Found:
         if part == "test":
             labelled, notes = _validation(folder / "val", set(wnids))
             return images(labelled), notes
-        labelled = _by_folder(folder / "train")
+        found: list[str] = []
+        labelled = _by_folder(folder / "train", found)
         wnids.extend(sorted({wnid for _, wnid in labelled}))
-        notes = [] if len(wnids) == 200 else [f"{len(wnids)} of 200 classes are here"]
+        notes = found + [f"{len(wnids)} of 200 classes are here"] * (len(wnids) != 200)
         return images(labelled), notes + _count_note("train", len(labelled), 100_000)
 
     train, test, notes = _both_parts(
@@ -349,22 +354,24 @@ def _tiny_imagenet(root: Path, download: bool) -> Found:
     return Found(train, test, classes, IMAGENET_MEAN, IMAGENET_STD, notes)
 
 
-def _by_folder(folder: Path) -> list[tuple[Path, str]]:
-    return [(path, path.relative_to(folder).parts[0]) for path in find_images(folder)]
+def _by_folder(folder: Path, notes: list[str]) -> list[tuple[Path, str]]:
+    (paths,) = find_images([folder], notes) if folder.is_dir() else [()]
+    return [(path, path.relative_to(folder).parts[0]) for path in paths]
 
 
 def _validation(folder: Path, wnids: set[str]) -> tuple[list[tuple[Path, str]], list[str]]:
     """Validation images: labelled by their annotations, or sorted into folders by an older tool."""
     annotations = folder / "val_annotations.txt"
     if not annotations.is_file():
-        labelled = [(path, wnid) for path, wnid in _by_folder(folder) if wnid in wnids]
+        notes: list[str] = []
+        labelled = [(path, wnid) for path, wnid in _by_folder(folder, notes) if wnid in wnids]
         if not labelled:
             return [], ["val/val_annotations.txt is missing: there is no test set"]
-        return labelled, _count_note("test", len(labelled), 10_000)
+        return labelled, notes + _count_note("test", len(labelled), 10_000)
     rows = []
     for number, line in enumerate(annotations.read_text().splitlines(), 1):
         fields = line.split("\t")
-        if len(fields) < 2:
+        if len(fields) < 2 or Path(fields[0]).name != fields[0]:
             raise DataError(f"{annotations}, line {number}: expected file and class, got {line!r}")
         rows.append((folder / "images" / fields[0], fields[1]))
     known = [(path, wnid) for path, wnid in rows if wnid in wnids]

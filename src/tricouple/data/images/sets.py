@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tricouple import checks
-from tricouple.data.images.files import ImageFiles
+from tricouple.data.images.files import ImageFiles, usable_cores
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -244,7 +243,7 @@ def loader(
         [2, 2, 1]
     """
     if workers is None:
-        workers = 0 if samples.in_memory else (os.cpu_count() or 1)
+        workers = 0 if samples.in_memory else usable_cores()
     return DataLoader(
         samples,
         batch_size,
@@ -276,8 +275,10 @@ def check_supervised(data: ImageData) -> None:
     labels = data.train.labels
     if labels is None:
         raise ValueError(
-            f"data {data.name!r} has no labels, which setting=scl needs: sort the images into one "
-            "folder a class, or use setting=ucl"
+            f"data {data.name!r} has no labels, which setting=scl needs: sort the images into "
+            "folders, one a class and two or more, or use setting=ucl"
+            + f" ({'; '.join(data.notes)})"
+            * bool(data.notes)
         )
     counts = torch.bincount(labels, minlength=data.n_classes)
     if int((counts > 0).sum()) < 2:
