@@ -61,8 +61,8 @@ class RunImages:
 def own_files(config: Train) -> list[Path]:
     """The images of one's own, and the file of weights that training starts from."""
     data, weights = config.data, config.backbone.weights
-    roots = (data.root, data.eval_root) if data.own else ()
-    found = [path for root in roots if root is not None for path in find_images(Path(root))]
+    roots = [Path(root) for root in (data.root, data.eval_root) if data.own and root is not None]
+    found = [path for images in find_images(roots, []) for path in images]
     return [*found, *([] if weights is None else [Path(weights)])]
 
 

@@ -194,7 +194,7 @@ def find_images(folders: Sequence[Path], notes: list[str]) -> list[tuple[Path, .
     """
     seen = {_inode(place): place for folder in folders for place in folder.resolve().parents}
     found: list[list[Path]] = [[] for _ in folders]
-    ways = list(zip(folders, found, strict=True))
+    ways = [way for way in zip(folders, found, strict=True) if way[0].is_dir()]
     while ways:
         links: list[tuple[Path, list[Path]]] = []
         for start, images in ways:

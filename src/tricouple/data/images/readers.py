@@ -355,7 +355,7 @@ def _tiny_imagenet(root: Path, download: bool) -> Found:
 
 
 def _by_folder(folder: Path, notes: list[str]) -> list[tuple[Path, str]]:
-    (paths,) = find_images([folder], notes) if folder.is_dir() else [()]
+    (paths,) = find_images([folder], notes)
     return [(path, path.relative_to(folder).parts[0]) for path in paths]
 
 
