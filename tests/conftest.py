@@ -116,10 +116,7 @@ SETTINGS: dict[str, Batch] = {
         torch.tensor([1, 3, 1, 4, 5, 3, 3, 9, 9]),
     ),
     "across_unmatched": Batch(  # anchor 2 has no caption, the last caption no image
-        draw(5, 24),
-        torch.tensor([3, 1, 8, 3, 5]),
-        draw(6, 25),
-        torch.tensor([1, 3, 1, 5, 3, 0]),
+        draw(5, 24), torch.tensor([3, 1, 8, 3, 5]), draw(6, 25), torch.tensor([1, 3, 1, 5, 3, 0])
     ),
     "triplets_within": Batch(draw(8, 26), triplets=listed(8, 8, 20, 27, within=True)),
     "triplets_across": Batch(

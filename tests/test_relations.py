@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from reference import (
-    admissible_triplets,
-    pairs_of,
-    relative_error,
-    uniform_on,
-    with_gradients,
-)
+from reference import admissible_triplets, pairs_of, relative_error, uniform_on, with_gradients
 from tricouple.relations import Identities, ListedTriplets, MinedPairs
 
 LABELS = {

@@ -49,10 +49,7 @@ def test_subsets_are_exact_stratified_and_seeded(sizes, share, seed):
     assert numbers(images.subset(whole, size, seed)) == numbers(part)
 
 
-@given(
-    sizes=st.lists(st.integers(2, 40), min_size=1, max_size=6),
-    fraction=st.floats(0.01, 0.99),
-)
+@given(sizes=st.lists(st.integers(2, 40), min_size=1, max_size=6), fraction=st.floats(0.01, 0.99))
 def test_splits_are_complete_disjoint_and_stratified(sizes, fraction):
     whole = image_set(*sizes)
     rest, held_out = images.split(whole, fraction)
@@ -201,10 +198,7 @@ REFUSED = [
         lambda: images.check_batch_size(image_set(4), 5),
         "batch_size is 5, but there are only 4 training images",
     ),
-    (
-        lambda: images.check_batch_size(image_set(4), 1),
-        "at least 2 to hold a negative, got 1",
-    ),
+    (lambda: images.check_batch_size(image_set(4), 1), "at least 2 to hold a negative, got 1"),
 ]
 
 

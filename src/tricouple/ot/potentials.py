@@ -13,13 +13,7 @@ import torch
 from torch import Tensor
 
 from tricouple.memory import empty_matrix
-from tricouple.numeric import (
-    ScoreGradient,
-    first_derivative_only,
-    never_compiled,
-    pull,
-    wide_dtype,
-)
+from tricouple.numeric import ScoreGradient, first_derivative_only, never_compiled, pull, wide_dtype
 from tricouple.ot.engine import Problem, Sweeps, solve
 from tricouple.ot.gradients import GRADIENTS, implicit, warn_unless_converged
 from tricouple.ot.sweeps.contract import Solution

@@ -104,15 +104,7 @@ class TripletPlan:
 
     def __repr__(self) -> str:
         """Its shape, and how far it is from the marginals that were asked for."""
-        shape = "×".join(
-            map(
-                str,
-                (
-                    *self.similarity.shape,
-                    self.similarity.shape[1],
-                ),
-            )
-        )
+        shape = "×".join(map(str, (*self.similarity.shape, self.similarity.shape[1])))
         return (
             f"TripletPlan({shape}, epsilon={self.epsilon:g}, n_iters={self.n_iters}, "
             f"marginal_error={self.marginal_error:.2g}, converged={self.converged})"

@@ -84,10 +84,7 @@ class Column:
 
 
 def measured_table(
-    caption: str,
-    head: Sequence[str],
-    names: Sequence[Sequence[str]],
-    columns: Sequence[Column],
+    caption: str, head: Sequence[str], names: Sequence[Sequence[str]], columns: Sequence[Column]
 ) -> Table:
     """Lay out columns of measurements, the best of each in bold, beside columns of words.
 

@@ -243,13 +243,7 @@ def copied(record: Record, cell: Cell) -> Record:
 
 
 def conduct(
-    path: Path,
-    name: str,
-    base: RunConfig,
-    cells: Sequence[Cell],
-    *,
-    workers: int,
-    snapshots: bool,
+    path: Path, name: str, base: RunConfig, cells: Sequence[Cell], *, workers: int, snapshots: bool
 ) -> None:
     """Run a study in a folder with live progress, then show its tables and where the page is.
 

@@ -15,13 +15,7 @@ from torch.nn.functional import normalize
 
 from tricouple.experiments.verify import tensors
 from tricouple.experiments.verify.results import Row, by_row, listed
-from tricouple.experiments.verify.setting import (
-    MARGINALS,
-    Criterion,
-    Measured,
-    Setting,
-    experiment,
-)
+from tricouple.experiments.verify.setting import MARGINALS, Criterion, Measured, Setting, experiment
 from tricouple.shaping import Shaping
 
 SIZES = ((3, 3), (5, 2))
