@@ -239,3 +239,18 @@ def sweeps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     elif native.compiled is None:
         pytest.skip("built without a C compiler")
     return request.param
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Call a command that must fail by one line and exit code 2; return the line."""
+    from tricouple import cli
+
+    def call(*words: str) -> str:
+        assert cli.main(list(words)) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"tricouple {words[0]}: error: ")
+        assert error.count("\n") == 1
+        return error
+
+    return call

@@ -183,12 +183,12 @@ def test_no_run_and_no_finished_run(tmp_path):
     assert "results" not in names(root)
 
 
-def test_a_run_that_does_not_say_what_it_is_is_refused(tmp_path, capsys):
+def test_a_run_that_does_not_say_what_it_is_is_refused(tmp_path, refused):
     record = fake.run()
     del record["config"]["backbone"]
     fake.write_study(tmp_path, [fake.run("iot"), record])
-    assert cli.main(["report", str(tmp_path)]) == 2
-    assert "runs.jsonl, line 2: config of run mnist-scl-neg_mmiot" in capsys.readouterr().err
+    found = refused("report", str(tmp_path))
+    assert "runs.jsonl, line 2: config of run mnist-scl-neg_mmiot" in found
 
 
 def test_a_folder_of_runs_is_a_study_too(tmp_path, monkeypatch, capsys):
@@ -223,15 +223,13 @@ def test_a_run_without_labels_has_curves_and_no_accuracy(tmp_path):
     assert "curves" in names(root)
 
 
-def test_a_run_of_an_earlier_version_is_named_with_what_to_do(tmp_path, capsys):
+def test_a_run_of_an_earlier_version_is_named_with_what_to_do(tmp_path, refused):
     path = tmp_path / "run"
     path.mkdir()
     (path / "config.yaml").write_text("data: {}")
     for folder in (path, tmp_path):
-        assert cli.main(["report", str(folder)]) == 2
-        error = capsys.readouterr().err
-        assert f"{path} is a run of an earlier version: tricouple evaluate {path} makes" in error
-        assert error.count("\n") == 1
+        words = f"{path} is a run of an earlier version: tricouple evaluate {path} makes"
+        assert words in refused("report", str(folder))
 
 
 def test_figures_are_a_picture_and_a_markdown_table(study, tmp_path, capsys):
