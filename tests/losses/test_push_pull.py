@@ -101,15 +101,6 @@ def test_halves_exchange_when_positives_and_negatives_do(settings):
     assert relative_error(mirrored, batch.loss(criterion)) <= 1e-12
 
 
-def test_pairs_listed_in_several_triplets_count_once(settings):
-    batch = settings["triplets_within"]
-    anchors, positives, _ = batch.triplets
-    listed = list(zip(anchors.tolist(), positives.tolist(), strict=True))
-    assert len(set(listed)) < len(listed)
-    loss = batch.loss(tc.PushPull(marginals="target"))
-    assert relative_error(loss, batch.dense(dense_push_pull, marginals="target")) <= 1e-12
-
-
 def test_loss_falls_as_classes_separate():
     angles = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=torch.float64)
     labels = torch.tensor([0, 0, 1, 1])

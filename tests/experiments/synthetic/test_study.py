@@ -12,6 +12,7 @@ import time
 import types
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -173,13 +174,6 @@ def test_numbers_that_ended_are_null_and_the_run_counts_as_done(here, tmp_path):
     assert not unfinished([cell], folder.records())
 
 
-def test_a_torn_line_is_dropped_and_its_run_done_again(here, tmp_path):
-    run_cells(opened(tmp_path), CELLS[:2], Log(), workers=1)
-    runs = tmp_path / "runs.jsonl"
-    runs.write_bytes(runs.read_bytes()[:-20])
-    assert unfinished(CELLS[:2], opened(tmp_path).records()) == [CELLS[1]]
-
-
 def test_the_stored_study_is_read_and_goes_on(tmp_path):
     stored = Path(__file__).parents[3] / "results/synthetic"
     shutil.copytree(stored, tmp_path, dirs_exist_ok=True)
@@ -218,13 +212,6 @@ def test_other_settings_are_named_when_they_do_not_fit(tmp_path):
     opened(tmp_path, replace(TINY, seed=3, n_classes=5))  # these may differ within a study
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    words = ["demo", "--out", str(tmp_path / "file" / "study")]
-    assert cli.main(words) == 2
-    assert "cannot write" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -234,10 +221,9 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path, ca
         (["--carry-over", "1.5"], "carry_over must be between 0 and 1, got 1.5"),
     ],
 )
-def test_impossible_studies_leave_no_folder(options, complaint, tmp_path, capsys):
+def test_impossible_studies_leave_no_folder(options, complaint, tmp_path, refused):
     out = tmp_path / "study"
-    assert cli.main(["synthetic", *options, "--out", str(out)]) == 2
-    assert complaint in capsys.readouterr().err
+    assert complaint in refused("synthetic", *options, "--out", str(out))
     assert not out.exists()
 
 
@@ -301,10 +287,7 @@ def test_processes_give_the_same_numbers_as_one():
 
 
 def test_a_failing_run_is_reported_with_its_traceback(monkeypatch):
-    def fail(config):
-        raise ValueError("no such luck")
-
-    monkeypatch.setattr(pool, "train", fail)
+    monkeypatch.setattr(pool, "train", Mock(side_effect=ValueError("no such luck")))
     tasks, events = queue.Queue(), queue.Queue()
     for task in ((0, (TINY, False)), None):
         tasks.put(task)

@@ -4,11 +4,12 @@ import json
 import os
 import signal
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from tricouple import cli, provenance
-from tricouple.conf.compose import ConfigurationError, read_study
+from tricouple.conf.compose import read_study
 from tricouple.conf.schema import Study, Train
 from tricouple.experiments.runs import study as study_module
 from tricouple.experiments.runs.record import Store
@@ -83,11 +84,6 @@ def test_the_study_of_the_project_gives_every_loss_the_same_budget():
     words = {tuple(word.split("=")[0] for word in block) for block in study.blocks}
     assert len(words) == 1
     assert not any("loss" in name for name in next(iter(words)))
-
-
-def test_unknown_studies_are_answered_with_the_known_ones():
-    with pytest.raises(ConfigurationError, match="choose one of vision_cpu"):
-        read_study("vision_gpu", Train)
 
 
 @pytest.fixture
@@ -167,10 +163,7 @@ def test_a_record_of_the_version_before_counts(study, console, tmp_path, monkeyp
 
 
 def test_a_run_that_diverges_is_a_result_of_accuracy_zero(study, console, tmp_path, monkeypatch):
-    def diverge(self, *_):
-        raise DivergenceError("the loss is nan")
-
-    monkeypatch.setattr(LossTraining, "loss", diverge)
+    monkeypatch.setattr(LossTraining, "loss", Mock(side_effect=DivergenceError("the loss is nan")))
     run_study(VISION, study, tmp_path / "out", tmp_path / "runs", console)
     records = Store(tmp_path / "out").records().values()
     assert {record["status"] for record in records} == {"diverged"}
