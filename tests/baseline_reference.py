@@ -63,7 +63,7 @@ def plan_loss(plan: Tensor, pairs: list[tuple[int, int]], variant: str) -> Tenso
 
 def loop_dbot(
     embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *,
-    regularisation=1.0, n_iters=5, lower=0.5, upper=4.5, variant="formula",
+    regularisation=0.1, n_iters=5, lower=0.5, upper=4.5, variant="formula",
 ) -> Tensor:  # fmt: skip
     plan = (-(1 - cosine(embeddings, ref_emb)) / regularisation).exp()
     n, m = plan.shape
@@ -78,7 +78,7 @@ def loop_dbot(
 
 def loop_fused_gromov(
     embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *,
-    epsilon=0.01, alpha=1e-4, n_outer=5, n_iters=5, variant="formula",
+    epsilon=0.1, alpha=1e-4, n_outer=5, n_iters=5, variant="formula",
 ) -> Tensor:  # fmt: skip
     cost = 1 - cosine(embeddings, ref_emb)
     plan = (-cost / epsilon).softmax(1)

@@ -51,12 +51,14 @@ BASELINES = {
     "dbot_tight": Baseline(
         tc.DBOT, loop_dbot, {"regularisation": 0.2, "lower": 0.9, "upper": 1.05, "n_iters": 3}
     ),
-    "dbot_published": Baseline(tc.DBOT, loop_dbot, PUBLISHED, ACROSS),
+    "dbot_published": Baseline(tc.DBOT, loop_dbot, {"regularisation": 1.0} | PUBLISHED, ACROSS),
     "fused_gromov": Baseline(tc.FusedGromov, loop_fused_gromov, {}, ACROSS),
     "fused_gromov_strong": Baseline(
         tc.FusedGromov, loop_fused_gromov, {"epsilon": 0.3, "alpha": 0.05, "n_outer": 3}, ACROSS
     ),
-    "fused_gromov_published": Baseline(tc.FusedGromov, loop_fused_gromov, PUBLISHED, ACROSS),
+    "fused_gromov_published": Baseline(
+        tc.FusedGromov, loop_fused_gromov, {"epsilon": 0.01} | PUBLISHED, ACROSS
+    ),
     "vicreg": Baseline(tc.VICReg, loop_vicreg, {}, LABELLED),
 }
 

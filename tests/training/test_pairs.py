@@ -106,14 +106,14 @@ def test_the_sharpness_of_every_loss_can_learn(name):
 def test_a_learnt_sharpness_stays_below_clips_limit():
     images, texts, identities = pairs()
     learnt = BothDirections(tc.NegMMIOT(0.5, 0.2), learn=True).double()
-    assert learnt.sharpness() == pytest.approx(10)
+    assert learnt.sharpness == pytest.approx(10)
     nn.init.constant_(learnt.log_factor, 9.0)
     limited = learnt(images, texts, identities)
-    assert learnt.sharpness() == MAX_SHARPNESS
+    assert learnt.sharpness == MAX_SHARPNESS
     expected = BothDirections(tc.NegMMIOT(0.05, 0.2))(images, texts, identities)
     assert relative_error(limited, expected) <= 1e-9
     sharp = BothDirections(tc.NegMMIOT(0.01, 0.1), learn=True)
-    assert sharp.sharpness() == pytest.approx(1000)  # where it started
+    assert sharp.sharpness == pytest.approx(1000)  # where it started
 
 
 def test_a_sharpness_at_its_limit_can_come_down_again():
@@ -126,7 +126,7 @@ def test_a_sharpness_at_its_limit_can_come_down_again():
         optimizer.zero_grad()
         learnt(images.detach(), wrong, identities).backward()
         if step == 0:
-            assert learnt.sharpness() == pytest.approx(MAX_SHARPNESS)
+            assert learnt.sharpness == pytest.approx(MAX_SHARPNESS)
             assert float(learnt.log_factor.grad) > 0
         optimizer.step()
-    assert learnt.sharpness() < MAX_SHARPNESS / 5
+    assert learnt.sharpness < MAX_SHARPNESS / 5

@@ -14,6 +14,8 @@ from tricouple.checks import Labels
 from tricouple.losses.batch import Batch, IndicesTuple, prepare
 from tricouple.numeric import never_compiled
 
+DEFAULT_SHARPNESS = 10.0
+
 
 class ContrastiveLoss(nn.Module, ABC):
     """A loss of embeddings and their identities; subclasses give ``compute``.
@@ -30,11 +32,54 @@ class ContrastiveLoss(nn.Module, ABC):
     needs_negatives = True
     unit_length = True  # whether the loss sees unit vectors, or embeddings as they are
     scale: str | None = None  # the setting that divides similarities: τ, or what stands for it
+    paper_sharpness: float | None = None  # c of the paper's settings, if it states them
 
     def __init__(self, *, empty: str = "raise") -> None:
         super().__init__()
         checks.one_of("empty", empty, ("raise", "zero"))
         self.empty = empty
+
+    def _set_scale(
+        self, value: float | Tensor | None, sharpness: float | str | None, epsilon: float = 1.0
+    ) -> None:
+        """Take τ, or what stands for it, as given; else from the sharpness, 1/(cε)."""
+        assert self.scale is not None
+        if value is None:
+            if sharpness == "paper":
+                sharpness = self.paper_sharpness
+                if sharpness is None:
+                    raise ValueError(
+                        'sharpness="paper": the paper states none for '
+                        f"{type(self).__name__}, give a number"
+                    )
+            number = DEFAULT_SHARPNESS if sharpness is None else sharpness
+            checks.positive_number("sharpness", number)  # type: ignore[arg-type]
+            value = 1 / float(number) / epsilon
+        elif sharpness is not None:
+            raise ValueError(
+                f"sharpness={sharpness} and {self.scale}={value} were both given, but one follows "
+                "from the other: leave one out"
+            )
+        checks.positive_number(self.scale, value)
+        setattr(self, self.scale, value)
+
+    @property
+    def sharpness(self) -> float | None:
+        """C = 1/(τε) now, or 1/τ or 1/ε where there is only one of the two; None without either.
+
+        Example:
+            >>> from tricouple import NegMMIOT
+            >>> NegMMIOT().sharpness, NegMMIOT(temperature=0.1, epsilon=0.5).sharpness
+            (10.0, 20.0)
+        """
+        if self.scale is None:
+            return None
+        return 1 / (float(getattr(self, self.scale)) * self._regularisation)
+
+    @property
+    def _regularisation(self) -> float:
+        """The ε beside τ, where there are both."""
+        return 1.0
 
     def __setattr__(self, name: str, value: Any) -> None:
         """A tensor given as a setting is a buffer, which ``.to()`` moves; a numpy number a number.

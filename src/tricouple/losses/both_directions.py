@@ -31,13 +31,14 @@ class BothDirections(nn.Module):
     def __init__(self, criterion: ContrastiveLoss, *, learn: bool = False) -> None:
         super().__init__()
         self.criterion = criterion
-        self.initial = float(getattr(criterion, criterion.scale)) if criterion.scale else 1.0
         self.log_factor = nn.Parameter(torch.zeros(())) if learn else None
-        # The other regularisation, if the loss has two, divides the sharpness as well.
-        other = 1.0
-        if criterion.scale == "temperature":
-            other = float(getattr(criterion, "epsilon", getattr(criterion, "epsilon_pos", 1.0)))
-        self.initial_sharpness = 1 / (self.initial * other)
+        if criterion.scale is None or criterion.sharpness is None:
+            if learn:
+                raise ValueError(f"{type(criterion).__name__} has no temperature that could learn")
+            self.initial = self.initial_sharpness = 1.0
+        else:
+            self.initial = float(getattr(criterion, criterion.scale))
+            self.initial_sharpness = criterion.sharpness
 
     def forward(
         self, images: Tensor, texts: Tensor, identities: Tensor, *, sharpness: Tensor | None = None
@@ -65,9 +66,10 @@ class BothDirections(nn.Module):
         both: Tensor = (there + back) / 2
         return both
 
-    def sharpness(self) -> float:
-        """C = 1/(τε), now."""
+    @property
+    def sharpness(self) -> float | None:
+        """C = 1/(τε), now; None for a loss without one."""
         if self.log_factor is None:
-            return self.initial_sharpness
+            return self.criterion.sharpness
         learnt = self.initial_sharpness * math.exp(float(self.log_factor.detach()))
         return min(learnt, max(MAX_SHARPNESS, self.initial_sharpness))

@@ -19,8 +19,8 @@ class DBOT(ContrastiveLoss):
 
     The kernel ``exp(−(1 − s)/reg)`` is scaled ``n_iters`` times: rows to 1, then each column up to
     the lower bound if it is below, down to the upper bound if it is above (Shi et al., ICML 2024).
-    Where no column reaches a bound, the loss is ``InfoNCE(temperature=reg)``: at the public bounds
-    and reg = 1, our defaults, that is what it is in practice.
+    Where no column reaches a bound, the loss is ``InfoNCE(temperature=reg)``: at the public bounds,
+    our defaults, and reg = 1 as in public code that is what it is in practice.
 
     Bounds are fractions of the mean column sum N/M (1 for as many references as anchors), so that
     ``lower ≤ 1 ≤ upper`` is exactly what makes them feasible: the column sums add up to N. The
@@ -37,30 +37,33 @@ class DBOT(ContrastiveLoss):
         upper: Upper bound of a column sum, a fraction of the mean one, at least 1.
         variant: ``"formula"``, −mean log P at the positives, or ``"published"``, the public code's
             cross-entropy with the plan as logits (see ``read_out``), across two sets only.
+        sharpness: c = 1/reg instead; 10 if neither is given.
         empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
             a negative.
 
     Example:
         >>> images, texts, ids = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
-        >>> loss = DBOT()(images, ids, ref_emb=texts, ref_labels=ids)
+        >>> loss = DBOT(sharpness=10)(images, ids, ref_emb=texts, ref_labels=ids)
         >>> loss.shape
         torch.Size([])
     """
 
     scale = "regularisation"
+    regularisation: float | Tensor
 
     def __init__(
         self,
-        regularisation: float = 1.0,
+        regularisation: float | Tensor | None = None,
         n_iters: int = 5,
         lower: float = 0.5,
         upper: float = 4.5,
         variant: str = "formula",
         *,
+        sharpness: float | str | None = None,
         empty: str = "raise",
     ) -> None:
         super().__init__(empty=empty)
-        checks.positive_number("regularisation", regularisation)
+        self._set_scale(regularisation, sharpness)
         checks.sweeps(n_iters, None)
         checks.non_negative_number("lower", lower)
         checks.non_negative_number("upper", upper)
@@ -70,7 +73,6 @@ class DBOT(ContrastiveLoss):
                 "column sum, so use lower <= 1 <= upper"
             )
         checks.one_of("variant", variant, VARIANTS)
-        self.regularisation = regularisation
         self.n_iters = n_iters
         self.lower = lower
         self.upper = upper

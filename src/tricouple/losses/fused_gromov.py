@@ -30,7 +30,8 @@ class FusedGromov(ContrastiveLoss):
     is one direction, as in public code.
 
     Args:
-        epsilon: ε, the entropic regularisation; a number, or a tensor that receives its gradient.
+        epsilon: ε, the entropic regularisation; a number, or a tensor that receives its gradient;
+            0.01 in public code.
         alpha: α ≥ 0, weight of the geometry; 1e-4 in public code (its 0.01 · 0.01).
         n_outer: How often the cost is updated and the plan solved.
         n_iters: Sinkhorn sweeps for each plan.
@@ -39,35 +40,37 @@ class FusedGromov(ContrastiveLoss):
             regularisation 1 and with the sign of its kernel flipped, ``exp(+C)``, so that its plan
             *anti*-correlates with the similarities; it ends in a cross-entropy with the plan as
             logits (see ``read_out``).
+        sharpness: c = 1/ε instead; 10 if neither is given.
         empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
             a negative.
 
     Example:
         >>> images, texts, ids = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
-        >>> loss = FusedGromov(epsilon=0.1)(images, ids, ref_emb=texts, ref_labels=ids)
+        >>> loss = FusedGromov(sharpness=10)(images, ids, ref_emb=texts, ref_labels=ids)
         >>> loss.shape
         torch.Size([])
     """
 
     scale = "epsilon"
+    epsilon: float | Tensor
 
     def __init__(
         self,
-        epsilon: float | Tensor = 0.01,
+        epsilon: float | Tensor | None = None,
         alpha: float = 1e-4,
         n_outer: int = 5,
         n_iters: int = 5,
         variant: str = "formula",
         *,
+        sharpness: float | str | None = None,
         empty: str = "raise",
     ) -> None:
         super().__init__(empty=empty)
-        checks.positive_number("epsilon", epsilon)
+        self._set_scale(epsilon, sharpness)
         checks.non_negative_number("alpha", alpha)
         checks.count("n_outer", n_outer)
         checks.sweeps(n_iters, None)
         checks.one_of("variant", variant, VARIANTS)
-        self.epsilon = epsilon
         self.alpha = alpha
         self.n_outer = n_outer
         self.n_iters = n_iters

@@ -35,6 +35,7 @@ class InfoNCE(ContrastiveLoss):
 
     Args:
         temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient.
+        sharpness: c = 1/τ instead; 10, the paper's, if neither is given.
         empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
             a negative.
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``; all the same here,
@@ -42,27 +43,29 @@ class InfoNCE(ContrastiveLoss):
         memory_budget: Bytes that the tiles may take.
 
     Example:
-        >>> criterion = InfoNCE(temperature=0.1)
+        >>> criterion = InfoNCE(sharpness=10)
         >>> loss = criterion(torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))
         >>> loss.shape
         torch.Size([])
     """
 
     scale = "temperature"
+    paper_sharpness = 10.0
+    temperature: float | Tensor
 
     def __init__(
         self,
-        temperature: float | Tensor = 0.1,
+        temperature: float | Tensor | None = None,
         *,
+        sharpness: float | str | None = None,
         empty: str = "raise",
         memory: str = "auto",
         memory_budget: float = DEFAULT_BUDGET,
     ) -> None:
         super().__init__(empty=empty)
-        checks.positive_number("temperature", temperature)
+        self._set_scale(temperature, sharpness)
         checks.one_of("memory", memory, MEMORY_MODES)
         checks.positive_number("memory_budget", memory_budget)
-        self.temperature = temperature
         self.memory_budget = memory_budget
 
     def compute(self, batch: Batch) -> Tensor:

@@ -25,29 +25,32 @@ class InvaSpread(ContrastiveLoss):
         temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient.
         variant: ``"formula"``, or ``"published"``: the public code takes no gradient through the
             second factor of ``s_ij = ⟨z_i, z_j⟩``. The value is the same, the gradient is not.
+        sharpness: c = 1/τ instead; 10, the paper's, if neither is given.
         empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
             a negative.
 
     Example:
-        >>> criterion = InvaSpread(temperature=0.1)
+        >>> criterion = InvaSpread(sharpness=10)
         >>> loss = criterion(torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))
         >>> loss.shape
         torch.Size([])
     """
 
     scale = "temperature"
+    paper_sharpness = 10.0
+    temperature: float | Tensor
 
     def __init__(
         self,
-        temperature: float | Tensor = 0.1,
+        temperature: float | Tensor | None = None,
         variant: str = "formula",
         *,
+        sharpness: float | str | None = None,
         empty: str = "raise",
     ) -> None:
         super().__init__(empty=empty)
-        checks.positive_number("temperature", temperature)
+        self._set_scale(temperature, sharpness)
         checks.one_of("variant", variant, VARIANTS)
-        self.temperature = temperature
         self.variant = variant
 
     def compute(self, batch: Batch) -> Tensor:

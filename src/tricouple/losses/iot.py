@@ -27,42 +27,46 @@ class IOT(ContrastiveLoss):
     authors of the penalty have published no code.
 
     Args:
-        epsilon: ε, the entropic regularisation.
+        epsilon: ε, the entropic regularisation; a number, or a tensor that receives its gradient.
         n_iters: Sinkhorn sweeps, at most.
         tol: Stop sweeping when the marginal error (L1) is below this.
         uniformity: λ ≥ 0.
         gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``, as in ``NegMMIOT``; the
             envelope assumes a fixed target, so it does not go with a uniformity penalty.
         marginals: ``"uniform"`` as published, or ``"target"``.
+        sharpness: c = 1/ε instead; 10, the paper's, if neither is given.
         empty: ``"raise"`` or ``"zero"`` for batches without a positive pair.
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``; the uniformity
             penalty always needs matrices.
         memory_budget: Bytes.
 
     Example:
-        >>> criterion = IOT(epsilon=0.5, uniformity=0.2)
+        >>> criterion = IOT(sharpness=10, uniformity=0.2)
         >>> loss = criterion(torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))
         >>> loss.shape
         torch.Size([])
     """
 
     scale = "epsilon"
+    paper_sharpness = 10.0
+    epsilon: float | Tensor
 
     def __init__(
         self,
-        epsilon: float = 0.1,
+        epsilon: float | Tensor | None = None,
         n_iters: int = 10,
         tol: float | None = None,
         uniformity: float = 0.0,
         gradient: str = "unrolled",
         marginals: str = "uniform",
         *,
+        sharpness: float | str | None = None,
         empty: str = "raise",
         memory: str = "auto",
         memory_budget: float = DEFAULT_BUDGET,
     ) -> None:
         super().__init__(empty=empty)
-        checks.positive_number("epsilon", epsilon)
+        self._set_scale(epsilon, sharpness)
         checks.non_negative_number("uniformity", uniformity)
         if uniformity and gradient == "envelope":
             raise ValueError(
@@ -73,7 +77,6 @@ class IOT(ContrastiveLoss):
             raise ValueError(
                 f"uniformity={uniformity} needs every entry of the plan: use memory='matrices'"
             )
-        self.epsilon = epsilon
         self.uniformity = uniformity
         self.sweeps = Sweeps(n_iters, tol, gradient, marginals, memory, memory_budget)
 

@@ -42,7 +42,8 @@ class NegMMIOT(ContrastiveLoss):
     Haasler, Singh, Zhang, Karlsson and Chen (2020) and from Altschuler and Boix-Adserà.
 
     Args:
-        temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient.
+        temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient. If it
+            is left out it follows from the sharpness.
         epsilon: ε, the entropic regularisation.
         n_iters: Sinkhorn sweeps, at most.
         tol: Stop sweeping when the marginal error (L1) is below this.
@@ -54,6 +55,8 @@ class NegMMIOT(ContrastiveLoss):
             convergence in balanced batches).
         marginals: ``"uniform"`` as in the paper, or ``"target"``: those of P̃, so that samples
             without a positive drop out.
+        sharpness: c = 1/(τε) instead of a temperature; 10 if neither is given. ``"paper"`` is the
+            paper's c = 100, which a training with SGD does not survive (docs/sharpness.md).
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
         memory: ``"matrices"`` stores N×N kernels, ``"streamed"`` recomputes tiles of them in every
             pass, in O(N·d) memory; ``"auto"`` streams what exceeds the budget.
@@ -62,17 +65,19 @@ class NegMMIOT(ContrastiveLoss):
         kernel_tol: Relative error of the log-sigmoid kernel, from which its quadrature is chosen.
 
     Example:
-        >>> criterion = NegMMIOT(temperature=0.1, epsilon=0.1)
+        >>> criterion = NegMMIOT(sharpness=10)
         >>> loss = criterion(torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))
         >>> loss.shape
         torch.Size([])
     """
 
     scale = "temperature"
+    paper_sharpness = 100.0
+    temperature: float | Tensor
 
     def __init__(
         self,
-        temperature: float | Tensor = 0.1,
+        temperature: float | Tensor | None = None,
         epsilon: float = 0.1,
         n_iters: int = 10,
         tol: float | None = None,
@@ -80,21 +85,25 @@ class NegMMIOT(ContrastiveLoss):
         gradient: str = "unrolled",
         marginals: str = "uniform",
         *,
+        sharpness: float | str | None = None,
         empty: str = "raise",
         memory: str = "auto",
         memory_budget: float = DEFAULT_BUDGET,
         kernel_tol: float = 1e-6,
     ) -> None:
         super().__init__(empty=empty)
-        checks.positive_number("temperature", temperature)
         checks.positive_number("epsilon", epsilon)
-        self.temperature = temperature
         self.epsilon = epsilon
+        self._set_scale(temperature, sharpness, epsilon)
         self.shaping = shaping
         self.kernel_tol = kernel_tol
         self._cost()  # which an unknown ψ has not
         checks.positive_number("kernel_tol", kernel_tol)
         self.sweeps = Sweeps(n_iters, tol, gradient, marginals, memory, memory_budget)
+
+    @property
+    def _regularisation(self) -> float:
+        return self.epsilon
 
     def compute(self, batch: Batch) -> Tensor:
         """KL(P̃‖P) = −log|A| + ⟨P̃, C⟩/ε − Σ ⟨target marginal, log-scaling⟩ (mathematics §2)."""

@@ -29,7 +29,8 @@ class PushPull(ContrastiveLoss):
     log-sigmoid, or any ψ that is not affine, the two are different losses.
 
     Args:
-        temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient.
+        temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient. If it
+            is left out it follows from the sharpness.
         epsilon_pos: ε₊, regularisation of the attracting plan.
         epsilon_neg: ε₋, regularisation of the repelling plan.
         n_iters: Sinkhorn sweeps, at most.
@@ -38,6 +39,8 @@ class PushPull(ContrastiveLoss):
             ``"hinge"``, ``"squared_hinge"`` or any strictly decreasing callable.
         gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``, as in ``NegMMIOT``.
         marginals: ``"uniform"`` as in the paper, or ``"target"``.
+        sharpness: c = 1/(τε₊) instead of a temperature; 10 if neither is given. ``"paper"`` is the
+            paper's c = 100, which a training with SGD does not survive (docs/sharpness.md).
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``.
         memory_budget: Bytes.
@@ -47,17 +50,19 @@ class PushPull(ContrastiveLoss):
             batches with such anchors; for explicit triplets both are the listed pairs.
 
     Example:
-        >>> criterion = PushPull(temperature=0.1)
+        >>> criterion = PushPull(sharpness=10)
         >>> loss = criterion(torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))
         >>> loss.shape
         torch.Size([])
     """
 
     scale = "temperature"
+    paper_sharpness = 100.0
+    temperature: float | Tensor
 
     def __init__(
         self,
-        temperature: float | Tensor = 0.1,
+        temperature: float | Tensor | None = None,
         epsilon_pos: float = 0.1,
         epsilon_neg: float = 0.1,
         n_iters: int = 10,
@@ -66,23 +71,27 @@ class PushPull(ContrastiveLoss):
         gradient: str = "unrolled",
         marginals: str = "uniform",
         *,
+        sharpness: float | str | None = None,
         empty: str = "raise",
         memory: str = "auto",
         memory_budget: float = DEFAULT_BUDGET,
         negatives: str = "projected",
     ) -> None:
         super().__init__(empty=empty)
-        checks.positive_number("temperature", temperature)
         checks.positive_number("epsilon_pos", epsilon_pos)
         checks.positive_number("epsilon_neg", epsilon_neg)
         resolve(shaping)
         checks.one_of("negatives", negatives, ("projected", "all"))
-        self.temperature = temperature
         self.epsilon_pos = epsilon_pos
         self.epsilon_neg = epsilon_neg
+        self._set_scale(temperature, sharpness, epsilon_pos)
         self.shaping = shaping
         self.negatives = negatives
         self.sweeps = Sweeps(n_iters, tol, gradient, marginals, memory, memory_budget)
+
+    @property
+    def _regularisation(self) -> float:
+        return self.epsilon_pos
 
     def compute(self, batch: Batch) -> Tensor:
         """Both divergences, of cosines or of costs shaped from them."""

@@ -58,7 +58,7 @@ class PairTraining(Training):
         texts = self.finite(towers.encode_text(tokens))
         loss: Tensor = self.criterion(images, texts, batch.identities)
         if self.criterion.log_factor is not None:
-            self.log("sharpness", self.criterion.sharpness(), prog_bar=True)
+            self.log("sharpness", cast(float, self.criterion.sharpness), prog_bar=True)
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
