@@ -17,6 +17,11 @@ from tricouple.numeric import never_compiled
 DEFAULT_SHARPNESS = 10.0
 
 
+def as_number(setting: float | Tensor) -> float:
+    """A setting that may be a tensor, and may ask for a gradient."""
+    return float(setting.detach() if isinstance(setting, Tensor) else setting)
+
+
 class ContrastiveLoss(nn.Module, ABC):
     """A loss of embeddings and their identities; subclasses give ``compute``.
 
@@ -74,7 +79,7 @@ class ContrastiveLoss(nn.Module, ABC):
         """
         if self.scale is None:
             return None
-        return 1 / (float(getattr(self, self.scale)) * self._regularisation)
+        return 1 / (as_number(getattr(self, self.scale)) * self._regularisation)
 
     @property
     def _regularisation(self) -> float:

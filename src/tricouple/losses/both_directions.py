@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tricouple.losses.base import ContrastiveLoss
+from tricouple.losses.base import ContrastiveLoss, as_number
 
 MAX_SHARPNESS = 100.0  # CLIP's own limit of its learnable scale
 
@@ -37,7 +37,7 @@ class BothDirections(nn.Module):
                 raise ValueError(f"{type(criterion).__name__} has no temperature that could learn")
             self.initial = self.initial_sharpness = 1.0
         else:
-            self.initial = float(getattr(criterion, criterion.scale))
+            self.initial = as_number(getattr(criterion, criterion.scale))
             self.initial_sharpness = criterion.sharpness
 
     def forward(
