@@ -82,7 +82,7 @@ def test_reference_is_no_anchor_across():
 
 def test_epsilons_act_on_their_own_half(batch):
     def value(positive, negative):
-        return batch.loss(tc.PushPull(epsilon_pos=positive, epsilon_neg=negative))
+        return batch.loss(tc.PushPull(0.1, epsilon_pos=positive, epsilon_neg=negative))
 
     straight = value(0.1, 0.3) + value(0.2, 0.6)
     crossed = value(0.1, 0.6) + value(0.2, 0.3)
