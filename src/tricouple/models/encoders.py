@@ -20,6 +20,8 @@ from torch.nn.functional import linear, unfold
 from tricouple import checks
 from tricouple.torchvision_ops import declare_missing
 
+declare_missing()  # timm imports torchvision
+
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
 
@@ -115,7 +117,6 @@ def initialise(network: nn.Module) -> None:
 
 def check_name(name: str) -> None:
     """Require the name of a timm model; the error offers the nearest ones."""
-    declare_missing()
     import timm
 
     if not timm.is_model(name):
