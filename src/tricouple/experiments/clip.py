@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -331,7 +332,7 @@ def table(evaluation: Mapping[str, Any]) -> Table:
     seconds = sum(evaluation["seconds"].values())
     geometry = result["modalities"]
     found = Table(
-        title=evaluation["run"],
+        title=escape(evaluation["run"]),
         caption=(
             f"epochs: {evaluation['epoch']}, {seconds:.0f} s; sharpness c = {sharpness:g}; "
             f"modality gap {geometry['gap']:.2f}, alignment {geometry['alignment']:.2f}, "

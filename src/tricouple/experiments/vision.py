@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from torch import nn
@@ -284,7 +285,7 @@ def table(evaluation: Mapping[str, Any]) -> Table | str:
     sharpness = evaluation["sharpness"]
     seconds = sum(evaluation["seconds"].values())
     found = Table(
-        title=evaluation["run"],
+        title=escape(evaluation["run"]),
         caption=(
             f"epochs: {evaluation['epoch']}, {seconds:.0f} s"
             + ("" if sharpness is None else f"; sharpness c = {sharpness:g}")

@@ -79,7 +79,7 @@ def picture(chart: Chart, columns: int = 3, height: float = 2.5) -> Figure:
 
 
 def _panel(axis: Axes, panel: Panel) -> None:
-    axis.set_title(panel.title)
+    axis.set_title(_literal(panel.title))
     axis.set_ylabel(panel.y.title)
     if panel.x.log:
         axis.set_xscale("log")
@@ -104,6 +104,11 @@ def _panel(axis: Axes, panel: Panel) -> None:
         axis.set(xlim=(-panel.reach, panel.reach), ylim=(-panel.reach, panel.reach), aspect="equal")
 
 
+def _literal(name: str) -> str:
+    """A name that matplotlib does not take for a formula: it may be that of a class or a folder."""
+    return name.replace("$", r"\$")
+
+
 def _line(axis: Axes, line: Line, look: Style, panel: Panel) -> None:
     x, y = np.asarray(line.x), shown_values(line.y, panel.y)
     colour = HUES[look.hue][0]
@@ -115,7 +120,7 @@ def _line(axis: Axes, line: Line, look: Style, panel: Panel) -> None:
         "linewidth": 1.5,
         "marker": SYMBOLS[look.symbol][0],
         "markersize": 4,
-        "label": line.name,
+        "label": _literal(line.name),
     }
     if line.band:
         low, high = (shown_values(edge, panel.y) for edge in line.band)
@@ -134,7 +139,7 @@ def _cloud(axis: Axes, cloud: Cloud) -> None:
     for label in np.unique(cloud.labels):
         look = class_style(int(label))
         x, y = at[cloud.labels == label].T
-        name = cloud.names[label] if cloud.names else None
+        name = _literal(cloud.names[label]) if cloud.names else None
         ink: dict[str, Any] = {"color": HUES[look.hue][0], "marker": SYMBOLS[look.symbol][0]}
         axis.scatter(x, y, s=2 * cloud.size, linewidth=0, label=name, **ink)
 
@@ -144,11 +149,11 @@ def _grid(axis: Axes, grid: Grid) -> None:
     axis.imshow(grid.values, cmap=MAPS[grid.colours], norm=norm, aspect="auto")
     axis.grid(visible=False)
     if grid.rows:
-        axis.set_yticks(range(len(grid.rows)), list(grid.rows))
+        axis.set_yticks(range(len(grid.rows)), list(map(_literal, grid.rows)))
     if grid.columns:
         long = sum(map(len, grid.columns)) > 60
         turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if long else {}
-        axis.set_xticks(range(len(grid.columns)), list(grid.columns), **turned)
+        axis.set_xticks(range(len(grid.columns)), list(map(_literal, grid.columns)), **turned)
     for row, texts in enumerate(grid.texts):
         for column, text in enumerate(texts):
             value = grid.values[row, column]

@@ -44,11 +44,11 @@ def run(args: argparse.Namespace) -> int:
         console.print(to_terminal(table))
     console.print(targets.conditions(report))
     if args.read is None:
-        console.print(f"All measurements: {args.out}")
+        console.print(f"All measurements: {args.out}", markup=False)
     if args.readme is not None:
         text = args.readme.read_text(encoding="utf-8")
         write_text(args.readme, targets.insert_into(text, report, name))
-        console.print(f"Table written into {args.readme}")
+        console.print(f"Table written into {args.readme}", markup=False)
     measured_steps = args.read is None and args.training_step
     return 1 if measured_steps and not all(claim.met for claim in found) else 0
 

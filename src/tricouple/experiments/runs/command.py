@@ -86,7 +86,7 @@ class TrainCommand(Generic[C, D]):
 
         finished = run_once(kind, config, console)
         if finished.evaluation:
-            console.print(kind.table(finished.evaluation))
+            console.print(kind.table(finished.evaluation), markup=False)
             if kind.gallery is not None:
                 from tricouple.report.command import write_report
 
@@ -240,8 +240,8 @@ examples:
         from tricouple.provenance import collect_provenance
 
         console = Console()
-        settings = [word for word in args.words if "=" in word]
-        folders = [RunFolder(Path(word)) for word in args.words if "=" not in word]
+        settings = [word for word in args.words if "=" in word and not Path(word).exists()]
+        folders = [RunFolder(Path(word)) for word in args.words if word not in settings]
         for word in settings:
             if not word.startswith(("evaluation.", "data.root=", "trainer.", "progress=")):
                 raise CommandError(
@@ -263,7 +263,7 @@ examples:
                     found = evaluate_run(
                         VISION, wanted, data, trained, folder, console, origin, before
                     )
-                console.print(VISION.table(found))
+                console.print(VISION.table(found), markup=False)
         return 0
 
 

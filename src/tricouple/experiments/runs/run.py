@@ -181,7 +181,7 @@ def run_once(
     origin = origin or collect_provenance()
     data = kind.load(config)
     for note in data.notes:
-        console.print(f"[yellow]{data_name(config)}:[/] {escape(note)}", soft_wrap=True)
+        console.print(f"[yellow]{escape(data_name(config))}:[/] {escape(note)}", soft_wrap=True)
     fitting = None
     if not folder.encoder.exists():
         fitting = Fitting(kind, config, data, folder, console)

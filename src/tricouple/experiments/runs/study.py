@@ -205,7 +205,7 @@ class Trials(Generic[C, D]):
             self.store.append(record)
             gc.collect()  # trainer and module refer to each other: they would stay in memory
             accuracy = record.get("metrics", {}).get(self.kind.chosen_by)
-            console.print(f"{trial.part}: {name}: {accuracy or record['status']}")
+            console.print(f"{trial.part}: {name}: {accuracy or record['status']}", markup=False)
         elif not same_settings(record, self.kind.settings(config)):
             raise CommandError(
                 f"{self.store.runs}: {name} was run with other settings than the study has now: "

@@ -17,6 +17,7 @@ from functools import partial
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
+from rich.markup import escape
 
 from tricouple.conf.compose import hydra_ready
 from tricouple.conf.schema import Train
@@ -66,7 +67,7 @@ def sweep(words: Sequence[str], console: Console, kind: type = Train) -> list[Jo
     failed = [job for job in jobs if job.failed]
     console.print(f"{len(jobs) - len(failed)} of {len(jobs)} runs are finished.")
     for job in failed:
-        console.print(f"[red]failed:[/] {job}", highlight=False)
+        console.print(f"[red]failed:[/] {escape(str(job))}", highlight=False)
     return jobs
 
 

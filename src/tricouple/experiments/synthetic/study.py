@@ -258,7 +258,7 @@ def conduct(
     store = open_store(path, KIND, name, base.shared(), origin, extend=False, verdicts=MEANINGS)
     done = len(cells) - len(unfinished(cells, store.records()))
     if done:
-        console.print(f"{done} of {len(cells)} runs are done already in {path}")
+        console.print(f"{done} of {len(cells)} runs are done already in {path}", markup=False)
     try:
         with LiveProgress(console, total=len(cells), done=done) as display:
             run_cells(store, cells, display, workers=workers, snapshots=snapshots)
@@ -278,4 +278,4 @@ def show(console: Console, path: Path) -> None:
     for part in KINDS[KIND].terminal(read_known(path)):
         console.print(part, highlight=False, markup=False)
     console.print("Writing the page …")
-    console.print(f"Page: {write_report(path)}", soft_wrap=True)
+    console.print(f"Page: {write_report(path)}", soft_wrap=True, markup=False)

@@ -48,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
     console.print(to_terminal(brief_verdicts(report)))
     console.print(verdict_count(report))
     if args.read is None:
-        console.print(f"Numbers and charts: {args.out / 'index.html'}")
+        console.print(f"Numbers and charts: {args.out / 'index.html'}", markup=False)
     for path in args.docs:
         with explained(path, "write into"):
             write_text(path, fill(path.read_text(encoding="utf-8"), report))
-        console.print(f"Tables written into {path}")
+        console.print(f"Tables written into {path}", markup=False)
     if args.figures is not None:
         for path in draw(report, args.figures):
-            console.print(f"Chart drawn: {path}")
+            console.print(f"Chart drawn: {path}", markup=False)
     for outcome in report.failed:
         console.print(f"[red]fails:[/red] {outcome.words}")
     return 1 if report.failed else 0
