@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeGuard
 
+import torch
 from torch import Tensor
 
 from tricouple import checks
@@ -29,8 +30,15 @@ from tricouple.ot.sweeps.contract import Coupling, Masses, Solution
 from tricouple.ot.sweeps.halves import SymmetricKernels
 from tricouple.ot.sweeps.kernels import Kernels, LinearKernels, Matrix, Products, Similarities
 from tricouple.ot.sweeps.linear_logs import LogLinearTriplet, LogPair
-from tricouple.ot.sweeps.log_sigmoid import TermKernels, terms_of
 from tricouple.ot.sweeps.pair import ScaledPair
+from tricouple.ot.sweeps.log_sigmoid import (
+    Blocks,
+    LogSigmoidTriplet,
+    NativeTermKernels,
+    TermKernels,
+    log_sigmoid_terms,
+    rule_of,
+)
 from tricouple.ot.sweeps.triplet import CANCELLATION, ScaledTriplet
 from tricouple.ot.sweeps.triplet_any import AnchorTriplet
 from tricouple.ot.sweeps.triplet_log import LinearTerms, LogDomainTriplet, LogTriplet
@@ -157,32 +165,25 @@ class LogSigmoidTriplets(_Triplets):
     tolerance: float  # relative error of the kernel, from which its quadrature is chosen
 
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
-        """By scaling, two kernels of Q·N·M numbers, stored if they fit; then by logarithms."""
-        storage = _storage(source, self.within, how, matrices=2)
-        yield self._scaled(source, factor, storage, CANCELLATION)
-        if storage.streamed:
-            yield self._scaled(source.widened(), factor, storage, WIDE_CANCELLATION)
-        else:
-            yield self.careful(source, factor)
-
-    def _scaled(
-        self, source: Similarities, factor: float, storage: Storage, cancellation: float
-    ) -> ScaledTriplet:
-        entries = storage.tile_entries
-        terms = terms_of(source, factor, 1 / self.epsilon, self.tolerance, entries)
-        n, m = source.shape
-        size = 2 * len(terms.nodes) * n * m * source.like.element_size()
-        stored = not storage.streamed and size <= storage.budget
-        within = self.within
-        kernels = TermKernels(
-            source, factor, terms, within=within, stored=stored, tile_entries=entries
-        )
-        return ScaledTriplet(kernels, within=within, cancellation=cancellation)
+        """By scaling, in float32 and in float64, then by logarithms."""
+        storage = _storage(source, self.within, how, matrices=1)
+        rule = rule_of(1 / self.epsilon, self.tolerance)
+        compiled = native.compiled is not None and source.like.device.type == "cpu"
+        kind = NativeTermKernels if compiled else TermKernels
+        wide = source.widened()
+        for digits in (source,) if wide.like.dtype == source.like.dtype else (source, wide):
+            blocks = Blocks.of(rule, self.tolerance, digits.like.dtype, source.shape[1])
+            if blocks is not None:
+                kernels = kind(digits, factor, rule, blocks, within=self.within, storage=storage)
+                yield LogSigmoidTriplet(kernels, within=self.within)
+        yield self.careful(source, factor)
 
     def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
         """In logarithms, which are right for any sharpness."""
-        terms = terms_of(source, factor, 1 / self.epsilon, self.tolerance)
-        return LogTriplet(source.matrix() * factor, terms, within=self.within)
+        scores = source.widened().matrix() * factor
+        lowest, highest = (float(end) for end in torch.aminmax(scores))
+        terms = log_sigmoid_terms(1 / self.epsilon, lowest, highest, self.tolerance)
+        return LogTriplet(scores, terms, within=self.within)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 /
 #include "_sweeps.h"
 #include "_halves.h"
 #include "_logs.h"
+#include "_log_sigmoid.h"
 #undef real
 #undef bits
 #undef REAL_MAX
@@ -71,13 +72,14 @@ static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 /
 #include "_sweeps.h"
 #include "_halves.h"
 #include "_logs.h"
+#include "_log_sigmoid.h"
 #undef real
 #undef bits
 #undef REAL_MAX
 #undef NAME
 
 /* The largest numbers of whole numbers, real numbers and arrays that a function below takes. */
-enum { INTEGERS = 5, REALS = 5, ARRAYS = 20 };
+enum { INTEGERS = 7, REALS = 5, ARRAYS = 20 };
 
 /* Arguments of a call: the size of the type, then so many of each kind. */
 static int read_arguments(PyObject *const *args, Py_ssize_t nargs, int integers, int reals, int arrays,
@@ -127,6 +129,11 @@ DOOR(log_columns, 3, 1, 9, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3], p[4],
 DOOR(log_means, 3, 1, 6, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3], p[4], p[5])
 DOOR(log_plan, 4, 2, 9, i[0], i[1], i[2], i[3], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6],
      p[7], p[8])
+DOOR(term_rows, 5, 0, 8, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7])
+DOOR(term_columns, 5, 0, 8, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3], p[4], p[5], p[6],
+     p[7])
+DOOR(term_slopes, 7, 0, 11, i[0], i[1], i[2], i[3], i[4], i[5], i[6], p[0], p[1], p[2], p[3], p[4],
+     p[5], p[6], p[7], p[8], p[9], p[10])
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
@@ -134,7 +141,8 @@ static PyMethodDef methods[] = {
     METHOD(balance),     METHOD(triplet_solve), METHOD(triplet_adjoint), METHOD(pair_sweeps),
     METHOD(pair_adjoint), METHOD(tile_tops),    METHOD(tile_kernel),     METHOD(tiles_product),
     METHOD(tile_stream), METHOD(tile_weigh),    METHOD(log_rows),        METHOD(log_columns),
-    METHOD(log_means),   METHOD(log_plan),      {NULL, NULL, 0, NULL},
+    METHOD(log_means),   METHOD(log_plan),      METHOD(term_rows),       METHOD(term_columns),
+    METHOD(term_slopes), {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods,

@@ -45,7 +45,7 @@ FAST_LOOP static void NAME(columns)(const real *kernel, const real *weights, rea
         for (long j = 0; j < m; j++) out[j] += kernel[i * m + j] * weights[i];
 }
 
-/* exp(x) for x ≤ 1; exactly 0 where that is hardly above the smallest normal number.
+/* exp(x) where it does not overflow; exactly 0 where that is hardly above the smallest normal number.
  * x = k log 2 + rest; adding SHIFT leaves k in the last bits, from where it becomes an exponent. */
 static inline real NAME(exponential)(real x) {
     const real floor = (real)EXP_LOW, low = x < floor ? floor : x;

@@ -1,98 +1,95 @@
-"""The log-sigmoid kernel as a short sum of positive separable terms (mathematics §3).
+"""The log-sigmoid kernel as a short sum of positive separable terms (mathematics §3 and §10).
 
 With ψ(t) = log(1 + e^{−t}) the kernel is ``K = σ(x − y)^m``, x = s_ij/τ, y = s_ik/τ, m = 1/ε.
 Writing ``(e^x + e^y)^{−m}`` as a Gamma integral over v = log(rate) gives
 
     K = ∫ exp(m(x + v) − e^{x+v}) · exp(−e^{y+v}) dv / Γ(m),
 
-a function of x times a function of y for every v. The trapezoid rule turns the integral into a sum.
+a function of x times a function of y for every v. The trapezoid rule turns the integral into a sum
+over nodes v_q = h·q:
+
+    K ≈ Σ_q A_q(x) B_q(y),    B_q(y) = exp(−e^{y + v_q}),    A_q(x) = h/Γ(m) e^{m(x + v_q)} B_q(x).
+
 By Poisson's formula its relative error does not depend on x and y, and falls exponentially with
-the step; the ends are where the tails of a log-Gamma law are below the tolerance. A sweep then
-takes O(Q·N²), Q terms.
+the step; the ends are where the tails of a log-Gamma law are below the tolerance.
+
+The step is log(2)/p for a whole p, so that ``B_{q+p} = B_q²``: of the Q factors of an entry p are
+exponentials and the others come by squaring, while they are used. Nothing of size Q·N² is stored.
 """
 
 from __future__ import annotations
 
 import cmath
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tricouple.memory import CACHED, Loan
+from tricouple.memory import Loan, Storage
 from tricouple.numeric import Patch, ScoreGradient, exponential_, row_blocks, wide_dtype
-from tricouple.ot.sweeps.kernels import Factors, RowTiles, Similarities, Tile
+from tricouple.ot.sweeps import native
+from tricouple.ot.sweeps.contract import Masses, Solution
+from tricouple.ot.sweeps.kernels import Factors, Kernels, Matrix, Similarities
+from tricouple.ot.sweeps.threads import in_threads
+from tricouple.ot.sweeps.triplet import ScaledTriplet
+from tricouple.ot.sweeps.triplet_adjoint import ATTRACT, ScaledTripletHistory
+
+# Squarings of one exponential, and one: each doubles the error of rounding. _log_sigmoid.h unrolls
+# as many.
+LEVELS = 8
+
+# Where B is 0 in any dtype, and what stands for e^x where there is no entry.
+_RATE, _NOWHERE = 1e3, 1e30
+
+# Logarithm of what may be lost of a kernel's entry, which is at most 1.
+_LOST = -60.0
+
+# Below this many entries a second thread costs more than it saves.
+_FEW = 1 << 14
 
 
 @dataclass(frozen=True)
-class LogSigmoidTerms:
-    """``K ≈ Σ_q exp(attract_q(x) + repel_q(y))``."""
+class Rule:
+    """Nodes v_q = h·q for a tolerance."""
 
     power: float  # m = 1/ε
-    nodes: tuple[float, ...]  # the abscissae v_q
-    step: float  # their distance
+    splits: int  # p = log(2)/h
+    left: float  # the lower end of the log-Gamma law
+    right: float  # the upper end
 
     @property
-    def log_excluded(self) -> float:
-        """The logarithm of K at x = y, exactly 2^{−m}."""
-        return -self.power * math.log(2)
+    def step(self) -> float:
+        """H, with B_{q+p} = B_q²."""
+        return math.log(2) / self.splits
 
-    def attract(self, x: Tensor, node: float) -> Tensor:
-        """Logarithm of a term's factor in x."""
-        constant = math.log(self.step) - math.lgamma(self.power)
-        return self.power * (x + node) - torch.exp(x + node) + constant
-
-    def repel(self, y: Tensor, node: float) -> Tensor:
-        """Logarithm of a term's factor in y."""
-        return -torch.exp(y + node)
-
-    def attract_slope(self, x: Tensor, node: float) -> Tensor:
-        """Derivative of ``attract``."""
-        return self.power - torch.exp(x + node)
-
-    def repel_slope(self, y: Tensor, node: float) -> Tensor:
-        """Derivative of ``repel``."""
-        return -torch.exp(y + node)
-
-
-def log_sigmoid_terms(
-    power: float, lowest: float, highest: float, tolerance: float
-) -> LogSigmoidTerms:
-    """Choose step and range from the tolerance on the kernel's relative error.
-
-    Args:
-        power: m = 1/ε.
-        lowest: The smallest s/τ of the batch.
-        highest: The largest.
-        tolerance: Relative error of the kernel.
-
-    Example:
-        >>> terms = log_sigmoid_terms(2.0, -1.0, 1.0, 1e-6)
-        >>> x, y = torch.tensor(0.3).double(), torch.tensor(-0.5).double()
-        >>> total = sum(torch.exp(terms.attract(x, v) + terms.repel(y, v)) for v in terms.nodes)
-        >>> bool((total / torch.sigmoid(x - y) ** 2 - 1).abs() < 1e-6)
-        True
-    """
-    step, left, right = _rule(power, tolerance)
-    # v + log(e^x + e^y) follows the log-Gamma law, and e^x + e^y is between 2e^lowest, 2e^highest.
-    start = left - math.log(2) - highest
-    count = math.ceil((right - math.log(2) - lowest - start) / step) + 1
-    return LogSigmoidTerms(power, tuple(start + step * index for index in range(count)), step)
+    def nodes(self, lowest: Tensor, highest: Tensor) -> tuple[Tensor, Tensor]:
+        """The first node and the number of nodes for x between these ends."""
+        # v + log(e^x + e^y) follows the log-Gamma law; e^x + e^y is between 2e^lowest, 2e^highest.
+        first = torch.floor((self.left - math.log(2) - highest) / self.step)
+        last = torch.ceil((self.right - math.log(2) - lowest) / self.step)
+        return first.long(), (last - first).long() + 1
 
 
 @lru_cache(maxsize=64)
-def _rule(power: float, tolerance: float) -> tuple[float, float, float]:
-    """Step, and the ends of the log-Gamma law, for a tolerance."""
+def rule_of(power: float, tolerance: float) -> Rule:
+    """Choose step and ends from the tolerance on the kernel's relative error.
+
+    Args:
+        power: m = 1/ε.
+        tolerance: Relative error of the kernel.
+    """
     left = _quantile(power, tolerance / 8, upper=False)
     right = _quantile(power, tolerance / 8, upper=True)
-    step = 4.0
+    splits = 1
     # Slopes have somewhat larger errors than values: the step leaves room for them.
-    while trapezoid_error(power, step) > tolerance / 32:
-        step *= 0.95
-    return step, left, right
+    while trapezoid_error(power, math.log(2) / splits) > tolerance / 32:
+        splits += 1
+    return Rule(power, splits, left, right)
 
 
 def trapezoid_error(power: float, step: float) -> float:
@@ -128,156 +125,383 @@ def _quantile(power: float, mass: float, *, upper: bool) -> float:
     return far
 
 
-def terms_of(
-    similarities: Similarities,
-    factor: float,
-    power: float,
-    tolerance: float,
-    tile_entries: int = CACHED,
+@dataclass(frozen=True)
+class LogSigmoidTerms:
+    """``K ≈ Σ_q exp(attract_q(x) + repel_q(y))``, one term for each node."""
+
+    power: float  # m = 1/ε
+    nodes: tuple[float, ...]  # the abscissae v_q
+    step: float  # their distance
+
+    def attract(self, x: Tensor, node: float) -> Tensor:
+        """Logarithm of a term's factor in x."""
+        constant = math.log(self.step) - math.lgamma(self.power)
+        return self.power * (x + node) - torch.exp(x + node) + constant
+
+    def repel(self, y: Tensor, node: float) -> Tensor:
+        """Logarithm of a term's factor in y."""
+        return -torch.exp(y + node)
+
+    def attract_slope(self, x: Tensor, node: float) -> Tensor:
+        """Derivative of ``attract``."""
+        return self.power - torch.exp(x + node)
+
+    def repel_slope(self, y: Tensor, node: float) -> Tensor:
+        """Derivative of ``repel``."""
+        return -torch.exp(y + node)
+
+
+def log_sigmoid_terms(
+    power: float, lowest: float, highest: float, tolerance: float
 ) -> LogSigmoidTerms:
-    """Terms for the range of the scores."""
-    blocks = row_blocks(*similarities.shape, tile_entries)
-    buffer = similarities.like.new_empty(blocks[0].stop, similarities.shape[1])
-    ends: list[Tensor] = []
-    for block in blocks:
-        tile = similarities.tile(block, buffer[: block.stop - block.start])
-        ends += torch.aminmax(tile)
-    lowest, highest = (float(end) * factor for end in torch.aminmax(torch.stack(ends)))
-    return log_sigmoid_terms(power, lowest, highest, tolerance)
+    """The terms for all x and y in a range.
+
+    Args:
+        power: m = 1/ε.
+        lowest: The smallest s/τ of the batch.
+        highest: The largest.
+        tolerance: Relative error of the kernel.
+
+    Example:
+        >>> terms = log_sigmoid_terms(2.0, -1.0, 1.0, 1e-6)
+        >>> x, y = torch.tensor(0.3).double(), torch.tensor(-0.5).double()
+        >>> total = sum(torch.exp(terms.attract(x, v) + terms.repel(y, v)) for v in terms.nodes)
+        >>> bool((total / torch.sigmoid(x - y) ** 2 - 1).abs() < 1e-6)
+        True
+    """
+    rule = rule_of(power, tolerance)
+    ends = torch.tensor([lowest, highest], dtype=torch.float64, device="cpu")
+    first, count = (int(number) for number in rule.nodes(*ends))
+    nodes = tuple(rule.step * q for q in range(first, first + count))
+    return LogSigmoidTerms(power, nodes, rule.step)
 
 
-class TermKernels(RowTiles):
-    """The factors of positives and of negatives, ``exp(attract_q(x))`` and ``exp(repel_q(x))``.
+class Blocks(NamedTuple):
+    """How the nodes of a row are taken together: A_q = scale_q · G · B_q within a block.
 
-    Rows of one anchor belong to different terms and are added up after multiplying those of the
-    two kernels; they are brought to a common scale, half of it on each side, so that the weight of
-    a term is in its entries.
+    ``G = exp(min(ceiling, ceiling + m(x + v − right)))``, v the block's first node: beyond the
+    right end of the log-Gamma law B makes nothing of A, whatever G is.
+    """
+
+    levels: int  # nodes of a chain, where each B is the square of the one before
+    ceiling: float  # the largest log G, so that sums do not overflow
+    scales: tuple[float, ...]  # for each node of a block
+    log_lost: float  # logarithm of what an underflow of G takes from K, at most
+
+    @classmethod
+    def of(cls, rule: Rule, tolerance: float, dtype: torch.dtype, n_columns: int) -> Blocks | None:
+        """The longest that this dtype can hold, None if it can hold none."""
+        info = torch.finfo(dtype)
+        ceiling, floor = math.log(info.max) - 2 - math.log(n_columns), math.log(info.tiny)
+        if math.exp(rule.right) > -floor - 5:  # B underflows where K is made
+            return None
+        constant = math.log(rule.step) - math.lgamma(rule.power) + rule.power * rule.right
+        for levels in range(LEVELS, 0, -1):
+            spread = rule.power * rule.step * (rule.splits * levels - 1)
+            lost = floor - ceiling + spread + constant
+            rounding = 2.0 ** (levels - 1) * info.eps / 2
+            exact = levels == 1 or rounding <= tolerance / 8
+            if exact and lost <= _LOST and spread <= -floor - 5:
+                logs = (
+                    rule.power * rule.step * node + constant - ceiling
+                    for node in range(rule.splits * levels)
+                )
+                scales = tuple(math.exp(log) for log in logs)
+                return cls(levels, ceiling, scales, max(lost, floor) + math.log(rule.power + 2))
+        return None
+
+
+class _Block(NamedTuple):
+    """Some nodes of some rows."""
+
+    first: int  # index of the first node
+    g: Tensor  # G, shape (rows, M)
+    # Node, its place in the block, B and rates, which the next term overwrites.
+    terms: Iterator[tuple[int, int, Tensor, Tensor]]
+
+
+class TermKernels(Kernels):
+    """A and B of all terms; a row has the nodes of its own range of x.
 
     Args:
         similarities: s, shape (N, M).
         factor: 1/τ, so that x = s/τ.
-        terms: The separable terms.
+        rule: Step and ends.
+        blocks: How the nodes are taken together.
         within: Exclude the diagonal.
-        stored: Keep both kernels in memory: 2·Q·N·M numbers.
-        tile_entries: Size of a tile that is recomputed, or worked on entry by entry.
+        storage: Whether s is stored, or recomputed a tile at a time. The factors never are.
     """
 
     def __init__(
         self,
         similarities: Similarities,
         factor: float,
-        terms: LogSigmoidTerms,
+        rule: Rule,
+        blocks: Blocks,
         *,
         within: bool,
-        stored: bool = True,
-        tile_entries: int = CACHED,
+        storage: Storage,
     ) -> None:
-        self.similarities, self.factor, self.terms = similarities, factor, terms
-        self.within = within
-        self.shape, self.like = similarities.shape, similarities.like
-        self.n_terms, self.log_excluded = len(terms.nodes), terms.log_excluded
-        self.tile_entries = tile_entries
-        self._sides = (terms.attract, terms.repel)
-        self._slopes = (terms.attract_slope, terms.repel_slope)
-        n, m = self.shape
-        # For each side: what is added to the logarithms of the rows (Q, N) and of the columns.
-        self._term_shifts = [self.like.new_empty(self.n_terms, n) for _ in self._sides]
-        self.row_shifts = [self._balance_rows()]
-        self._column_shifts = self._balance_columns()
-        wide = wide_dtype(self.like.device)
-        self.column_shifts = [shift.to(wide) for shift in self._column_shifts]
+        self.similarities, self.factor, self.rule, self.blocks = similarities, factor, rule, blocks
+        self.within, self.shape, self.like = within, similarities.shape, similarities.like
+        self.log_excluded = -rule.power * math.log(2)
+        self._tile_entries = storage.tile_entries
         self._loan: Loan | None = None
-        if stored:
-            loan = Loan(2, self.like, self.n_terms, n, m)
-            for block, scores in self._scores():
-                for number, kernel in enumerate(loan.matrices):
-                    self._fill(number, scores, block, kernel[:, block])
-            self._loan = loan
+        if not storage.streamed and not isinstance(similarities, Matrix):
+            self._loan = Loan(1, self.like, *self.shape)
+        self._tops, lowest = self._ends()
+        wide = wide_dtype(self.like.device)
+        self._highest = self._tops.to(wide) * factor
+        self._starts, self._counts = rule.nodes(lowest.to(wide) * factor, self._highest)
+        self.n_terms = int(self._counts.max())
+        n, m = self.shape
+        self.row_shifts = [self._highest.new_zeros(n)]
+        self.column_shifts = [self._highest.new_zeros(m)] * 2
 
     def release(self) -> None:
-        """Give the stored kernels back; from now on tiles are recomputed."""
+        """Give the stored similarities back; from now on tiles are recomputed."""
         self._loan = None
 
-    def _balance_rows(self) -> Tensor:
-        """Shift the rows of every term; what the anchors' scalings are short of, wide dtype."""
-        lowest = torch.finfo(self.like.dtype).min / 4  # where a factor underflows for a whole row
-        anchor_shift = self.like.new_empty(self.shape[0])
-        for block, scores in self._scores():
-            tops = []
-            for side in self._sides:
-                logs = (self._mask(side(scores, node), block) for node in self.terms.nodes)
-                tops.append(torch.stack([log.amax(1) for log in logs]).clamp_min_(lowest))
-            peak = tops[0] + tops[1]  # (Q, rows)
-            torch.neg(peak.amax(0), out=anchor_shift[block])
-            weight = (peak + anchor_shift[block]) / 2
-            for shift, top in zip(self._term_shifts, tops, strict=True):
-                torch.sub(weight, top, out=shift[:, block])
-        return anchor_shift.to(wide_dtype(self.like.device))
-
-    def _balance_columns(self) -> list[Tensor]:
-        lowest = torch.finfo(self.like.dtype).min / 4
-        tops = [self.like.new_full((self.shape[1],), lowest) for _ in self._sides]
-        for block, scores in self._scores():
-            for number, top in enumerate(tops):
-                for term in range(self.n_terms):
-                    torch.maximum(top, self._logs(number, term, scores, block).amax(0), out=top)
-        return [-top for top in tops]
-
-    def _scores(self) -> Iterator[tuple[slice, Tensor]]:
-        """x, a block of rows at a time."""
-        blocks = row_blocks(*self.shape, max(1, self.tile_entries // self.n_terms))
-        buffer = self.like.new_empty(blocks[0].stop, self.shape[1])
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """The largest and the smallest similarity of every row; fills what is stored."""
+        n, m = self.shape
+        tops, lows = self.like.new_empty(2, n).unbind()
+        blocks = row_blocks(n, m, self._tile_entries)
+        buffer = None if self._loan else self.like.new_empty(blocks[0].stop, m)
         for block in blocks:
-            tile = self.similarities.tile(block, buffer[: block.stop - block.start])
-            yield block, tile * self.factor
+            room = self._loan.matrices[0][block] if self._loan else buffer
+            assert room is not None
+            tile = self.similarities.tile(block, room[: block.stop - block.start])
+            for ends, out, nothing in ((torch.amax, tops, -torch.inf), (torch.amin, lows, torch.inf)):
+                if self.within:
+                    tile.diagonal(block.start).fill_(nothing)
+                ends(tile, 1, out=out[block])
+            if self.within:
+                tile.diagonal(block.start).copy_(tops[block])
+        return tops, lows
 
-    def _mask(self, logs: Tensor, rows: slice) -> Tensor:
-        if self.within:
-            logs.diagonal(rows.start).fill_(-torch.inf)
-        return logs
-
-    def _logs(self, side: int, term: int, scores: Tensor, rows: slice) -> Tensor:
-        """Logarithms of a factor with the rows' shifts, (rows, M)."""
-        logs = self._sides[side](scores, self.terms.nodes[term])
-        return self._mask(logs.add_(self._term_shifts[side][term, rows, None]), rows)
-
-    def tiles(self, which: Sequence[int], entries: int | None = None) -> Iterator[Tile]:
-        """What is stored, in one tile, else tiles in buffers that the next tile overwrites."""
+    def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
+        """All rows of s, from the first to the last; what is stored in one tile."""
+        n, m = self.shape
         if self._loan is not None:
-            matrices = self._loan.matrices
-            yield Tile(slice(0, self.shape[0]), [matrices[number] for number in which])
-            return
-        buffers: Tensor | None = None
-        for block, scores in self._scores():
-            if buffers is None:
-                buffers = self.like.new_empty(len(which), self.n_terms, *scores.shape)
-            size = block.stop - block.start
-            kernels = [buffer.view(-1)[: self.n_terms * scores.numel()] for buffer in buffers]
-            kernels = [kernel.view(self.n_terms, size, -1) for kernel in kernels]
-            for kernel, number in zip(kernels, which, strict=True):
-                self._fill(number, scores, block, kernel)
-            yield Tile(block, kernels)
+            yield slice(0, n), self._loan.matrices[0]
+        elif isinstance(self.similarities, Matrix):
+            yield slice(0, n), self.similarities.matrix()
+        else:
+            blocks = row_blocks(n, m, self._tile_entries)
+            buffer = self.like.new_empty(blocks[0].stop, m)
+            for block in blocks:
+                yield block, self.similarities.tile(block, buffer[: block.stop - block.start])
 
-    def _fill(self, side: int, scores: Tensor, rows: slice, out: Tensor) -> None:
-        """Write some rows of all terms of a kernel, shape (Q, rows, M)."""
-        for term in range(self.n_terms):
-            logs = self._logs(side, term, scores, rows)
-            exponential_(torch.add(logs, self._column_shifts[side], out=out[term]))
+    def row_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_j kernel_qij weights_j``, shape (Q, N)."""
+        sums = weights.new_zeros(self.n_terms, self.shape[0])
+        for rows, tile in self._tiles():
+            self._rows(which, rows, tile, weights.contiguous(), sums)
+        return sums
+
+    def column_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_qi kernel_qij weights_qi``, shape (M,)."""
+        received = self._highest.new_zeros(self.shape[1])
+        for rows, tile in self._tiles():
+            self._columns(which, rows, tile, weights.contiguous(), received)
+        return received.to(weights.dtype)
+
+    def through(
+        self, near: int, far: int, weights: Tensor, between: Callable[[slice, Tensor], Tensor]
+    ) -> Tensor:
+        """Both in one pass over the tiles."""
+        sums = weights.new_zeros(self.n_terms, self.shape[0])
+        received = self._highest.new_zeros(self.shape[1])
+        for rows, tile in self._tiles():
+            self._rows(near, rows, tile, weights.contiguous(), sums)
+            sums[:, rows] = between(rows, sums[:, rows])
+            self._columns(far, rows, tile, sums, received)
+        return received.to(weights.dtype)
 
     def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
-        """Chain the gradients of all factors with their slopes, a term at a time."""
-        lowest = torch.finfo(self.like.dtype).min
-        for block, scores in self._scores():
-            total = torch.zeros_like(scores)
-            for number, (left, right) in enumerate(factors):
-                for term, node in enumerate(self.terms.nodes):
-                    weights = left[:, term, block].T @ right
-                    if self._loan is None:
-                        logs = self._logs(number, term, scores, block)
-                        kernel = exponential_(logs.add_(self._column_shifts[number]))
-                    else:
-                        kernel = self._loan.matrices[number][term, block]
-                    # Where the slope overflows the kernel is exactly zero.
-                    slope = self._slopes[number](scores, node).clamp_min_(lowest)
-                    total.addcmul_(weights.mul_(kernel), slope)
-            yield Patch(block, total)
+        """Chain the gradients of all factors with their slopes; a tile is valid until the next."""
+        for rows, tile in self._tiles():
+            for part in row_blocks(len(tile), self.shape[1], self._tile_entries):
+                own = slice(rows.start + part.start, rows.start + part.stop)
+                yield Patch(own, self._slopes(own, tile[part], factors))
+
+    def _terms(self, rows: slice, tile: Tensor) -> Iterator[_Block]:
+        """The factors of some rows, block by block and term by term."""
+        rule, (levels, ceiling, *_) = self.rule, self.blocks
+        x = (tile - self._tops[rows, None]).mul_(self.factor)
+        u = torch.exp(x)
+        if self.within:
+            u.diagonal(rows.start).fill_(_NOWHERE)
+            x.diagonal(rows.start).fill_(0.0)
+        size, count = rule.splits * levels, int(self._counts[rows].max())
+
+        def heights(node: int) -> Tensor:  # v_q + the largest x, shape (rows, 1)
+            nodes = (self._starts[rows] + node).to(self._highest.dtype)
+            return (nodes * rule.step + self._highest[rows])[:, None]
+
+        def terms(first: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+            for chain in range(min(rule.splits, count - first)):
+                rates = (u * torch.exp(heights(first + chain)).to(u.dtype)).clamp_(max=_RATE)
+                b = exponential_(-rates)
+                for node in range(first + chain, min(first + size, count), rule.splits):
+                    yield node, node - first, b, rates
+                    b.mul_(b)
+                    rates.mul_(2)
+
+        for first in range(0, count, size):
+            base = ceiling + rule.power * (heights(first) - rule.right)
+            g = exponential_(torch.add(base.to(x.dtype), x, alpha=rule.power).clamp_(max=ceiling))
+            yield _Block(first, g, terms(first))
+
+    def _scaled(self, which: int, left: Tensor, block: _Block) -> tuple[Tensor, Tensor]:
+        """Weights (…, Q, rows) of a block's nodes in units of the largest of a row; these units."""
+        scales = self._highest.new_tensor(self.blocks.scales if which == ATTRACT else [1.0])
+        own = left[..., block.first : block.first + len(self.blocks.scales), :]
+        own = own.to(scales.dtype) * scales[: own.shape[-2], None]
+        top = own.abs().amax(tuple(range(own.ndim - 1))).clamp_min(torch.finfo(own.dtype).tiny)
+        return (own / top).to(left.dtype), top
+
+    def _rows(self, which: int, rows: slice, tile: Tensor, weights: Tensor, out: Tensor) -> None:
+        """Row sums of a tile."""
+        top = weights.abs().amax().clamp_min(torch.finfo(weights.dtype).tiny)
+        for block in self._terms(rows, tile):
+            left = weights / top
+            if which == ATTRACT:
+                left = left * block.g
+            for node, place, b, _ in block.terms:
+                sums = (torch.mv(b, left) if left.ndim == 1 else (b * left).sum(1)) * top
+                if which == ATTRACT:
+                    sums = (sums.to(self._highest.dtype) * self.blocks.scales[place]).to(b.dtype)
+                out[node, rows] = torch.where(node < self._counts[rows], sums, 0.0)
+
+    def _columns(
+        self, which: int, rows: slice, tile: Tensor, weights: Tensor, received: Tensor
+    ) -> None:
+        """Add the column sums of a tile."""
+        for block in self._terms(rows, tile):
+            left, top = self._scaled(which, weights[:, rows], block)
+            total = torch.zeros_like(tile)
+            for _, place, b, _ in block.terms:
+                total.addcmul_(b, left[place, :, None])
+            if which == ATTRACT:
+                total.mul_(block.g)
+            received.addmv_(total.to(received.dtype).T, top)
+
+    def _slopes(self, rows: slice, tile: Tensor, factors: Sequence[Factors]) -> Tensor:
+        """The gradient of some rows with respect to x; slopes are m − e^{x+v} of A, −e^{x+v} of B."""
+        gradient = torch.zeros_like(tile)
+        for which, (left, right) in enumerate(factors):
+            for block in self._terms(rows, tile):
+                own, top = self._scaled(which, left[..., rows], block)
+                total = torch.zeros_like(tile)
+                for _, place, b, rates in block.terms:
+                    slope = (self.rule.power if which == ATTRACT else 0.0) - rates
+                    total.addcmul_(own[:, place].T @ right, slope.mul_(b))
+                if which == ATTRACT:
+                    total.mul_(block.g)
+                gradient += (total.to(top.dtype) * top[:, None]).to(gradient.dtype)
+        return gradient
+
+
+class _Share(NamedTuple):
+    """Some rows of a tile, as the compiled module wants to know of them."""
+
+    begin: int  # the first row
+    place: tuple[int, int, int, int]  # rows, columns, column of the first row's own sample, N
+    arrays: list[int]  # addresses of the rule, the entries, and the rows' tops and nodes
+    work: Tensor
+
+
+class NativeTermKernels(TermKernels):
+    """The same in the compiled module, whose threads share the rows of a tile."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        rule, blocks = self.rule, self.blocks
+        table = [self.factor, rule.power, rule.step, rule.splits, blocks.levels, blocks.ceiling]
+        self._table = torch.tensor([*table, rule.right, *blocks.scales], dtype=torch.float64)
+        lanes = 32 // self.like.element_size()
+        self._width = -(-self.shape[1] // lanes) * lanes
+
+    def _shares(self, rows: slice, tile: Tensor, room: int) -> list[_Share]:
+        """The rows of a tile, with room for so many numbers beyond a few rows of them."""
+        number = 1 if tile.numel() < _FEW else min(len(tile), max(1, torch.get_num_threads()))
+        ends = [rows.start + len(tile) * k // number for k in range(number + 1)]
+        shares = []
+        for begin, end in pairwise(ends):
+            nodes = (part[begin:end] for part in (self._tops, self._starts, self._counts))
+            work = self.like.new_empty(8 * self._width + room)
+            place = (end - begin, self.shape[1], begin if self.within else -1, self.shape[0])
+            arrays = (self._table, tile[begin - rows.start :], *nodes)
+            shares.append(_Share(begin, place, native.addresses(*arrays), work))
+        return shares
+
+    def _rows(self, which: int, rows: slice, tile: Tensor, weights: Tensor, out: Tensor) -> None:
+        size, attract = weights.element_size(), int(which == ATTRACT)
+        weighted, sums = native.addresses(weights, out)
+
+        def work(share: _Share) -> None:
+            ends = weighted, sums + share.begin * size, native.address(share.work)
+            native.compiled.term_rows(size, *share.place, attract, *share.arrays, *ends)
+
+        in_threads(work, self._shares(rows, tile, 0))
+
+    def _columns(
+        self, which: int, rows: slice, tile: Tensor, weights: Tensor, received: Tensor
+    ) -> None:
+        size, attract = weights.element_size(), int(which == ATTRACT)
+        left = native.address(weights)
+
+        def work(share: _Share) -> Tensor:
+            own = torch.zeros_like(received)
+            ends = left + share.begin * size, *native.addresses(own, share.work)
+            native.compiled.term_columns(size, *share.place, attract, *share.arrays, *ends)
+            return own
+
+        for own in in_threads(work, self._shares(rows, tile, LEVELS * self.rule.splits)):
+            received += own
+
+    def _slopes(self, rows: slice, tile: Tensor, factors: Sequence[Factors]) -> Tensor:
+        size, m = tile.element_size(), self.shape[1]
+        lefts = [left.contiguous() for left, _ in factors]
+        rights = [nn.functional.pad(right, (0, self._width - m)) for _, right in factors]
+        ranks = [len(left) for left in lefts]
+        gradient = torch.empty_like(tile)
+        (a, b), (right_a, right_b) = native.addresses(*lefts), native.addresses(*rights)
+
+        def work(share: _Share) -> None:
+            skipped = share.begin * size
+            out = native.address(gradient) + (share.begin - rows.start) * m * size
+            ends = a + skipped, right_a, b + skipped, right_b, out, native.address(share.work)
+            native.compiled.term_slopes(
+                size, *share.place, lefts[0][0].numel(), *ranks, *share.arrays, *ends
+            )
+
+        in_threads(work, self._shares(rows, tile, max(ranks) * LEVELS * self.rule.splits))
+        return gradient
+
+
+class LogSigmoidTriplet(ScaledTriplet):
+    """Entropic three-marginal transport with log-sigmoid ψ."""
+
+    kernels: TermKernels
+
+    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
+        """Sweep; None when the result cannot be trusted."""
+        solution = super().solve(masses, n_iters, tol)
+        if solution is None:
+            return None
+        assert isinstance(solution.history, ScaledTripletHistory)
+        a, b, h, *_ = solution.history.scalings
+        wide = wide_dtype(a.device)
+        # What no entry was ever larger than, against the marginal that it is part of.
+        sums = [values.to(wide).sum(1).amax().log() for values in (a, b, h)]
+        tops = [
+            (values * inverse).amax().to(wide).log()
+            for values, inverse in zip((a, b, h), masses.inverses, strict=True)
+        ]
+        total = torch.stack(sums).sum()
+        worst = torch.stack([total - own + top for own, top in zip(sums, tops, strict=True)]).amax()
+        lost = float(worst) + self.kernels.blocks.log_lost
+        return solution if lost <= math.log(torch.finfo(self.dtype).eps) else None

@@ -1,0 +1,309 @@
+/* Sums over the log-sigmoid kernel's terms (§10), for one floating-point type.
+ *
+ * Included by _native.c like _sweeps.h; log_sigmoid.py says why and allocates all arrays. Node q is at
+ * v_q = h·q, and 2^{1/splits} = e^h. With x = s/τ the factors of an entry are
+ *
+ *     B_q(x) = exp(−e^{x + v_q}),    A_q(x) = h/Γ(m) · e^{m(x + v_q)} · B_q(x),
+ *
+ * and B_{q + splits} = B_q². A row has nodes of its own, from `starts` on, in blocks of
+ * splits × levels: a *chain* is every so-manieth node of a block, one exponential and then squarings.
+ * In a block A_q = f_q · G · B_q, G = exp(ceiling + m(x + v_first − right)): f_q holds what is common
+ * to all entries, and G stays within the range of the type wherever A matters.
+ *
+ * Arrays of terms are Q×N, `stride` = N, the rows of a call beginning at their address.
+ */
+
+#ifndef LEVELS /* what both types share */
+#define LEVELS 8
+#define WIDTH ((long)(32 / sizeof(real)))
+#define RATE 1000 /* where every B is 0 */
+
+/* The rule, as log_sigmoid.py writes it; from SCALES on the f of a block's nodes. */
+enum { FACTOR, POWER, STEP, SPLITS, BLOCK_LEVELS, CEILING, RIGHT, SCALES };
+
+/* A call with a constant number of levels, so that the loops above are unrolled. */
+#define BY_LEVELS(levels, function, ...)                                                             \
+    switch (levels) {                                                                                \
+        case 1: NAME(function)(1, __VA_ARGS__); break;                                               \
+        case 2: NAME(function)(2, __VA_ARGS__); break;                                               \
+        case 3: NAME(function)(3, __VA_ARGS__); break;                                               \
+        case 4: NAME(function)(4, __VA_ARGS__); break;                                               \
+        case 5: NAME(function)(5, __VA_ARGS__); break;                                               \
+        case 6: NAME(function)(6, __VA_ARGS__); break;                                               \
+        case 7: NAME(function)(7, __VA_ARGS__); break;                                               \
+        case 8: NAME(function)(8, __VA_ARGS__); break;                                               \
+    }
+#endif
+
+typedef real NAME(lanes) __attribute__((vector_size(32), aligned(sizeof(real)), may_alias));
+
+/* One row: its nodes, and buffers of `size` numbers each, a multiple of WIDTH. */
+typedef struct {
+    const double *rule;
+    long size, start, count;
+    double top;                          /* the largest x of the row */
+    real *x, *u, *g, *rate, *beta, *sum; /* x − top, its exponential, G, rates, B, a sum over terms */
+} NAME(row);
+
+static void NAME(take_room)(NAME(row) *row, const double *rule, long m, real *work) {
+    row->rule = rule;
+    row->size = (m + WIDTH - 1) / WIDTH * WIDTH;
+    real **parts[] = {&row->x, &row->u, &row->g, &row->rate, &row->beta, &row->sum};
+    for (int k = 0; k < 6; k++) *parts[k] = work + k * row->size;
+}
+
+/* x and e^x of a row; all B are 0 on the diagonal and beyond the end. */
+static inline void NAME(enter)(NAME(row) *row, long m, long diagonal, const real *s, real top,
+                               long start, long count) {
+    const real factor = (real)row->rule[FACTOR];
+    row->top = (double)top * row->rule[FACTOR], row->start = start, row->count = count;
+#pragma omp simd
+    for (long j = 0; j < m; j++) {
+        row->x[j] = (s[j] - top) * factor;
+        row->u[j] = NAME(exponential)(row->x[j]);
+    }
+    for (long j = m; j < row->size; j++) row->x[j] = 0, row->u[j] = (real)1e30;
+    if (diagonal >= 0 && diagonal < m) row->x[diagonal] = 0, row->u[diagonal] = (real)1e30;
+}
+
+/* B at a node, and its rates e^{x + v}. */
+static inline void NAME(begin_chain)(const NAME(row) *row, long node) {
+    const real scale = (real)exp(row->rule[STEP] * node + row->top);
+#pragma omp simd
+    for (long j = 0; j < row->size; j++) {
+        const real rate = row->u[j] * scale;
+        row->rate[j] = rate < RATE ? rate : RATE;
+        row->beta[j] = NAME(exponential)(-row->rate[j]);
+    }
+}
+
+/* G of the block that begins at a node. */
+static inline void NAME(begin_block)(const NAME(row) *row, long node) {
+    const double *rule = row->rule, lift = rule[STEP] * node + row->top - rule[RIGHT];
+    const real m = (real)rule[POWER], ceiling = (real)rule[CEILING],
+               base = (real)(rule[CEILING] + rule[POWER] * lift);
+#pragma omp simd
+    for (long j = 0; j < row->size; j++) {
+        const real log = row->x[j] * m + base;
+        row->g[j] = NAME(exponential)(log < ceiling ? log : ceiling);
+    }
+}
+
+/* sums_l = Σ_j weights_j B_l(x_j), l a level of a chain. */
+static inline __attribute__((always_inline)) void NAME(chain_rows)(const int levels, long size,
+                                                                   const real *beta,
+                                                                   const real *weights,
+                                                                   double *sums) {
+    NAME(lanes) total[LEVELS];
+    for (int l = 0; l < levels; l++) total[l] = (NAME(lanes)){0};
+    for (long j = 0; j < size; j += WIDTH) {
+        NAME(lanes) b = *(const NAME(lanes) *)(beta + j), w = *(const NAME(lanes) *)(weights + j);
+        for (int l = 0; l < levels; l++) total[l] += w * b, b *= b;
+    }
+    for (int l = 0; l < levels; l++) {
+        sums[l] = 0;
+        for (int k = 0; k < WIDTH; k++) sums[l] += total[l][k];
+    }
+}
+
+/* out_j += Σ_l weights_l B_l(x_j). */
+static inline __attribute__((always_inline)) void NAME(chain_columns)(const int levels, long size,
+                                                                      const real *beta,
+                                                                      const real *weights,
+                                                                      real *out) {
+    for (long j = 0; j < size; j += WIDTH) {
+        NAME(lanes) b = *(const NAME(lanes) *)(beta + j), sum = *(NAME(lanes) *)(out + j);
+        for (int l = 0; l < levels; l++) sum += weights[l] * b, b *= b;
+        *(NAME(lanes) *)(out + j) = sum;
+    }
+}
+
+/* out_j += Σ_l (offset + sign · rate_l) B_l(x_j) Σ_t left_tl right_tj, where `left` has rows of LEVELS
+ * and `right` rows of `size`. */
+static inline __attribute__((always_inline)) void NAME(chain_slopes)(
+    const int levels, long size, long rank, real offset, real sign, const real *beta,
+    const real *rates, const real *left, const real *right, real *out) {
+    for (long j = 0; j < size; j += WIDTH) {
+        NAME(lanes) total[LEVELS];
+        for (int l = 0; l < levels; l++) total[l] = (NAME(lanes)){0};
+        for (long t = 0; t < rank; t++) {
+            NAME(lanes) r = *(const NAME(lanes) *)(right + t * size + j);
+            for (int l = 0; l < levels; l++) total[l] += left[t * LEVELS + l] * r;
+        }
+        NAME(lanes) b = *(const NAME(lanes) *)(beta + j), sum = *(NAME(lanes) *)(out + j),
+                    rate = *(const NAME(lanes) *)(rates + j) * sign;
+        for (int l = 0; l < levels; l++) sum += (offset + rate) * b * total[l], b *= b, rate += rate;
+        *(NAME(lanes) *)(out + j) = sum;
+    }
+}
+
+/* The levels of a chain of a block with so many nodes. */
+static inline long NAME(chain_levels)(long nodes, long chain, long splits) {
+    return (nodes - chain + splits - 1) / splits;
+}
+
+static inline real NAME(largest_size)(const real *values, long size) {
+    real top = 0;
+#pragma omp simd reduction(max : top)
+    for (long j = 0; j < size; j++) {
+        const real value = values[j] < 0 ? -values[j] : values[j];
+        top = value > top ? value : top;
+    }
+    return top;
+}
+
+/* Row sums over one kernel: Σ_j A_q(x_ij) weights_j, or those of B. `diagonal` is the column of the
+ * first row's own sample, negative across two sets; work: 8 rows. */
+FAST_LOOP static long NAME(term_rows)(long rows, long m, long diagonal, long stride, long attract,
+                                      const double *rule, const real *s, const real *tops,
+                                      const int64_t *starts, const int64_t *counts,
+                                      const real *weights, real *out, real *work) {
+    NAME(row) row;
+    NAME(take_room)(&row, rule, m, work);
+    real *scaled = work + 6 * row.size, *weighted = work + 7 * row.size;
+    const long splits = (long)rule[SPLITS], block = splits * (long)rule[BLOCK_LEVELS];
+    const real top = NAME(largest_size)(weights, m);
+    memset(scaled, 0, row.size * sizeof(real));
+    if (top > 0)
+        for (long j = 0; j < m; j++) scaled[j] = weights[j] / top;
+    for (long i = 0; i < rows; i++) {
+        NAME(enter)(&row, m, diagonal < 0 ? -1 : diagonal + i, s + i * m, tops[i], starts[i],
+                    counts[i]);
+        for (long first = 0; first < row.count; first += block) {
+            const long nodes = row.count - first < block ? row.count - first : block;
+            if (attract) {
+                NAME(begin_block)(&row, row.start + first);
+#pragma omp simd
+                for (long j = 0; j < row.size; j++) weighted[j] = scaled[j] * row.g[j];
+            }
+            for (long chain = 0; chain < splits && chain < nodes; chain++) {
+                const long levels = NAME(chain_levels)(nodes, chain, splits);
+                double sums[LEVELS] = {0};
+                NAME(begin_chain)(&row, row.start + first + chain);
+                BY_LEVELS(levels, chain_rows, row.size, row.beta, attract ? weighted : scaled, sums)
+                for (long l = 0; l < levels; l++) {
+                    const long node = chain + l * splits; /* of the block */
+                    if (attract) sums[l] *= rule[SCALES + node];
+                    out[(first + node) * stride + i] = (real)(sums[l] * top);
+                }
+            }
+        }
+    }
+    return 0;
+}
+
+/* Weights of a block's nodes, with f for A, in units of the largest, which is returned; `rank` of them
+ * that are `apart`. out: for every chain `rank` rows of LEVELS. */
+static double NAME(scale_block)(const double *rule, long attract, long nodes, long stride, long rank,
+                                long apart, const real *weights, real *out) {
+    const long splits = (long)rule[SPLITS];
+    double top = 0;
+    for (long t = 0; t < rank; t++)
+        for (long node = 0; node < nodes; node++) {
+            const double size = fabs((double)weights[t * apart + node * stride]) *
+                                (attract ? rule[SCALES + node] : 1.0);
+            if (!(size <= top)) top = size; /* a NaN stays */
+        }
+    if (top == 0) return 0;
+    for (long node = 0; node < nodes; node++) {
+        const double f = (attract ? rule[SCALES + node] : 1.0) / top;
+        real *place = out + node % splits * rank * LEVELS + node / splits;
+        for (long t = 0; t < rank; t++)
+            place[t * LEVELS] = (real)(f * weights[t * apart + node * stride]);
+    }
+    return top;
+}
+
+/* Adds column sums, Σ_qi A_q(x_ij) weights_qi or those of B, to `received`; work: 6 rows, and
+ * splits·LEVELS. */
+FAST_LOOP static long NAME(term_columns)(long rows, long m, long diagonal, long stride, long attract,
+                                         const double *rule, const real *s, const real *tops,
+                                         const int64_t *starts, const int64_t *counts,
+                                         const real *weights, double *received, real *work) {
+    NAME(row) row;
+    NAME(take_room)(&row, rule, m, work);
+    const long splits = (long)rule[SPLITS], block = splits * (long)rule[BLOCK_LEVELS];
+    real *scaled = work + 6 * row.size;
+    for (long i = 0; i < rows; i++) {
+        NAME(enter)(&row, m, diagonal < 0 ? -1 : diagonal + i, s + i * m, tops[i], starts[i],
+                    counts[i]);
+        for (long first = 0; first < row.count; first += block) {
+            const long nodes = row.count - first < block ? row.count - first : block;
+            const double top = NAME(scale_block)(rule, attract, nodes, stride, 1, 0,
+                                                 weights + first * stride + i, scaled);
+            if (top == 0) continue;
+            if (attract) NAME(begin_block)(&row, row.start + first);
+            memset(row.sum, 0, row.size * sizeof(real));
+            for (long chain = 0; chain < splits && chain < nodes; chain++) {
+                NAME(begin_chain)(&row, row.start + first + chain);
+                BY_LEVELS(NAME(chain_levels)(nodes, chain, splits), chain_columns, row.size, row.beta,
+                          scaled + chain * LEVELS, row.sum)
+            }
+            if (attract) {
+#pragma omp simd
+                for (long j = 0; j < m; j++) received[j] += top * (double)(row.sum[j] * row.g[j]);
+            } else {
+#pragma omp simd
+                for (long j = 0; j < m; j++) received[j] += top * row.sum[j];
+            }
+        }
+    }
+    return 0;
+}
+
+/* One side of a row's gradient in a block: adds Σ_q slope_q Σ_t left_tq right_tj, where the slope of A is
+ * (m − e^{x + v}) A and that of B −e^{x + v} B (§3). */
+static inline __attribute__((always_inline)) void NAME(block_slopes)(
+    NAME(row) *row, long m, long attract, long first, long nodes, long stride, long rank, long apart,
+    const real *left, const real *right, double *out, real *scaled) {
+    const double *rule = row->rule;
+    const long splits = (long)rule[SPLITS];
+    const double top = NAME(scale_block)(rule, attract, nodes, stride, rank, apart, left, scaled);
+    if (top == 0) return;
+    memset(row->sum, 0, row->size * sizeof(real));
+    for (long chain = 0; chain < splits && chain < nodes; chain++) {
+        NAME(begin_chain)(row, row->start + first + chain);
+        BY_LEVELS(NAME(chain_levels)(nodes, chain, splits), chain_slopes, row->size, rank,
+                  attract ? (real)rule[POWER] : 0, -1, row->beta, row->rate,
+                  scaled + chain * rank * LEVELS, right, row->sum)
+    }
+    if (attract) {
+        NAME(begin_block)(row, row->start + first);
+#pragma omp simd
+        for (long j = 0; j < m; j++) out[j] += top * (double)(row->sum[j] * row->g[j]);
+    } else {
+#pragma omp simd
+        for (long j = 0; j < m; j++) out[j] += top * row->sum[j];
+    }
+}
+
+/* Rows of the gradient with respect to x: Σ slope ∘ (left right) over both kernels (§4). Left factors are
+ * rank×Q×N, `apart` numbers a matrix; right ones have rows of a row's size. work: 6 rows, a row of doubles,
+ * and rank·splits·LEVELS. */
+FAST_LOOP static long NAME(term_slopes)(long rows, long m, long diagonal, long stride, long apart,
+                                        long rank_a, long rank_b, const double *rule, const real *s,
+                                        const real *tops, const int64_t *starts,
+                                        const int64_t *counts, const real *left_a,
+                                        const real *right_a, const real *left_b, const real *right_b,
+                                        real *out, real *work) {
+    NAME(row) row;
+    NAME(take_room)(&row, rule, m, work);
+    double *total = (double *)(work + 6 * row.size);
+    real *scaled = work + 8 * row.size;
+    const long block = (long)rule[SPLITS] * (long)rule[BLOCK_LEVELS];
+    for (long i = 0; i < rows; i++) {
+        NAME(enter)(&row, m, diagonal < 0 ? -1 : diagonal + i, s + i * m, tops[i], starts[i],
+                    counts[i]);
+        memset(total, 0, m * sizeof(double));
+        for (long first = 0; first < row.count; first += block) {
+            const long nodes = row.count - first < block ? row.count - first : block;
+            const long begin = first * stride + i;
+            NAME(block_slopes)(&row, m, 1, first, nodes, stride, rank_a, apart, left_a + begin,
+                               right_a, total, scaled);
+            NAME(block_slopes)(&row, m, 0, first, nodes, stride, rank_b, apart, left_b + begin,
+                               right_b, total, scaled);
+        }
+        for (long j = 0; j < m; j++) out[i * m + j] = (real)total[j];
+    }
+    return 0;
+}
