@@ -18,8 +18,10 @@
 #define WIDTH ((long)(32 / sizeof(real)))
 #define RATE 1000 /* where every B is 0 */
 
-/* The rule, as log_sigmoid.py writes it; from SCALES on the f of a block's nodes. */
+/* The rule, as log_sigmoid.py writes it; from SCALES on the f of a block's nodes. The mean cost has a
+ * rule of its own, the logarithms of the rates where it ends in place of what it does not need. */
 enum { FACTOR, POWER, STEP, SPLITS, BLOCK_LEVELS, CEILING, RIGHT, SCALES };
+enum { TAIL = CEILING, HEAD = RIGHT };
 
 /* A call with a constant number of levels, so that the loops above are unrolled. */
 #define BY_LEVELS(levels, function, ...)                                                             \
@@ -59,7 +61,7 @@ static inline void NAME(enter)(NAME(row) *row, long m, long diagonal, const real
     row->top = (double)top * row->rule[FACTOR], row->start = start, row->count = count;
 #pragma omp simd
     for (long j = 0; j < m; j++) {
-        row->x[j] = (s[j] - top) * factor;
+        row->x[j] = (s[j] < top ? s[j] - top : 0) * factor;
         row->u[j] = NAME(exponential)(row->x[j]);
     }
     for (long j = m; j < row->size; j++) row->x[j] = 0, row->u[j] = (real)1e30;
@@ -304,6 +306,85 @@ FAST_LOOP static long NAME(term_slopes)(long rows, long m, long diagonal, long s
                                right_b, total, scaled);
         }
         for (long j = 0; j < m; j++) out[i * m + j] = (real)total[j];
+    }
+    return 0;
+}
+
+/* Of each row Σ_jk plus_j minus_k log(1 + e^{x_k − x_j}) and its gradient with respect to x, by Frullani's
+ * integral (§3): h Σ_q near_q far_q, near_q = Σ_j plus_j B_q(x_j), far_q = Σ_k minus_k (1 − B_q(x_k)), from
+ * the node on where the largest rate is TAIL; below it the first two powers of the rates are summed to the
+ * end. work: 8 rows, and 2 numbers a node. */
+FAST_LOOP static long NAME(pair_costs)(long rows, long m, const double *rule, const real *s,
+                                       const real *plus, const real *minus, real *totals,
+                                       real *gradient, real *work) {
+    NAME(row) row;
+    NAME(take_room)(&row, rule, m, work);
+    real *positive = row.g, *negative = work + 6 * row.size, *nodes = work + 7 * row.size;
+    const real h = (real)rule[STEP], growth = (real)exp(rule[STEP]);
+    const long splits = (long)rule[SPLITS], block = splits * LEVELS;
+    memset(positive, 0, row.size * sizeof(real));
+    memset(negative, 0, row.size * sizeof(real));
+    for (long i = 0; i < rows; i++) {
+        const real *own = s + i * m;
+        real top = -REAL_MAX, low = REAL_MAX, n_plus = 0, n_minus = 0;
+        for (long j = 0; j < m; j++) {
+            const real p = plus[i * m + j], q = minus[i * m + j];
+            positive[j] = p, negative[j] = q, n_plus += p, n_minus += q;
+            if (p + q > 0 && own[j] > top) top = own[j];
+            if (p > 0 && own[j] < low) low = own[j];
+        }
+        totals[i] = 0;
+        memset(gradient + i * m, 0, m * sizeof(real));
+        if (n_plus == 0 || n_minus == 0) continue;
+        NAME(enter)(&row, m, -1, own, top, 0, 0);
+        const double highest = row.top, lowest = low * rule[FACTOR];
+        row.start = (long)floor((rule[TAIL] - highest) / rule[STEP]);
+        row.count = (long)ceil((rule[HEAD] - lowest) / rule[STEP]) - row.start + 1;
+        /* Σ_{q < start} t_q and Σ_{q < start} t_q², t the rate of the largest x. */
+        const real t = (real)exp(rule[STEP] * row.start + highest), first = h * t / (growth - 1),
+                   second = h * t * t / (growth * growth - 1);
+        real u_plus = 0, u_minus = 0, u_square = 0;
+        for (long j = 0; j < m; j++) {
+            u_plus += positive[j] * row.u[j], u_minus += negative[j] * row.u[j];
+            u_square += negative[j] * row.u[j] * row.u[j];
+        }
+        real *near = nodes, *far = nodes + row.count;
+        double total = (double)n_plus * u_minus * first -
+                       ((double)u_plus * u_minus + (double)n_plus * u_square / 2) * second;
+        memset(row.sum, 0, row.size * sizeof(real));
+        for (int pass = 0; pass < 2; pass++) /* sums, then slopes */
+            for (long begin = 0; begin < row.count; begin += block)
+                for (long chain = begin; chain < begin + splits && chain < row.count; chain++) {
+                    const long stop = begin + block < row.count ? begin + block : row.count;
+                    const long levels = (stop - chain + splits - 1) / splits;
+                    double sums[2][LEVELS] = {{0}, {0}};
+                    real left[2][LEVELS];
+                    NAME(begin_chain)(&row, row.start + chain);
+                    if (pass == 0) {
+                        BY_LEVELS(levels, chain_rows, row.size, row.beta, positive, sums[0])
+                        BY_LEVELS(levels, chain_rows, row.size, row.beta, negative, sums[1])
+                        for (long l = 0; l < levels; l++) {
+                            near[chain + l * splits] = (real)sums[0][l];
+                            far[chain + l * splits] = (real)(n_minus - sums[1][l]);
+                            total += h * sums[0][l] * (n_minus - sums[1][l]);
+                        }
+                        continue;
+                    }
+                    for (long l = 0; l < levels; l++)
+                        left[0][l] = h * far[chain + l * splits],
+                        left[1][l] = h * near[chain + l * splits];
+                    BY_LEVELS(levels, chain_slopes, row.size, 1, 0, -1, row.beta, row.rate, left[0],
+                              positive, row.sum)
+                    BY_LEVELS(levels, chain_slopes, row.size, 1, 0, 1, row.beta, row.rate, left[1],
+                              negative, row.sum)
+                }
+        totals[i] = (real)total;
+        for (long j = 0; j < m; j++) {
+            const real u = row.u[j];
+            gradient[i * m + j] =
+                row.sum[j] - positive[j] * u * u_minus * second +
+                negative[j] * u * (n_plus * first - (u_plus + n_plus * u) * second);
+        }
     }
     return 0;
 }

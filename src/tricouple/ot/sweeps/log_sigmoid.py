@@ -272,7 +272,10 @@ class TermKernels(Kernels):
             room = self._loan.matrices[0][block] if self._loan else buffer
             assert room is not None
             tile = self.similarities.tile(block, room[: block.stop - block.start])
-            for ends, out, nothing in ((torch.amax, tops, -torch.inf), (torch.amin, lows, torch.inf)):
+            for ends, out, nothing in (
+                (torch.amax, tops, -torch.inf),
+                (torch.amin, lows, torch.inf),
+            ):
                 if self.within:
                     tile.diagonal(block.start).fill_(nothing)
                 ends(tile, 1, out=out[block])
@@ -389,7 +392,7 @@ class TermKernels(Kernels):
             received.addmv_(total.to(received.dtype).T, top)
 
     def _slopes(self, rows: slice, tile: Tensor, factors: Sequence[Factors]) -> Tensor:
-        """The gradient of some rows with respect to x; slopes are m − e^{x+v} of A, −e^{x+v} of B."""
+        """The gradient of some rows with respect to x: slopes m − e^{x+v} of A, −e^{x+v} of B."""
         gradient = torch.zeros_like(tile)
         for which, (left, right) in enumerate(factors):
             for block in self._terms(rows, tile):
@@ -420,7 +423,7 @@ class NativeTermKernels(TermKernels):
         super().__init__(*args, **options)
         rule, blocks = self.rule, self.blocks
         table = [self.factor, rule.power, rule.step, rule.splits, blocks.levels, blocks.ceiling]
-        self._table = torch.tensor([*table, rule.right, *blocks.scales], dtype=torch.float64)
+        self._table = torch.tensor([*table, rule.right, *blocks.scales], dtype=torch.float64, device="cpu")
         lanes = 32 // self.like.element_size()
         self._width = -(-self.shape[1] // lanes) * lanes
 
