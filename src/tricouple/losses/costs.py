@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tricouple.losses.batch import Batch
-from tricouple.relations import ListedTriplets
+from tricouple.numeric import Patch, first_derivative_only, pull, wide_dtype
+from tricouple.ot.engine import LogSigmoidTriplets
+from tricouple.relations import ListedTriplets, Relation
 from tricouple.shaping import Margins, Shaping, log_sigmoid
 
 VARIANTS = ("formula", "published")
-
-# The integrand is analytic in a strip: the error of this step is e^{−π²/step} ≈ 3e-9, relative.
-_STEP = 0.5
-_TAIL = 1e-11
 
 
 def mean_cost(batch: Batch, scores: Tensor, psi: Shaping, memory_budget: float) -> Tensor:
@@ -69,55 +67,58 @@ class _TripletSum(torch.autograd.Function):
         return outer * gradient, None, None, None
 
 
-def mean_log_sigmoid_cost(batch: Batch, scores: Tensor) -> Tensor:
-    """``Σ_A log(1 + e^{−(x_ij − x_ik)}) / |A|``, in O(Q·N²).
-
-    By Frullani's integral ``log(1 + e^{y−x}) = ∫ exp(−e^{x+v}) (1 − exp(−e^{y+v})) dv``: a function
-    of x times a function of y for every v. So a sum over all (positive, negative) pairs of an
-    anchor is a product of two sums, and the trapezoid rule takes Q of them.
+def mean_log_sigmoid_cost(
+    batch: Batch, factor: float | Tensor, problem: LogSigmoidTriplets
+) -> Tensor:
+    """``Σ_A log(1 + e^{−(x_ij − x_ik)}) / |A|``, x = factor · s, in O(Q·N²) and O(N·d) memory.
 
     Args:
         batch: The batch, with at least one admissible triplet.
-        scores: x = s/τ, shape (N, M).
+        factor: 1/τ.
+        problem: The triplets, which know how their costs are summed.
     """
     relation = batch.relation
     if isinstance(relation, ListedTriplets):
-        return log_sigmoid(listed_margins(relation, scores)).mean()
-    positives = relation.attracting().pairs.mask()
-    negatives = relation.repelling().pairs.mask()
-    total: Tensor = _PairwiseSum.apply(scores, positives, negatives)  # type: ignore[no-untyped-call]
+        return log_sigmoid(listed_margins(relation, factor * batch.similarity())).mean()
+    embedded = batch.anchors, batch.references
+    total: Tensor = _PairwiseSum.apply(*embedded, factor, relation, problem)  # type: ignore[no-untyped-call]
     return total / relation.n_triplets
 
 
 class _PairwiseSum(torch.autograd.Function):
-    """``Σ_i Σ_{j positive, k negative} log(1 + e^{−(x_ij − x_ik)})``."""
+    """``Σ_i Σ_{j positive, k negative} log(1 + e^{−(x_ij − x_ik)})``, its gradient at once."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-        lowest, highest = (float(end) for end in torch.aminmax(scores))
-        depth = -math.log(_TAIL)
-        start = -highest - depth
-        stop = -lowest + math.log(depth + highest - lowest)
-        total = scores.new_zeros(())
-        gradient = torch.zeros_like(scores)
-        plus, minus = positives.to(scores.dtype), negatives.to(scores.dtype)
-        for number in range(math.ceil((stop - start) / _STEP) + 1):
-            rate = torch.exp(scores + (start + _STEP * number))
-            survival = torch.exp(-rate)
-            near = (survival * plus).sum(1, keepdim=True)
-            far = (-torch.expm1(-rate) * minus).sum(1, keepdim=True)
-            total += _STEP * (near * far).sum()
-            # Far out the rate overflows where the survival is exactly zero.
-            density = torch.where(survival > 0, rate * survival, 0.0)
-            gradient += _STEP * density * (minus * near - plus * far)
-        ctx.save_for_backward(gradient)
-        return total
+    def forward(
+        ctx: Any,
+        anchors: Tensor,
+        references: Tensor,
+        factor: float | Tensor,
+        relation: Relation,
+        problem: LogSigmoidTriplets,
+    ) -> Tensor:
+        wide = wide_dtype(anchors.device)
+        positives, negatives = relation.attracting().pairs, relation.repelling().pairs
+        totals: list[Tensor] = []
+
+        def weights(rows: slice) -> tuple[Tensor, Tensor]:
+            return positives.mask(rows).to(wide), negatives.mask(rows).to(wide)
+
+        def patches() -> Iterator[Patch]:
+            for sums, patch in problem.costs(anchors, references, number, weights):
+                totals.append(sums.sum())
+                yield patch
+
+        number, learnt = float(factor), ctx.needs_input_grad[2]
+        gradients, slope = pull(patches(), number, anchors, references, slope=learnt)
+        ctx.save_for_backward(*gradients, slope)
+        return torch.stack(totals).sum()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (outer,) = gradients
-        (gradient,) = ctx.saved_tensors
-        return outer * gradient, None, None
+    @first_derivative_only
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = (part if part is None else part * outer[0] for part in ctx.saved_tensors)
+        return *gradients, None, None
 
 
 def read_out(log_plan: Tensor, positives: Tensor, variant: str) -> Tensor:

@@ -176,14 +176,14 @@ class _LogSigmoid(_Cost):
 
     tolerance: float
 
-    def problem(self, batch: Batch, how: Sweeps) -> Problem:
+    def problem(self, batch: Batch, how: Sweeps) -> LogSigmoidTriplets:
         checks.quadrature_tolerance(self.tolerance, batch.anchors.dtype)
         return LogSigmoidTriplets(batch.within, self.epsilon, self.tolerance)
 
     def mean(
         self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
     ) -> Tensor:
-        return mean_log_sigmoid_cost(batch, factor * batch.similarity()) / self.epsilon
+        return mean_log_sigmoid_cost(batch, factor, self.problem(batch, how)) / self.epsilon
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ that can be trusted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeGuard
 
@@ -23,14 +23,13 @@ from tricouple.memory import (
     Storage,
     choose_storage,
 )
-from tricouple.numeric import uniform
+from tricouple.numeric import Patch, row_blocks, uniform
 from tricouple.ot.gradients import GRADIENTS
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.contract import Coupling, Masses, Solution
 from tricouple.ot.sweeps.halves import SymmetricKernels
 from tricouple.ot.sweeps.kernels import Kernels, LinearKernels, Matrix, Products, Similarities
 from tricouple.ot.sweeps.linear_logs import LogLinearTriplet, LogPair
-from tricouple.ot.sweeps.pair import ScaledPair
 from tricouple.ot.sweeps.log_sigmoid import (
     Blocks,
     LogSigmoidTriplet,
@@ -39,6 +38,8 @@ from tricouple.ot.sweeps.log_sigmoid import (
     log_sigmoid_terms,
     rule_of,
 )
+from tricouple.ot.sweeps.log_sigmoid_cost import pair_costs, splits_of
+from tricouple.ot.sweeps.pair import ScaledPair
 from tricouple.ot.sweeps.triplet import CANCELLATION, ScaledTriplet
 from tricouple.ot.sweeps.triplet_any import AnchorTriplet
 from tricouple.ot.sweeps.triplet_log import LinearTerms, LogDomainTriplet, LogTriplet
@@ -49,6 +50,9 @@ LARGEST = 1024 * 1024
 
 # Streamed sweeps have no logarithms to fall back on, but twice the digits: of sixteen, six may go.
 WIDE_CANCELLATION = 1e6
+
+# Entries of a tile of costs: a few matrices of them in float64 stay in the cache.
+_COSTS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,31 @@ class LogSigmoidTriplets(_Triplets):
         lowest, highest = (float(end) for end in torch.aminmax(scores))
         terms = log_sigmoid_terms(1 / self.epsilon, lowest, highest, self.tolerance)
         return LogTriplet(scores, terms, within=self.within)
+
+    def costs(
+        self,
+        anchors: Tensor,
+        references: Tensor,
+        factor: float,
+        weights: Callable[[slice], tuple[Tensor, Tensor]],
+    ) -> Iterator[tuple[Tensor, Patch]]:
+        """Sums of costs over the pairs of each anchor, with their gradient, a tile at a time.
+
+        Args:
+            anchors: Shape (N, d).
+            references: Shape (M, d).
+            factor: 1/τ.
+            weights: Of the positives and of the negatives of some anchors, in the wide dtype.
+        """
+        splits, source = splits_of(self.epsilon, self.tolerance), Products(anchors, references)
+        blocks = row_blocks(*source.shape, _COSTS)
+        buffer = source.like.new_empty(blocks[0].stop, source.shape[1])
+        for rows in blocks:
+            positives, negatives = weights(rows)
+            tile = source.tile(rows, buffer[: rows.stop - rows.start])
+            scores = tile.to(positives.dtype, copy=True).mul_(factor)
+            sums, slopes = pair_costs(scores, positives, negatives, splits)
+            yield sums, Patch(rows, slopes)
 
 
 @dataclass(frozen=True)

@@ -200,16 +200,19 @@ class GroupedPairs:
             columns.append(sent.sum(0) - sent)
         return functools.reduce(torch.add, rows), functools.reduce(torch.add, columns)
 
-    def mask(self) -> Tensor:
-        """Pairs that have weight."""
+    def mask(self, rows: slice = slice(None)) -> Tensor:
+        """Pairs that have weight, of some anchors."""
         anchor_codes, reference_codes = self.relation.codes
+        anchor_codes = anchor_codes[rows]
         equal = anchor_codes[:, None] == reference_codes
         chosen = torch.zeros_like(equal)
         if self.same is not None:
             chosen |= equal & (self.same != 0)[anchor_codes][:, None]
         if self.different is not None:
             chosen |= ~equal & (self.different != 0)[anchor_codes][:, None]
-        return chosen.fill_diagonal_(False) if self.relation.within else chosen
+        if self.relation.within:
+            chosen.diagonal(rows.start or 0).fill_(False)
+        return chosen
 
 
 class _Form(torch.autograd.Function):

@@ -218,11 +218,11 @@ class ListedPairs:
         received: Tensor = torch.sparse.mm(target, references)
         return (anchors * received).sum()
 
-    def mask(self) -> Tensor:
+    def mask(self, rows: slice = slice(None)) -> Tensor:
         """The listed pairs."""
         chosen = torch.zeros(self.shape, dtype=torch.bool, device=self.rows.device)
         chosen[self.rows, self.columns] = True
-        return chosen
+        return chosen[rows]
 
 
 def _triplet_target(size: float, positives: ListedPairs, negatives: ListedPairs) -> TripletTarget:

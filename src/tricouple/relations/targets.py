@@ -18,7 +18,7 @@ class PairTarget(Protocol):
     def inner(self, anchors: Tensor, references: Tensor) -> Tensor:
         """``Σ_ij P̃_ij ⟨anchors_i, references_j⟩``, differentiable in both."""
 
-    def mask(self) -> Tensor:
+    def mask(self, rows: slice = slice(None)) -> Tensor:
         """The support of P̃ as an N×M boolean matrix, for losses that need it entry by entry."""
 
 

@@ -15,6 +15,7 @@ from tricouple.experiments.verify.setting import Measured, Setting, experiment
 from tricouple.losses.batch import prepare
 from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
 from tricouple.memory import DEFAULT_BUDGET
+from tricouple.ot.engine import LogSigmoidTriplets
 from tricouple.ot.sweeps.log_sigmoid import log_sigmoid_terms, trapezoid_error
 from tricouple.shaping import log_sigmoid
 
@@ -114,7 +115,9 @@ def cost(setting: Setting) -> Measured:
         batch = prepare(z, labels, None, None, None)
         scores = batch.wide_similarity() / temperature
         exact = _with_gradient(mean_cost(batch, scores, log_sigmoid, DEFAULT_BUDGET), z)
-        value, gradient = _errors(_with_gradient(mean_log_sigmoid_cost(batch, scores), z), exact)
+        triplets = LogSigmoidTriplets(batch.within, 1.0, FLOOR)
+        quick = mean_log_sigmoid_cost(batch, 1 / temperature, triplets)
+        value, gradient = _errors(_with_gradient(quick, z), exact)
         yield {"τ": temperature, "error of the mean": value, "of its gradient": gradient}
 
 

@@ -43,6 +43,7 @@ typedef real NAME(lanes) __attribute__((vector_size(32), aligned(sizeof(real)), 
 typedef struct {
     const double *rule;
     long size, start, count;
+    int deep;                            /* whether e^{x − top} underflows somewhere */
     double top;                          /* the largest x of the row */
     real *x, *u, *g, *rate, *beta, *sum; /* x − top, its exponential, G, rates, B, a sum over terms */
 } NAME(row);
@@ -59,18 +60,31 @@ static inline void NAME(enter)(NAME(row) *row, long m, long diagonal, const real
                                long start, long count) {
     const real factor = (real)row->rule[FACTOR];
     row->top = (double)top * row->rule[FACTOR], row->start = start, row->count = count;
-#pragma omp simd
+    real low = 0;
+#pragma omp simd reduction(min : low)
     for (long j = 0; j < m; j++) {
         row->x[j] = (s[j] < top ? s[j] - top : 0) * factor;
         row->u[j] = NAME(exponential)(row->x[j]);
+        low = row->x[j] < low ? row->x[j] : low;
     }
-    for (long j = m; j < row->size; j++) row->x[j] = 0, row->u[j] = (real)1e30;
-    if (diagonal >= 0 && diagonal < m) row->x[diagonal] = 0, row->u[diagonal] = (real)1e30;
+    row->deep = low < (real)EXP_LOW;
+    for (long j = m; j < row->size; j++) row->x[j] = row->u[j] = (real)1e30;
+    if (diagonal >= 0 && diagonal < m) row->x[diagonal] = row->u[diagonal] = (real)1e30;
 }
 
 /* B at a node, and its rates e^{x + v}. */
 static inline void NAME(begin_chain)(const NAME(row) *row, long node) {
-    const real scale = (real)exp(row->rule[STEP] * node + row->top);
+    const double height = row->rule[STEP] * node + row->top;
+    const real scale = (real)exp(height), shift = (real)height, most = (real)log(RATE);
+    if (row->deep) {
+#pragma omp simd
+        for (long j = 0; j < row->size; j++) {
+            const real log = row->x[j] + shift;
+            row->rate[j] = NAME(exponential)(log < most ? log : most);
+            row->beta[j] = NAME(exponential)(-row->rate[j]);
+        }
+        return;
+    }
 #pragma omp simd
     for (long j = 0; j < row->size; j++) {
         const real rate = row->u[j] * scale;

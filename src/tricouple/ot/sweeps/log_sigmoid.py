@@ -43,7 +43,7 @@ from tricouple.ot.sweeps.triplet_adjoint import ATTRACT, ScaledTripletHistory
 # as many.
 LEVELS = 8
 
-# Where B is 0 in any dtype, and what stands for e^x where there is no entry.
+# A rate where B is 0 in any dtype, and what stands for x where there is no entry.
 _RATE, _NOWHERE = 1e3, 1e30
 
 # Logarithm of what may be lost of a kernel's entry, which is at most 1.
@@ -333,10 +333,8 @@ class TermKernels(Kernels):
         """The factors of some rows, block by block and term by term."""
         rule, (levels, ceiling, *_) = self.rule, self.blocks
         x = (tile - self._tops[rows, None]).mul_(self.factor)
-        u = torch.exp(x)
         if self.within:
-            u.diagonal(rows.start).fill_(_NOWHERE)
-            x.diagonal(rows.start).fill_(0.0)
+            x.diagonal(rows.start).fill_(_NOWHERE)
         size, count = rule.splits * levels, int(self._counts[rows].max())
 
         def heights(node: int) -> Tensor:  # v_q + the largest x, shape (rows, 1)
@@ -345,7 +343,7 @@ class TermKernels(Kernels):
 
         def terms(first: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
             for chain in range(min(rule.splits, count - first)):
-                rates = (u * torch.exp(heights(first + chain)).to(u.dtype)).clamp_(max=_RATE)
+                rates = (x + heights(first + chain).to(x.dtype)).clamp_(max=math.log(_RATE)).exp_()
                 b = exponential_(-rates)
                 for node in range(first + chain, min(first + size, count), rule.splits):
                     yield node, node - first, b, rates
@@ -423,7 +421,9 @@ class NativeTermKernels(TermKernels):
         super().__init__(*args, **options)
         rule, blocks = self.rule, self.blocks
         table = [self.factor, rule.power, rule.step, rule.splits, blocks.levels, blocks.ceiling]
-        self._table = torch.tensor([*table, rule.right, *blocks.scales], dtype=torch.float64, device="cpu")
+        self._table = torch.tensor(
+            [*table, rule.right, *blocks.scales], dtype=torch.float64, device="cpu"
+        )
         lanes = 32 // self.like.element_size()
         self._width = -(-self.shape[1] // lanes) * lanes
 
