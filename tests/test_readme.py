@@ -1,0 +1,103 @@
+"""The README, pasted top to bottom: every block runs, at smoke scale, in one session."""
+
+import glob
+import re
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from image_files import write_classes
+from tricouple import cli
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+
+# What makes a command small; settings that the README gives itself are left as they are.
+SMALL = {
+    "train": ["scale=smoke", "backbone.name=test_resnet", "data.image_size=8", "progress=false",
+              "training.epochs=1", "training.batch_size=16", "evaluation.probe_epochs=2",
+              "data.max_train_size=200", "trainer.accelerator=cpu"],
+    "clip": ["scale=smoke", "data.train_size=64", "data.validation_size=32", "data.test_size=32",
+             "model.vision.width=4", "model.text.width=32", "model.text.heads=1",
+             "model.text.layers=1", "training.epochs=1", "training.batch_size=16",
+             "evaluation.gallery=1", "trainer.accelerator=cpu", "progress=false"],
+    "evaluate": ["evaluation.probe_epochs=1"],
+    "demo": ["--steps", "4", "--classes", "3", "--workers", "1"],
+    "synthetic": ["--steps", "4", "--classes", "3", "--seeds", "1", "--workers", "1",
+                  "--allow-dirty"],
+    "verify": ["--only", "convexity"],
+    "bench": ["--quick", "--no-memory", "--only", "InfoNCE"],
+}  # fmt: skip
+
+
+def given() -> dict[str, object]:
+    """Tensors that a snippet may speak of without making them, as its reader has them."""
+    torch.manual_seed(0)
+    names = ("embeddings", "view0", "view1", "images", "texts")
+    found = {name: torch.randn(12, 8, requires_grad=True) for name in names}
+    similarity = torch.nn.functional.normalize(found["embeddings"].detach())
+    triplets = (torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5]), torch.tensor([6, 7, 8]))
+    return {
+        **found,
+        "labels": torch.arange(12) % 3,
+        "ids": torch.arange(12),
+        "similarity": similarity @ similarity.T,
+        **dict(zip("apn", triplets, strict=True)),
+    }
+
+
+def test_the_python_of_the_readme_runs_as_it_stands():
+    session = given()
+    python = [text for language, text in BLOCKS if language == "python"]
+    assert len(python) >= 2
+    for text in python:
+        exec(text, session)
+    assert torch.isfinite(session["loss"])
+    assert session["plan"].converged
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch) -> Path:
+    """An empty folder, but for some photographs."""
+    monkeypatch.chdir(tmp_path)
+    write_classes(tmp_path / "photos", {"cats": 20, "dogs": 20})
+    return tmp_path
+
+
+def test_the_commands_of_the_readme_run_one_after_the_other(reader, capsys):
+    lines = [
+        line for language, text in BLOCKS if language != "python" for line in text.splitlines()
+    ]
+    commands = [words for line in lines if (words := shlex.split(line, comments=True))]
+    assert sum(words[0] == "tricouple" for words in commands) >= 3
+    for words in commands:
+        run(words)
+    assert list(reader.glob("runs/**/encoder.pt"))
+
+
+def run(words: list[str]) -> None:
+    """Run a line of a shell, or see that it could be run."""
+    if words[0] == "make":
+        done = subprocess.run(
+            ["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, check=False
+        )
+        assert done.returncode == 0, words
+    elif words[:2] == ["pip", "install"]:
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        asked = re.findall(r"\[(.*)\]", words[-1])
+        assert {name for text in asked for name in text.split(",")} <= {
+            *extras["optional-dependencies"]
+        }
+    elif words[:2] != ["git", "clone"] and words[0] != "cd":
+        assert words[0] == "tricouple", f"no way to try {words}"
+        _, command, *more = words
+        folders = sorted(glob.glob("runs/*-scl-*"))
+        more = [folders[0] if word == "RUN" else word for word in more]
+        more = [path for word in more for path in sorted(glob.glob(word)) or [word]]
+        own = {word.partition("=")[0] for word in more}
+        small = [word for word in SMALL.get(command, []) if word.partition("=")[0] not in own]
+        assert cli.main([command, *more, *small]) == 0, words
