@@ -37,6 +37,7 @@ class ContrastiveLoss(nn.Module, ABC):
     needs_negatives = True
     unit_length = True  # whether the loss sees unit vectors, or embeddings as they are
     scale: str | None = None  # the setting that divides similarities: τ, or what stands for it
+    shown: tuple[str, ...] = ()  # the settings that its text names
     paper_sharpness: float | None = None  # c of the paper's settings, if it states them
 
     def __init__(self, *, empty: str = "raise") -> None:
@@ -100,6 +101,16 @@ class ContrastiveLoss(nn.Module, ABC):
             self.register_buffer(name, value)
         else:
             super().__setattr__(name, value)
+
+    def extra_repr(self) -> str:
+        """Its settings, on one line; those of the sweeps have names of their own."""
+        values = {name: getattr(self, name) for name in self.shown}
+        return ", ".join(
+            str(value) if name == "sweeps"
+            else f"{name}=learnable" if isinstance(value, nn.Parameter)
+            else f"{name}={value!r}"
+            for name, value in values.items()
+        )  # fmt: skip
 
     def forward(
         self,

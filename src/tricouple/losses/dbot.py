@@ -48,6 +48,7 @@ class DBOT(ContrastiveLoss):
         torch.Size([])
     """
 
+    shown = ("regularisation", "n_iters", "lower", "upper", "variant")
     scale = "regularisation"
     regularisation: float | Tensor
 
@@ -108,10 +109,3 @@ class DBOT(ContrastiveLoss):
             # Up to the lower bound, then down to the upper one: a clamp of the column sum.
             columns = (columns + unscaled).clamp(*bounds) - unscaled
         return scores + rows[:, None] + columns
-
-    def extra_repr(self) -> str:
-        """The settings, for printing."""
-        return (
-            f"regularisation={self.regularisation}, n_iters={self.n_iters}, lower={self.lower}, "
-            f"upper={self.upper}, variant={self.variant!r}"
-        )

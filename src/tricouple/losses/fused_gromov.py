@@ -51,6 +51,7 @@ class FusedGromov(ContrastiveLoss):
         torch.Size([])
     """
 
+    shown = ("epsilon", "alpha", "n_outer", "n_iters", "variant")
     scale = "epsilon"
     epsilon: float | Tensor
 
@@ -102,10 +103,3 @@ class FusedGromov(ContrastiveLoss):
         log_plan = f[:, None] + g + signed + math.log(mass)
         positives = batch.relation.positives().pairs.mask()
         return read_out(log_plan, positives, self.variant).to(batch.dtype)
-
-    def extra_repr(self) -> str:
-        """The settings, for printing."""
-        return (
-            f"epsilon={self.epsilon}, alpha={self.alpha}, n_outer={self.n_outer}, "
-            f"n_iters={self.n_iters}, variant={self.variant!r}"
-        )

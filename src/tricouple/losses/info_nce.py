@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
@@ -49,6 +49,7 @@ class InfoNCE(ContrastiveLoss):
         torch.Size([])
     """
 
+    shown = ("temperature",)
     scale = "temperature"
     paper_sharpness = 10.0
     temperature: float | Tensor
@@ -79,11 +80,6 @@ class InfoNCE(ContrastiveLoss):
             batch.anchors, batch.references, sharpness, weights, batch.within, tiles.tile_entries
         )
         return (partition - sharpness * batch.inner(target)).to(batch.dtype)
-
-    def extra_repr(self) -> str:
-        """The settings, for printing."""
-        tau = "learnable" if isinstance(self.temperature, nn.Parameter) else self.temperature
-        return f"temperature={tau}"
 
 
 def _log_partition(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
@@ -36,6 +36,7 @@ class InvaSpread(ContrastiveLoss):
         torch.Size([])
     """
 
+    shown = ("temperature", "variant")
     scale = "temperature"
     paper_sharpness = 10.0
     temperature: float | Tensor
@@ -68,11 +69,6 @@ class InvaSpread(ContrastiveLoss):
         pull = log_p.masked_fill(~positives, 0.0).sum(1) / counts.clamp(min=1)
         push = _log_complement(log_p).masked_fill(~negatives, 0.0).sum(1)
         return (-(pull + push).sum() / torch.count_nonzero(counts)).to(batch.dtype)
-
-    def extra_repr(self) -> str:
-        """The settings, for printing."""
-        tau = "learnable" if isinstance(self.temperature, nn.Parameter) else self.temperature
-        return f"temperature={tau}, variant={self.variant!r}"
 
 
 def _log_complement(log_p: Tensor) -> Tensor:

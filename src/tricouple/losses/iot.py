@@ -47,6 +47,7 @@ class IOT(ContrastiveLoss):
         torch.Size([])
     """
 
+    shown = ("epsilon", "uniformity", "sweeps")
     scale = "epsilon"
     paper_sharpness = 10.0
     epsilon: float | Tensor
@@ -100,10 +101,6 @@ class IOT(ContrastiveLoss):
             # A sample without mass has no entries to spread.
             loss = loss + self.uniformity * _flatness(log_plan, spread & (log_plan > -torch.inf))
         return loss.to(batch.dtype)
-
-    def extra_repr(self) -> str:
-        """The settings, for printing."""
-        return f"epsilon={self.epsilon}, uniformity={self.uniformity}, {self.sweeps}"
 
 
 def _flatness(log_plan: Tensor, spread: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
@@ -71,6 +71,7 @@ class NegMMIOT(ContrastiveLoss):
         torch.Size([])
     """
 
+    shown = ("temperature", "epsilon", "shaping", "sweeps")
     scale = "temperature"
     paper_sharpness = 100.0
     temperature: float | Tensor
@@ -124,11 +125,6 @@ class NegMMIOT(ContrastiveLoss):
         if self.shaping == "log_sigmoid":
             return _LogSigmoid(self.epsilon, self.kernel_tol)
         return _Shaped(self.epsilon, self.shaping, resolve(self.shaping))
-
-    def extra_repr(self) -> str:
-        """The settings, for printing."""
-        tau = "learnable" if isinstance(self.temperature, nn.Parameter) else self.temperature
-        return f"temperature={tau}, epsilon={self.epsilon}, shaping={self.shaping!r}, {self.sweeps}"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
@@ -56,6 +56,7 @@ class PushPull(ContrastiveLoss):
         torch.Size([])
     """
 
+    shown = ("temperature", "epsilon_pos", "epsilon_neg", "shaping", "negatives", "sweeps")
     scale = "temperature"
     paper_sharpness = 100.0
     temperature: float | Tensor
@@ -127,11 +128,3 @@ class PushPull(ContrastiveLoss):
         lowest, highest = (float(end) for end in torch.aminmax(margins.detach()))
         check_decreasing(psi, lowest, max(highest, lowest + 1e-3), margins)
         return psi(margins)
-
-    def extra_repr(self) -> str:
-        """The settings, for printing."""
-        tau = "learnable" if isinstance(self.temperature, nn.Parameter) else self.temperature
-        return (
-            f"temperature={tau}, epsilon_pos={self.epsilon_pos}, epsilon_neg={self.epsilon_neg}, "
-            f"shaping={self.shaping!r}, negatives={self.negatives!r}, {self.sweeps}"
-        )

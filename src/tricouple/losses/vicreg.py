@@ -39,6 +39,7 @@ class VICReg(ContrastiveLoss):
         torch.Size([])
     """
 
+    shown = ("invariance", "variance", "covariance", "eps")
     needs_negatives = False
     unit_length = False
 
@@ -89,13 +90,6 @@ class VICReg(ContrastiveLoss):
                 "squares them twice; make them smaller, or call .double()"
             )
         return loss.to(batch.dtype)
-
-    def extra_repr(self) -> str:
-        """The settings, for printing."""
-        return (
-            f"invariance={self.invariance}, variance={self.variance}, "
-            f"covariance={self.covariance}, eps={self.eps}"
-        )
 
 
 def _identities(batch: Batch) -> Identities:
