@@ -104,13 +104,13 @@ class ContrastiveLoss(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Its settings, on one line; those of the sweeps have names of their own."""
-        values = {name: getattr(self, name) for name in self.shown}
-        return ", ".join(
-            str(value) if name == "sweeps"
-            else f"{name}=learnable" if isinstance(value, nn.Parameter)
-            else f"{name}={value!r}"
-            for name, value in values.items()
-        )  # fmt: skip
+        parts = []
+        for name in self.shown:
+            value = getattr(self, name)
+            text = "learnable" if isinstance(value, nn.Parameter) else format(value)
+            text = repr(value) if isinstance(value, str) else text
+            parts.append(text if name == "sweeps" else f"{name}={text}")
+        return ", ".join(parts)
 
     def forward(
         self,
