@@ -1,0 +1,87 @@
+"""Each example runs, changes few lines of its library's loop, and trains with the loss itself."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import tricouple as tc
+from processes import in_processes
+
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def load(name: str) -> ModuleType:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def recorded(adapter: type, seen: list) -> type:
+    """The adapter, which keeps what its criterion was called with and what came of it."""
+
+    class Recorded(adapter):
+        def __init__(self, *arguments, **options) -> None:
+            super().__init__(*arguments, **options)
+            (criterion,) = (m for m in self.modules() if isinstance(m, tc.NegMMIOT))
+            criterion.register_forward_hook(
+                lambda _, given, named, value: seen.append((given, named, value.detach())),
+                with_kwargs=True,
+            )
+
+    Recorded.__name__ = adapter.__name__
+    return Recorded
+
+
+def test_there_is_one_for_each_library():
+    assert EXAMPLES == [
+        "lightly_simclr",
+        "metric_learning_trainer",
+        "open_clip_training",
+        "sentence_transformers_pairs",
+    ]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_at_most_five_lines_differ_from_the_librarys_own_loop(name):
+    lines = (FOLDER / f"{name}.py").read_text().split('"""', 2)[2].splitlines()
+    ours = re.compile(
+        r"\btc\.|import tricouple|tricouple\.adapters|(TwoView|Metric|Clip|Sentence)Loss\("
+    )
+    changed = [line for line in lines if "# tricouple" in line]
+    assert 3 <= len(changed) <= 5
+    assert [line for line in lines if ours.search(line) and line not in changed] == []
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # for their bar
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*no accelerator is found")  # open_clip's loader
+@pytest.mark.parametrize(
+    ("name", "adapter", "run"),
+    [
+        ("lightly_simclr", "TwoViewLoss", lambda e, _: e.main(epochs=3, n_images=128)),
+        ("metric_learning_trainer", "MetricLoss", lambda e, _: e.main(epochs=1)),
+        ("sentence_transformers_pairs", "SentenceLoss", lambda e, _: e.main(epochs=4)),
+        ("open_clip_training", "ClipLoss", lambda e, path: e.train(e.demonstration(path, 6))),
+    ],
+    ids=EXAMPLES[:2] + EXAMPLES[3:] + EXAMPLES[2:3],
+)
+def test_the_loss_falls_and_is_the_one_called_directly(name, adapter, run, tmp_path):
+    example, seen = load(name), []
+
+    def in_a_process_of_its_own(_: int) -> torch.Tensor:
+        setattr(example, adapter, recorded(getattr(example, adapter), seen))
+        run(example, tmp_path)
+        arguments, options, value = seen[-1]
+        assert torch.equal(tc.NegMMIOT(1.0, 0.1)(*arguments, **options).detach(), value)
+        return torch.stack([value for _, _, value in seen])
+
+    # Their programs set up logging, seeds and more for the whole process.
+    (values,) = in_processes(1, tmp_path, in_a_process_of_its_own)
+    third = len(values) // 3
+    assert values[-third:].mean() < 0.95 * values[:third].mean()
