@@ -55,7 +55,7 @@ def main(epochs: int = 5, n_images: int = 512) -> list[float]:
     transform = SimCLRTransform(input_size=16, min_scale=0.5, **colourless)
     loader = DataLoader(Digits(n_images, transform), batch_size=32, shuffle=True, drop_last=True)
     model = SimCLR()
-    criterion = TwoViewLoss(tc.NegMMIOT(1.0, 0.1))  # tricouple, for NTXentLoss()
+    criterion = TwoViewLoss(tc.NegMMIOT(sharpness=10))  # tricouple, for NTXentLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.06)
     means = []
     for epoch in range(epochs):

@@ -26,7 +26,7 @@ def main(epochs: int = 5) -> list[float]:
     test_set = TensorDataset(pixels[1200:], classes[1200:])
     trunk = nn.Sequential(nn.Linear(64, 128), nn.ReLU())
     embedder = nn.Linear(128, 32)
-    loss = MetricLoss(tc.NegMMIOT(1.0, 0.1))  # tricouple, for TripletMarginLoss()
+    loss = MetricLoss(tc.NegMMIOT(sharpness=10))  # tricouple, for TripletMarginLoss()
     history: list[float] = []
     trainer = trainers.MetricLossOnly(
         models={"trunk": trunk, "embedder": embedder},

@@ -28,7 +28,7 @@ MODEL = {
 
 def train(arguments: list[str]) -> None:
     """What open_clip's program does, with another loss."""
-    own_loss = lambda args: ClipLoss(tc.NegMMIOT(1.0, 0.1), args.world_size)  # tricouple
+    own_loss = lambda args: ClipLoss(tc.NegMMIOT(sharpness=10), args.world_size)  # tricouple
     open_clip_train.main.create_loss = own_loss  # tricouple
     open_clip_train.main.main(arguments)
 

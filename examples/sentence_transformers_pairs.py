@@ -52,7 +52,7 @@ def main(epochs: int = 30) -> list[float]:
     """Train; the loss of each step."""
     train_dataset = pairs()
     model = word_vectors([*train_dataset["anchor"], *train_dataset["positive"]])
-    criterion = tc.NegMMIOT(1.0, 0.1)  # tricouple
+    criterion = tc.NegMMIOT(sharpness=10)  # tricouple
     loss = SentenceLoss(model, criterion)  # tricouple, for MultipleNegativesRankingLoss(model)
     with tempfile.TemporaryDirectory() as folder:
         arguments = SentenceTransformerTrainingArguments(

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+import tricouple.adapters  # noqa: F401 (lets torchvision be imported)
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 COLOURS = ["red", "green", "blue", "black", "white", "grey", "brown", "pink"]

@@ -78,7 +78,7 @@ def test_the_loss_falls_and_is_the_one_called_directly(name, adapter, run, tmp_p
         setattr(example, adapter, recorded(getattr(example, adapter), seen))
         run(example, tmp_path)
         arguments, options, value = seen[-1]
-        assert torch.equal(tc.NegMMIOT(1.0, 0.1)(*arguments, **options).detach(), value)
+        assert torch.equal(tc.NegMMIOT(sharpness=10)(*arguments, **options).detach(), value)
         return torch.stack([value for _, _, value in seen])
 
     # Their programs set up logging, seeds and more for the whole process.
