@@ -9,6 +9,7 @@ import lightning
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import tricouple as tc
 from conftest import classes, draw
@@ -92,8 +93,8 @@ def test_lightning(monkeypatch):
     monkeypatch.setattr(lightning, "Trainer", trainer)
     encoder = nn.Linear(5, 3)
     before = encoder.weight.detach().clone()
-    batches = [(rows(0).float().detach(), rows(1).float().detach())]
-    run("PyTorch Lightning", encoder=encoder, loader=batches)
+    views = TensorDataset(rows(0).float().detach(), rows(1).float().detach())
+    run("PyTorch Lightning", encoder=encoder, loader=DataLoader(views, batch_size=12))
     assert not torch.equal(encoder.weight, before)
 
 

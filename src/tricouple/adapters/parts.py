@@ -19,8 +19,9 @@ def adapted_library() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        library = (error.name or str(error)).partition(".")[0]
         raise ImportError(
-            f"{error.name or error} is missing: pip install '.[adapters]' in a clone of tricouple"
+            f"{library} is missing: pip install '.[adapters]' in a clone of tricouple"
         ) from error
 
 
