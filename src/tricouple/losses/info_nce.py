@@ -76,29 +76,17 @@ class InfoNCE(ContrastiveLoss):
         weights = target.marginals[0]
         shape = (len(batch.anchors), len(batch.references))
         tiles = choose_storage("streamed", self.memory_budget, shape, batch.anchors, matrices=0)
-        partition = _log_partition(
+        partition: Tensor = _LogPartition.apply(  # type: ignore[no-untyped-call]
             batch.anchors, batch.references, sharpness, weights, batch.within, tiles.tile_entries
         )
         return (partition - sharpness * batch.inner(target)).to(batch.dtype)
 
 
-def _log_partition(
-    anchors: Tensor,
-    references: Tensor,
-    sharpness: float | Tensor,
-    weights: Tensor,
-    within: bool,
-    tile_entries: int,
-) -> Tensor:
-    """``Σ_i w_i log Σ_j exp(sharpness · s_ij)``, without j = i within one set; wide dtype."""
-    arguments = (anchors, references, sharpness, weights, within, tile_entries)
-    return _LogPartition.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
-
-
 class _LogPartition(torch.autograd.Function):
-    """Tiles of similarities, in the forward and again in the backward pass: no N×M matrix.
+    """``Σ_i w_i log Σ_j exp(sharpness · s_ij)``, without j = i within one set; wide dtype.
 
-    Computing a tile twice costs less than writing it to memory and reading it back.
+    Tiles of similarities, in the forward and again in the backward pass, no N×M matrix: computing
+    a tile twice costs less than writing it to memory and reading it back.
     """
 
     @staticmethod
