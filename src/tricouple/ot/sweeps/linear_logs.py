@@ -165,23 +165,14 @@ class LogLinearTriplet(_LogCoupling):
 
 @dataclass(frozen=True)
 class LogLinearPlan:
-    """The plan at log-scalings φ (anchors), f (positives) and g (negatives).
+    """The plan at log-scalings φ (anchors), f (positives) and g (negatives)."""
 
-    Attributes:
-        coupling: The coupling.
-        phi: φ, shape (N,).
-        f: Shape (M,).
-        g: Shape (M,).
-        plus: r⁺ = E⁺ b.
-        minus: r⁻ = E⁻ h.
-    """
-
-    coupling: LogLinearTriplet
-    phi: Tensor
-    f: Tensor
-    g: Tensor
-    plus: Apart
-    minus: Apart
+    coupling: LogLinearTriplet  # the coupling
+    phi: Tensor  # φ, shape (N,)
+    f: Tensor  # shape (M,)
+    g: Tensor  # shape (M,)
+    plus: Apart  # r⁺ = E⁺ b
+    minus: Apart  # r⁻ = E⁻ h
 
     @property
     def attract(self) -> Side:

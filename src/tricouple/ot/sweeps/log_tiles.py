@@ -32,17 +32,11 @@ _BLOCK = 1 << 17
 
 @dataclass(frozen=True)
 class Apart:
-    """Logarithms of row sums ``Σ_j exp(c·s_ij + v_j)`` with the largest term apart.
+    """Logarithms of row sums ``Σ_j exp(c·s_ij + v_j)`` with the largest term apart."""
 
-    Attributes:
-        index: The column of that term, shape (N,).
-        top: Its logarithm.
-        rest: Logarithm of the sum of all others.
-    """
-
-    index: Tensor
-    top: Tensor
-    rest: Tensor
+    index: Tensor  # the column of that term, shape (N,)
+    top: Tensor  # its logarithm
+    rest: Tensor  # logarithm of the sum of all others
 
     @cached_property
     def total(self) -> Tensor:
@@ -57,42 +51,26 @@ class Apart:
 
 
 class Weights(NamedTuple):
-    """What the pairs (i, j) of a plan are multiplied by; absent ones are 0 (see ``_logs.h``).
+    """What the pairs (i, j) of a plan are multiplied by; absent ones are 0 (see ``_logs.h``)."""
 
-    Attributes:
-        left: Of each row, shape (N,), of what is summed over all k.
-        apart: The same in the column that is kept apart.
-        row: Of each row, of what k = j excludes.
-        right: Of each column, shape (M,), added to ``left`` and ``apart``.
-        column: Of each column, added to ``row``.
-    """
-
-    left: Tensor | None = None
-    apart: Tensor | None = None
-    row: Tensor | None = None
-    right: Tensor | None = None
-    column: Tensor | None = None
+    left: Tensor | None = None  # of each row, shape (N,), of what is summed over all k
+    apart: Tensor | None = None  # the same in the column that is kept apart
+    row: Tensor | None = None  # of each row, of what k = j excludes
+    right: Tensor | None = None  # of each column, shape (M,), added to ``left`` and ``apart``
+    column: Tensor | None = None  # of each column, added to ``row``
 
 
 @dataclass(frozen=True)
 class Side:
-    """Pairs of a plan: ``exp(own_i + c·s_ij + v_j)``, for triplets times all but j of a partner.
+    """Pairs of a plan: ``exp(own_i + c·s_ij + v_j)``, for triplets times all but j of a partner."""
 
-    Attributes:
-        factor: c, negative for repelling kernels.
-        own: Log-scalings of the rows.
-        v: Log-scalings of the columns.
-        partner: The other kernel's row sums, over the third index; None for plans of pairs.
-        partner_v: Log-scalings of that kernel's columns.
-        other: The column that the other kernel's pairs keep apart.
-    """
-
-    factor: float
-    own: Tensor
-    v: Tensor
+    factor: float  # c, negative for repelling kernels
+    own: Tensor  # log-scalings of the rows
+    v: Tensor  # log-scalings of the columns
+    # The other kernel's row sums, over the third index; None for plans of pairs.
     partner: Apart | None = None
-    partner_v: Tensor | None = None
-    other: Tensor | None = None
+    partner_v: Tensor | None = None  # log-scalings of that kernel's columns
+    other: Tensor | None = None  # the column that the other kernel's pairs keep apart
 
     def of_rows(self, weights: Weights) -> Tensor:
         """Exponents and weights of the rows, shape (6, N)."""
