@@ -66,6 +66,38 @@ def uniform_on(entries: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> Te
     return target / target.sum()
 
 
+def class_target(ids: Tensor, ref_ids: Tensor | None = None) -> Tensor:
+    """P̃ with class marginals, by loops: a class has the same mass on every axis it can be on."""
+    triplets = admissible_triplets(ids, ref_ids)
+    anchors, references = ids.tolist(), (ids if ref_ids is None else ref_ids).tolist()
+    target = torch.zeros(len(anchors), len(references), len(references), dtype=torch.float64)
+    positive = {anchors[i] for i, _, _ in triplets}  # classes that can be anchors and positives
+    n_positive, n_classes = len(positive), len(set(references))
+    for i, j, k in triplets:
+        own = len({a for a, _, _ in triplets if anchors[a] == anchors[i]})
+        partners = len({p for a, p, _ in triplets if a == i})
+        if n_positive == 1:
+            share = 1 / (n_classes - 1)
+        elif references[k] in positive:  # negative of all other anchor classes
+            share = n_positive / (n_positive - 1) / n_classes
+        else:  # negative of all of them
+            share = 1 / n_classes
+        target[i, j, k] = share / (n_positive * own * partners * references.count(references[k]))
+    return target
+
+
+def class_pairs(ids: Tensor, ref_ids: Tensor | None = None) -> Tensor:
+    """The positive pairs with class marginals, by loops."""
+    pairs = positive_pairs(ids, ref_ids, None)
+    anchors, n = ids.tolist(), len(ids if ref_ids is None else ref_ids)
+    target = torch.zeros(len(anchors), n, dtype=torch.float64)
+    n_classes = len({anchors[i] for i, _ in pairs})
+    for i, j in pairs:
+        own = len({a for a, _ in pairs if anchors[a] == anchors[i]})
+        target[i, j] = 1 / (n_classes * own * len([p for a, p in pairs if a == i]))
+    return target
+
+
 # --- costs ---------------------------------------------------------------------------------------
 
 
@@ -180,7 +212,7 @@ def kl_to(target: Tensor, log_plan: Tensor) -> Tensor:
 
 def coupling_loss(cost, epsilon, target, marginals, n_iters, gradient="unrolled") -> Tensor:
     """KL(P̃‖P^C), with the gradient of autograd or with Danskin's, ∂g/∂C = (P̃ − P)/ε."""
-    imposed = own_marginals(target) if marginals == "target" else uniform_marginals(cost.shape)
+    imposed = uniform_marginals(cost.shape) if marginals == "uniform" else own_marginals(target)
     if gradient == "unrolled":
         return kl_to(target, mm_sinkhorn(cost, epsilon, imposed, n_iters)[0])
     assert gradient == "envelope"
@@ -201,6 +233,8 @@ def dense_neg_mmiot(
     cost = triplet_cost(cosine(embeddings, ref_emb), temperature, within, shaping)
     admissible = admissible_triplets(labels, ref_labels) if triplets is None else triplets
     target = uniform_on(admissible, tuple(cost.shape))
+    if marginals == "classes":
+        target = class_target(labels, ref_labels)
     return coupling_loss(cost, epsilon, target, marginals, n_iters, gradient)
 
 
@@ -221,6 +255,9 @@ def dense_push_pull(
     push = uniform_on([(i, k) for i, _, k in admissible], shape)  # A⁻
     if negatives == "all" and triplets is None:
         push = uniform_on(pairs_of(labels, ref_labels, same=False), shape)
+    if marginals == "classes":
+        target = class_target(labels, ref_labels)
+        pull, push = target.sum(2), target.sum(1)
     rest = (marginals, n_iters, gradient)
     return coupling_loss(pair_cost(contrast, within), epsilon_pos, pull, *rest) + coupling_loss(
         pair_cost(-contrast, within), epsilon_neg, push, *rest
@@ -238,12 +275,16 @@ def dense_iot(
         pairs_of(labels, ref_labels, same=True) if triplets is None else [t[:2] for t in triplets]
     )
     target = uniform_on(pairs, tuple(cost.shape))
+    if marginals == "classes":
+        target = class_pairs(labels, ref_labels)
     loss = coupling_loss(cost, epsilon, target, marginals, n_iters, gradient)
     if uniformity == 0:
         return loss
-    imposed = own_marginals(target) if marginals == "target" else uniform_marginals(cost.shape)
+    imposed = uniform_marginals(cost.shape) if marginals == "uniform" else own_marginals(target)
     log_plan = mm_sinkhorn(cost, epsilon, imposed, n_iters)[0]
     others = log_plan[log_plan.isfinite() & (target == 0)]
+    if len(others) == 0:
+        return loss
     log_mean = log_sum_exp(others, (0,)) - math.log(len(others))
     return loss + uniformity * (log_mean.exp() * (log_mean - others)).sum()
 

@@ -1,5 +1,7 @@
 """Counts and target marginals of a relation against the sets they count, listed one by one."""
 
+import math
+
 import pytest
 import torch
 
@@ -65,6 +67,7 @@ def assert_target(relation, target, dense):
     assert ((rows == 0) == (dense.sum(1) == 0)).all()  # exactly zero, not a rounding error
     assert ((columns == 0) == (dense.sum(0) == 0)).all()
     assert torch.equal(target.mask(), dense > 0)
+    assert relative_error(target.dense(), dense) <= 1e-14
     generator = torch.Generator().manual_seed(0)
     left = torch.randn(dense.shape[0], 3, generator=generator, dtype=torch.float64)
     right = torch.randn(dense.shape[1], 3, generator=generator, dtype=torch.float64)
@@ -87,7 +90,7 @@ def test_triplet_target_has_the_marginals_of_the_dense_target(name):
     relation, triplets, (n, m) = example(name)
     dense = uniform_on(triplets, (n, m, m))
     target = relation.triplets()
-    assert target.size == len(triplets)
+    assert target.entropy == pytest.approx(math.log(len(triplets)))
     for axis, marginal in enumerate(target.marginals):
         others = tuple({0, 1, 2} - {axis})
         assert relative_error(marginal, dense.sum(others)) <= 1e-14
@@ -100,7 +103,8 @@ def test_projections_are_uniform_on_their_pairs(name):
     relation, triplets, shape = example(name)
     pull, push = {(i, j) for i, j, _ in triplets}, {(i, k) for i, _, k in triplets}
     attracting, repelling = relation.attracting(), relation.repelling()
-    assert (attracting.size, repelling.size) == (len(pull), len(push))
+    sizes = math.log(len(pull)), math.log(len(push))
+    assert (attracting.entropy, repelling.entropy) == pytest.approx(sizes)
     assert_target(relation, attracting.pairs, uniform_on(list(pull), shape))
     assert_target(relation, repelling.pairs, uniform_on(list(push), shape))
 
@@ -115,7 +119,7 @@ def test_positives_and_negatives_do_not_need_each_other(side, name):
     ids = (None if ids is None else torch.tensor(ids) for ids in LABELS[name])
     pairs = pairs_of(*ids, same=side == "positives")
     target = getattr(relation, side)()
-    assert target.size == len(pairs)
+    assert target.entropy == pytest.approx(math.log(len(pairs)))
     assert_target(relation, target.pairs, uniform_on(pairs, shape))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +10,14 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.checks import Labels
 from tricouple.numeric import compute_dtype, cosines, unit_rows, wide_dtype
-from tricouple.relations import Identities, ListedTriplets, MinedPairs, PairTarget, Relation
+from tricouple.relations import (
+    Identities,
+    ListedTriplets,
+    MinedPairs,
+    PairTarget,
+    Relation,
+    by_class,
+)
 
 IndicesTuple = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]
 """Triplets (anchors, positives, negatives), or pairs (a1, positives, a2, negatives)."""
@@ -30,6 +37,12 @@ class Batch:
     relation: Relation  # who is whose positive and negative
     within: bool  # whether anchors and references are the same samples
     temperature: float | Tensor  # what divides the similarities
+
+    def weighed(self, marginals: str) -> Batch:
+        """The batch with class marginals, if they are asked for."""
+        if marginals != "classes":
+            return self
+        return replace(self, relation=by_class(self.relation))
 
     def similarity(self) -> Tensor:
         """Cosines, shape (N, M)."""

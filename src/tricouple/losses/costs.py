@@ -9,19 +9,22 @@ import torch
 from torch import Tensor
 
 from tricouple.losses.batch import Batch
-from tricouple.numeric import Patch, first_derivative_only, pull, wide_dtype
+from tricouple.numeric import Patch, first_derivative_only, pull
 from tricouple.ot.engine import LogSigmoidTriplets
-from tricouple.relations import ListedTriplets, Relation
+from tricouple.relations import ListedTriplets, TripletTarget
 from tricouple.shaping import Margins, Shaping, log_sigmoid
 
 VARIANTS = ("formula", "published")
 
 
-def mean_cost(batch: Batch, scores: Tensor, psi: Shaping, memory_budget: float) -> Tensor:
-    """``Σ_A ψ(x_ij − x_ik) / |A|``.
+def mean_cost(
+    batch: Batch, target: TripletTarget, scores: Tensor, psi: Shaping, memory_budget: float
+) -> Tensor:
+    """``⟨P̃, ψ(x_ij − x_ik)⟩``.
 
     Args:
         batch: The batch, with at least one admissible triplet.
+        target: P̃.
         scores: x = s/τ, shape (N, M).
         psi: ψ.
         memory_budget: Bytes for the costs of some anchors at a time.
@@ -29,11 +32,9 @@ def mean_cost(batch: Batch, scores: Tensor, psi: Shaping, memory_budget: float) 
     relation = batch.relation
     if isinstance(relation, ListedTriplets):
         return psi(listed_margins(relation, scores)).mean()
-    positives = relation.attracting().pairs.mask()
-    negatives = relation.repelling().pairs.mask()
     margins = Margins(scores.detach(), psi, memory_budget)
-    total: Tensor = _TripletSum.apply(scores, margins, positives, negatives)  # type: ignore[no-untyped-call]
-    return total / relation.n_triplets
+    mean: Tensor = _TripletSum.apply(scores, margins, *target.weights())  # type: ignore[no-untyped-call]
+    return mean
 
 
 def listed_margins(relation: ListedTriplets, scores: Tensor) -> Tensor:
@@ -43,19 +44,17 @@ def listed_margins(relation: ListedTriplets, scores: Tensor) -> Tensor:
 
 
 class _TripletSum(torch.autograd.Function):
-    """``Σ_i Σ_{j positive, k negative} ψ(x_ij − x_ik)``, with the gradient from the same pass."""
+    """``Σ_ijk plus_ij minus_ik ψ(x_ij − x_ik)``, with the gradient from the same pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any, scores: Tensor, margins: Margins, positives: Tensor, negatives: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, margins: Margins, plus: Tensor, minus: Tensor) -> Tensor:
         total = scores.new_zeros(())
         gradient = torch.zeros_like(scores) if ctx.needs_input_grad[0] else None
         for block in margins.blocks:
-            other = ~(positives[block, :, None] & negatives[block, None, :])
-            total += margins.costs(block).masked_fill_(other, 0.0).sum()
+            near, far = plus[block, :, None], minus[block, None, :]
+            total += margins.costs(block).mul_(near).mul_(far).sum()
             if gradient is not None:
-                slopes = margins.slopes(block).masked_fill_(other, 0.0)
+                slopes = margins.slopes(block).mul_(near).mul_(far)
                 torch.sub(slopes.sum(2), slopes.sum(1), out=gradient[block])
         ctx.save_for_backward(gradient)
         return total
@@ -68,12 +67,13 @@ class _TripletSum(torch.autograd.Function):
 
 
 def mean_log_sigmoid_cost(
-    batch: Batch, factor: float | Tensor, problem: LogSigmoidTriplets
+    batch: Batch, target: TripletTarget, factor: float | Tensor, problem: LogSigmoidTriplets
 ) -> Tensor:
-    """``Σ_A log(1 + e^{−(x_ij − x_ik)}) / |A|``, x = factor · s, in O(Q·N²) and O(N·d) memory.
+    """``⟨P̃, log(1 + e^{−(x_ij − x_ik)})⟩``, x = factor · s, in O(Q·N²) and O(N·d) memory.
 
     Args:
         batch: The batch, with at least one admissible triplet.
+        target: P̃.
         factor: 1/τ.
         problem: The triplets, which know how their costs are summed.
     """
@@ -81,12 +81,12 @@ def mean_log_sigmoid_cost(
     if isinstance(relation, ListedTriplets):
         return log_sigmoid(listed_margins(relation, factor * batch.similarity())).mean()
     embedded = batch.anchors, batch.references
-    total: Tensor = _PairwiseSum.apply(*embedded, factor, relation, problem)  # type: ignore[no-untyped-call]
-    return total / relation.n_triplets
+    mean: Tensor = _PairwiseSum.apply(*embedded, factor, target, problem)  # type: ignore[no-untyped-call]
+    return mean
 
 
 class _PairwiseSum(torch.autograd.Function):
-    """``Σ_i Σ_{j positive, k negative} log(1 + e^{−(x_ij − x_ik)})``, its gradient at once."""
+    """``⟨P̃, log(1 + e^{−(x_ij − x_ik)})⟩``, its gradient at once."""
 
     @staticmethod
     def forward(
@@ -94,18 +94,13 @@ class _PairwiseSum(torch.autograd.Function):
         anchors: Tensor,
         references: Tensor,
         factor: float | Tensor,
-        relation: Relation,
+        target: TripletTarget,
         problem: LogSigmoidTriplets,
     ) -> Tensor:
-        wide = wide_dtype(anchors.device)
-        positives, negatives = relation.attracting().pairs, relation.repelling().pairs
         totals: list[Tensor] = []
 
-        def weights(rows: slice) -> tuple[Tensor, Tensor]:
-            return positives.mask(rows).to(wide), negatives.mask(rows).to(wide)
-
         def patches() -> Iterator[Patch]:
-            for sums, patch in problem.costs(anchors, references, number, weights):
+            for sums, patch in problem.costs(anchors, references, number, target.weights):
                 totals.append(sums.sum())
                 yield patch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,7 @@ from tricouple.losses.batch import Batch
 from tricouple.numeric import expectation
 from tricouple.ot.engine import Pairs, Sweeps
 from tricouple.ot.potentials import embedded_potentials, solve_potentials
-from tricouple.relations import UniformPairs
+from tricouple.relations import TargetPairs
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class PairDivergence:
 
 def pair_divergence(
     batch: Batch,
-    target: UniformPairs,
+    target: TargetPairs,
     sharpness: float | Tensor,
     sweeps: Sweeps,
     *,
@@ -33,7 +32,7 @@ def pair_divergence(
 ) -> PairDivergence:
     """Solve the plan with kernel ``exp(sharpness · s)`` and compare the target with it.
 
-    ``KL(P̃‖P) = −log|pairs| − sharpness·⟨P̃, s⟩ − Σ ⟨target marginal, log-scaling⟩``.
+    ``KL(P̃‖P) = −H(P̃) − sharpness·⟨P̃, s⟩ − Σ ⟨target marginal, log-scaling⟩``.
 
     Args:
         batch: The batch, with cosines s.
@@ -52,6 +51,6 @@ def pair_divergence(
         mean = batch.inner(target.pairs)  # O(N·d) work
     else:
         potentials, _ = solve_potentials(costs, sharpness, imposed, problem, sweeps)
-        mean = costs[target.pairs.mask()].to(masses.dtype).mean()
-    value = -math.log(target.size) - sharpness * mean - expectation(masses, potentials)
+        mean = (target.pairs.dense() * costs).sum()
+    value = -target.entropy - sharpness * mean - expectation(masses, potentials)
     return PairDivergence(value, potentials.split(sizes))

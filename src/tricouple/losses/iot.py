@@ -33,7 +33,7 @@ class IOT(ContrastiveLoss):
         uniformity: λ ≥ 0.
         gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``, as in ``NegMMIOT``; the
             envelope assumes a fixed target, so it does not go with a uniformity penalty.
-        marginals: ``"uniform"`` as published, or ``"target"``.
+        marginals: ``"uniform"`` as published, ``"target"`` or ``"classes"``, as in ``NegMMIOT``.
         sharpness: c = 1/ε instead; 10, the paper's, if neither is given.
         empty: ``"raise"`` or ``"zero"`` for batches without a positive pair.
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``; the uniformity
@@ -88,7 +88,7 @@ class IOT(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """The divergence, and the penalty if asked for."""
-        target = batch.relation.positives()
+        target = batch.weighed(self.sweeps.marginals).relation.positives()
         sharpness = inverse_product(batch.temperature, 1.0)
         divergence = pair_divergence(batch, target, sharpness, self.sweeps)
         loss = divergence.value

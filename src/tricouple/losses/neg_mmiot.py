@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -53,8 +52,9 @@ class NegMMIOT(ContrastiveLoss):
         gradient: ``"unrolled"`` (exact for the sweeps done), ``"implicit"`` (exact at convergence:
             give it enough ``n_iters`` and a ``tol``) or ``"envelope"`` (cheapest; exact at
             convergence in balanced batches).
-        marginals: ``"uniform"`` as in the paper, or ``"target"``: those of P̃, so that samples
-            without a positive drop out.
+        marginals: ``"uniform"`` as in the paper; ``"target"``: those of P̃, so that samples without
+            a positive drop out; ``"classes"``: the same mass for every class, in P̃ as well, so that
+            small classes count as much as large ones (mathematics §11).
         sharpness: c = 1/(τε) instead of a temperature; 10 if neither is given. ``"paper"`` is the
             paper's c = 100, which a training with SGD does not survive (docs/sharpness.md).
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
@@ -107,7 +107,8 @@ class NegMMIOT(ContrastiveLoss):
         return self.epsilon
 
     def compute(self, batch: Batch) -> Tensor:
-        """KL(P̃‖P) = −log|A| + ⟨P̃, C⟩/ε − Σ ⟨target marginal, log-scaling⟩ (mathematics §2)."""
+        """KL(P̃‖P) = −H(P̃) + ⟨P̃, C⟩/ε − Σ ⟨target marginal, log-scaling⟩ (mathematics §2)."""
+        batch = batch.weighed(self.sweeps.marginals)
         cost, target = self._cost(), batch.relation.triplets()
         factor, problem = cost.factor(batch.temperature), cost.problem(batch, self.sweeps)
         mean = cost.mean(batch, target, factor, self.sweeps)  # ⟨P̃, C⟩/ε
@@ -115,7 +116,7 @@ class NegMMIOT(ContrastiveLoss):
         imposed = self.sweeps.imposed(masses, [len(mass) for mass in target.marginals])
         embedded = batch.anchors, batch.references
         potentials = embedded_potentials(*embedded, factor, imposed, problem, self.sweeps)
-        loss = mean - math.log(target.size) - expectation(masses, potentials)
+        loss = mean - target.entropy - expectation(masses, potentials)
         return loss.to(batch.dtype)
 
     def _cost(self) -> _Cost:
@@ -179,7 +180,8 @@ class _LogSigmoid(_Cost):
     def mean(
         self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
     ) -> Tensor:
-        return mean_log_sigmoid_cost(batch, factor, self.problem(batch, how)) / self.epsilon
+        problem = self.problem(batch, how)
+        return mean_log_sigmoid_cost(batch, target, factor, problem) / self.epsilon
 
 
 @dataclass(frozen=True)
@@ -203,4 +205,4 @@ class _Shaped(_Cost):
     ) -> Tensor:
         scores = factor * batch.wide_similarity()
         check_margins(self.psi, scores)
-        return mean_cost(batch, scores, self.psi, how.memory_budget) / self.epsilon
+        return mean_cost(batch, target, scores, self.psi, how.memory_budget) / self.epsilon

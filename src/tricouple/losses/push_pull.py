@@ -38,7 +38,7 @@ class PushPull(ContrastiveLoss):
         shaping: ψ: ``"linear"`` is ψ(t) = −t; also ``"log_sigmoid"``, ``"exponential"``,
             ``"hinge"``, ``"squared_hinge"`` or any strictly decreasing callable.
         gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``, as in ``NegMMIOT``.
-        marginals: ``"uniform"`` as in the paper, or ``"target"``.
+        marginals: ``"uniform"`` as in the paper, ``"target"`` or ``"classes"``, as in ``NegMMIOT``.
         sharpness: c = 1/(τε₊) instead of a temperature; 10 if neither is given. ``"paper"`` is the
             paper's c = 100, which a training with SGD does not survive (docs/sharpness.md).
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
@@ -106,7 +106,7 @@ class PushPull(ContrastiveLoss):
             # Costs instead of similarities: transport now seeks the small ones.
             costs = self._costs(batch)
             attract, repel = -1 / self.epsilon_pos, 1 / self.epsilon_neg
-        relation = batch.relation
+        relation = batch.weighed(self.sweeps.marginals).relation
         # The paper has two A⁻: a projection of A in Algorithm 1, all unequal pairs in its appendix.
         push = relation.repelling() if self.negatives == "projected" else relation.negatives()
         targets = relation.attracting(), push

@@ -69,7 +69,7 @@ class Sweeps:
     def __post_init__(self) -> None:
         checks.sweeps(self.n_iters, self.tol)
         checks.one_of("gradient", self.gradient, GRADIENTS)
-        checks.one_of("marginals", self.marginals, ("uniform", "target"))
+        checks.one_of("marginals", self.marginals, ("uniform", "target", "classes"))
         checks.one_of("memory", self.memory, MEMORY_MODES)
         checks.positive_number("memory_budget", self.memory_budget)
 

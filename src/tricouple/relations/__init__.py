@@ -10,8 +10,9 @@ The target couplings are uniform on A or on its projections, and are never built
 
 from tricouple.relations.identities import Identities
 from tricouple.relations.listed import ListedTriplets, MinedPairs
-from tricouple.relations.targets import PairTarget, Relation, TripletTarget, UniformPairs
+from tricouple.relations.targets import PairTarget, Relation, TargetPairs, TripletTarget
 from tricouple.relations.views import pair_views, view_pairs
+from tricouple.relations.weighted import WeightedIdentities, by_class
 
 __all__ = [
     "Identities",
@@ -19,8 +20,10 @@ __all__ = [
     "MinedPairs",
     "PairTarget",
     "Relation",
+    "TargetPairs",
     "TripletTarget",
-    "UniformPairs",
+    "WeightedIdentities",
+    "by_class",
     "pair_views",
     "view_pairs",
 ]

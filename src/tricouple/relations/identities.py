@@ -7,6 +7,7 @@ groups, and inner products with the similarities come from the groups' sums, O(N
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import divide_or_zero, wide_dtype
-from tricouple.relations.targets import TripletTarget, UniformPairs
+from tricouple.relations.targets import TargetPairs, TripletTarget
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class Identities:
         anchors = torch.bincount(self.codes[0], minlength=len(both)).to(both.dtype)
         return anchors, both - anchors
 
+    def anchor_sums(self, values: Tensor) -> Tensor:
+        """The sum of the anchors' values in each group, shape (K,)."""
+        sums = values.new_zeros(len(self.sizes[0]))
+        return sums.index_add_(0, self.codes[0], values)
+
     @functools.cached_property
     def partners(self) -> tuple[Tensor, Tensor]:
         """Positives n⁺ and negatives n⁻ of an anchor of each group, shape (K,) each."""
@@ -89,21 +95,22 @@ class Identities:
         negatives = GroupedPairs(self, different=per_negative)
         contrast = GroupedPairs(self, same=per_positive, different=-per_negative)
         marginals = (*positives.marginals, negatives.marginals[1])
-        return TripletTarget(self.n_triplets, positives, negatives, contrast, marginals)
+        entropy, weight = math.log(self.n_triplets), 1 / self.n_triplets
+        return TripletTarget(entropy, positives, negatives, contrast, marginals, weight)
 
-    def attracting(self) -> UniformPairs:
+    def attracting(self) -> TargetPairs:
         """Same identity, for anchors that also have a negative."""
         return self._uniform(self.partners[1] > 0, same=True)
 
-    def repelling(self) -> UniformPairs:
+    def repelling(self) -> TargetPairs:
         """Other identity, for anchors that also have a positive."""
         return self._uniform(self.partners[0] > 0, same=False)
 
-    def positives(self) -> UniformPairs:
+    def positives(self) -> TargetPairs:
         """Same identity, every anchor."""
         return self._uniform(torch.ones_like(self.partners[0], dtype=torch.bool), same=True)
 
-    def negatives(self) -> UniformPairs:
+    def negatives(self) -> TargetPairs:
         """Other identity, every anchor."""
         return self._uniform(torch.ones_like(self.partners[0], dtype=torch.bool), same=False)
 
@@ -113,13 +120,13 @@ class Identities:
         anchors = self.sizes[0] @ (positives > 0).to(positives.dtype)
         return GroupedPairs(self, same=divide_or_zero(1 / anchors, positives))
 
-    def _uniform(self, kept: Tensor, *, same: bool) -> UniformPairs:
+    def _uniform(self, kept: Tensor, *, same: bool) -> TargetPairs:
         partners = self.partners[0 if same else 1]
         anchors = self.sizes[0] * kept
         size = float(anchors @ partners)
         weights = kept.to(partners.dtype) / size
         pairs = GroupedPairs(self, same=weights) if same else GroupedPairs(self, different=weights)
-        return UniformPairs(size, pairs)
+        return TargetPairs(math.log(size), pairs)
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,7 @@ class GroupedPairs:
             columns.append(self.same * (anchor_sizes - int(self.relation.within)))
         if self.different is not None:
             rows.append(self.different * negatives)
-            columns.append(_all_but_own(self.different * anchor_sizes))
+            columns.append(all_but_own(self.different * anchor_sizes))
         anchor_codes, reference_codes = self.relation.codes
         return (
             functools.reduce(torch.add, rows).index_select(0, anchor_codes),
@@ -200,6 +207,17 @@ class GroupedPairs:
             columns.append(sent.sum(0) - sent)
         return functools.reduce(torch.add, rows), functools.reduce(torch.add, columns)
 
+    def dense(self) -> Tensor:
+        """The entries."""
+        anchor_codes, reference_codes = self.relation.codes
+        zero = self.relation.sizes[0].new_zeros(1, 1)
+        near, far = (
+            zero if weights is None else weights[anchor_codes, None]
+            for weights in (self.same, self.different)
+        )
+        entries = torch.where(anchor_codes[:, None] == reference_codes, near, far)
+        return entries.fill_diagonal_(0.0) if self.relation.within else entries
+
     def mask(self, rows: slice = slice(None)) -> Tensor:
         """Pairs that have weight, of some anchors."""
         anchor_codes, reference_codes = self.relation.codes
@@ -237,7 +255,7 @@ class _Form(torch.autograd.Function):
         return None, *(gradient * part for part in sums)
 
 
-def _all_but_own(values: Tensor) -> Tensor:
+def all_but_own(values: Tensor) -> Tensor:
     """``Σ_{l≠k} values_l`` for each k.
 
     A mass that is zero must come out as zero, not as a rounding error; true masses are at least

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import wide_dtype
-from tricouple.relations.targets import TripletTarget, UniformPairs
+from tricouple.relations.targets import TargetPairs, TripletTarget
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,19 @@ class ListedTriplets:
         pairs = self._pairs(self.positive_indices), self._pairs(self.negative_indices)
         return _triplet_target(self.n_triplets, *pairs)
 
-    def attracting(self) -> UniformPairs:
+    def attracting(self) -> TargetPairs:
         """Distinct (anchor, positive) pairs."""
         return self._uniform(self.positive_indices)
 
-    def repelling(self) -> UniformPairs:
+    def repelling(self) -> TargetPairs:
         """Distinct (anchor, negative) pairs."""
         return self._uniform(self.negative_indices)
 
-    def positives(self) -> UniformPairs:
+    def positives(self) -> TargetPairs:
         """The same as ``attracting``: a listed positive always has a negative."""
         return self.attracting()
 
-    def negatives(self) -> UniformPairs:
+    def negatives(self) -> TargetPairs:
         """The same as ``repelling``: a listed negative always has a positive."""
         return self.repelling()
 
@@ -78,7 +79,7 @@ class ListedTriplets:
         weights = counts.to(wide_dtype(keys.device)) / max(1.0, self.n_triplets)
         return ListedPairs(keys // self.shape[1], keys % self.shape[1], weights, self.shape)
 
-    def _uniform(self, partners: Tensor) -> UniformPairs:
+    def _uniform(self, partners: Tensor) -> TargetPairs:
         pairs = self._pairs(partners)
         return _uniform(pairs.rows, pairs.columns, self.shape)
 
@@ -159,21 +160,21 @@ class MinedPairs:
         negatives = self._weighted(self.negative_pairs, near / self.n_triplets)
         return _triplet_target(self.n_triplets, positives, negatives)
 
-    def attracting(self) -> UniformPairs:
+    def attracting(self) -> TargetPairs:
         """Positive pairs of anchors that also have a negative."""
         pairs = self._weighted(self.positive_pairs, self._partners[1])
         return _uniform(pairs.rows, pairs.columns, self.shape)
 
-    def repelling(self) -> UniformPairs:
+    def repelling(self) -> TargetPairs:
         """Negative pairs of anchors that also have a positive."""
         pairs = self._weighted(self.negative_pairs, self._partners[0])
         return _uniform(pairs.rows, pairs.columns, self.shape)
 
-    def positives(self) -> UniformPairs:
+    def positives(self) -> TargetPairs:
         """All positive pairs."""
         return _uniform(*self.positive_pairs, self.shape)
 
-    def negatives(self) -> UniformPairs:
+    def negatives(self) -> TargetPairs:
         """All negative pairs."""
         return _uniform(*self.negative_pairs, self.shape)
 
@@ -218,6 +219,12 @@ class ListedPairs:
         received: Tensor = torch.sparse.mm(target, references)
         return (anchors * received).sum()
 
+    def dense(self) -> Tensor:
+        """The entries."""
+        entries = self.weights.new_zeros(self.shape)
+        entries[self.rows, self.columns] = self.weights
+        return entries
+
     def mask(self, rows: slice = slice(None)) -> Tensor:
         """The listed pairs."""
         chosen = torch.zeros(self.shape, dtype=torch.bool, device=self.rows.device)
@@ -234,14 +241,14 @@ def _triplet_target(size: float, positives: ListedPairs, negatives: ListedPairs)
         positives.shape,
     )
     marginals = (*positives.marginals, negatives.marginals[1])
-    return TripletTarget(size, positives, negatives, contrast, marginals)
+    return TripletTarget(math.log(size), positives, negatives, contrast, marginals, 1 / size)
 
 
-def _uniform(rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> UniformPairs:
+def _uniform(rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> TargetPairs:
     """Uniform on these pairs."""
     size = float(len(rows))
     weights = torch.full_like(rows, 1 / max(1.0, size), dtype=wide_dtype(rows.device))
-    return UniformPairs(size, ListedPairs(rows, columns, weights, shape))
+    return TargetPairs(math.log(max(1.0, size)), ListedPairs(rows, columns, weights, shape))
 
 
 def _per_anchor(rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> ListedPairs:

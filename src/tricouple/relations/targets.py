@@ -18,29 +18,48 @@ class PairTarget(Protocol):
     def inner(self, anchors: Tensor, references: Tensor) -> Tensor:
         """``Σ_ij P̃_ij ⟨anchors_i, references_j⟩``, differentiable in both."""
 
+    def dense(self) -> Tensor:
+        """P̃ as an N×M matrix, for losses that need it entry by entry."""
+
     def mask(self, rows: slice = slice(None)) -> Tensor:
         """The support of P̃ as an N×M boolean matrix, for losses that need it entry by entry."""
 
 
 @dataclass(frozen=True)
-class UniformPairs:
-    """A pair target that is uniform on ``size`` pairs."""
+class TargetPairs:
+    """A pair target with its entropy."""
 
-    size: float
+    entropy: float  # −Σ P̃ log P̃: the logarithm of the number of pairs where all weigh the same
     pairs: PairTarget
 
 
 @dataclass(frozen=True)
 class TripletTarget:
-    """The target coupling of triplets, uniform on A, seen through its pair marginals."""
+    """The target coupling of triplets, P̃_ijk = w_i v_k on A, seen through its pair marginals."""
 
-    size: float  # |A|, the number of admissible triplets
+    entropy: float  # −Σ P̃ log P̃: log|A| where all triplets weigh the same
     positives: PairTarget  # P̃¹², its (anchor, positive) marginal
     negatives: PairTarget  # P̃¹³, its (anchor, negative) marginal
     # P̃¹² − P̃¹³, whose inner product with the similarities is the mean margin.
     contrast: PairTarget
     # Masses of the samples as anchor, as positive and as negative.
     marginals: tuple[Tensor, Tensor, Tensor]
+    anchor_weights: Tensor | float  # w, shape (N,), or 1/|A| for all
+    negative_weights: Tensor | float = 1.0  # v, shape (M,)
+
+    def weights(self, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Two matrices whose product is P̃, where triplets are all products of pairs.
+
+        w_i at the positives of some anchors i, and v_k at their negatives, shape (rows, M) each.
+        """
+        wide, of_anchor = self.marginals[0].dtype, self.anchor_weights
+        if isinstance(of_anchor, Tensor):
+            of_anchor = of_anchor[rows, None]
+        positives, negatives = (
+            self.positives.mask(rows).to(wide),
+            self.negatives.mask(rows).to(wide),
+        )
+        return positives * of_anchor, negatives * self.negative_weights
 
 
 class Relation(Protocol):
@@ -55,18 +74,18 @@ class Relation(Protocol):
         """The number of positive pairs, with or without a negative for their anchor."""
 
     def triplets(self) -> TripletTarget:
-        """Uniform on A."""
+        """On A; uniform, but for class marginals."""
 
-    def attracting(self) -> UniformPairs:
+    def attracting(self) -> TargetPairs:
         """Uniform on A⁺, the (anchor, positive) pairs of A."""
 
-    def repelling(self) -> UniformPairs:
+    def repelling(self) -> TargetPairs:
         """Uniform on A⁻, the (anchor, negative) pairs of A."""
 
-    def positives(self) -> UniformPairs:
+    def positives(self) -> TargetPairs:
         """Uniform on all positive pairs, whether or not their anchor has a negative."""
 
-    def negatives(self) -> UniformPairs:
+    def negatives(self) -> TargetPairs:
         """Uniform on all negative pairs, whether or not their anchor has a positive."""
 
     def per_anchor(self) -> PairTarget:

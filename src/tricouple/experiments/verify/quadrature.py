@@ -114,9 +114,10 @@ def cost(setting: Setting) -> Measured:
         z, labels = _batch(setting)
         batch = prepare(z, labels, None, None, None)
         scores = batch.wide_similarity() / temperature
-        exact = _with_gradient(mean_cost(batch, scores, log_sigmoid, DEFAULT_BUDGET), z)
+        target = batch.relation.triplets()
+        exact = _with_gradient(mean_cost(batch, target, scores, log_sigmoid, DEFAULT_BUDGET), z)
         triplets = LogSigmoidTriplets(batch.within, 1.0, FLOOR)
-        quick = mean_log_sigmoid_cost(batch, 1 / temperature, triplets)
+        quick = mean_log_sigmoid_cost(batch, target, 1 / temperature, triplets)
         value, gradient = _errors(_with_gradient(quick, z), exact)
         yield {"τ": temperature, "error of the mean": value, "of its gradient": gradient}
 
