@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tricouple import geometry, ot, shaping
+    from tricouple.experiments.encoder import load_encoder
     from tricouple.losses import (
         DBOT,
         IOT,
@@ -31,6 +32,7 @@ __all__ = [
     "PushPull",
     "VICReg",
     "geometry",
+    "load_encoder",
     "ot",
     "pair_views",
     "shaping",
@@ -47,6 +49,7 @@ _HOMES = {
     "NegMMIOT": "tricouple.losses",
     "PushPull": "tricouple.losses",
     "VICReg": "tricouple.losses",
+    "load_encoder": "tricouple.experiments.encoder",
     "pair_views": "tricouple.relations",
 }
 

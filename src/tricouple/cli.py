@@ -77,6 +77,11 @@ COMMANDS = {
         "linear probe, k-NN and geometry of trained encoders",
         "train",
     ),
+    "embed": Command(
+        "tricouple.experiments.embed",
+        "embeddings of your own images by a trained encoder, and which are alike",
+        "train",
+    ),
     "clip": Command(
         "tricouple.experiments.runs.command:CLIP",
         "train image and text encoders on captions: retrieval, zero-shot classification",

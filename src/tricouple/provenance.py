@@ -21,18 +21,19 @@ from tricouple.options import CommandError
 
 PACKAGE = Path(tricouple.__file__).parent
 
-PACKAGES = (
-    "torch",
-    "numpy",
-    "pytorch-metric-learning",
-    "jax",
-    "ott-jax",
-    "POT",
-    "lightning",
-    "timm",
-    "open_clip_torch",
-    "torchvision",
-)
+# Packages that numbers may come from, and what each is imported as.
+PACKAGES = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "pytorch-metric-learning": "pytorch_metric_learning",
+    "jax": "jax",
+    "ott-jax": "ott",
+    "POT": "ot",
+    "lightning": "lightning",
+    "timm": "timm",
+    "open_clip_torch": "open_clip",
+    "torchvision": "torchvision",
+}
 
 
 def collect_provenance() -> dict[str, Any]:
@@ -60,12 +61,17 @@ def collect_provenance() -> dict[str, Any]:
 def line_provenance(origin: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a run's record keeps: the sources and machine of its study, and its own moment.
 
-    The sources are those that were loaded when the study began, whatever has been committed since.
+    The sources are those that were loaded when the study began, whatever has been committed since;
+    the versions are of packages that were used.
 
     Args:
         origin: What ``collect_provenance`` said then.
     """
-    versions = {name: found for name, found in origin["versions"].items() if found}
+    versions = {
+        name: found
+        for name, found in origin["versions"].items()
+        if found and PACKAGES.get(name, "tricouple") in sys.modules
+    }
     now = {"date": _now(), "load": round(os.getloadavg()[0], 2)}
     return {**origin, **now, "versions": versions}
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import FrozenInstanceError, fields
 
+import numpy as np
 import pytest
 import torch
-from PIL import Image
 from sklearn.metrics import confusion_matrix
 
 from tricouple import geometry
+from tricouple.data.images.sets import ImageSet
 from tricouple.evaluation import geometry as measuring
-from tricouple.evaluation.evaluate import evaluate_features
+from tricouple.evaluation.evaluate import draw_gallery, evaluate_features
 from tricouple.evaluation.features import Features
 from tricouple.evaluation.geometry import measure_geometry, sample
 from tricouple.evaluation.probe import knn_accuracy, linear_probe
-from tricouple.experiments.vision import write_figures
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -122,14 +123,26 @@ def test_samples_keep_proportions_and_small_sets_are_kept_whole():
     assert sample(labels, 100, seed=0).tolist() == list(range(100))
 
 
-def test_figures_are_written_for_both_kinds(parts, tmp_path):
+def test_the_gallery_holds_what_was_measured_and_the_nearest_training_images(parts):
     train, test = parts
     result = evaluate_features(train, test, CLASSES, k=5, epochs=1)
-    written = write_figures(result, test, tmp_path / "new")
-    names = ["confusion_penultimate", "tsne_penultimate", "confusion_embedding", "tsne_embedding"]
-    assert [path.name for path in written] == [f"{name}.png" for name in names]
-    for path in written:
-        with Image.open(path) as image:
-            assert image.format == "PNG"
-            assert image.width > 400
-            assert len(image.convert("RGB").resize((60, 60)).getcolors(3600)) > 5
+    pixels = torch.arange(len(train.labels) * 100 * 100).remainder(251).to(torch.uint8)
+    known = ImageSet(pixels.reshape(-1, 1, 100, 100), train.labels)
+    unseen = ImageSet(known.images[: len(test.labels)], test.labels)
+    with np.load(io.BytesIO(draw_gallery(result, train, test, (known, unseen)))) as file:
+        found = dict(file)
+    assert tuple(found["classes"]) == CLASSES
+    for kind, features in test.kinds():
+        assert found[f"confusion_{kind}"].sum() == len(test.labels)
+        assert found[f"features_{kind}"].shape == features.shape
+    queries = len(found["query_labels"])
+    assert found["queries"].shape == (queries, 1, 64, 64)
+    assert found["answers"].shape == (5 * queries, 1, 64, 64)
+    assert (np.diff(found["scores"], axis=1) <= 0).all()
+    z, w = (torch.nn.functional.normalize(part.embedding, dim=1) for part in (test, train))
+    assert found["scores"][:, 0] == pytest.approx((z @ w.T).amax(1).numpy()[_rows(found, test)])
+
+
+def _rows(found, test):
+    """Where the queries of a gallery are: their order is that of the test set."""
+    return sample(test.labels, len(found["query_labels"]), 1).numpy()

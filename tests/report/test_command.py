@@ -41,6 +41,31 @@ def test_runs_of_several_kinds_in_one_folder_are_on_one_page(tmp_path, capsys):
     assert "report.html" in capsys.readouterr().out
 
 
+def test_folders_that_are_no_runs_are_named_and_left_out(small, tmp_path, capsys):
+    runs = tmp_path / "runs"
+    fake.write_study(runs / "good", [fake.run("iot")], snapshots=False)
+    fake.write_study(runs / "strange", [], kind="weather", snapshots=False)
+    fake.write_study(runs / "torn", [fake.run("iot")], snapshots=False)
+    with (runs / "torn/runs.jsonl").open("a") as file:
+        file.write('{"id": "b", "sta')
+    (runs / "photos").mkdir()
+    (runs / ".sweep").mkdir()
+    (runs / "older").mkdir()
+    (runs / "older/config.yaml").write_text("seed: 0\n")
+    assert cli.main(["report", str(runs)]) == 0
+    shown = capsys.readouterr().out
+    page = (runs / "report.html").read_text()
+    for told in (
+        f'Left out: {runs}/strange is of kind "weather", none of clip, synthetic and vision.',
+        f"Left out: {runs}/torn/runs.jsonl, line 2: not JSON",
+        f"Left out: {runs}/photos is no run.",
+        f"Left out: {runs}/older is a run of an earlier version",
+    ):
+        assert told in shown
+    assert ".sweep" not in shown
+    assert "photos is no run." in page
+
+
 def test_out_names_the_page_and_makes_its_folder(small, tmp_path):
     out = tmp_path / "new" / "folder" / "page.html"
     assert cli.main(["report", str(small), "--out", str(out)]) == 0

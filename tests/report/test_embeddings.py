@@ -8,6 +8,7 @@ import pytest
 from report import fake
 from report.html_check import check_picture
 from tricouple.report import embeddings
+from tricouple.report.draw_matplotlib import png
 from tricouple.report.draw_plotly import drawing
 from tricouple.report.read import read_study
 from tricouple.report.synthetic import main_groups
@@ -103,12 +104,37 @@ def test_many_points_and_frames_are_thinned_evenly():
     assert set(np.diff(chosen)) <= {1, 2}
 
 
-@pytest.mark.parametrize(("n_classes", "spread"), [(3, 1.0), (120, 0.0)], ids=["few", "collapsed"])
-def test_figures_of_an_evaluation_are_pictures_on_white(n_classes, spread):
+def gallery(n_classes: int, spread: float = 1.0) -> dict:
+    """As an evaluation leaves it, with one grey pixel an image."""
+    rng = np.random.default_rng(0)
     labels = np.arange(2 * n_classes) % n_classes
-    features = 1 + spread * np.random.default_rng(0).normal(size=(len(labels), 4))
-    classes = [f"class {code}" for code in range(n_classes)]
-    for content in embeddings.evaluation_pngs(
-        np.eye(n_classes), features, labels, classes, ("confusion", "t-SNE")
-    ):
-        check_picture(content)
+    found = {
+        "classes": np.array([f"<class> {code}" for code in range(n_classes)]),
+        "labels": labels,
+        "query_labels": np.array([0, 1]),
+        "queries": np.zeros((2, 1, 1, 1), np.uint8),
+        "answer_labels": np.array([[0, 1, 0], [0, 0, 0]]),
+        "answers": np.zeros((6, 1, 1, 1), np.uint8),
+        "scores": np.full((2, 3), 0.5),
+    }
+    for kind in ("penultimate", "embedding"):
+        found[f"confusion_{kind}"] = np.eye(n_classes)
+        found[f"features_{kind}"] = 1 + spread * rng.normal(size=(len(labels), 4))
+    return found
+
+
+@pytest.mark.parametrize(("n_classes", "spread"), [(3, 1.0), (120, 0.0)], ids=["few", "collapsed"])
+def test_charts_of_an_evaluation_are_pictures_on_white(n_classes, spread):
+    charts = embeddings.evaluation_charts(gallery(n_classes, spread))
+    assert [len(chart.panels) for chart in charts] == [2, 2]
+    assert "100 % are right" in charts[0].panels[0].alt
+    for chart in charts:
+        check_picture(png(chart, columns=2))
+
+
+def test_neighbours_are_pictures_whose_right_answers_are_marked():
+    html = embeddings.evaluation_neighbours(gallery(3))
+    assert html.count("data:image/png") == 2 + 6
+    assert html.count('class="right"') == 2
+    assert "<class>" not in html
+    assert "✓ 0.50 &lt;class&gt; 0" in html

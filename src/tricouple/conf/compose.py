@@ -118,7 +118,7 @@ def read_yaml(path: Path, kind: type[T]) -> T:
         content = OmegaConf.create(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
+    except (OSError, ValueError, YAMLError, AssertionError, RecursionError) as error:
         raise ConfigurationError(f"cannot read {path}: {' '.join(str(error).split())}") from error
     if not isinstance(content, DictConfig):
         raise ConfigurationError(f"cannot read {path}: it holds no settings")

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 # Of the images that CLIP was trained on; all public CLIP models use these.
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-GALLERY = "gallery.npz"
 DIRECTIONS = {"image_to_text": "image → text", "text_to_image": "text → image"}
 CHANCES = {"image_to_text": "chance", "text_to_image": "chance_text"}
 
@@ -271,7 +270,7 @@ def evaluate(
         count=config.evaluation.gallery,
         sharpness=sharpness,
     )
-    write_atomically(folder.path / GALLERY, lambda file: file.write(gallery))
+    write_atomically(folder.gallery, lambda file: file.write(gallery))
     return {
         "sharpness": sharpness,
         "metrics": metrics(whole, batches, result),
@@ -404,5 +403,5 @@ CLIP = RunKind(
     flat=flat,
     table=table,
     chosen_by="in_batch/at1",
-    gallery=GALLERY,
+    gallery=True,
 )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate, normalize
+from torch.nn.functional import normalize
 
 from tricouple.data.captions import CaptionedImages
 from tricouple.data.images.sets import Normalisation
+from tricouple.evaluation.evaluate import packed, thumbnails
 from tricouple.evaluation.features import embed_images, embed_texts
 from tricouple.ot import triplet_sinkhorn
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 ANSWERS = 5
 SHOWN = 16  # pairs of the similarity matrix and of the plan: more could not be told apart
-THUMBNAIL = 64  # pixels
 
 
 def draw_gallery(
@@ -77,11 +76,9 @@ def draw_gallery(
             "answer_images": by_text.indices.numpy(),
             "answer_images_score": by_text.values.numpy(),
             "thumbnail_of": seen.numpy(),
-            "thumbnails": _thumbnails(pairs.images[seen]).numpy(),
+            "thumbnails": thumbnails(pairs.images[seen]).numpy(),
         }
-    content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, **arrays)
-    return content.getvalue()
+    return packed(arrays)
 
 
 def _matrices(images: Tensor, texts: Tensor, sharpness: float) -> dict[str, np.ndarray]:
@@ -95,10 +92,3 @@ def _matrices(images: Tensor, texts: Tensor, sharpness: float) -> dict[str, np.n
         "plan_positive": plan.pair_marginal(0, 1).numpy(),
         "plan_negative": plan.pair_marginal(0, 2).numpy(),
     }
-
-
-def _thumbnails(images: Tensor) -> Tensor:
-    if images.shape[-1] <= THUMBNAIL:
-        return images
-    small = interpolate(images.float(), THUMBNAIL, mode="bilinear", antialias=True)
-    return small.round().clamp(0, 255).to(torch.uint8)

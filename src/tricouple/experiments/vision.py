@@ -21,17 +21,17 @@ from tricouple.data.augment import recipe_for
 from tricouple.data.images import ImageData, ImageSet
 from tricouple.data.images.files import find_images
 from tricouple.data.images.sets import Normalisation, imagenet_statistics
-from tricouple.evaluation.evaluate import Evaluation, evaluate_features
-from tricouple.evaluation.features import Features, extract
-from tricouple.evaluation.geometry import MEASURES, HeldOut, sample
+from tricouple.evaluation.evaluate import draw_gallery, evaluate_features
+from tricouple.evaluation.features import extract
+from tricouple.evaluation.geometry import MEASURES, HeldOut
 from tricouple.experiments.runs.folder import RunFolder, Trained
 from tricouple.experiments.runs.run import RunKind
+from tricouple.files import write_atomically
 from tricouple.models.encoders import build_encoder, fitting_size
 from tricouple.training.module import BYOLTraining, LossTraining, Training, Views
 
 PRETRAINED_SIZE = 224  # what the paper resizes images to for pretrained backbones
 FEATURES = ("penultimate", "embedding")
-TSNE_SAMPLES = 2000  # seconds, not minutes
 NOT_LABELLED = "there are no labelled images to evaluate on"
 
 
@@ -215,41 +215,9 @@ def evaluate(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if settings.figures:
-        write_figures(result, unseen, folder.path / "figures", config.seed)
+        gallery = draw_gallery(result, known, unseen, (data.probe, images.measured), config.seed)
+        write_atomically(folder.gallery, lambda file: file.write(gallery))
     return {"sharpness": sharpness, "accuracy": result.accuracy(), "result": result.as_json()}
-
-
-def write_figures(result: Evaluation, test: Features, folder: Path, seed: int = 0) -> list[Path]:
-    """Write the confusion matrix and the t-SNE of both kinds of features as PNG files.
-
-    Args:
-        result: Of ``evaluate_features``.
-        test: The features that it measured.
-        folder: Where to write; created if it does not exist.
-        seed: Of the samples that are drawn and of t-SNE.
-
-    Returns:
-        The files: ``confusion_penultimate.png``, ``tsne_penultimate.png``, and so on.
-    """
-    from tricouple.report.embeddings import evaluation_pngs  # plotting libraries
-
-    folder.mkdir(parents=True, exist_ok=True)
-    chosen = sample(test.labels, TSNE_SAMPLES, seed)
-    written = []
-    for found, (kind, features) in zip(
-        (result.penultimate, result.embedding), test.kinds(), strict=True
-    ):
-        titles = (
-            f"linear probe on {kind} features: {100 * found.linear:.1f} % right",
-            f"t-SNE of {len(chosen)} {kind} features of the test set",
-        )
-        pictures = evaluation_pngs(
-            found.confusion, features[chosen], test.labels[chosen], result.classes, titles, seed
-        )
-        for name, content in zip(("confusion", "tsne"), pictures, strict=True):
-            written.append(folder / f"{name}_{kind}.png")
-            written[-1].write_bytes(content)
-    return written
 
 
 def device_of(config: Train) -> torch.device:

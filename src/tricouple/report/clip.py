@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,14 +11,13 @@ from html import escape
 from operator import neg
 
 import numpy as np
-import numpy.typing as npt
-from PIL import Image
 from rich.table import Table as RichTable
 
 from tricouple.names import DATA, QUANTITIES
 from tricouple.report import curves
 from tricouple.report.chart import Array, Axis, Chart, Grid, Panel
 from tricouple.report.draw_matplotlib import png
+from tricouple.report.embeddings import picture
 from tricouple.report.groups import FINAL, SHARPNESS, Group, Needs, gaps, group, steps_of
 from tricouple.report.numbers import MeanStd, listing, mean_std, number, percent, plain
 from tricouple.report.page import Article, Section, asset, chart_html, chart_sections, paragraph
@@ -342,7 +339,7 @@ def _matrix(key: str, when: str, values: Array, limit: float) -> Panel:
 def queries_html(arrays: Arrays) -> str:
     """Image → five captions and caption → five images, the right ones marked."""
     pictures = {
-        int(position): _picture(pixels)
+        int(position): picture(pixels)
         for position, pixels in zip(arrays["thumbnail_of"], arrays["thumbnails"], strict=True)
     }
     to_text, to_image = [], []
@@ -377,9 +374,3 @@ def queries_html(arrays: Arrays) -> str:
         f'\n<h3>Caption → the five nearest images</h3>\n<div class="gallery">{"".join(to_image)}'
         "</div>"
     )
-
-
-def _picture(pixels: npt.NDArray[np.uint8]) -> str:
-    content = io.BytesIO()
-    Image.fromarray(pixels.transpose(1, 2, 0)).save(content, format="png")
-    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"

@@ -26,7 +26,7 @@ KINDS = {"clip": clip, "synthetic": synthetic, "vision": vision}
 def run(args: argparse.Namespace) -> int:
     """Read, draw, write, and say where."""
     try:
-        studies = [known(study) for folder in args.folders for study in read_studies(folder)]
+        studies = [known(study) for folder in args.folders for study in read_studies(folder, KINDS)]
         if args.figures is not None and len(studies) > 1:
             raise CommandError(f"--figures draws one study, {len(studies)} were given")
         if args.figures is not None:
@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(str(error)) from error
     console = Console()
     for study in studies:
+        for sentence in study.skipped:
+            console.print(f"Left out: {sentence}", highlight=False, markup=False, soft_wrap=True)
         for shown in KINDS[study.kind].terminal(study):
             console.print(shown, highlight=False, markup=False)
     print(f"{out} ({out.stat().st_size / 2**20:.1f} MB)")
@@ -96,7 +98,7 @@ def write_files(study: Study, folder: Path) -> Iterator[Path]:
 def article(study: Study) -> Article:
     """Return everything the page says about a study, and where its numbers come from."""
     own: Article = KINDS[study.kind].article(study)
-    absent = [*own.missing, *own.left_out]
+    absent = [*own.missing, *own.left_out, *study.skipped]
     missing = [Section("missing", "What is missing", items(absent))] if absent else []
     statuses = [run.status for run in study.runs]
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
@@ -108,7 +110,11 @@ def article(study: Study) -> Article:
         "time of all runs": duration(sum(run.seconds for run in study.runs)),
         "commits of the runs": ", ".join(sorted(commits - {""})),
     }
-    provenance = provenance_section(study.provenance, study.config, counted)
+    # Of the runs, which say what they used, rather than of the study, which says what there was.
+    lines = [run.provenance.get("versions") for run in study.runs]
+    used = {name: found for line in lines if isinstance(line, dict) for name, found in line.items()}
+    origin = study.provenance | ({"versions": used} if used else {})
+    provenance = provenance_section(origin, study.config, counted)
     return replace(
         own,
         found=own.found or ["No run has finished: nothing can be said yet."],

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 from rich.console import Console
 
+from tricouple.names import FEATURES
 from tricouple.report.chart import Array, Axis, Chart, Cloud, Grid, Panel
-from tricouple.report.draw_matplotlib import png
 from tricouple.report.groups import Group
 from tricouple.report.numbers import number
-from tricouple.report.read import Run, Study
+from tricouple.report.page import paragraph
+from tricouple.report.read import Arrays, Run, Study
 from tricouple.report.sweeps import choice
 
 Labels = npt.NDArray[np.int64]
@@ -156,44 +162,93 @@ def _panels(
     ]
 
 
-def evaluation_pngs(
-    confusion: npt.ArrayLike,
-    features: npt.ArrayLike,
-    labels: npt.ArrayLike,
-    classes: Sequence[str],
-    titles: tuple[str, str],
-    seed: int = 0,
-) -> tuple[bytes, bytes]:
-    """Draw what a classifier confuses, and the features that it saw by t-SNE, as PNG files.
+CONFUSION = (
+    "What the linear probe takes test images of each class for, in per cent of the class; the "
+    "diagonal is right."
+)
+MAP = (
+    "Test images by t-SNE of their features, coloured and shaped by class. It keeps neighbours "
+    "together and nothing else: read whether classes are apart, not how far."
+)
+NEAREST = (
+    "Test images, drawn at random, and the training images whose embeddings are nearest; numbers "
+    "are cosines, ✓ marks one of the same class."
+)
+
+
+def evaluation_charts(gallery: Arrays, name: int = 0) -> list[Chart]:
+    """What a linear probe confuses, and a map of the features it saw, before and after projection.
 
     Args:
-        confusion: Counts, shape (K, K), true classes as rows.
-        features: Shape (n, d).
-        labels: Class of each sample, shape (n,).
-        classes: Names of the classes.
-        titles: Of both pictures.
-        seed: Of t-SNE.
+        gallery: As an evaluation of an image encoder leaves it.
+        name: Tells charts of several runs apart.
     """
-    counts = np.asarray(confusion, dtype=np.float64)
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # of the true class
-    legible = len(classes) <= LEGIBLE
-    grid = Grid(
-        shares,
-        (0.0, 1.0),
-        classes if legible else (),
-        classes if legible else (),
-        colours="share",
-        texts=[[_percent(share) for share in row] for row in shares] if legible else (),
-        unit="share of the true class",
-    )
-    points, codes = tsne(np.asarray(features, dtype=np.float64), seed), np.asarray(labels)
-    cloud = Cloud(points, codes, names=classes if legible else ())
-    panels = (
-        Panel(titles[0], "", [grid], x=Axis("predicted"), y=Axis("true")),
-        Panel(titles[1], "", [cloud], reach=1.05),
-    )
-    first, second = (png(Chart("", "", "", [panel]), height=7.5, dpi=100) for panel in panels)
-    return first, second
+    classes = [str(each) for each in gallery["classes"]]
+    shown = classes if len(classes) <= LEGIBLE else ()
+    labels = gallery["labels"].astype(np.int64)
+    confused, mapped = [], []
+    for kind, words in FEATURES.items():
+        counts = gallery[f"confusion_{kind}"].astype(np.float64)
+        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # of the true class
+        texts = [[_percent(share) for share in row] for row in shares] if shown else ()
+        right = number(100 * float(counts.trace() / max(counts.sum(), 1)))
+        grid = Grid(shares, (0.0, 1.0), shown, shown, "share", texts=texts, unit="true, taken for ")
+        x, y = Axis("taken for"), Axis("true class")
+        alt = f"Confusion matrix of the {words}: {right} % are right."
+        confused.append(Panel(f"{words}: {right} % right", alt, [grid], x, y))
+        at = tsne(gallery[f"features_{kind}"].astype(np.float64))
+        alt = f"{len(labels)} test images of {len(classes)} classes by t-SNE of the {words}."
+        mapped.append(Panel(words, alt, [Cloud(at, labels, names=shown)], reach=1.08))
+    return [
+        Chart(f"confusion-{name}", "What is confused", CONFUSION, confused),
+        Chart(f"map-{name}", "A map of the test images", MAP, mapped),
+    ]
+
+
+def evaluation_neighbours(gallery: Arrays) -> str:
+    """Test images and their nearest training images, as HTML."""
+    classes, k = [str(each) for each in gallery["classes"]], gallery["scores"].shape[1]
+    rows = []
+    for row, label in enumerate(gallery["query_labels"]):
+        found = zip(gallery["answer_labels"][row], gallery["scores"][row], strict=True)
+        answers = [
+            (gallery["answers"][row * k + place], f"{score:.2f} {classes[own]}", bool(own == label))
+            for place, (own, score) in enumerate(found)
+        ]
+        rows.append((gallery["queries"][row], classes[label], answers))
+    return neighbours_html(NEAREST, rows)
+
+
+# A picture (c, h, w) of 8 bits, its words, and whether it is right.
+Answer: TypeAlias = tuple[npt.NDArray[np.uint8], str, bool]
+
+
+def neighbours_html(
+    told: str, rows: Sequence[tuple[npt.NDArray[np.uint8], str, Sequence[Answer]]]
+) -> str:
+    """Pictures with their names, each beside its answers; right ones are marked."""
+    queries = []
+    for pixels, name, answers in rows:
+        figures = "".join(
+            f'<figure{right}><img src="{picture(image)}" alt="{escape(words)}"><figcaption>{mark}'
+            f"{escape(words)}</figcaption></figure>"
+            for image, words, same in answers
+            for right, mark in [(' class="right"', "✓ ") if same else ("", "")]
+        )
+        query = f'<img src="{picture(pixels)}" alt="{escape(name)}">'
+        queries.append(
+            f'<div class="query"><div><strong>{escape(name)}</strong>{query}</div>'
+            f'<div class="answers">{figures}</div></div>'
+        )
+    return f'{paragraph(told)}\n<div class="gallery">{"".join(queries)}</div>'
+
+
+def picture(pixels: npt.NDArray[np.uint8]) -> str:
+    """Pixels (c, h, w) of 8 bits, grey or in colour, as the address of an image."""
+    content = io.BytesIO()
+    shown = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
+    Image.fromarray(shown).save(content, format="png")
+    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def _percent(share: float) -> str:

@@ -7,9 +7,10 @@ is merely not there yet (unfinished runs, no snapshots) is no error: the page sa
 from __future__ import annotations
 
 import json
+import math
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -79,6 +80,7 @@ class Study:
     # What the study means by each verdict, if it says so.
     verdicts: dict[str, str] = field(default_factory=dict)
     planned: int | None = None  # how many runs it is going to have, if it says so
+    skipped: tuple[str, ...] = ()  # what else lies in its folder and is no run, a sentence each
 
     def part(self, name: str) -> tuple[Run, ...]:
         """The runs of one part."""
@@ -113,27 +115,48 @@ def read_study(folder: Path) -> Study:
     return studies[0]
 
 
-def read_studies(folder: Path) -> list[Study]:
+def read_studies(folder: Path, kinds: Collection[str] = ()) -> list[Study]:
     """Read a folder as `read_study` does, or one with runs of several kinds: a study of each.
 
+    In a folder of runs, others than these kinds, folders that are no run and those that cannot be
+    read are left out; the first study says which.
+
     Raises:
-        StudyError: If there is none, or one of its files is broken.
+        StudyError: If there is none, or the files of the study itself are broken.
     """
     if not folder.is_dir():
         raise StudyError(f"{folder}: no such folder")
     own = _read_one(folder)
     if own is not None:
         return [own]
-    parts = [part for path in sorted(folder.iterdir()) if (part := _read_one(path)) is not None]
+    parts: list[Study] = []
+    skipped: list[str] = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or not path.is_dir():
+            continue
+        try:
+            part = _read_one(path)
+            if part is None:
+                skipped.append(f"{path} is no run.")
+            elif kinds and part.kind not in kinds:
+                skipped.append(
+                    f'{path} is of kind "{part.kind}", none of {listing(sorted(kinds))}.'
+                )
+            else:
+                parts.append(part)
+        except StudyError as error:
+            skipped.append(f"{error}.")
     if not parts:
-        raise StudyError(f"{folder} is not a study: it has no study.json and no runs")
-    kinds = sorted({part.kind for part in parts})
+        why = f": {skipped[0].removesuffix('.')}" if skipped else ""
+        raise StudyError(f"{folder} is not a study: it has no study.json and no runs{why}")
+    found = sorted({part.kind for part in parts})
     name = folder.resolve().name
-    return [
-        _together(folder, name if len(kinds) == 1 else f"{name}, {kind}", same)
-        for kind in kinds
+    studies = [
+        _together(folder, name if len(found) == 1 else f"{name}, {kind}", same)
+        for kind in found
         if (same := [part for part in parts if part.kind == kind])
     ]
+    return [replace(studies[0], skipped=tuple(skipped)), *studies[1:]]
 
 
 def _together(folder: Path, name: str, parts: list[Study]) -> Study:
@@ -204,7 +227,7 @@ def _run(record: dict[str, Any], number: int, path: Path) -> Run:
     verdict = record.get("verdict")
     config = _part(record, "config", where)
     for key in ("loss", "method"):
-        if config.get(key) in KEYS_BEFORE:
+        if str(config.get(key)) in KEYS_BEFORE:
             config = config | {key: KEYS_BEFORE[config[key]]}
     recorded = _part(record, "curves", where).items()
     curves = {name: _numbers(values, f"{where}: curve {name}") for name, values in recorded}
@@ -215,27 +238,36 @@ def _run(record: dict[str, Any], number: int, path: Path) -> Run:
     metrics = _part(record, "metrics", where)
     measured = _numbers(list(metrics.values()), f"{where}: metrics").tolist()
     taken = curves.get("step", np.empty(0))
+    steps = record.get("steps") or (float(taken[-1]) if len(taken) else config.get("steps"))
     return Run(
         id=record["id"],
         part=str(record.get("part", "main")),
         config=config,
         status=status,
-        seconds=float(record.get("seconds") or 0.0),
+        seconds=_number(record.get("seconds"), f"{where}: seconds"),
         verdict=None if verdict is None else str(verdict),
         curves=curves,
         spectrum=_numbers(record.get("spectrum") or [], f"{where}: spectrum"),
-        steps=int(record.get("steps") or (taken[-1] if len(taken) else config.get("steps") or 0)),
+        steps=int(_number(steps, f"{where}: steps")),
         metrics=dict(zip(metrics, measured, strict=True)),
         provenance=_part(record, "provenance", where),
         line=number,
     )
 
 
+def _number(value: Any, where: str) -> float:
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise StudyError(f"{where} must be a number, found {value!r}")
+    return float(value)
+
+
 def _numbers(values: Any, where: str) -> Array:
     # JSON has no NaN: null stands for it, and numpy reads None as NaN.
     try:
         numbers = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         numbers = np.empty((0, 0))
     if numbers.ndim != 1:
         raise StudyError(f"{where} must be a list of numbers or null")
@@ -252,7 +284,7 @@ def _part(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 def _object(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StudyError(f"{where}: not JSON: {error}") from error
     if not isinstance(value, dict):
         raise StudyError(f"{where}: expected an object, found {type(value).__name__}")

@@ -6,6 +6,7 @@ import csv
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache
+from html import escape
 from itertools import groupby
 from operator import neg
 from typing import Any
@@ -27,10 +28,19 @@ from tricouple.report import curves
 from tricouple.report.chart import Chart
 from tricouple.report.curves import OverSharpness
 from tricouple.report.draw_matplotlib import png
+from tricouple.report.embeddings import evaluation_charts, evaluation_neighbours
 from tricouple.report.groups import FINAL, MAIN, SHARPNESS, Group, by_place, gaps, group, steps_of
 from tricouple.report.numbers import MeanStd, listing, number, percent, plain
-from tricouple.report.page import Article, Choices, Section, asset, chart_sections, paragraph
-from tricouple.report.read import Study
+from tricouple.report.page import (
+    Article,
+    Choices,
+    Section,
+    asset,
+    chart_html,
+    chart_sections,
+    paragraph,
+)
+from tricouple.report.read import Arrays, Study, StudyError, read_arrays
 from tricouple.report.sentences import LEVEL, best, one_seed
 from tricouple.report.tables import (
     Column,
@@ -73,6 +83,7 @@ GEOMETRY = {
     "alpha": "α",
     "beta": "β",
 }
+MOST_GALLERIES = 6  # of a folder of runs; the report of a single one shows any other
 CHOSEN_BY = "penultimate/knn"  # what the sharpness is chosen by
 # What the reader can choose to see: key of the metrics → words.
 ACCURACIES = {
@@ -103,6 +114,7 @@ def article(study: Study) -> Article:
     sections += chart_sections(charts)
     if geometry := [to_html(_geometry(own)) for own in by_place(_done(groups)).values()]:
         sections.append(Section("geometry", "Geometry of the embeddings", "\n".join(geometry)))
+    sections += gallery_sections(study, groups)
     over_c, during = (bool(chart.panels) for chart in charts)
     return Article(
         title=f"Vision study: {study.name}",
@@ -117,15 +129,53 @@ def article(study: Study) -> Article:
     )
 
 
+def gallery_sections(study: Study, groups: Sequence[Group]) -> list[Section]:
+    """Confusion, map and nearest neighbours of a run, or of some of a folder of runs."""
+    found = galleries(study, groups)
+    parts: dict[str, list[str]] = {}
+    for place, (name, gallery) in enumerate(found.items()):
+        heading = f"<h3>{escape(name)}</h3>\n" if len(found) > 1 else ""
+        try:
+            drawn = {chart.title: chart_html(chart) for chart in evaluation_charts(gallery, place)}
+            drawn["Nearest neighbours"] = evaluation_neighbours(gallery)
+        except (LookupError, TypeError, ValueError) as error:
+            raise StudyError(
+                f"{name}: its gallery.npz is damaged ({error!r}): delete it"
+            ) from error
+        for title, html in drawn.items():
+            parts.setdefault(title, []).append(heading + html)
+    return [
+        Section(title.lower().replace(" ", "-"), title, "\n".join(htmls))
+        for title, htmls in parts.items()
+    ]
+
+
+def galleries(study: Study, groups: Sequence[Group]) -> dict[str, Arrays]:
+    """What evaluations left to draw, by the name of the run: one seed each, not too many."""
+    found: dict[str, Arrays] = {}
+    for own in groups:
+        for run in own.finished[:1]:
+            arrays = read_arrays(study.folder / run.id / "gallery.npz", "gallery")
+            if len(study.runs) == 1:  # the folder of the run itself
+                arrays = arrays or read_arrays(study.folder / "gallery.npz", "gallery")
+            if arrays and len(found) < MOST_GALLERIES:
+                found[f"{own.full_name}, seed {run.config['seed']}"] = arrays
+    return found
+
+
 def files(study: Study) -> dict[str, bytes | None]:
-    """What the documentation shows: k-NN accuracy over c, and the tables."""
+    """What the documentation shows: k-NN accuracy over c, tables; confusion and map of a run."""
     chart = sharpness_chart(sharpness_lines(study)).chosen({"measure": CHOSEN_BY})
     groups = final_groups(study)
+    drawn = [evaluation_charts(arrays) for arrays in galleries(study, groups).values()][:1]
+    confusion, mapped = drawn[0] if drawn else (None, None)
     tables = [to_markdown(table) for table in accuracy_tables(groups, brackets=True)]
     notes = [NOTE.replace("Beside it the", "In brackets the"), *notes_on(study, groups)]
     return {
         "vision-sharpness.png": png(chart, columns=2, height=2.8) if chart.panels else None,
         "vision-table.md": "\n".join([*tables, " ".join(notes), ""]).encode() if tables else None,
+        "vision-confusion.png": png(confusion, columns=2, height=5) if confusion else None,
+        "vision-map.png": png(mapped, columns=2, height=5) if mapped else None,
     }
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from PIL import Image
 
 from caption_files import write_csv
 from report.html_check import parse
@@ -10,12 +11,13 @@ from tricouple import cli
 from tricouple.conf.compose import read_study
 from tricouple.conf.schema import Clip, Study
 from tricouple.experiments.clip import CLIP
+from tricouple.experiments.encoder import load_encoder
 from tricouple.experiments.runs import study as study_module
 from tricouple.experiments.runs.study import run_study
 from tricouple.report.command import write_report
 
 
-def test_clip_trains_and_writes_a_page(words, tiny, capsys, monkeypatch):
+def test_clip_trains_writes_a_page_and_its_encoders_can_be_used(words, tiny, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["clip", *words, "training.epochs=1"]) == 0
     shown = capsys.readouterr().out
@@ -25,6 +27,12 @@ def test_clip_trains_and_writes_a_page(words, tiny, capsys, monkeypatch):
     assert page.count("data:image/png;base64,") >= 2 + 2 * 5
     assert "Queries and answers" in page
     assert "after training" in page
+    run = CLIP.folder(tiny("training.epochs=1")).path
+    encoder = load_encoder(run)
+    image = encoder.model(encoder.transform(Image.new("RGB", (50, 40)))[None])
+    assert image.shape == encoder.texts(["a red circle"]).shape == (1, 64)
+    assert cli.main(["evaluate", str(run)]) == 2
+    assert f"{run} is a run of tricouple clip: that command again" in capsys.readouterr().err
 
 
 def test_errors_are_one_line(words, refused, tmp_path):

@@ -129,6 +129,11 @@ def test_own_captions_and_zero_shot_images_make_a_run(tiny, console, tmp_path, m
     assert set(result["metrics"]) >= {"zero_shot/cifar10/top1", "zero_shot/cifar10/top5"}
     shown = console.file.getvalue()
     assert shown.count("captions of more than 16 tokens were cut (48 train, 12 test)") == 1
+    assert CLIP.folder(tiny(*words)).path.name.startswith(f"clip-{tmp_path.name}-")
+    assert train(tiny(*words), console).skipped
+    (tmp_path / "images/0.png").touch()
+    with pytest.raises(ValueError, match=r"images have other names, sizes or dates"):
+        train(tiny(*words), console)
 
 
 @pytest.mark.parametrize(

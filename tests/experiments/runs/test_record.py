@@ -2,7 +2,9 @@
 
 import json
 import multiprocessing
+import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -100,4 +102,10 @@ def test_a_line_says_which_sources_made_it_where_and_when():
     assert found["commit"] == "abc"
     assert found["date"] != "then"
     assert found["versions"]["torch"]
+    with patch.dict("sys.modules"):
+        sys.modules.pop("timm", None)
+        sys.modules["ott"] = sys  # as if it had been used
+        origin["versions"] |= {"timm": "9", "ott-jax": "9"}
+        assert line_provenance(origin)["versions"].keys() - {"timm"} >= {"tricouple", "ott-jax"}
+        assert "timm" not in line_provenance(origin)["versions"]
     assert None not in found["versions"].values()

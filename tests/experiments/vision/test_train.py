@@ -20,7 +20,6 @@ from tricouple import names
 from tricouple.conf.schema import Train
 from tricouple.data import images
 from tricouple.data.images import ImageSet
-from tricouple.experiments import vision
 from tricouple.experiments.runs import run
 from tricouple.experiments.runs.folder import RunError, RunFolder, digest
 from tricouple.experiments.runs.record import Store
@@ -69,16 +68,14 @@ def test_every_loss_trains_in_every_setting(tiny, console, loss, setting):
 # --- a finished run ------------------------------------------------------------------------------
 
 
-def test_a_run_leaves_its_settings_curves_weights_and_evaluation(tiny, console, monkeypatch):
-    drawn = []  # t-SNE would take longer than all the rest
-    monkeypatch.setattr(vision, "write_figures", lambda *given: drawn.append(given))
-    config = tiny("evaluation.figures=true")
+def test_a_run_leaves_its_settings_curves_weights_and_evaluation(tiny, console):
+    config = tiny()
     folder = train(config, console).folder
     assert folder == VISION.folder(config)
     left = {path.name for path in folder.path.iterdir()}
     assert left == {
         "config.yaml", "metrics.csv", "tensorboard", "encoder.pt", "evaluation.json",
-        "study.json", "runs.jsonl",
+        "study.json", "runs.jsonl", "gallery.npz",
     }  # fmt: skip
     assert folder.read(Train) == config
     table = rows(folder.path)
@@ -96,8 +93,6 @@ def test_a_run_leaves_its_settings_curves_weights_and_evaluation(tiny, console, 
     assert line["metrics"]["penultimate/knn"] == pytest.approx(
         record["accuracy"]["penultimate/knn"], rel=1e-5
     )
-    ((_, features, where, _),) = drawn
-    assert (len(features.labels), where) == (359, folder.path / "figures")
 
 
 def test_a_finished_run_is_skipped_with_a_word(tiny, console):

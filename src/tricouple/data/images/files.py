@@ -17,6 +17,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from tricouple.files import beside
+
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 MEMORY_BUDGET = 2 << 30  # bytes of decoded images; larger sets are decoded batch by batch
 
@@ -102,7 +104,7 @@ class ImageFiles:
             if path.exists():
                 notes.append(f"{path} was damaged and has been made again")
             folder.mkdir(parents=True, exist_ok=True)
-            aside = path.with_name(f".{path.name}.{os.getpid()}")
+            aside = beside(path)
             try:
                 images = np.lib.format.open_memmap(
                     aside, mode="w+", dtype=np.uint8, shape=self.shape
@@ -157,12 +159,16 @@ def decode(source: Path | Member, channels: int, size: int) -> Tensor:
         Image.open(source.open() if isinstance(source, Member) else source, "r", _FORMATS) as image,
     ):
         image.draft("RGB" if channels == 3 else "L", (size, size))  # JPEGs shrink for free
-        ImageOps.exif_transpose(image, in_place=True)
-        bilinear = Image.Resampling.BILINEAR
-        square = ImageOps.fit(_eight_bit(image, channels), (size, size), bilinear)
-        # A copy, since arrays of images are read-only.
-        pixels = torch.from_numpy(np.array(square))
-    return pixels.reshape(size, size, channels).permute(2, 0, 1)
+        return pixels(image, channels, size)
+
+
+def pixels(image: Image.Image, channels: int, size: int) -> Tensor:
+    """An image as an 8-bit tensor of shape (channels, size, size), grey or in colour."""
+    upright = ImageOps.exif_transpose(image)
+    square = ImageOps.fit(_eight_bit(upright, channels), (size, size), Image.Resampling.BILINEAR)
+    # A copy, since arrays of images are read-only.
+    found = torch.from_numpy(np.array(square))
+    return found.reshape(size, size, channels).permute(2, 0, 1)
 
 
 def common_format(paths: Sequence[Path]) -> tuple[int, Path, int, bool]:

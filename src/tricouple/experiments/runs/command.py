@@ -87,11 +87,14 @@ class TrainCommand(Generic[C, D]):
         finished = run_once(kind, config, console)
         if finished.evaluation:
             console.print(kind.table(finished.evaluation), markup=False)
-            if kind.gallery is not None:
+            if kind.gallery:
                 from tricouple.report.command import write_report
 
                 page = write_report(finished.folder.path)
                 console.print(f"Queries and answers: {page}", soft_wrap=True, markup=False)
+            line = f'Use it: tricouple.load_encoder("{finished.folder.path}")'
+            also = f"tricouple embed {finished.folder.path} FOLDER"
+            console.print(f"{line}, or {also}", soft_wrap=True, highlight=False, markup=False)
         return int(finished.cut_short)
 
     def _study(self, args: argparse.Namespace, console: Console) -> int:

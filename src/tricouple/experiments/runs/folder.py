@@ -124,6 +124,11 @@ class RunFolder:
         return self.path / "evaluation.json"
 
     @property
+    def gallery(self) -> Path:
+        """What the report draws of the evaluation."""
+        return self.path / "gallery.npz"
+
+    @property
     def data(self) -> Path:
         """Which files of one's own the run was trained on."""
         return self.path / "data.json"

@@ -100,7 +100,7 @@ class RunKind(Generic[C, D]):
     flat: Callable[[C], dict[str, Any]]  # settings that tell runs apart, beside those of every kind
     table: Callable[[Mapping[str, Any]], Table | str]  # an evaluation on the terminal
     chosen_by: str  # the metric that studies choose settings by
-    gallery: str | None = None  # file with examples for the report, if evaluations leave one
+    gallery: bool = False  # whether studies keep the examples that evaluations leave
 
     def folder(self, config: C) -> RunFolder:
         """The folder that a configuration asks for, or the one its values name."""
@@ -437,5 +437,5 @@ def _is_whole(
         evaluation.get("epoch") == config.training.epochs
         and evaluation.get("settings") == asdict(config.evaluation)
         and evaluation.get("files", {}) == files
-        and (kind.gallery is None or (folder.path / kind.gallery).is_file())
+        and (folder.gallery.is_file() or not kind.gallery)
     )

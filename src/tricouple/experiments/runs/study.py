@@ -238,9 +238,9 @@ class Trials(Generic[C, D]):
         if cut_short:
             raise CommandError("a limit ended a run of the study: start it again to go on")
         record = Store(folder.path).records()[folder.path.name]
-        gallery, first = self.kind.gallery, trial.seed == self.study.seeds[0]
-        if gallery and first and trial.part == FINAL and record["status"] == DONE:
+        first = trial.seed == self.study.seeds[0]
+        if self.kind.gallery and first and trial.part == FINAL and record["status"] == DONE:
             galleries = self.store.path / "galleries"
             galleries.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder.path / gallery, galleries / f"{self.name(trial, config)}.npz")
+            shutil.copyfile(folder.gallery, galleries / f"{self.name(trial, config)}.npz")
         return record

@@ -1,0 +1,137 @@
+"""A trained encoder, ready to use: ``tricouple.load_encoder``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from tricouple.conf.schema import Clip, Train
+    from tricouple.data.images.sets import Normalisation
+    from tricouple.experiments.runs.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Transform:
+    """From a picture to what an encoder sees, as in its evaluation: cut, scaled, standardised."""
+
+    normalisation: Normalisation
+    side: int  # of the square that is cut out, before it gets the size of the network's images
+
+    @property
+    def channels(self) -> int:
+        """1 for grey images, 3 for colour."""
+        return len(self.normalisation.mean)
+
+    def __call__(self, image: Image | Path | str) -> Tensor:
+        """Prepare a picture, or the file of one: float32 of shape (c, size, size)."""
+        from tricouple.data.images.files import decode, pixels
+
+        if isinstance(image, str | Path):
+            found = decode(Path(image).expanduser(), self.channels, self.side)
+        else:
+            found = pixels(image, self.channels, self.side)
+        return self.normalisation(found[None])[0]
+
+
+class TrainedEncoder(NamedTuple):
+    """A trained encoder and what it takes to use it."""
+
+    model: nn.Module  # images (n, c, h, w) → embeddings (n, d); in evaluation mode, on the CPU
+    transform: Transform  # a picture → (c, h, w)
+    classes: tuple[str, ...]  # of the images that it was trained on; empty if they had none
+    # Texts → embeddings (n, d) in the space of the images, for runs of ``tricouple clip``.
+    texts: Callable[[Sequence[str]], Tensor] | None = None
+
+
+def load_encoder(run: Path | str) -> TrainedEncoder:
+    """The encoder of a run of ``tricouple train``; of ``tricouple clip``, that of its images.
+
+    Its data are not needed. A run that is not finished gives the weights of its last epoch.
+
+    Args:
+        run: The folder of the run.
+
+    Raises:
+        ValueError: If this is no run, or its weights are damaged.
+        ImportError: If a package is missing; it names the extra that brings it.
+
+    Example:
+        >>> encoder = load_encoder("runs/digits-scl-…")  # doctest: +SKIP
+        >>> encoder.model(encoder.transform("photo.jpg")[None])  # doctest: +SKIP
+        tensor([[ 0.8, …]])
+    """
+    with _extra_named("train"):
+        from tricouple.conf.schema import Clip, Train
+        from tricouple.experiments.runs.folder import RunError, RunFolder
+
+        folder = RunFolder(Path(run).expanduser())
+        try:
+            images = folder.read(Train)
+        except RunError:
+            pairs = folder.read(Clip)
+        else:
+            return _of_images(folder, images)
+    with _extra_named("train,clip"):
+        return _of_pairs(folder, pairs)
+
+
+def _of_images(folder: RunFolder, config: Train) -> TrainedEncoder:
+    from tricouple.data.images.sets import Normalisation
+    from tricouple.experiments.vision import about, load_images
+    from tricouple.files import CheckpointError
+    from tricouple.models.encoders import build_encoder
+
+    trained = folder.read_trained(config)
+    # Neither a checkpoint nor the version before says what the data were.
+    found = trained.about or about(config, load_images(config))
+    try:
+        normalisation = Normalisation(**found["normalisation"])
+        model = build_encoder(
+            config.backbone.name,
+            channels=len(normalisation.mean),
+            image_size=normalisation.size,
+            head_dim=int(found["head_dim"]),
+        )
+        transform = Transform(normalisation, int(found["side"]))
+        classes = tuple(map(str, found["classes"]))
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder.encoder} is damaged, it lacks {error}") from error
+    trained.restore(model, folder)
+    return TrainedEncoder(model.eval(), transform, classes)
+
+
+def _of_pairs(folder: RunFolder, config: Clip) -> TrainedEncoder:
+    import torch
+
+    from tricouple.data.captions import tokenise
+    from tricouple.experiments.clip import image_size, make_encoder, normalisation_of
+
+    model = make_encoder(config)
+    folder.read_trained(config).restore(model, folder)
+    model.eval()
+    length = int(config.model.text.get("context_length", 77))
+
+    @torch.no_grad()
+    def texts(given: Sequence[str]) -> Tensor:
+        return cast(Tensor, model.encode_text(tokenise(given, length).ids.long()))
+
+    transform = Transform(normalisation_of(config), image_size(config))
+    return TrainedEncoder(model.visual, transform, (), texts)
+
+
+@contextmanager
+def _extra_named(extra: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"load_encoder needs {error.name}: pip install '.[{extra}]' in a clone of tricouple"
+        ) from error
