@@ -39,7 +39,9 @@ def test_errors_are_one_line(words, refused, tmp_path):
     write_csv(tmp_path, head=("file", "text"))
     given = ["data=csv", f"data.root={tmp_path}", "data.train=captions.csv"]
     found = refused("clip", *words, *given)
-    assert "has no column 'path' but 'file', 'text': set data.image_column" in found
+    assert (
+        "has no column 'path' and no 'caption' but 'file', 'text': set data.image_column" in found
+    )
 
 
 def test_show_prints_the_settings_of_the_paper(capsys):
