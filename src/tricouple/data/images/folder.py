@@ -17,13 +17,7 @@ from pathlib import Path
 
 import torch
 
-from tricouple.data.images.files import (
-    SUFFIXES,
-    DataError,
-    ImageFiles,
-    common_format,
-    find_images,
-)
+from tricouple.data.images.files import SUFFIXES, DataError, ImageFiles, common_format, find_images
 from tricouple.data.images.sets import Found, ImageSet, imagenet_statistics
 from tricouple.data.images.split import split
 

@@ -398,11 +398,7 @@ def evaluated(
 
 
 def _unfinished(
-    kind: RunKind[C, D],
-    config: C,
-    folder: RunFolder,
-    rows: list[Row],
-    origin: Mapping[str, Any],
+    kind: RunKind[C, D], config: C, folder: RunFolder, rows: list[Row], origin: Mapping[str, Any]
 ) -> Record:
     """The record of a training that has come as far as the rows of its history."""
     last = rows[-1] if rows else {"seconds": 0.0, "step": 0}
@@ -426,11 +422,7 @@ def _leave(kind: RunKind[C, D], config: C, folder: RunFolder, record: Record) ->
 
 
 def _is_whole(
-    kind: RunKind[C, D],
-    config: C,
-    folder: RunFolder,
-    files: Listing,
-    evaluation: Mapping[str, Any],
+    kind: RunKind[C, D], config: C, folder: RunFolder, files: Listing, evaluation: Mapping[str, Any]
 ) -> bool:
     """Whether all of the training was evaluated, in the way that the configuration asks for."""
     return (
