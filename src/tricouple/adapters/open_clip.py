@@ -60,13 +60,13 @@ class ClipLoss(nn.Module):
             logit_bias: Changes nothing: no softmax and no plan sees what is added to all scores.
             output_dict: Whether to return ``{"contrastive_loss": loss}``.
         """
+        if self.world_size > 1:
+            image_features, text_features = gathered(image_features), gathered(text_features)
         if len(image_features) != len(text_features):
             raise ValueError(
                 f"image_features has {len(image_features)} rows, text_features "
                 f"{len(text_features)}: row i of both must belong together"
             )
-        if self.world_size > 1:
-            image_features, text_features = gathered(image_features), gathered(text_features)
         pairs = torch.arange(len(image_features), device=image_features.device)
         scale = torch.as_tensor(logit_scale).float()
         loss: Tensor = self.both_directions(image_features, text_features, pairs, sharpness=scale)

@@ -63,9 +63,9 @@ class SentenceLoss(nn.Module):
         self.model = model
         self.criterion = for_any_batch(criterion)
         self.gather_across_devices = gather_across_devices
-        tokenizer = model.tokenizer
-        fast = isinstance(tokenizer, PreTrainedTokenizerBase)
-        self._n_special = tokenizer.num_special_tokens_to_add() if fast else 0
+        tokenizer: Any = getattr(model, "tokenizer", None)
+        known = isinstance(tokenizer, PreTrainedTokenizerBase)
+        self._n_special = tokenizer.num_special_tokens_to_add() if known else 0
 
     def forward(
         self, sentence_features: Iterable[Features], labels: Tensor | None = None
@@ -81,6 +81,11 @@ class SentenceLoss(nn.Module):
         self, embeddings: list[Tensor], labels: Tensor | None = None
     ) -> Tensor:
         """The loss of the embeddings of each column, shape (n, d) each."""
+        if labels is not None:
+            labels = labels.reshape(-1)
+        if self.gather_across_devices:
+            embeddings = [gathered(column) for column in embeddings]
+            labels = None if labels is None else gathered(labels)
         anchors, *candidates = embeddings
         for number, column in enumerate(candidates, 1):
             if len(column) != len(anchors):
@@ -93,11 +98,6 @@ class SentenceLoss(nn.Module):
                 f"labels of pairs are {labels.dtype}, as if they were scores: keep the pairs that "
                 "belong together and remove the column"
             )
-        if labels is not None:
-            labels = labels.reshape(-1)
-        if self.gather_across_devices:
-            anchors, *candidates = map(gathered, embeddings)
-            labels = labels if labels is None or candidates else gathered(labels)
         if not candidates:
             loss: Tensor = self.criterion(anchors, labels)
             return loss
