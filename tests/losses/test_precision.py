@@ -58,3 +58,19 @@ def test_implicit_gradient_of_an_unconverged_plan_warns():
         warnings.simplefilter("error")
         soft = tc.NegMMIOT(1.0, 1.0, n_iters=1000, tol=1e-6, gradient="implicit")
         soft(x, LABELS).backward()
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_a_gradient_that_float16_cannot_hold_says_so(name):
+    # Small embeddings have large gradients.
+    small = (draw(80, 0) * 1e-4).half()
+    references = (draw(80, 1) * 1e-4).half()
+    across = {"ref_emb": references.requires_grad_(), "ref_labels": LABELS.flip(0)}
+    x, scale = small.clone().requires_grad_(), 1e9 if name == "vicreg" else 1e5
+    with pytest.warns(UserWarning, match=r"gradient .* beyond what float16 holds .*GradScaler"):
+        (CRITERIA[name]()(x, LABELS, **across) * scale).backward()
+    assert not x.grad.isfinite().all()
+    x = small.bfloat16().requires_grad_()
+    across["ref_emb"] = references.detach().bfloat16().requires_grad_()
+    (CRITERIA[name]()(x, LABELS, **across) * scale).backward()
+    assert x.grad.isfinite().all()

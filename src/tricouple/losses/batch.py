@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,13 +91,13 @@ def prepare(
     # In a tiny batch nothing averages rounding errors out, and float64 costs nothing.
     tiny = len(embeddings) * len(others) <= _TINY
     work = wide_dtype(embeddings.device) if tiny else dtype
-    anchors = vectors("embeddings", embeddings.to(work))
+    anchors = vectors("embeddings", _widened(embeddings, work))
     if ref_emb is None:
         if ref_labels is not None:
             raise ValueError("ref_labels were given without ref_emb: pass both or neither")
         references = anchors
     else:
-        references = vectors("ref_emb", ref_emb.to(work))
+        references = vectors("ref_emb", _widened(ref_emb, work))
         if references.shape[1] != anchors.shape[1]:
             raise ValueError(
                 f"ref_emb has {references.shape[1]} dimensions, embeddings {anchors.shape[1]}: "
@@ -107,6 +110,34 @@ def prepare(
     else:
         relation = _identities(labels, ref_labels, shape, within, anchors.device)
     return Batch(dtype, anchors, references, relation, within, temperature)
+
+
+def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:
+    if values.dtype != torch.float16:
+        return values.to(dtype)
+    return _FromFloat16.apply(values, dtype)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _FromFloat16(torch.autograd.Function):
+    """Half precision, computed with more; says so where its gradient has no room in it."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, dtype: torch.dtype) -> Tensor:
+        return values.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        half = gradient.to(torch.float16)
+        largest = float(gradient.detach().abs().max())
+        if math.isfinite(largest) and not bool(torch.isfinite(half.detach()).all()):
+            warnings.warn(
+                f"the gradient of the embeddings reaches {largest:.3g}, beyond what float16 holds "
+                "(65504): it became infinite there. A GradScaler skips such a step and lowers its "
+                "scale; without one use a smaller sharpness, or embeddings in bfloat16 or float32",
+                stacklevel=2,
+            )
+        return half, None
 
 
 def _unit(name: str, values: Tensor) -> Tensor:
