@@ -1,20 +1,23 @@
 """ψ: how a triplet's margin becomes its cost.
 
-Any strictly decreasing function of the margin t = (s_ij − s_ik)/τ will do. By their names
-``linear`` and ``log_sigmoid`` have fast triplet kernels, O(N²) and O(Q·N²); any other ψ, and every
-ψ that is given as a function, has the exact one, O(N³).
+Any decreasing function of the margin t = (s_ij − s_ik)/τ will do. By their names ``linear`` and
+``log_sigmoid`` have fast triplet kernels, O(N²) and O(Q·N²); so has every ``Hinge``, O(N² log N),
+with or without a name. Any other ψ, ``squared_hinge`` among them, and every ψ that is given as a
+function has the exact one, O(N³).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 Shaping = Callable[[Tensor], Tensor]
 
-# What keeps the flat parts of hinges decreasing.
+# What keeps the flat parts of named hinges decreasing.
 _SLOPE = 0.01
 
 # Matrices of M×M that an anchor needs at once: margins, what ψ and its derivative keep, weights.
@@ -39,9 +42,42 @@ def exponential(t: Tensor) -> Tensor:
     return torch.exp(-t)
 
 
-def hinge(t: Tensor) -> Tensor:
-    """ψ(t) = max(0, 1 − t) − t/100: the slope keeps it decreasing beyond the margin."""
-    return torch.relu(1 - t) - _SLOPE * t
+@dataclass(frozen=True)
+class Hinge:
+    """ψ(t) = max(0, margin − t) − slope·t, the cost of triplet margin losses.
+
+    A triplet whose t exceeds the margin is satisfied: its cost is flat and exerts no force. Like
+    every ψ it is a function of t = (s_ij − s_ik)/τ: a margin of 0.2 in cosine is
+    ``Hinge(margin=0.2 / temperature)``, and ``Hinge(margin=0.2)`` asks for 0.2·τ in cosine.
+
+    Args:
+        margin: From where on triplets are satisfied, in units of t; not negative.
+        slope: What satisfied triplets still gain from a larger t, 0 for nothing.
+
+    Example:
+        >>> Hinge(margin=0.2)(torch.tensor([-1.0, 0.0, 0.2, 3.0]))
+        tensor([1.2000, 0.2000, 0.0000, 0.0000])
+    """
+
+    margin: float = 1.0
+    slope: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("margin", self.margin), ("slope", self.slope)):
+            if not (isinstance(value, int | float) and 0 <= value < math.inf):
+                raise ValueError(f"{name} must be a number that is 0 or more, got {value!r}")
+
+    def __call__(self, t: Tensor) -> Tensor:
+        """The cost of each margin t."""
+        return torch.clamp(self.margin - t, min=0.0) - self.slope * t
+
+    def over(self, epsilon: float) -> Hinge:
+        """ψ(t)/ε as a function of t/ε."""
+        return Hinge(self.margin / epsilon, self.slope)
+
+
+# The slope keeps it decreasing beyond the margin.
+hinge = Hinge(margin=1.0, slope=_SLOPE)
 
 
 def squared_hinge(t: Tensor) -> Tensor:
@@ -95,7 +131,9 @@ def check_margins(shaping: Shaping, scores: Tensor) -> None:
 
 
 def check_decreasing(shaping: Shaping, lowest: float, highest: float, like: Tensor) -> None:
-    """Require finite, strictly decreasing values of the right shape on the range in use."""
+    """Require finite values of the right shape that never rise on the range in use, and fall."""
+    if isinstance(shaping, Hinge):  # does so; and may be flat on all of it
+        return
     grid = torch.linspace(lowest, highest, 257, dtype=torch.float64, device="cpu")
     grid = grid.to(like.device, torch.float32 if like.device.type == "mps" else torch.float64)
     with torch.no_grad():
@@ -113,13 +151,12 @@ def check_decreasing(shaping: Shaping, lowest: float, highest: float, like: Tens
             f"shaping {name} must be finite on the margins in use, [{lowest:.3g}, {highest:.3g}], "
             f"found {float(values[~torch.isfinite(values)][0])} at {where:.3g}"
         )
-    rises = values.diff() >= 0
-    if bool(rises.any()):
-        where = float(grid[:-1][rises][0])
+    rises = values.diff() > 0
+    if bool(rises.any()) or bool(values[0] == values[-1]):
+        fault = f"rises at {float(grid[:-1][rises][0]):.3g}" if bool(rises.any()) else "is constant"
         raise ValueError(
-            f"shaping {name} must be strictly decreasing on the margins in use, "
-            f"[{lowest:.3g}, {highest:.3g}], but does not fall at {where:.3g}: "
-            "a larger margin must cost less"
+            f"shaping {name} must be strictly decreasing, but for flat parts, on the margins in "
+            f"use, [{lowest:.3g}, {highest:.3g}], but {fault}: a larger margin must cost less"
         )
 
 

@@ -241,8 +241,8 @@ def test_float32_plan_is_accurate(within, psi, sharpness):
         ("strictly decreasing", {"shaping": lambda t: t}),
         ("one value for each margin", {"shaping": lambda t: -t.sum()}),
         ("kernel_tol", {"shaping": "log_sigmoid", "kernel_tol": 1e-20}),
-        ("memory_budget=100 .* take 576", {"shaping": "hinge", "memory_budget": 100}),
-        ("memory_budget", {"shaping": "hinge", "memory_budget": -1}),
+        ("memory_budget=100 .* take 576", {"shaping": "squared_hinge", "memory_budget": 100}),
+        ("memory_budget", {"shaping": "squared_hinge", "memory_budget": -1}),
     ],
 )
 def test_bad_input_is_named(words, changes):

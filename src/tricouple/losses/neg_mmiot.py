@@ -15,15 +15,16 @@ from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
 from tricouple.memory import DEFAULT_BUDGET
 from tricouple.numeric import expectation, inverse_product
 from tricouple.ot.engine import (
+    HingeTriplets,
     LinearTriplets,
     LogSigmoidTriplets,
     Problem,
     ShapedTriplets,
     Sweeps,
 )
-from tricouple.ot.potentials import embedded_potentials
-from tricouple.relations import TripletTarget
-from tricouple.shaping import Shaping, check_margins, resolve
+from tricouple.ot.potentials import embedded_potentials, hinge_potentials
+from tricouple.relations import ListedTriplets, TripletTarget
+from tricouple.shaping import Hinge, Shaping, check_margins, resolve
 
 
 class NegMMIOT(ContrastiveLoss):
@@ -110,12 +111,10 @@ class NegMMIOT(ContrastiveLoss):
         """KL(P̃‖P) = −H(P̃) + ⟨P̃, C⟩/ε − Σ ⟨target marginal, log-scaling⟩ (mathematics §2)."""
         batch = batch.weighed(self.sweeps.marginals)
         cost, target = self._cost(), batch.relation.triplets()
-        factor, problem = cost.factor(batch.temperature), cost.problem(batch, self.sweeps)
-        mean = cost.mean(batch, target, factor, self.sweeps)  # ⟨P̃, C⟩/ε
         masses = torch.cat(target.marginals)
         imposed = self.sweeps.imposed(masses, [len(mass) for mass in target.marginals])
-        embedded = batch.anchors, batch.references
-        potentials = embedded_potentials(*embedded, factor, imposed, problem, self.sweeps)
+        factor = cost.factor(batch.temperature)
+        mean, potentials = cost.solved(batch, target, factor, imposed, self.sweeps)
         loss = mean - target.entropy - expectation(masses, potentials)
         return loss.to(batch.dtype)
 
@@ -125,7 +124,10 @@ class NegMMIOT(ContrastiveLoss):
             return _Linear(self.epsilon)
         if self.shaping == "log_sigmoid":
             return _LogSigmoid(self.epsilon, self.kernel_tol)
-        return _Shaped(self.epsilon, self.shaping, resolve(self.shaping))
+        psi = resolve(self.shaping)
+        if isinstance(psi, Hinge):
+            return _Hinge(self.epsilon, psi)
+        return _Shaped(self.epsilon, self.shaping, psi)
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,20 @@ class _Cost(ABC):
         self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
     ) -> Tensor:
         """⟨P̃, C⟩/ε."""
+
+    def solved(
+        self,
+        batch: Batch,
+        target: TripletTarget,
+        factor: float | Tensor,
+        imposed: Tensor,
+        how: Sweeps,
+    ) -> tuple[Tensor, Tensor]:
+        """⟨P̃, C⟩/ε, and the log-scalings of P."""
+        problem = self.problem(batch, how)
+        mean = self.mean(batch, target, factor, how)
+        embedded = batch.anchors, batch.references
+        return mean, embedded_potentials(*embedded, factor, imposed, problem, how)
 
 
 @dataclass(frozen=True)
@@ -185,6 +201,42 @@ class _LogSigmoid(_Cost):
 
 
 @dataclass(frozen=True)
+class _Hinge(_Cost):
+    """ψ(t) = max(0, margin − t) − slope·t."""
+
+    psi: Hinge
+
+    def factor(self, temperature: float | Tensor) -> float | Tensor:
+        """C = 1/(τε)."""
+        return inverse_product(temperature, self.epsilon)
+
+    def problem(self, batch: Batch, how: Sweeps) -> HingeTriplets:
+        return HingeTriplets(batch.within, self.psi.over(self.epsilon))
+
+    def mean(
+        self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
+    ) -> Tensor:
+        """Of listed triplets."""
+        scores = factor * batch.wide_similarity()
+        return mean_cost(batch, target, scores, self.psi.over(self.epsilon), how.memory_budget)
+
+    def solved(
+        self,
+        batch: Batch,
+        target: TripletTarget,
+        factor: float | Tensor,
+        imposed: Tensor,
+        how: Sweeps,
+    ) -> tuple[Tensor, Tensor]:
+        """Both from the same sorted scores, unless triplets are listed."""
+        if isinstance(batch.relation, ListedTriplets):
+            return super().solved(batch, target, factor, imposed, how)
+        embedded = batch.anchors, batch.references
+        problem = self.problem(batch, how)
+        return hinge_potentials(*embedded, factor, imposed, problem, how, target.weights)
+
+
+@dataclass(frozen=True)
 class _Shaped(_Cost):
     """Any ψ."""
 
@@ -194,7 +246,7 @@ class _Shaped(_Cost):
     def problem(self, batch: Batch, how: Sweeps) -> Problem:
         if how.memory == "streamed":
             raise ValueError(
-                'memory="streamed" needs shaping="linear" or "log_sigmoid", got '
+                'memory="streamed" needs shaping="linear", "log_sigmoid" or a hinge, got '
                 f'{self.shaping!r}: use memory="auto", which takes the costs of a few anchors at a '
                 "time"
             )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tricouple import checks
 from tricouple.memory import (
+    CACHED,
     DEFAULT_BUDGET,
     IN_MATRICES,
     MEMORY_MODES,
@@ -28,6 +29,8 @@ from tricouple.ot.gradients import GRADIENTS
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.contract import Coupling, Masses, Solution
 from tricouple.ot.sweeps.halves import SymmetricKernels
+from tricouple.ot.sweeps.hinge import HingeTriplet
+from tricouple.ot.sweeps.hinge_native import COLUMNS, NativeHinge
 from tricouple.ot.sweeps.kernels import Kernels, LinearKernels, Matrix, Products, Similarities
 from tricouple.ot.sweeps.linear_logs import LogLinearTriplet, LogPair
 from tricouple.ot.sweeps.log_sigmoid import (
@@ -43,7 +46,7 @@ from tricouple.ot.sweeps.pair import ScaledPair
 from tricouple.ot.sweeps.triplet import CANCELLATION, ScaledTriplet
 from tricouple.ot.sweeps.triplet_any import AnchorTriplet
 from tricouple.ot.sweeps.triplet_log import LinearTerms, LogDomainTriplet, LogTriplet
-from tricouple.shaping import Shaping
+from tricouple.shaping import Hinge, Shaping
 
 # Above this many entries PyTorch's products on all cores win over one core in the compiled module.
 LARGEST = 1024 * 1024
@@ -213,6 +216,41 @@ class LogSigmoidTriplets(_Triplets):
             scores = tile.to(positives.dtype, copy=True).mul_(factor)
             sums, slopes = pair_costs(scores, positives, negatives, splits)
             yield sums, Patch(rows, slopes)
+
+
+@dataclass(frozen=True)
+class HingeTriplets(_Triplets):
+    """``C_ijk = ψ((s_ij − s_ik)/τ)``, ψ a hinge; the factor is c = 1/(τε) (mathematics §9)."""
+
+    hinge: Hinge  # ψ/ε as a function of t/ε
+
+    def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
+        """By scaling, then by logarithms."""
+        # Scores, three indices of two bytes, a gradient: fewer than four matrices.
+        storage = IN_MATRICES
+        if not isinstance(source, Matrix):
+            budget = how.memory, how.memory_budget
+            storage = choose_storage(*budget, source.shape, source.like, matrices=4)
+        on_cpu = source.like.device.type == "cpu"
+        if native.compiled is not None and on_cpu and source.shape[1] <= COLUMNS:
+            for dtype in dict.fromkeys((source.like.dtype, torch.float64)):
+                yield NativeHinge(
+                    source.widened(),
+                    factor,
+                    self.hinge,
+                    within=self.within,
+                    storage=storage,
+                    dtype=dtype,
+                )
+        yield self.careful(source, factor, storage.tile_entries)
+
+    def careful(
+        self, source: Similarities, factor: float, tile_entries: int = CACHED
+    ) -> HingeTriplet:
+        """In logarithms, which are right for any sharpness."""
+        return HingeTriplet(
+            source.widened(), factor, self.hinge, within=self.within, tile_entries=tile_entries
+        )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ differentiate by one of the three rules.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from tricouple.memory import empty_matrix
 from tricouple.numeric import ScoreGradient, first_derivative_only, never_compiled, pull, wide_dtype
-from tricouple.ot.engine import Problem, Sweeps, solve
+from tricouple.ot.engine import HingeTriplets, Problem, Sweeps, solve
 from tricouple.ot.gradients import GRADIENTS, implicit, warn_unless_converged
 from tricouple.ot.sweeps.contract import Solution
+from tricouple.ot.sweeps.hinge import HingeTriplet, Weights
 from tricouple.ot.sweeps.kernels import Matrix, Products, Similarities
 
 
@@ -54,6 +56,30 @@ def embedded_potentials(
         how: How it is solved and differentiated.
     """
     return _OfEmbeddings.apply(anchors, references, factor, marginals, problem, how)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def hinge_potentials(
+    anchors: Tensor,
+    references: Tensor,
+    factor: float | Tensor,
+    marginals: Tensor,
+    problem: HingeTriplets,
+    how: Sweeps,
+    weights: Weights,
+) -> tuple[Tensor, Tensor]:
+    """``Σ plus_ij minus_ik C_ijk/ε`` of a hinge, and the same, from the same sorted scores.
+
+    Args:
+        anchors: Shape (N, d), float32 or float64.
+        references: Shape (M, d); the same tensor within one set.
+        factor: c = 1/(τε); a tensor gets its gradient.
+        marginals: Imposed masses, all axes in one vector.
+        problem: What is coupled.
+        how: How it is solved and differentiated.
+        weights: plus and minus of some anchors, shape (rows, M) each.
+    """
+    embedded = anchors, references, factor, marginals, problem, how, weights
+    return _OfHinge.apply(*embedded)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _OfSimilarities(torch.autograd.Function):
@@ -99,9 +125,37 @@ class _OfEmbeddings(torch.autograd.Function):
     @first_derivative_only
     def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
         anchors, references, _ = ctx.saved_tensors
-        gradients, slope = _embedding_gradients(ctx, cotangents[0], anchors, references)
+        gradients, slope = _embedding_gradients(ctx, cotangents, anchors, references)
         to_factor = None if slope is None else slope.to(ctx.factor_dtype, copy=True)
         return *gradients, to_factor, None, None, None
+
+
+class _OfHinge(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchors: Tensor,
+        references: Tensor,
+        factor: float | Tensor,
+        marginals: Tensor,
+        problem: HingeTriplets,
+        how: Sweeps,
+        weights: Weights,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(anchors, references, _learnt(factor))
+        ctx.weights = weights
+        source = Products(anchors, references)
+        solution = _remember(ctx, source, factor, marginals, problem, how)
+        assert isinstance(solution.coupling, HingeTriplet)
+        return solution.coupling.costs(weights), solution.potentials.clone()
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
+        anchors, references, _ = ctx.saved_tensors
+        gradients, slope = _embedding_gradients(ctx, cotangents, anchors, references)
+        to_factor = None if slope is None else slope.to(ctx.factor_dtype, copy=True)
+        return *gradients, to_factor, None, None, None, None
 
 
 def _learnt(factor: float | Tensor) -> Tensor | None:
@@ -150,10 +204,13 @@ def _score_matrix(ctx: Any, cotangent: Tensor, similarity: Tensor) -> tuple[Tens
 @never_compiled
 @torch.inference_mode()
 def _embedding_gradients(
-    ctx: Any, cotangent: Tensor, anchors: Tensor, references: Tensor
+    ctx: Any, cotangents: Sequence[Tensor], anchors: Tensor, references: Tensor
 ) -> tuple[tuple[Tensor, Tensor | None], Tensor | None]:
     """Gradients with respect to both embeddings and to the factor."""
+    *to_costs, cotangent = cotangents
     gradient = _score_gradient(ctx, cotangent)
+    if to_costs:
+        gradient = ctx.solution.coupling.with_costs(gradient, ctx.weights, *to_costs)
     slope = ctx.needs_input_grad[2]
     result = pull(gradient, ctx.factor, anchors, references, slope=slope)
     # A loss is often kept until the next one is there: its matrices need not be.

@@ -12,12 +12,18 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.memory import DEFAULT_BUDGET
 from tricouple.numeric import compute_dtype, inverse_product, uniform, wide_dtype
-from tricouple.ot.engine import LinearTriplets, LogSigmoidTriplets, ShapedTriplets, Sweeps
+from tricouple.ot.engine import (
+    HingeTriplets,
+    LinearTriplets,
+    LogSigmoidTriplets,
+    ShapedTriplets,
+    Sweeps,
+)
 from tricouple.ot.pairwise import DEFAULT_TOLERANCE, largest_error
 from tricouple.ot.potentials import solve_potentials
 from tricouple.ot.sweeps.kernels import Matrix
 from tricouple.ot.sweeps.triplet_log import LogDomainTriplet, LogTripletPlan
-from tricouple.shaping import Shaping, check_margins, resolve
+from tricouple.shaping import Hinge, Shaping, check_margins, resolve
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -160,18 +166,21 @@ def triplet_sinkhorn(
     how = Sweeps(n_iters, tol, gradient)
     _check(similarity, within)
     similarity = similarity.to(compute_dtype(similarity.dtype))
-    factor = inverse_product(temperature, epsilon if shaping == "linear" else 1.0)
+    psi = resolve(shaping)
+    separable = shaping == "linear" or isinstance(psi, Hinge)  # whose scores take ε in
+    factor = inverse_product(temperature, epsilon if separable else 1.0)
     source = Matrix(similarity.detach())
     number = float(factor.detach() if isinstance(factor, Tensor) else factor)
-    problem: LinearTriplets | LogSigmoidTriplets | ShapedTriplets
+    problem: LinearTriplets | LogSigmoidTriplets | HingeTriplets | ShapedTriplets
     if shaping == "linear":
         problem = LinearTriplets(within)
     elif shaping == "log_sigmoid":
         checks.positive_number("kernel_tol", kernel_tol)
         checks.quadrature_tolerance(kernel_tol, similarity.dtype)
         problem = LogSigmoidTriplets(within, epsilon, kernel_tol)
+    elif isinstance(psi, Hinge):
+        problem = HingeTriplets(within, psi.over(epsilon))
     else:
-        psi = resolve(shaping)
         checks.positive_number("memory_budget", memory_budget)
         check_margins(psi, source.widened().values * number)
         problem = ShapedTriplets(within, epsilon, psi, memory_budget)

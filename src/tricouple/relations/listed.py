@@ -227,9 +227,11 @@ class ListedPairs:
 
     def mask(self, rows: slice = slice(None)) -> Tensor:
         """The listed pairs."""
-        chosen = torch.zeros(self.shape, dtype=torch.bool, device=self.rows.device)
-        chosen[self.rows, self.columns] = True
-        return chosen[rows]
+        start, stop, _ = rows.indices(self.shape[0])
+        own = (self.rows >= start) & (self.rows < stop)
+        chosen = torch.zeros(stop - start, self.shape[1], dtype=torch.bool, device=self.rows.device)
+        chosen[self.rows[own] - start, self.columns[own]] = True
+        return chosen
 
 
 def _triplet_target(size: float, positives: ListedPairs, negatives: ListedPairs) -> TripletTarget:

@@ -22,7 +22,7 @@ class PairTarget(Protocol):
         """P̃ as an N×M matrix, for losses that need it entry by entry."""
 
     def mask(self, rows: slice = slice(None)) -> Tensor:
-        """The support of P̃ as an N×M boolean matrix, for losses that need it entry by entry."""
+        """The support of P̃, or some rows of it, as a boolean matrix: for what needs its entries."""
 
 
 @dataclass(frozen=True)

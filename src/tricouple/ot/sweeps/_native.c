@@ -17,7 +17,9 @@
  * more than SSE2. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
 #define FAST_LOOP __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "avx2", "default")))
+#define INLINED static inline __attribute__((always_inline))
 #else
+#define INLINED static inline
 #define FAST_LOOP
 #endif
 
@@ -46,6 +48,7 @@ static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 /
 #include "_halves.h"
 #include "_logs.h"
 #include "_log_sigmoid.h"
+#include "_hinge.h"
 #undef real
 #undef bits
 #undef REAL_MAX
@@ -73,6 +76,7 @@ static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 /
 #include "_halves.h"
 #include "_logs.h"
 #include "_log_sigmoid.h"
+#include "_hinge.h"
 #undef real
 #undef bits
 #undef REAL_MAX
@@ -135,6 +139,11 @@ DOOR(term_columns, 5, 0, 8, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3]
 DOOR(term_slopes, 7, 0, 11, i[0], i[1], i[2], i[3], i[4], i[5], i[6], p[0], p[1], p[2], p[3], p[4],
      p[5], p[6], p[7], p[8], p[9], p[10])
 DOOR(pair_costs, 2, 0, 7, i[0], i[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
+DOOR(hinge_sort, 3, 2, 7, i[0], i[1], i[2], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
+DOOR(hinge_form, 3, 2, 14, i[0], i[1], i[2], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
+     p[8], p[9], p[10], p[11], p[12], p[13])
+DOOR(hinge_costs, 3, 3, 9, i[0], i[1], i[2], x[0], x[1], x[2], p[0], p[1], p[2], p[3], p[4], p[5], p[6],
+     p[7], p[8])
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
@@ -143,14 +152,15 @@ static PyMethodDef methods[] = {
     METHOD(pair_adjoint), METHOD(tile_tops),    METHOD(tile_kernel),     METHOD(tiles_product),
     METHOD(tile_stream), METHOD(tile_weigh),    METHOD(log_rows),        METHOD(log_columns),
     METHOD(log_means),   METHOD(log_plan),      METHOD(term_rows),       METHOD(term_columns),
-    METHOD(term_slopes), METHOD(pair_costs),    {NULL, NULL, 0, NULL},
+    METHOD(term_slopes), METHOD(pair_costs),    METHOD(hinge_sort),      METHOD(hinge_form),
+    METHOD(hinge_costs), {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods,
                                     NULL,                  NULL,      NULL, NULL};
 
 /* Of the calls above, as native.py makes them: a module built from older sources is not used. */
-enum { CALLS = 3 };
+enum { CALLS = 4 };
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *own = PyModule_Create(&module);

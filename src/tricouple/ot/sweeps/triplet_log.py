@@ -64,7 +64,7 @@ class LogDomainTriplet(Coupling):
     ) -> dict[int, Tensor]:
         """``Plan.push`` of a plan of this coupling."""
 
-    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution:
+    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep: anchors, positives, negatives."""
         mass_a, mass_b, _ = masses.values
         log_a, log_b, log_h = (mass.log() for mass in masses.values)

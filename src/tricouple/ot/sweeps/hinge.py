@@ -1,0 +1,346 @@
+"""Triplet plans with a hinge for ψ, exactly and by sorting (mathematics §9).
+
+In units of ε the margin of a triplet is t = x_ij − x_ik, x = c·s, and its kernel
+
+    K = e^{δt} · min(1, e^{t − γ}),
+
+γ the margin of the hinge and δ its slope beyond. With the scores of an anchor in ascending order
+the negatives that a positive satisfies, t > γ, come first: a sum over negatives is a sum over
+those, whose kernel is e^{δt}, and one over the others but the positive itself, whose kernel is
+e^{(1+δ)t − γ}. Both are products of a number of j and running sums over k: O(N) an anchor once it
+is sorted. All terms are positive, and nothing is ever subtracted. A sum over positives is the same
+with the signs of the scores, and so their order, reversed.
+
+Here in logarithms and in PyTorch alone, a few anchors at a time, for any sharpness and any device;
+``hinge_native`` is faster where it applies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tricouple.memory import CACHED
+from tricouple.numeric import Patch, ScoreGradient, row_blocks
+from tricouple.ot.sweeps.contract import (
+    GradientSink,
+    History,
+    Masses,
+    Solution,
+    Stage,
+    Stages,
+    log_scaling,
+)
+from tricouple.ot.sweeps.kernels import Similarities
+from tricouple.ot.sweeps.triplet_log import LogDomainTriplet, LogTripletPlan
+from tricouple.shaping import Hinge
+
+# Matrices of the size of a block that its sums need at once.
+_WORKSPACE = 16
+
+
+class HingeTriplet(LogDomainTriplet):
+    """Entropic three-marginal transport with a hinge, by running sums of logarithms.
+
+    Args:
+        source: s, shape (N, M), in the wide dtype.
+        factor: c = 1/(τε), so that x = c·s.
+        hinge: ψ/ε as a function of t/ε.
+        within: Anchors are the references: i, j, k distinct. Otherwise only j ≠ k.
+        tile_entries: Numbers in a tile of scores.
+    """
+
+    def __init__(
+        self,
+        source: Similarities,
+        factor: float,
+        hinge: Hinge,
+        *,
+        within: bool,
+        tile_entries: int = CACHED,
+    ) -> None:
+        self.source, self.factor, self.hinge = source, factor, hinge
+        self.within, self.tile_entries = within, tile_entries
+        self.dtype = source.like.dtype
+
+    def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
+        """Sweep: anchors, positives, negatives; vectors alone are kept."""
+        mass_a, mass_b, _ = masses.values
+        log_a, log_b, log_h = (mass.log() for mass in masses.values)
+        phi, f, g = (torch.zeros_like(log) for log in (log_a, log_b, log_h))
+        plans = [LogTripletPlan(self, phi, f, g)]
+        for sweep in range(n_iters):
+            row_sums, phi, columns = self.scale_anchors(log_a, f, g)  # marginal 1
+            if tol is not None and sweep > 0:
+                before = plans[-1]
+                error = (torch.exp(before.phi + row_sums) - mass_a).abs().sum()
+                if float(error) <= tol:
+                    found = before.push(0, torch.ones_like(phi))[1]
+                    if float((found - mass_b).abs().sum()) <= tol:
+                        break
+            f = log_scaling(log_b, columns)  # marginal 2
+            g = log_scaling(log_h, self.negative_sums(phi, f))  # marginal 3
+            plans.append(LogTripletPlan(self, phi, f, g))
+        if not self.trusts(plans):
+            return None
+        potentials = torch.cat([plans[-1].phi, plans[-1].f, plans[-1].g])
+        history = self.history(masses, plans)
+        return Solution(self, potentials, lambda: plans[-1], history, len(plans) - 1)
+
+    def trusts(self, plans: Sequence[LogTripletPlan]) -> bool:
+        """Whether the numbers hold what the sweeps went through: logarithms hold everything."""
+        return True
+
+    def history(self, masses: Masses, plans: Sequence[LogTripletPlan]) -> History:
+        """Three updates a sweep, each with the plan right after it."""
+        stages: list[Stage] = []
+        for before, plan in pairwise(plans):
+            stages.append(Stage(0, LogTripletPlan(self, plan.phi, before.f, before.g)))
+            stages.append(Stage(1, LogTripletPlan(self, plan.phi, plan.f, before.g)))
+            stages.append(Stage(2, plan))
+        return Stages(self, masses, stages)
+
+    def scale_anchors(self, log_mass: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        """``log Σ_jk e^{f+g} K`` of each anchor, the φ that it asks for, ``log Σ_ik e^{φ+g} K``."""
+        sums, columns = torch.empty_like(log_mass), torch.full_like(f, -torch.inf)
+        phi = torch.empty_like(log_mass)
+        for block, rows in self._rows():
+            pairs = rows.log_sums(g)[0]
+            sums[block] = torch.logsumexp(pairs + f, 1)
+            phi[block] = log_scaling(log_mass[block], sums[block])
+            columns = torch.logaddexp(columns, torch.logsumexp(pairs + phi[block, None], 0))
+        return sums, phi, columns
+
+    def negative_sums(self, phi: Tensor, f: Tensor) -> Tensor:
+        """``log Σ_ij e^{φ+f} K`` of each negative."""
+        columns = torch.full_like(f, -torch.inf)
+        for block, rows in self._rows(-1):
+            pairs = rows.log_sums(f)[0] + phi[block, None]
+            columns = torch.logaddexp(columns, torch.logsumexp(pairs, 0))
+        return columns
+
+    def positive_pairs(self, g: Tensor) -> Tensor:
+        """``log Σ_{k≠j} K_ijk exp(g_k)``, shape (N, M)."""
+        return torch.cat([rows.log_sums(g)[0] for _, rows in self._rows()])
+
+    def negative_pairs(self, f: Tensor) -> Tensor:
+        """``log Σ_{j≠k} K_ijk exp(f_j)``, shape (N, M)."""
+        return torch.cat([rows.log_sums(f)[0] for _, rows in self._rows(-1)])
+
+    def partners(self, plan: LogTripletPlan) -> Tensor:
+        """P²³, shape (M, M), anchor by anchor."""
+        total = self.source.like.new_zeros(len(plan.f), len(plan.f))
+        for anchor, x in enumerate(self.source.matrix() * self.factor):
+            logs = self.hinge(x[:, None] - x).neg_().add_(plan.f[:, None]).add_(plan.g)
+            masses = logs.add_(plan.phi[anchor]).exp_()
+            if self.within:
+                masses[anchor], masses[:, anchor] = 0.0, 0.0
+            total += masses
+        return total.fill_diagonal_(0.0)
+
+    def costs(self, weights: Weights) -> Tensor:
+        """``Σ_ijk plus_ij minus_ik ψ(x_ij − x_ik)/ε``."""
+        parts = [rows.costs(*self._typed(weights(block)))[0] for block, rows in self._rows()]
+        return torch.stack(parts).sum()
+
+    def with_costs(
+        self, gradient: ScoreGradient, weights: Weights, scale: Tensor
+    ) -> Iterator[Patch]:
+        """A gradient and that of ``scale · costs``: they nearly cancel, so they are added first."""
+        for patch in gradient:
+            for block, rows in self._rows(1, [patch.rows]):
+                force = rows.costs(*self._typed(weights(block)))[1]
+                yield Patch(block, patch.values + scale * force)
+
+    def _typed(self, weights: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        plus, minus = weights
+        return plus.to(self.source.like.dtype), minus.to(self.source.like.dtype)
+
+    def sink(self) -> HingeSink:
+        """A collector for this coupling."""
+        return HingeSink(self)
+
+    def push(
+        self, plan: LogTripletPlan, axis: int, weights: Tensor, sink: GradientSink | None
+    ) -> dict[int, Tensor]:
+        """Products with the pair marginals; the gradient waits until all of it is asked for."""
+        pushed = {o: torch.zeros_like(p) for o, p in enumerate((plan.phi, plan.f, plan.g))}
+        for block, raised, lowered in self._weighted(plan, axis, weights):
+            pushed[0][block] = (raised[0] if axis == 1 else lowered[0]).sum(1)
+            pushed[1] += raised[0].sum(0)
+            pushed[2] += lowered[0].sum(0)
+        del pushed[axis]
+        if isinstance(sink, HingeSink):
+            sink.add(plan, axis, weights)
+        return pushed
+
+    def forces(self, terms: Sequence[Term]) -> ScoreGradient:
+        """``∂/∂x Σ weights · marginal_axis`` of the terms' plans, summed."""
+        for block in self._blocks():
+            total = self.source.like.new_zeros(block.stop - block.start, self.source.shape[1])
+            for plan, axis, weights in terms:
+                for _, (raised, falling), (lowered, lowering) in self._weighted(
+                    plan, axis, weights, [block]
+                ):
+                    total += falling.add_(raised, alpha=self.hinge.slope)
+                    total -= lowering.add_(lowered, alpha=self.hinge.slope)
+            yield Patch(block, total)
+
+    def _weighted(
+        self,
+        plan: LogTripletPlan,
+        axis: int,
+        weights: Tensor,
+        blocks: Sequence[slice] | None = None,
+    ) -> Iterator[tuple[slice, list[Tensor], list[Tensor]]]:
+        """P¹² and P¹³ with weights on an axis, and those parts of them that fall with t."""
+        for block in self._blocks() if blocks is None else blocks:
+            (_, near), (_, far) = (next(self._rows(sign, [block])) for sign in (1, -1))
+            phi = plan.phi[block, None]
+            raised = near.masses(phi + plan.f, plan.g, weights if axis == 2 else None)
+            lowered = far.masses(phi + plan.g, plan.f, weights if axis == 1 else None)
+            outer = weights[block, None] if axis == 0 else weights
+            for part in (*(raised if axis != 2 else ()), *(lowered if axis != 1 else ())):
+                part.mul_(outer)
+            yield block, raised, lowered
+
+    def _blocks(self) -> list[slice]:
+        return row_blocks(*self.source.shape, max(1, self.tile_entries // _WORKSPACE))
+
+    def _rows(
+        self, sign: int = 1, blocks: Sequence[slice] | None = None
+    ) -> Iterator[tuple[slice, SortedRows]]:
+        """Sorted scores of some anchors, as positives (+1) or as negatives (−1) see them."""
+        m = self.source.shape[1]
+        for block in self._blocks() if blocks is None else blocks:
+            room = self.source.like.new_empty(block.stop - block.start, m)
+            scores = self.source.tile(block, room) * (sign * self.factor)
+            yield block, SortedRows.of(scores, block.start if self.within else None, self.hinge)
+
+
+Weights = Callable[[slice], tuple[Tensor, Tensor]]
+"""Of the pairs of some anchors with positives and with negatives, shape (rows, M) each."""
+
+Term = tuple[LogTripletPlan, int, Tensor]
+"""A plan, an axis, and weights on it."""
+
+
+class HingeSink:
+    """Remembers vectors; one pass over the anchors turns all of them into a gradient."""
+
+    def __init__(self, coupling: HingeTriplet) -> None:
+        self._coupling = coupling
+        self._terms: list[Term] = []
+
+    def add(self, plan: LogTripletPlan, axis: int, weights: Tensor) -> None:
+        """Add ``∂/∂x Σ weights · marginal_axis`` of a plan."""
+        self._terms.append((plan, axis, weights))
+
+    def total(self) -> ScoreGradient:
+        """The sum of all terms."""
+        return self._coupling.forces(self._terms)
+
+
+@dataclass(frozen=True)
+class SortedRows:
+    """Scores of some anchors in ascending order.
+
+    Attributes:
+        x: The scores, shape (rows, M).
+        order: The columns that they came from.
+        bound: For each score the number of scores that are smaller by more than γ.
+        own: Where an anchor meets itself, which is no pair; None across two sets.
+        hinge: ψ/ε as a function of t/ε.
+    """
+
+    x: Tensor
+    order: Tensor
+    bound: Tensor
+    own: Tensor | None
+    hinge: Hinge
+
+    @classmethod
+    def of(cls, scores: Tensor, first: int | None, hinge: Hinge) -> SortedRows:
+        """Sort; within one set ``first`` is the sample of the first row."""
+        x, order = torch.sort(scores, 1)
+        bound = torch.searchsorted(x, x - hinge.margin)
+        own = None
+        if first is not None:
+            samples = torch.arange(first, first + len(x), device=x.device)
+            own = order == samples[:, None]
+        return cls(x, order, bound, own, hinge)
+
+    def log_sums(self, logs: Tensor) -> tuple[Tensor, Tensor]:
+        """``log Σ_{k≠j} K(x_j − x_k) e^{logs_k}`` in the order of columns; what of it falls with t.
+
+        Args:
+            logs: Shape (M,).
+        """
+        values, slope = self._without_own(logs[self.order]), self.hinge.slope
+        satisfied = pad(torch.logcumsumexp(values - slope * self.x, 1), (1, 0), value=-torch.inf)
+        others = _all_but_own(values - (1 + slope) * self.x, self.bound)
+        falling = others + ((1 + slope) * self.x - self.hinge.margin)
+        total = torch.logaddexp(satisfied.gather(1, self.bound) + slope * self.x, falling)
+        first, second = (
+            torch.empty_like(part).scatter_(1, self.order, self._without_own(part))
+            for part in (total, falling)
+        )
+        return first, second
+
+    def masses(self, base: Tensor, logs: Tensor, weights: Tensor | None) -> list[Tensor]:
+        """``e^base · Σ_{k≠j} K e^{logs_k} weights_k``, weights of any sign; what falls with t."""
+        if weights is None:
+            return [(part + base).exp_() for part in self.log_sums(logs)]
+        positive = self.masses(base, logs + weights.clamp_min(0.0).log(), None)
+        negative = self.masses(base, logs + weights.neg().clamp_min_(0.0).log(), None)
+        return [more.sub_(less) for more, less in zip(positive, negative, strict=True)]
+
+    def costs(self, plus: Tensor, minus: Tensor) -> tuple[Tensor, Tensor]:
+        """``Σ_jk plus_j minus_k ψ(x_j − x_k)`` over all rows, and its gradient."""
+        x, margin, slope = self.x, self.hinge.margin, self.hinge.slope
+        plus, minus = plus.gather(1, self.order), minus.gather(1, self.order)
+        # Σ_{k ≥ r} minus_k and minus_k x_k; Σ_{j < r} plus_j.
+        far, moment = (pad(part.flip(1).cumsum(1).flip(1), (0, 1)) for part in (minus, minus * x))
+        near = pad(plus.cumsum(1), (1, 0))
+        unmet, end = far.gather(1, self.bound), torch.searchsorted(x, x + margin, right=True)
+        total = (margin - x) * unmet + moment.gather(1, self.bound)
+        total -= slope * (x * far[:, :1] - moment[:, :1])
+        gradient = minus * (near.gather(1, end) + slope * near[:, -1:])
+        gradient -= plus * (unmet + slope * far[:, :1])
+        return (plus * total).sum(), torch.empty_like(x).scatter_(1, self.order, gradient)
+
+    def _without_own(self, logs: Tensor) -> Tensor:
+        return logs if self.own is None else logs.masked_fill(self.own, -torch.inf)
+
+
+def _all_but_own(logs: Tensor, bound: Tensor) -> Tensor:
+    """``log Σ_{k ≥ bound_r, k ≠ r} exp(logs_k)`` for every entry r of a row, without cancellation.
+
+    Leaving out an entry that is at most half of its sum is harmless. Those that are more are summed
+    afresh. Of two of them, q < r, entry q is not in the sum of r: as r is in that of q, each would
+    have to be the larger. So their windows [bound_r, r) are disjoint, and one pass fills them all.
+    """
+    after = pad(torch.logcumsumexp(logs.flip(1), 1).flip(1), (0, 1), value=-torch.inf)
+    total = after.gather(1, bound)
+    shares = torch.exp(logs - torch.where(total == -torch.inf, 0.0, total))
+    rest = total + torch.log1p(-shares.clamp_max_(1.0))
+    heavy = logs > total - math.log(2)
+    if not bool(heavy.any()):
+        return rest
+    rows, m = logs.shape
+    place = torch.arange(m, device=logs.device).expand(rows, m)
+    following = torch.where(heavy, place, m).flip(1).cummin(1).values.flip(1)
+    following = pad(following[:, 1:], (0, 1), value=m)  # the next heavy entry
+    starts = pad(bound, (0, 1), value=m).gather(1, following)
+    slot = torch.where(starts <= place, following, m)
+    top = logs.new_full((rows, m + 1), -torch.inf).scatter_reduce_(1, slot, logs, "amax")
+    top = torch.where(top == -torch.inf, 0.0, top)
+    sums = torch.zeros_like(top).scatter_add_(1, slot, torch.exp(logs - top.gather(1, slot)))
+    window = (sums.log() + top)[:, :m]
+    return torch.where(heavy, torch.logaddexp(window, after[:, 1:]), rest)
