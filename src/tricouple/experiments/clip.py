@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, cast
@@ -377,26 +378,14 @@ def flat(config: Clip) -> dict[str, Any]:
     }
 
 
-def words(config: Clip) -> tuple[str, ...]:
-    """What losses are compared on beside the data, for names of folders and records."""
-    return ()
-
-
-def network(config: Clip) -> str:
-    """What is trained."""
-    return config.model.name
-
-
 CLIP = RunKind(
     name="clip",
     config=Clip,
     prefix=("clip",),
-    words=words,
-    network=network,
+    network=attrgetter("model.name"),
     files=own_files,
     load=load_captions,
     encoder=make_encoder,
-    about=lambda config, found: {},
     method=make_method,
     evaluate=evaluate,
     kept=kept,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -301,22 +302,12 @@ def flat(config: Train) -> dict[str, Any]:
     }
 
 
-def words(config: Train) -> tuple[str, ...]:
-    """What losses are compared on beside the data, for names of folders and records."""
-    return (config.setting.name,)
-
-
-def network(config: Train) -> str:
-    """What is trained."""
-    return config.backbone.name
-
-
 VISION = RunKind(
     name="vision",
     config=Train,
     prefix=(),
-    words=words,
-    network=network,
+    setting=attrgetter("setting.name"),
+    network=attrgetter("backbone.name"),
     files=own_files,
     load=load_images,
     encoder=make_encoder,

@@ -1,5 +1,6 @@
 """``tricouple train``, ``clip`` and ``evaluate``: help, errors in one line, sweeps."""
 
+import pickle
 import subprocess
 import sys
 
@@ -8,8 +9,10 @@ import pytest
 from tricouple import cli
 from tricouple.conf.schema import Clip, Train
 from tricouple.conf.words import STARTS, ConfigurationError
+from tricouple.experiments.clip import CLIP
 from tricouple.experiments.runs import sweep as sweep_module
 from tricouple.experiments.runs.sweep import sweep
+from tricouple.experiments.vision import VISION
 
 NOT_CHOICES = ("study", "data_at_scale", "backbone_at_scale", "loss_across")  # made by the groups
 
@@ -92,3 +95,8 @@ def test_wrong_words_stop_a_sweep_before_its_first_run(words, complaint, console
     monkeypatch.setattr(sweep_module.subprocess, "run", None)
     with pytest.raises(ConfigurationError, match=complaint):
         sweep(words, console)
+
+
+@pytest.mark.parametrize("kind", [VISION, CLIP], ids=["vision", "clip"])
+def test_a_kind_of_run_can_go_to_the_workers_of_a_study(kind):
+    assert pickle.loads(pickle.dumps(kind)).name == kind.name

@@ -79,19 +79,16 @@ D = TypeVar("D", bound=Loaded)
 
 @dataclass(frozen=True)
 class RunKind(Generic[C, D]):
-    """What is particular to a kind of run."""
+    """What is particular to a kind of run; it goes to the workers of a study, so no lambdas."""
 
     name: str  # of its studies, for their report
     config: type[C]  # the dataclass of its settings
     prefix: tuple[str, ...]  # first words of the names of folders
-    # What losses are compared on, for names: data set, setting.
-    words: Callable[[C], tuple[str, ...]]
     network: Callable[[C], str]  # name of what is trained
     files: Callable[[C], Sequence[Path]]  # of one's own that it trains on; none of published data
     load: Callable[[C], D]  # load the data; refuse what training or evaluation could only fail at
     # What is trained and kept, with the initial weights of the run's seed.
     encoder: Callable[[C, D], nn.Module]
-    about: Callable[[C, D], dict[str, Any]]  # what it takes to use the encoder without the data
     # Make what Lightning trains of an encoder, with options of ``Training``.
     method: Callable[[C, D, nn.Module, dict[str, Any]], Training]
     # What the weights are worth, as entries of evaluation.json.
@@ -101,6 +98,9 @@ class RunKind(Generic[C, D]):
     table: Callable[[Mapping[str, Any]], Table | str]  # an evaluation on the terminal
     chosen_by: str  # the metric that studies choose settings by
     gallery: bool = False  # whether studies keep the examples that evaluations leave
+    setting: Callable[[C], str] | None = None  # what losses are compared on beside the data
+    # What it takes to use the encoder without the data.
+    about: Callable[[C, D], dict[str, Any]] | None = None
 
     def folder(self, config: C) -> RunFolder:
         """The folder that a configuration asks for, or the one its values name."""
@@ -111,7 +111,7 @@ class RunKind(Generic[C, D]):
             parts = [
                 *self.prefix,
                 data,
-                *self.words(config),
+                *([self.setting(config)] if self.setting else []),
                 *loss_words(config.loss),
                 self.network(config),
                 f"seed{config.seed}",
@@ -312,7 +312,8 @@ class Fitting(Generic[C, D]):
                 "trainer.max_steps"
             )
         # From the file: the processes that trained may have been others than this one.
-        trained = replace(folder.read_trained(config), about=kind.about(config, self.data))
+        about = kind.about(config, self.data) if kind.about else {}
+        trained = replace(folder.read_trained(config), about=about)
         if trained.epoch == training.epochs:
             folder.write_trained(trained)
         else:

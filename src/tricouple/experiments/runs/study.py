@@ -218,7 +218,7 @@ class Trials(Generic[C, D]):
         compared = any(word.startswith(("backbone", "model")) for word in trial.block)
         parts = [
             data_name(config),
-            *self.kind.words(config),
+            *([self.kind.setting(config)] if self.kind.setting else []),
             *([self.kind.network(config)] if compared else []),
             *loss_words(config.loss),
             f"lr{config.training.learning_rate:g}",
