@@ -46,7 +46,7 @@ from tricouple.ot.sweeps.pair import ScaledPair
 from tricouple.ot.sweeps.triplet import CANCELLATION, ScaledTriplet
 from tricouple.ot.sweeps.triplet_any import AnchorTriplet
 from tricouple.ot.sweeps.triplet_log import LinearTerms, LogDomainTriplet, LogTriplet
-from tricouple.shaping import Hinge, Shaping
+from tricouple.shaping import Hinge, Shaping, anchor_bytes, log_sigmoid
 
 # Above this many entries PyTorch's products on all cores win over one core in the compiled module.
 LARGEST = 1024 * 1024
@@ -56,6 +56,9 @@ WIDE_CANCELLATION = 1e6
 
 # Entries of a tile of costs: a few matrices of them in float64 stay in the cache.
 _COSTS = 1 << 17
+
+# Bytes for the costs of a few anchors, in logarithms.
+_ANCHORS = 2**28
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,11 @@ class LogSigmoidTriplets(_Triplets):
         scores = source.widened().matrix() * factor
         lowest, highest = (float(end) for end in torch.aminmax(scores))
         terms = log_sigmoid_terms(1 / self.epsilon, lowest, highest, self.tolerance)
+        # Of few references all pairs are cheaper than all terms, and exact.
+        if source.shape[1] <= 4 * len(terms.nodes) and anchor_bytes(scores) <= _ANCHORS:
+            return AnchorTriplet(
+                scores, log_sigmoid, self.epsilon, within=self.within, memory_budget=_ANCHORS
+            )
         return LogTriplet(scores, terms, within=self.within)
 
     def costs(

@@ -149,7 +149,9 @@ def triplet_sinkhorn(
         within: Anchors are the references, so i, j, k are distinct; otherwise only j ≠ k.
         marginals: Masses of anchors, positives and negatives; uniform if None.
         gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``.
-        kernel_tol: Relative error of the log-sigmoid kernel, from which its quadrature is chosen.
+        kernel_tol: Relative error of the log-sigmoid kernel, from which the number of terms of its
+            quadrature follows: the plan is that of a ψ which differs from log-sigmoid by at most
+            ``kernel_tol · ε``. The losses take 1e-3, which is enough to train with.
         memory_budget: Bytes for the costs of other ψ: kept if all fit, else computed for a few
             anchors at a time.
 

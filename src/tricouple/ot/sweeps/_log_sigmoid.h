@@ -42,20 +42,20 @@ typedef real NAME(lanes) __attribute__((vector_size(32), aligned(sizeof(real)), 
 /* One row: its nodes, and buffers of `size` numbers each, a multiple of WIDTH. */
 typedef struct {
     const double *rule;
-    long size, start, count;
+    long size, m, diagonal, start, count;
     int deep;                            /* whether e^{x − top} underflows somewhere */
     double top;                          /* the largest x of the row */
     real *x, *u, *g, *rate, *beta, *sum; /* x − top, its exponential, G, rates, B, a sum over terms */
 } NAME(row);
 
 static void NAME(take_room)(NAME(row) *row, const double *rule, long m, real *work) {
-    row->rule = rule;
+    row->rule = rule, row->m = m;
     row->size = (m + WIDTH - 1) / WIDTH * WIDTH;
     real **parts[] = {&row->x, &row->u, &row->g, &row->rate, &row->beta, &row->sum};
     for (int k = 0; k < 6; k++) *parts[k] = work + k * row->size;
 }
 
-/* x and e^x of a row; all B are 0 on the diagonal and beyond the end. */
+/* x and e^x of a row; the diagonal is negative where there is none. */
 static inline void NAME(enter)(NAME(row) *row, long m, long diagonal, const real *s, real top,
                                long start, long count) {
     const real factor = (real)row->rule[FACTOR];
@@ -68,8 +68,14 @@ static inline void NAME(enter)(NAME(row) *row, long m, long diagonal, const real
         low = row->x[j] < low ? row->x[j] : low;
     }
     row->deep = low < (real)EXP_LOW;
-    for (long j = m; j < row->size; j++) row->x[j] = row->u[j] = (real)1e30;
-    if (diagonal >= 0 && diagonal < m) row->x[diagonal] = row->u[diagonal] = (real)1e30;
+    for (long j = m; j < row->size; j++) row->x[j] = row->u[j] = 0;
+    row->diagonal = diagonal;
+}
+
+/* No B on the diagonal and beyond the end. */
+static inline void NAME(exclude)(const NAME(row) *row) {
+    for (long j = row->m; j < row->size; j++) row->beta[j] = 0;
+    if (row->diagonal >= 0) row->beta[row->diagonal] = 0;
 }
 
 /* B at a node, and its rates e^{x + v}. */
@@ -83,6 +89,7 @@ static inline void NAME(begin_chain)(const NAME(row) *row, long node) {
             row->rate[j] = NAME(exponential)(log < most ? log : most);
             row->beta[j] = NAME(exponential)(-row->rate[j]);
         }
+        NAME(exclude)(row);
         return;
     }
 #pragma omp simd
@@ -91,6 +98,7 @@ static inline void NAME(begin_chain)(const NAME(row) *row, long node) {
         row->rate[j] = rate < RATE ? rate : RATE;
         row->beta[j] = NAME(exponential)(-row->rate[j]);
     }
+    NAME(exclude)(row);
 }
 
 /* G of the block that begins at a node. */

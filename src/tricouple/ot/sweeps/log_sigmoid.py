@@ -179,23 +179,26 @@ def log_sigmoid_terms(
 class Blocks(NamedTuple):
     """How the nodes of a row are taken together: A_q = scale_q · G · B_q within a block.
 
-    ``G = exp(min(ceiling, ceiling + m(x + v − right)))``, v the block's first node: beyond the
-    right end of the log-Gamma law B makes nothing of A, whatever G is.
+    ``G = exp(min(ceiling, ceiling + m(x + v − right)))``, v the block's first node: to the right of
+    that end B makes nothing of A, whatever G is.
     """
 
     levels: int  # nodes of a chain, where each B is the square of the one before
+    right: float  # the upper end of the log-Gamma law in all digits of the dtype
     ceiling: float  # the largest log G, so that sums do not overflow
     scales: tuple[float, ...]  # for each node of a block
     log_lost: float  # logarithm of what an underflow of G takes from K, at most
 
     @classmethod
+    @lru_cache(maxsize=64)
     def of(cls, rule: Rule, tolerance: float, dtype: torch.dtype, n_columns: int) -> Blocks | None:
         """The longest that this dtype can hold, None if it can hold none."""
         info = torch.finfo(dtype)
         ceiling, floor = math.log(info.max) - 2 - math.log(n_columns), math.log(info.tiny)
         if math.exp(rule.right) > -floor - 5:  # B underflows where K is made
             return None
-        constant = math.log(rule.step) - math.lgamma(rule.power) + rule.power * rule.right
+        right = min(_quantile(rule.power, info.eps, upper=True), math.log(-floor))
+        constant = math.log(rule.step) - math.lgamma(rule.power) + rule.power * right
         for levels in range(LEVELS, 0, -1):
             spread = rule.power * rule.step * (rule.splits * levels - 1)
             lost = floor - ceiling + spread + constant
@@ -207,7 +210,8 @@ class Blocks(NamedTuple):
                     for node in range(rule.splits * levels)
                 )
                 scales = tuple(math.exp(log) for log in logs)
-                return cls(levels, ceiling, scales, max(lost, floor) + math.log(rule.power + 2))
+                log_lost = max(lost, floor) + math.log(rule.power + 2)
+                return cls(levels, right, ceiling, scales, log_lost)
         return None
 
 
@@ -331,7 +335,7 @@ class TermKernels(Kernels):
 
     def _terms(self, rows: slice, tile: Tensor) -> Iterator[_Block]:
         """The factors of some rows, block by block and term by term."""
-        rule, (levels, ceiling, *_) = self.rule, self.blocks
+        rule, (levels, right, ceiling, *_) = self.rule, self.blocks
         x = (tile - self._tops[rows, None]).mul_(self.factor)
         if self.within:
             x.diagonal(rows.start).fill_(_NOWHERE)
@@ -351,7 +355,7 @@ class TermKernels(Kernels):
                     rates.mul_(2)
 
         for first in range(0, count, size):
-            base = ceiling + rule.power * (heights(first) - rule.right)
+            base = ceiling + rule.power * (heights(first) - right)
             g = exponential_(torch.add(base.to(x.dtype), x, alpha=rule.power).clamp_(max=ceiling))
             yield _Block(first, g, terms(first))
 
@@ -422,7 +426,7 @@ class NativeTermKernels(TermKernels):
         rule, blocks = self.rule, self.blocks
         table = [self.factor, rule.power, rule.step, rule.splits, blocks.levels, blocks.ceiling]
         self._table = torch.tensor(
-            [*table, rule.right, *blocks.scales], dtype=torch.float64, device="cpu"
+            [*table, blocks.right, *blocks.scales], dtype=torch.float64, device="cpu"
         )
         lanes = 32 // self.like.element_size()
         self._width = -(-self.shape[1] // lanes) * lanes
