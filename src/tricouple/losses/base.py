@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tricouple import checks
 from tricouple.checks import Labels
 from tricouple.losses.batch import Batch, IndicesTuple, prepare
+from tricouple.losses.diagnostics import diagnose
 from tricouple.numeric import never_compiled
 
 DEFAULT_SHARPNESS = 10.0
@@ -44,6 +45,7 @@ class ContrastiveLoss(nn.Module, ABC):
         super().__init__()
         checks.one_of("empty", empty, ("raise", "zero"))
         self.empty = empty
+        self._last: Batch | None = None
 
     def _set_scale(
         self, value: float | Tensor | None, sharpness: float | str | None, epsilon: float = 1.0
@@ -152,6 +154,7 @@ class ContrastiveLoss(nn.Module, ABC):
         ref_labels: Labels | None,
         temperature: float | Tensor | None,
     ) -> Tensor:
+        self._last = None
         checks.matrix("embeddings", embeddings)
         temperature = self._scale(temperature)
         # Half precision cannot hold a coupling: the loss is a float32 island under autocast.
@@ -168,7 +171,9 @@ class ContrastiveLoss(nn.Module, ABC):
             self._check_setting(batch)
             missing = self._missing(batch)
             if missing is None:
-                return self.compute(batch)
+                loss = self.compute(batch)
+                self._last = batch.detached()
+                return loss
         if self.empty == "zero":
             zero = (batch.anchors.sum() + batch.references.sum()) * 0.0
             return zero.to(batch.dtype)
@@ -176,6 +181,45 @@ class ContrastiveLoss(nn.Module, ABC):
             f"the batch of {len(batch.anchors)} samples has no {missing}: use larger or "
             'class-balanced batches, or empty="zero" to skip such batches'
         )
+
+    def diagnostics(self) -> dict[str, float | str]:
+        """What happened in the last call, as plain numbers that any logger takes.
+
+        ``sharpness``; of couplings ``sweeps`` and ``marginal_error`` (L1; of the worse of two
+        plans); and ``repulsion_on_hardest_tenth``, the share of all repulsion of negatives that
+        falls on the tenth of an anchor's negatives that are nearest to it, from the real gradient.
+        A ``note`` if ψ is constant on all triplets. ``VICReg`` has its three terms instead.
+
+        Nothing is computed before it is asked for: a call keeps its unit vectors (N·d numbers,
+        no graph) until the next, copies and pickles do not. Asking costs about three calls and
+        some N×M matrices; beyond 8192² pairs the share is left out.
+
+        Raises:
+            ValueError: If there was no call, or the last one found nothing to learn from.
+
+        Example:
+            >>> from tricouple import NegMMIOT
+            >>> criterion = NegMMIOT()
+            >>> loss = criterion(torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))
+            >>> criterion.diagnostics()["sweeps"]
+            10
+        """
+        if self._last is None:
+            raise ValueError(
+                "diagnostics() is about the last call, and there was none with something to learn"
+            )
+        with torch.autocast(self._last.anchors.device.type, enabled=False):
+            return self._diagnose(self._last)
+
+    def _diagnose(self, batch: Batch) -> dict[str, float | str]:
+        found: dict[str, float | str] = {}
+        if self.scale is not None:
+            found["sharpness"] = 1 / (as_number(batch.temperature) * self._regularisation)
+        return found | diagnose(self.compute, batch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles do not carry the last batch."""
+        return self.__dict__ | {"_last": None}
 
     def _scale(self, temperature: float | Tensor | None) -> float | Tensor:
         """What divides the similarities in a call that gives this temperature, or none."""

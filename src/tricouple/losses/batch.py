@@ -47,9 +47,21 @@ class Batch:
             return self
         return replace(self, relation=by_class(self.relation))
 
+    def detached(self) -> Batch:
+        """The same numbers, of no graph."""
+        anchors, temperature = self.anchors.detach(), self.temperature
+        if isinstance(temperature, Tensor):
+            temperature = temperature.detach()
+        references = anchors if self.within else self.references.detach()
+        return replace(self, anchors=anchors, references=references, temperature=temperature)
+
     def similarity(self) -> Tensor:
         """Cosines, shape (N, M)."""
         return cosines(self.anchors, self.anchors if self.within else self.references)
+
+    def inside(self) -> tuple[Tensor, Tensor]:
+        """Cosines inside each set, shapes (N, N) and (M, M)."""
+        return cosines(self.anchors, self.anchors), cosines(self.references, self.references)
 
     def wide_similarity(self) -> Tensor:
         """Cosines in float64, for what nearly cancels against the plan's potentials."""

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.losses.base import ContrastiveLoss
+from tricouple.losses.base import ContrastiveLoss, as_number
 from tricouple.losses.batch import Batch
 from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
+from tricouple.losses.diagnostics import extreme_margins
 from tricouple.memory import DEFAULT_BUDGET
 from tricouple.numeric import expectation, inverse_product
 from tricouple.ot.engine import (
@@ -120,6 +121,18 @@ class NegMMIOT(ContrastiveLoss):
         mean, potentials = cost.solved(batch, target, factor, imposed, self.sweeps)
         loss = mean - target.entropy - expectation(masses, potentials)
         return loss.to(batch.dtype)
+
+    def _diagnose(self, batch: Batch) -> dict[str, float | str]:
+        found = super()._diagnose(batch)
+        psi = resolve(self.shaping)
+        ends = extreme_margins(batch) / as_number(batch.temperature)
+        lowest, highest = psi(ends).tolist()
+        if lowest - highest <= 1e-12 * max(1.0, abs(lowest)) and self.shaping != "linear":
+            found["note"] = (
+                "ψ is constant on all triplets of the batch: they are all satisfied, and hardly "
+                "any gradient is left"
+            )
+        return found
 
     def _cost(self) -> _Cost:
         """The cost of the present settings."""

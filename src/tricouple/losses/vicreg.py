@@ -77,12 +77,8 @@ class VICReg(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """The three terms, weighted."""
-        first, second = view_pairs(_identities(batch))
-        views = batch.anchors[first], batch.references[second]
-        loss = self.invariance * torch.nn.functional.mse_loss(*views)
-        for view in views:
-            loss = loss + self.variance / 2 * _variance_hinge(view, self.eps)
-            loss = loss + self.covariance * _squared_covariances(view)
+        views = _views(batch)
+        loss = torch.stack(self._terms(*views)).sum()
         if not bool(torch.isfinite(loss.detach())):
             largest = float(torch.stack([view.detach().abs().max() for view in views]).max())
             raise ValueError(
@@ -90,6 +86,24 @@ class VICReg(ContrastiveLoss):
                 "squares them twice; make them smaller, or call .double()"
             )
         return loss.to(batch.dtype)
+
+    def _terms(self, first: Tensor, second: Tensor) -> list[Tensor]:
+        """Invariance, variance and covariance."""
+        spread = _variance_hinge(first, self.eps) + _variance_hinge(second, self.eps)
+        return [
+            self.invariance * torch.nn.functional.mse_loss(first, second),
+            self.variance / 2 * spread,
+            self.covariance * (_squared_covariances(first) + _squared_covariances(second)),
+        ]
+
+    def _diagnose(self, batch: Batch) -> dict[str, float | str]:
+        names = ("invariance", "variance", "covariance")
+        return dict(zip(names, map(float, self._terms(*_views(batch))), strict=True))
+
+
+def _views(batch: Batch) -> tuple[Tensor, Tensor]:
+    first, second = view_pairs(_identities(batch))
+    return batch.anchors[first], batch.references[second]
 
 
 def _identities(batch: Batch) -> Identities:

@@ -53,10 +53,15 @@ def implicit(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
 _CONVERGED = 1e-3
 
 
+def marginal_error(plan: Plan, imposed: Sequence[Tensor]) -> float:
+    """The largest L1 distance between the plan's marginals and those imposed on it."""
+    found = (plan.marginal(axis) for axis in range(len(imposed)))
+    return max(float((a - b).abs().sum()) for a, b in zip(found, imposed, strict=True))
+
+
 def warn_unless_converged(plan: Plan, imposed: Sequence[Tensor]) -> None:
     """Say so where the implicit gradient belongs to another plan than the one at hand."""
-    found = [plan.marginal(axis) for axis in range(len(imposed))]
-    error = max(float((a - b).abs().sum()) for a, b in zip(found, imposed, strict=True))
+    error = marginal_error(plan, imposed)
     if error > _CONVERGED:
         warnings.warn(
             f'gradient="implicit" is that of a converged plan, but the marginals of this one are '

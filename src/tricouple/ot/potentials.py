@@ -6,9 +6,10 @@ differentiate by one of the three rules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from tricouple.memory import empty_matrix
 from tricouple.numeric import ScoreGradient, first_derivative_only, never_compiled, pull, wide_dtype
 from tricouple.ot.engine import HingeTriplets, Problem, Sweeps, solve
-from tricouple.ot.gradients import GRADIENTS, implicit, warn_unless_converged
+from tricouple.ot.gradients import GRADIENTS, implicit, marginal_error, warn_unless_converged
 from tricouple.ot.sweeps.contract import Solution
 from tricouple.ot.sweeps.hinge import HingeTriplet, Weights
 from tricouple.ot.sweeps.kernels import Matrix, Products, Similarities
@@ -176,10 +177,37 @@ def _remember(
     ctx.imposed = marginals
     ctx.sizes, ctx.rule = problem.sizes(source.shape), GRADIENTS[how.gradient]
     solution = _solve(problem, source, ctx.factor, marginals, how)
+    if _watchers:
+        _watchers[-1].append(_watched(solution, marginals, ctx.sizes))
     # Outputs must not be kept here: they refer to this context, and the cycle would hold the
     # kernels' N×N matrices until the garbage collector comes by.
     ctx.solution = replace(solution, potentials=marginals.new_empty(0))
     return solution
+
+
+class Watched(NamedTuple):
+    """How a plan was solved."""
+
+    n_sweeps: int
+    marginal_error: float  # L1, of the worst axis
+
+
+_watchers: list[list[Watched]] = []
+
+
+@contextmanager
+def watched_plans() -> Iterator[list[Watched]]:
+    """A list to which every plan solved in this block is added."""
+    _watchers.append([])
+    try:
+        yield _watchers[-1]
+    finally:
+        _watchers.pop()
+
+
+@torch.inference_mode()
+def _watched(solution: Solution, imposed: Tensor, sizes: tuple[int, ...]) -> Watched:
+    return Watched(solution.n_sweeps, marginal_error(solution.plan(), imposed.split(sizes)))
 
 
 # Sweeps are many small operations, and inference mode makes each of them cheaper.

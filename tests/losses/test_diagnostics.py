@@ -1,0 +1,200 @@
+"""criterion.diagnostics(): what the last call did, in plain numbers, at no cost to the call."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+
+import tricouple as tc
+from conftest import UNCONVERGED, draw
+from reference import (
+    admissible_triplets,
+    coupling_loss,
+    dense_triplet_plan,
+    marginal_error,
+    triplet_cost,
+    uniform_marginals,
+    uniform_on,
+)
+
+LABELS = torch.arange(24) // 4
+ACROSS = {"ref_emb": draw(30, 5), "ref_labels": torch.arange(30) % 6}
+COUPLED = {
+    "neg_mmiot": lambda **k: tc.NegMMIOT(0.5, 0.4, **k),
+    "log_sigmoid": lambda **k: tc.NegMMIOT(0.5, 0.4, shaping="log_sigmoid", **k),
+    "hinge": lambda **k: tc.NegMMIOT(0.5, 0.4, shaping="hinge", **k),
+    "exponential": lambda **k: tc.NegMMIOT(0.5, 0.4, shaping="exponential", **k),
+    "push_pull": lambda **k: tc.PushPull(0.5, 0.4, **k),
+    "iot": lambda **k: tc.IOT(0.2, **k),
+}
+OTHERS = {
+    "info_nce": lambda: tc.InfoNCE(0.2),
+    "inva_spread": lambda: tc.InvaSpread(0.2),
+    "inva_spread_published": lambda: tc.InvaSpread(0.2, variant="published"),
+    "dbot": lambda: tc.DBOT(0.2),
+    "fused_gromov": lambda: tc.FusedGromov(0.2, alpha=0.1),
+}
+EVERY = COUPLED | OTHERS
+SHARE = "repulsion_on_hardest_tenth"
+
+
+def share_of(slopes, similarity, negatives):
+    """The share by loops."""
+    hard = total = 0.0
+    for row, scores, allowed in zip(slopes, similarity, negatives, strict=True):
+        ranked = sorted(allowed.nonzero()[:, 0].tolist(), key=lambda k: -float(scores[k]))
+        forces = [max(0.0, float(row[k])) for k in ranked]
+        hard += sum(forces[: -(-len(forces) // 10)])
+        total += sum(forces)
+    return hard / total
+
+
+@UNCONVERGED
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("across", [False, True], ids=["within", "across"])
+def test_numbers_are_plain_and_in_their_ranges(name, across):
+    across = across or name == "fused_gromov"
+    criterion, x = EVERY[name](), draw(24, 0).requires_grad_()
+    criterion(x, LABELS, **(ACROSS if across else {})).backward()
+    found = criterion.diagnostics()
+    assert {type(value) for value in found.values()} <= {int, float}
+    assert found["sharpness"] == pytest.approx(5)
+    assert ("sweeps" in found) == (name in COUPLED or name == "fused_gromov")
+    if name in COUPLED:
+        assert found["sweeps"] == 10
+        assert 0 <= found["marginal_error"] < 0.2
+    if name != "inva_spread_published" or not across:
+        assert 0 <= found[SHARE] <= 1
+    assert criterion.diagnostics() == found
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "fused_gromov"])
+def test_every_kind_of_call_has_diagnostics(name):
+    criterion, x = EVERY[name](), draw(24, 0)
+    triplets = tuple(torch.tensor(admissible_triplets(LABELS))[:50].unbind(1))
+    criterion(x, indices_tuple=triplets)
+    assert 0 <= criterion.diagnostics()[SHARE] <= 1
+    a, p, n = triplets
+    criterion(x, indices_tuple=(a, p, a, n), temperature=0.1)
+    assert criterion.diagnostics()["sharpness"] == pytest.approx(
+        10 if criterion.sharpness is None or name in ("iot", *OTHERS) else 25
+    )
+
+
+@pytest.mark.parametrize("n_iters", [2, 300])
+def test_marginal_error_is_that_of_the_plan(n_iters):
+    x = draw(12, 0)
+    criterion = tc.NegMMIOT(0.5, 0.2, n_iters=n_iters)
+    criterion(x, LABELS[:12])
+    z = torch.nn.functional.normalize(x, dim=1)
+    plan = dense_triplet_plan(z @ z.T, 0.5, 0.2, n_iters=n_iters)
+    wanted = marginal_error(plan, uniform_marginals(plan.shape))
+    assert criterion.diagnostics()["marginal_error"] == pytest.approx(wanted, abs=1e-9)
+
+
+def test_sweeps_are_those_that_were_done():
+    criterion = tc.NegMMIOT(1.0, 1.0, n_iters=500, tol=1e-6)
+    criterion(draw(12, 0), LABELS[:12])
+    found = criterion.diagnostics()
+    assert 1 < found["sweeps"] < 500
+    assert found["marginal_error"] <= 1e-6
+
+
+def test_share_of_a_coupling_comes_from_its_real_gradient():
+    x, labels = draw(12, 0), LABELS[:12]
+    criterion = tc.NegMMIOT(0.5, 0.2, n_iters=5)
+    criterion(x, labels)
+    z = torch.nn.functional.normalize(x, dim=1)
+    similarity = (z @ z.T).requires_grad_()
+    target = uniform_on(admissible_triplets(labels), (12, 12, 12))
+    value = coupling_loss(triplet_cost(similarity, 0.5, True), 0.2, target, "uniform", 5)
+    (slopes,) = torch.autograd.grad(value, similarity)
+    wanted = share_of(slopes, similarity.detach(), labels[:, None] != labels)
+    assert criterion.diagnostics()[SHARE] == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize("m", [7, 40])
+def test_share_of_info_nce_is_that_of_its_softmax(m):
+    x, references = draw(12, 0), draw(m, 1)
+    labels, ref_labels = torch.arange(12) % 3, torch.arange(m) % 3
+    criterion = tc.InfoNCE(0.2)
+    criterion(x, labels, ref_emb=references, ref_labels=ref_labels)
+    z, r = (torch.nn.functional.normalize(rows, dim=1) for rows in (x, references))
+    similarity = z @ r.T
+    shares = torch.softmax(similarity / 0.2, 1)
+    wanted = share_of(shares, similarity, labels[:, None] != ref_labels)
+    assert criterion.diagnostics()[SHARE] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_couplings_spread_what_info_nce_concentrates():
+    # Mathematics §8: a coupling equalises negatives, InfoNCE seeks the hard ones.
+    x, labels = tc.pair_views(draw(64, 0, dim=16), draw(64, 0, dim=16) + 0.3 * draw(64, 1, dim=16))
+    shares = []
+    for criterion in (tc.NegMMIOT(sharpness=30), tc.InfoNCE(sharpness=30)):
+        criterion(x, labels)
+        shares.append(criterion.diagnostics()[SHARE])
+    assert shares[0] < 0.7 < 0.95 < shares[1]
+
+
+def test_satisfied_triplets_are_noted():
+    labels = torch.tensor([0, 0, 1, 1])
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
+
+    def hinge(t):
+        return torch.relu(0.5 - t) - 1e-15 * t
+
+    criterion = tc.NegMMIOT(1.0, 0.05, shaping=hinge)
+    criterion(x, labels)
+    assert "all satisfied" in criterion.diagnostics()["note"]
+    criterion(x + 0.5 * draw(4, 0, dim=2).float(), labels.flip(0)[[0, 2, 1, 3]])
+    assert "note" not in criterion.diagnostics()
+    criterion = tc.NegMMIOT()
+    criterion(x, labels)
+    assert "note" not in criterion.diagnostics()
+
+
+def test_vicreg_has_its_terms():
+    criterion = tc.VICReg()
+    loss = criterion(draw(24, 0), LABELS)
+    found = criterion.diagnostics()
+    assert list(found) == ["invariance", "variance", "covariance"]
+    assert sum(found.values()) == pytest.approx(float(loss))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_call_keeps_no_graph_and_copies_keep_no_batch(name):
+    criterion, x = EVERY[name](), (draw(24, 0).requires_grad_() * 1.0)
+    tau = torch.tensor(0.3, requires_grad=True) * 1.0
+    loss = criterion(x, LABELS, **ACROSS, temperature=tau)
+    graph = weakref.ref(x), weakref.ref(tau)
+    for copied in (copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):
+        with pytest.raises(ValueError, match="last call, and there was none"):
+            copied.diagnostics()
+    before = criterion.diagnostics()
+    del loss, x, tau
+    gc.collect()
+    assert [reference() for reference in graph] == [None, None]
+    assert criterion.diagnostics() == before
+    assert not criterion.state_dict()
+
+
+def test_without_a_call_there_is_nothing_to_say():
+    criterion = tc.NegMMIOT(empty="zero")
+    with pytest.raises(ValueError, match="last call"):
+        criterion.diagnostics()
+    criterion(draw(24, 0), LABELS)
+    criterion(draw(24, 0), torch.arange(24))  # nothing to learn from
+    with pytest.raises(ValueError, match="last call"):
+        criterion.diagnostics()
+
+
+def test_large_batches_leave_the_share_out(monkeypatch):
+    from tricouple.losses import diagnostics
+
+    monkeypatch.setattr(diagnostics, "_MOST", 100)
+    criterion = tc.NegMMIOT(memory="streamed")
+    criterion(draw(24, 0), LABELS)
+    assert list(criterion.diagnostics()) == ["sharpness", "sweeps", "marginal_error"]
