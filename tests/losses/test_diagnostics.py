@@ -142,11 +142,7 @@ def test_couplings_spread_what_info_nce_concentrates():
 def test_satisfied_triplets_are_noted():
     labels = torch.tensor([0, 0, 1, 1])
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
-
-    def hinge(t):
-        return torch.relu(0.5 - t) - 1e-15 * t
-
-    criterion = tc.NegMMIOT(1.0, 0.05, shaping=hinge)
+    criterion = tc.NegMMIOT(1.0, 0.05, shaping=tc.shaping.Hinge(margin=0.5))
     criterion(x, labels)
     assert "all satisfied" in criterion.diagnostics()["note"]
     criterion(x + 0.5 * draw(4, 0, dim=2).float(), labels.flip(0)[[0, 2, 1, 3]])
