@@ -49,6 +49,9 @@ _RATE, _NOWHERE = 1e3, 1e30
 # Logarithm of what may be lost of a kernel's entry, which is at most 1.
 _LOST = -60.0
 
+# Entries of a tile: all terms are computed while it is in the cache.
+_TILE = 1 << 18
+
 # Below this many entries a second thread costs more than it saves.
 _FEW = 1 << 14
 
@@ -249,7 +252,7 @@ class TermKernels(Kernels):
         self.similarities, self.factor, self.rule, self.blocks = similarities, factor, rule, blocks
         self.within, self.shape, self.like = within, similarities.shape, similarities.like
         self.log_excluded = -rule.power * math.log(2)
-        self._tile_entries = storage.tile_entries
+        self._tile_entries = min(storage.tile_entries, max(_TILE, similarities.shape[1]))
         self._loan: Loan | None = None
         if not storage.streamed and not isinstance(similarities, Matrix):
             self._loan = Loan(1, self.like, *self.shape)

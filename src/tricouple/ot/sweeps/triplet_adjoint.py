@@ -160,8 +160,12 @@ class ScaledTripletHistory:
         all_a, all_b, all_h, all_plus, all_minus = self.scalings
         per_a, per_b, per_h = self.masses.inverses
         # ∂L/∂E⁺ = Σ_t to_b_t b_tᵀ + own_b_t w_bᵀ, and ∂L/∂E⁻ likewise with h (mathematics §4).
-        to_b, to_h = torch.zeros_like(all_plus), torch.zeros_like(all_plus)
-        own_b, own_h = all_a[:, None] * all_minus, all_a[:, None] * all_plus[1:]  # a r⁻ and a r⁺
+        n_sweeps, *shape = all_minus.shape
+        left_b, left_h = all_plus.new_zeros(2, 2 * n_sweeps + 1, *shape).unbind()
+        to_b, own_b = left_b[: n_sweeps + 1], left_b[n_sweeps + 1 :]
+        to_h, own_h = left_h[: n_sweeps + 1], left_h[n_sweeps + 1 :]
+        torch.mul(all_a[:, None], all_minus, out=own_b)  # a r⁻
+        torch.mul(all_a[:, None], all_plus[1:], out=own_h)  # a r⁺
         weights_b, weights_h = torch.empty_like(all_b[1:]), torch.empty_like(all_h[1:])
 
         def sweep(
@@ -211,7 +215,7 @@ class ScaledTripletHistory:
             grad_a, grad_b = torch.zeros_like(grad_a), torch.zeros_like(grad_b)
         return kernels.score_gradient(
             [
-                Factors(torch.cat([to_b, own_b]), torch.cat([all_b, weights_b])),
-                Factors(torch.cat([to_h[:-1], own_h]), torch.cat([all_h[:-1], weights_h])),
+                Factors(left_b, torch.cat([all_b, weights_b])),
+                Factors(left_h, torch.cat([all_h, weights_h])),
             ]
         )
