@@ -1,0 +1,313 @@
+"""``make hostile``: what must hold under pressure, too long for the tests. Under five minutes.
+
+========  ==========================================================================================
+grid      degenerate batches × losses × sharpness × dtypes × gradients × storage against the dense
+          losses of ``reference``, value and gradient
+kill      a training that is killed (SIGKILL) and continued ends in the numbers of a whole one
+address   the C code under the address and undefined-behaviour sanitizers of gcc, through tests/ot
+memory    3000 steps of every loss with a coupling leave the process as large as 300 do
+========  ==========================================================================================
+
+Prints a table; the exit code is 1 if anything does not hold. ``hostile.py grid`` runs one part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gc
+import importlib.util
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+TESTS = Path(__file__).parent
+sys.path.insert(0, str(TESTS))
+
+from conftest import LOSSES  # noqa: E402
+from reference import with_gradients  # noqa: E402
+
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
+Outcome = tuple[bool, str]
+
+
+# --- the grid ------------------------------------------------------------------------------------
+
+
+def scenes() -> tuple[list[str], Callable, Callable]:
+    """The degenerate batches of the tests: their names, the batches, and a loss at a sharpness."""
+    spec = importlib.util.spec_from_file_location("extremes", TESTS / "losses/test_extremes.py")
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found.COLLAPSED + found.SPREAD, found.rows_of, found.at_sharpness
+
+
+# Errors of the value, relative above 1, and of the gradient, in units of c (of c² for a penalty).
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+HALF = (torch.bfloat16, torch.float16)
+
+
+def grid() -> Outcome:
+    """Every combination; the dense loss is computed once for both ways to store."""
+    torch.set_num_threads(1)
+    names, rows_of, at_sharpness = scenes()
+    counts: Counter[str] = Counter()
+    wrong: list[str] = []
+    sharpness = (0.01, 0.1, 1.0, 10.0, 100.0, 1e4)
+    for name, scene, c, dtype, marginals, across in itertools.product(
+        LOSSES, names, sharpness, TOLERANCE, ("uniform", "target"), (False, True)
+    ):
+        if dtype in HALF and (c > 100 or marginals == "target"):
+            continue  # gradients of half precision end at 65504
+        loss = LOSSES[name]
+        rows, labels = rows_of(scene)
+        rows = torch.nn.functional.normalize(rows).to(dtype)
+        options = at_sharpness(loss, c) | {"marginals": marginals}
+        for gradient in ("unrolled", "envelope"):
+            if gradient == "envelope" and ("uniformity" in options or dtype in HALF):
+                continue
+            options["gradient"] = gradient
+            exact = rows.double().requires_grad_()
+            pair = {"ref_emb": exact, "ref_labels": labels} if across else {}
+            wanted = with_gradients(loss.oracle(exact, labels, **pair, **options), [exact])
+            for memory in ("matrices", "streamed"):
+                leaf = rows.clone().requires_grad_()
+                pair = {"ref_emb": leaf, "ref_labels": labels} if across else {}
+                where = f"{name} {scene} c={c:g} {dtype} {options} {memory} across={across}"
+                counts["calls"] += 1
+                try:
+                    found = with_gradients(
+                        loss.criterion(**options, memory=memory)(leaf, labels, **pair), [leaf]
+                    )
+                except ValueError as error:
+                    wrong.append(f"refused: {where}: {error}")
+                    continue
+                bad = misses(found, wanted, c * max(1.0, c * options.get("uniformity", 0.0)), dtype)
+                wrong += [f"{bad}: {where}"] if bad else []
+    for line in wrong[:20]:
+        print("  " + line, file=sys.stderr)
+    return not wrong, f"{counts['calls']} calls, {len(wrong)} of them wrong or refused"
+
+
+def misses(found, wanted, force: float, dtype: torch.dtype) -> str:
+    """What is wrong with a value and a gradient; empty if nothing."""
+    (value, slope), (true_value, true_slope) = found, wanted
+    tolerance = TOLERANCE[dtype]
+    if not (value.isfinite() and slope.isfinite().all()):
+        return "not finite"
+    error = float((value.double() - true_value).abs()) / max(1.0, float(true_value.abs()))
+    if error > tolerance:
+        return f"value off by {error:.1e}"
+    scale = max(force, float(true_slope.abs().max()))
+    error = float((slope.double() - true_slope).abs().max()) / scale
+    return f"gradient off by {error:.1e}" if error > tolerance else ""
+
+
+# --- kill −9 and resume --------------------------------------------------------------------------
+
+TINY = {
+    "train": [
+        "data=digits", "setting=ucl", "scale=smoke", "backbone.name=test_resnet",
+        "data.train_size=200", "data.image_size=8", "training.epochs=12",
+        "training.geometry_samples=100", "evaluation.probe_epochs=3", "evaluation.figures=false",
+    ],
+    "clip": [
+        "scale=smoke", "data.train_size=96", "data.validation_size=40", "data.test_size=44",
+        "model.vision.width=4", "model.text.width=32", "model.text.heads=1",
+        "model.text.layers=1", "training.epochs=12", "training.geometry_every=1",
+        "evaluation.gallery=2",
+    ],
+}  # fmt: skip
+
+
+def kill() -> Outcome:
+    """Whole runs beside runs that are killed after some epochs, one of them twice."""
+    done = 0
+    with tempfile.TemporaryDirectory() as place:
+        for command, moments in {"train": [(1, 6)], "clip": [(3,)]}.items():
+            whole = results(finish(command, Path(place) / f"{command}-whole"))
+            for number, rows in enumerate(moments):
+                runs = Path(place) / f"{command}-killed{number}"
+                for count in rows:
+                    killed_after(command, runs, count)
+                if results(finish(command, runs)) != whole:
+                    return False, f"{command} killed after {rows} rows ends in other numbers"
+                done += 1
+    return True, f"{done} of {done} runs end in equal numbers"
+
+
+def finish(command: str, runs: Path) -> Path:
+    """Run to the end; returns the folder of the run."""
+    words = start(command, runs)
+    subprocess.run(words, env=ONE_THREAD, check=True, stdout=subprocess.DEVNULL)
+    (found,) = runs.glob("*/evaluation.json")
+    return found.parent
+
+
+def start(command: str, runs: Path) -> list[str]:
+    more = [f"runs={runs}", "trainer.accelerator=cpu", "progress=false"]
+    return [sys.executable, "-m", "tricouple.cli", command, *TINY[command], *more]
+
+
+def killed_after(command: str, runs: Path, count: int) -> None:
+    """Run until the curves have that many rows, and kill."""
+    process = subprocess.Popen(start(command, runs), env=ONE_THREAD, stdout=subprocess.DEVNULL)
+    try:
+        while not any(len(rows_of_csv(path)) > count for path in runs.glob("*/metrics.csv")):
+            if process.poll() is not None:
+                raise RuntimeError(f"{command} ended before it was killed: {process.returncode}")
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def rows_of_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+
+
+def results(folder: Path) -> list[object]:
+    """Everything of a run that must not depend on how often it was killed."""
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    weights = torch.load(folder / "encoder.pt", weights_only=True)["weights"]
+    numbers = [float(value.double().sum()) for value in weights.values()]
+    return [rows_of_csv(folder / "metrics.csv"), evaluation["result"], numbers]
+
+
+# --- sanitizers ----------------------------------------------------------------------------------
+
+FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
+SEE = "from tricouple.ot.sweeps import native; print(native.compiled.__file__)"
+
+
+def address() -> Outcome:
+    """The tests of the engine on a module that reports every access out of bounds."""
+    libraries = [library(name) for name in ("libasan.so", "libubsan.so")]
+    if None in libraries:
+        return False, "gcc has no sanitizers here"
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(TESTS.parent / name, root)
+        ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
+        shutil.copytree(TESTS.parent / "src", root / "src", ignore=ignored)
+        build = [sys.executable, "-c", "from setuptools import setup; setup()", "build_ext", "-i"]
+        built = subprocess.run(
+            build, cwd=root, env=os.environ | {"CFLAGS": FLAGS, "LDFLAGS": FLAGS},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if built.returncode or not list(root.rglob("_native*.so")):
+            return False, f"the build fails: {built.stderr[-300:]}"
+        environment = ONE_THREAD | {
+            "PYTHONPATH": str(root / "src"),
+            "LD_PRELOAD": " ".join(map(str, libraries)),
+            "ASAN_OPTIONS": "detect_leaks=0",  # Python itself keeps memory to its end
+        }
+        seen = subprocess.run(
+            [sys.executable, "-c", SEE],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not seen.stdout.startswith(str(root)):
+            return False, f"another module is imported: {seen.stdout}{seen.stderr[-300:]}"
+        tests = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/ot",
+                 "tests/losses/test_memory.py", "-m", "not slow"]  # fmt: skip
+        done = subprocess.run(
+            tests, cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=False
+        )
+    lines = done.stdout.strip().splitlines() or [done.stderr[-300:]]
+    reports = [
+        line for line in done.stderr.splitlines() if "Sanitizer" in line or "runtime" in line
+    ]
+    return done.returncode == 0 and not reports, (reports or lines)[-1].strip("= ")
+
+
+def library(name: str) -> Path | None:
+    """Where gcc has a library; None if it has not."""
+    if shutil.which("gcc") is None:
+        return None
+    asked = ["gcc", f"-print-file-name={name}"]
+    found = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    return found if found.is_absolute() else None
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def memory() -> Outcome:
+    """Steps of all losses with a coupling, on batches of changing sizes, some with an error."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    criteria = [loss.criterion(**loss.soft) for loss in LOSSES.values()]
+    before = 0.0
+    for step in range(3000):
+        rows = torch.randn((96, 112, 128)[step % 3], 16, requires_grad=True)
+        labels = torch.arange(len(rows)) % 8
+        criteria[step % len(criteria)](rows, labels).backward()
+        if step % 50 == 0:
+            with contextlib.suppress(ValueError):
+                criteria[0](rows, labels[:-1])
+        if step == 300:
+            before = resident()
+    grown = resident() - before
+    return grown < 4, f"{before:.1f} MB after 300 steps, {grown:+.1f} MB after 3000"
+
+
+def resident() -> float:
+    """Memory of this process, in MB."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+PARTS: dict[str, Callable[[], Outcome]] = {
+    "grid": grid, "kill": kill, "address": address, "memory": memory,
+}  # fmt: skip
+
+
+def run_parts(names: list[str]) -> Iterator[tuple[str, Outcome, float]]:
+    """Two parts at a time, each in a process of its own."""
+
+    def one(name: str) -> tuple[str, Outcome, float]:
+        began = time.monotonic()
+        code = f"import hostile, json; print(json.dumps(hostile.PARTS[{name!r}]()))"
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code], cwd=TESTS, stdout=subprocess.PIPE,
+            stderr=None, text=True, check=False,
+        )  # fmt: skip
+        lines = done.stdout.strip().splitlines()
+        outcome = json.loads(lines[-1]) if done.returncode == 0 else (False, "an error, see above")
+        return name, tuple(outcome), time.monotonic() - began
+
+    with ThreadPoolExecutor(2) as pool:
+        yield from pool.map(one, names)
+
+
+def main(names: list[str]) -> int:
+    """Run the parts, print the table."""
+    warnings.simplefilter("ignore")
+    failed = 0
+    for name, (holds, text), seconds in run_parts(names or list(PARTS)):
+        print(f"{name:8} {'holds' if holds else 'FAILS':6} {seconds:4.0f} s  {text}", flush=True)
+        failed += not holds
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
