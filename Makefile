@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench figures clean
+.PHONY: help demo test hostile lint format bench figures clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ demo: $(STAMP)  ## six methods on a synthetic mixture: live figures, a table, a 
 
 test: $(STAMP)  ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+hostile: $(STAMP)  ## degenerate batches, kill -9, sanitizers, flat memory (under five minutes)
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python hostile.py
 
 lint: $(STAMP)  ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff check .
