@@ -85,7 +85,8 @@ def linear_probe(
     optimizer = torch.optim.AdamW(layer.parameters(), lr, weight_decay=weight_decay, fused=True)
     order = torch.Generator().manual_seed(seed)
     targets = nn.functional.one_hot(train_labels, n_classes).to(train.dtype)
-    with _threads_worth_having(min(batch_size, len(train)) * layer.weight.numel()):
+    small = min(batch_size, len(train)) * layer.weight.numel() < _SMALL_STEP
+    with threads(1 if small else torch.get_num_threads()):
         for epoch in range(epochs):
             # Shuffled once an epoch, so that every batch is a slice.
             shuffled = torch.randperm(len(train), generator=order).to(train.device)
@@ -118,10 +119,10 @@ def _initial_layer(features: Tensor, n_classes: int, seed: int) -> nn.Linear:
 
 
 @contextmanager
-def _threads_worth_having(multiplications: int) -> Iterator[None]:
-    """One thread for small steps: more are no faster, and on a busy machine wait for each other."""
+def threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads: on small tensors many of them only wait for each other."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if multiplications < _SMALL_STEP else before)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

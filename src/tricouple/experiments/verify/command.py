@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tricouple.evaluation.probe import threads
 from tricouple.experiments.verify.results import ACCURACY, PROVED_HERE, Outcome, Report
 from tricouple.experiments.verify.statements import QUADRATURE, STATEMENTS, select, verify
 from tricouple.files import write_text
@@ -78,7 +77,7 @@ def verify_with_progress(names: list[str], seed: int, console: Console) -> Repor
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    with one_thread(), Progress(*columns, console=console) as progress:
+    with threads(1), Progress(*columns, console=console) as progress:
         report = Report(seed, (), collect_provenance())
         task = progress.add_task(names[0], total=len(names))
         for number, outcome in enumerate(verify(seed=seed, only=names), 1):
@@ -86,17 +85,6 @@ def verify_with_progress(names: list[str], seed: int, console: Console) -> Repor
             following = names[number] if number < len(names) else "done"
             progress.update(task, advance=1, description=following)
     return report
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread: on tiny tensors more of them only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def draw(report: Report, folder: Path) -> Iterator[Path]:
