@@ -20,7 +20,11 @@ import tricouple as tc
 from conftest import classes, draw
 from processes import in_processes
 from reference import relative_error, with_gradients
-from tricouple.adapters.pytorch_metric_learning import MetricLoss
+from tricouple.adapters.pytorch_metric_learning import (
+    CrossBatchMemory,
+    MetricLoss,
+    SelfSupervisedLoss,
+)
 
 LABELS = classes(5, 4, 3)
 LOSSES = [
@@ -169,6 +173,67 @@ def test_bad_input_is_refused():
         MetricLoss(tc.VICReg())(x, LABELS, miners.BatchHardMiner()(x, LABELS))
 
 
+# Wrappers ----------------------------------------------------------------------------------------
+
+
+def memories(ours: tc.InfoNCE, peer: nn.Module, **options) -> list[nn.Module]:
+    sizes = {"embedding_size": 5, "memory_size": 30, **options}
+    return [CrossBatchMemory(MetricLoss(ours), **sizes), losses.CrossBatchMemory(peer, **sizes)]
+
+
+def test_info_nce_with_a_memory_is_sup_con_with_theirs():
+    ours, theirs = memories(tc.InfoNCE(0.1), losses.SupConLoss(0.1))
+    for step in range(5):  # the memory is full after three, and begins again
+        x = rows(step)
+        found, wanted = (with_gradients(memory(x, LABELS), [x]) for memory in (ours, theirs))
+        assert_same(found, wanted)
+    assert torch.equal(ours.embedding_memory, theirs.embedding_memory)
+
+
+@EACH_LOSS
+def test_no_anchor_meets_its_own_copy_in_the_memory(criterion):
+    """A memory of this batch alone is the batch itself."""
+    x = rows()
+    memory = CrossBatchMemory(MetricLoss(criterion), embedding_size=5, memory_size=30)
+    first = memory(x, LABELS)
+    torch.testing.assert_close(first, criterion(x, LABELS))
+    second = memory(rows(1), LABELS)
+    stored, ids = torch.cat([x, rows(1)]).detach(), torch.cat([LABELS, LABELS])
+    own = torch.arange(12, 24)
+    direct = criterion(rows(1), LABELS, ref_emb=stored, ref_labels=ids, ref_index=own)
+    torch.testing.assert_close(second, direct)
+
+
+@pytest.mark.parametrize("miner", ["multi-similarity", "batch hard"])
+def test_a_memory_takes_miners_of_both_kinds(miner):
+    memory = CrossBatchMemory(MetricLoss(neg_mmiot()), 5, memory_size=30, miner=MINERS[miner])
+    for step in range(4):
+        x = rows(step)
+        loss = memory(x, LABELS)
+        loss.backward()
+        assert loss.item() > 0
+        assert bool(x.grad.isfinite().all())
+
+
+def test_samples_for_the_memory_alone_are_others_than_the_anchors():
+    criterion = neg_mmiot()
+    memory = CrossBatchMemory(MetricLoss(criterion), embedding_size=5, memory_size=30)
+    both, ids = torch.cat([rows(), rows(1)]), torch.cat([LABELS, LABELS])
+    queued = torch.arange(24) >= 12
+    found = memory(both, ids, enqueue_mask=queued)
+    direct = criterion(rows(), LABELS, ref_emb=rows(1).detach(), ref_labels=LABELS)
+    torch.testing.assert_close(found, direct)
+
+
+def test_two_views_are_paired():
+    first, second, criterion = rows(), rows(1), neg_mmiot()
+    found = SelfSupervisedLoss(MetricLoss(criterion))(first, second)
+    assert torch.equal(found, criterion(*tc.pair_views(first, second)))
+    ids = torch.arange(12)
+    across = SelfSupervisedLoss(MetricLoss(criterion), symmetric=False)(first, second)
+    assert torch.equal(across, criterion(first, ids, ref_emb=second, ref_labels=ids))
+
+
 # Trainers and testers ----------------------------------------------------------------------------
 
 
@@ -237,3 +302,16 @@ def test_their_distributed_wrapper_has_the_gradient_of_the_whole(criterion, tmp_
 
     answers = in_processes(2, tmp_path, share)
     assert_same([answers[0][0], torch.cat([slope for _, slope in answers]).flatten()], wanted)
+
+
+def test_their_efficient_wrapper_leaves_out_the_own_copies(tmp_path):
+    """A mean over anchors is the mean over processes of those of each."""
+    criterion, whole = tc.InfoNCE(0.1), rows()
+
+    def share(rank: int) -> torch.Tensor:
+        half = slice(6 * rank, 6 * rank + 6)
+        wrapper = DistributedLossWrapper(MetricLoss(criterion), efficient=True)
+        return wrapper(whole.detach()[half], LABELS[half]) / 2
+
+    wanted = criterion(whole, LABELS).detach()
+    assert relative_error(torch.stack(in_processes(2, tmp_path, share)).mean(), wanted) < 1e-10

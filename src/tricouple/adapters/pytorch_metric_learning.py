@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tricouple.adapters.parts import adapted_library, for_any_batch
 from tricouple.losses.base import ContrastiveLoss
 
 with adapted_library():
+    from pytorch_metric_learning import losses as peers
     from pytorch_metric_learning.distances import CosineSimilarity
-    from pytorch_metric_learning.losses import BaseMetricLossFunction
 
 
-class MetricLoss(BaseMetricLossFunction):  # type: ignore[misc]
+class MetricLoss(peers.BaseMetricLossFunction):  # type: ignore[misc]
     """A loss in the place of one of pytorch-metric-learning.
 
     ``MetricLoss(InfoNCE(τ))`` is ``SupConLoss(τ)``, to rounding. Batches and miners without a pair
@@ -41,6 +42,7 @@ class MetricLoss(BaseMetricLossFunction):  # type: ignore[misc]
                 "directions"
             )
         self.criterion = for_any_batch(criterion)
+        self.ref_index: Tensor | None = None  # for the next call: which reference each anchor is
 
     def get_default_distance(self) -> CosineSimilarity:
         """The cosine."""
@@ -55,8 +57,70 @@ class MetricLoss(BaseMetricLossFunction):  # type: ignore[misc]
         ref_labels: Tensor | None,
     ) -> dict[str, dict[str, Any]]:
         """The loss as that library's reducers want it."""
+        ref_index, self.ref_index = self.ref_index, None
         references: dict[str, Any] = {}
         if ref_emb is not embeddings:  # without references that library passes the anchors
-            references = {"ref_emb": ref_emb, "ref_labels": ref_labels}
+            if ref_index is None and _begins_with(ref_emb, embeddings):
+                ref_index = torch.arange(len(embeddings), device=embeddings.device)
+            references = {"ref_emb": ref_emb, "ref_labels": ref_labels, "ref_index": ref_index}
         loss = self.criterion(embeddings, labels, indices_tuple, **references)
         return {"loss": {"losses": loss, "indices": None, "reduction_type": "already_reduced"}}
+
+
+class CrossBatchMemory(peers.CrossBatchMemory):  # type: ignore[misc]
+    """That library's memory of the last embeddings, for a ``MetricLoss``.
+
+    Theirs takes losses by name. This one also says which entry of the memory is the anchor itself,
+    so that no anchor is compared with its own copy, and lists no pairs where the labels tell them.
+
+    Example:
+        >>> from tricouple import NegMMIOT
+        >>> memory = CrossBatchMemory(MetricLoss(NegMMIOT()), embedding_size=4, memory_size=32)
+        >>> memory(torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])).shape
+        torch.Size([])
+    """
+
+    @staticmethod
+    def supported_losses() -> list[str]:
+        """The one that knows its own copies."""
+        return ["MetricLoss"]
+
+    def create_indices_tuple(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        E_mem: Tensor,
+        L_mem: Tensor,
+        input_indices_tuple: tuple[Tensor, ...] | None,
+        do_remove_self_comparisons: bool,
+    ) -> tuple[Tensor, ...] | None:
+        """What the miner or the user lists; nothing where all pairs are meant."""
+        self.loss.ref_index = self.curr_batch_idx if do_remove_self_comparisons else None
+        if self.miner is None and input_indices_tuple is None:
+            return None
+        listed: tuple[Tensor, ...] = super().create_indices_tuple(
+            embeddings, labels, E_mem, L_mem, input_indices_tuple, do_remove_self_comparisons
+        )
+        return listed
+
+
+class SelfSupervisedLoss(peers.SelfSupervisedLoss):  # type: ignore[misc]
+    """That library's wrapper for two views, for a ``MetricLoss``; theirs takes losses by name.
+
+    Example:
+        >>> from tricouple import NegMMIOT
+        >>> criterion = SelfSupervisedLoss(MetricLoss(NegMMIOT()))
+        >>> criterion(torch.randn(8, 4), torch.randn(8, 4)).shape
+        torch.Size([])
+    """
+
+    @staticmethod
+    def supported_losses() -> list[str]:
+        """Ours."""
+        return ["MetricLoss"]
+
+
+def _begins_with(references: Tensor, anchors: Tensor) -> bool:
+    """Whether the first references are the anchors: so the efficient distributed wrapper joins."""
+    first = references[: len(anchors)]
+    return first.shape == anchors.shape and bool(torch.equal(first, anchors))

@@ -139,7 +139,7 @@ def evaluate_features(
 
 MAPPED = 300  # samples of a map: enough to see classes, few enough for t-SNE in a second
 QUERIES = 8
-ANSWERS = 5
+ANSWERS = 4
 THUMBNAIL = 64  # pixels
 
 
