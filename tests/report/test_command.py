@@ -106,6 +106,7 @@ def test_figures_without_data_are_left_out(small, tmp_path):
         (["empty"], "empty is not a study: it has no study.json and no runs"),
         (["strange"], 'kind "weather" is not one of: clip, synthetic, vision'),
         (["broken"], "broken/runs.jsonl, line 2: not JSON"),
+        (["senseless"], "senseless: study.json or a record has a value that makes no sense"),
         (["small", "--out", "file.txt/page.html"], "cannot write file.txt/page.html"),
         (["small", "--out", "empty"], "cannot write empty: Is a directory"),
         (["small", "--figures", "file.txt"], "cannot write file.txt/synthetic-curves.png"),
@@ -120,6 +121,7 @@ def test_user_errors_are_one_line_and_change_nothing(
     Path("file.txt").write_text("precious")
     fake.write_study(Path("strange"), [], kind="weather")
     fake.write_study(Path("broken"), [fake.run("iot")], snapshots=False)
+    fake.write_study(Path("senseless"), [], snapshots=False, provenance={"versions": "x"})
     with Path("broken/runs.jsonl").open("a") as file:
         file.write("{cut")
     before = {path: path.stat().st_mtime_ns for path in Path().rglob("*") if path.is_file()}

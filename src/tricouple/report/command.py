@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
@@ -89,14 +90,35 @@ def write_page(studies: Sequence[Study], out: Path) -> Path:
 
 def write_files(study: Study, folder: Path) -> Iterator[Path]:
     """Write what the documentation shows of a study, and say where."""
-    for name, content in KINDS[study.kind].files(study).items():
+    with _told(study):
+        found = KINDS[study.kind].files(study)
+    for name, content in found.items():
         if content is not None:
             write_atomically(folder / name, methodcaller("write", content))
             yield folder / name
 
 
+@contextmanager
+def _told(study: Study) -> Iterator[None]:
+    """Say which study it is that has values nobody can make sense of."""
+    try:
+        yield
+    except StudyError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StudyError(
+            f"{study.folder}: study.json or a record has a value that makes no sense "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
 def article(study: Study) -> Article:
     """Return everything the page says about a study, and where its numbers come from."""
+    with _told(study):
+        return _article(study)
+
+
+def _article(study: Study) -> Article:
     own: Article = KINDS[study.kind].article(study)
     absent = [*own.missing, *own.left_out, *study.skipped]
     missing = [Section("missing", "What is missing", items(absent))] if absent else []

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -100,7 +101,19 @@ def test_an_interrupt_in_a_checkpoint_is_an_interrupt(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["last.ckpt"]
 
 
-@pytest.mark.parametrize("place", ["a step", "a checkpoint", "a library"])
+class Interrupting:
+    """An object in whose end Ctrl-C falls, where Python would forget it."""
+
+    nothing: None
+
+    def __init__(self):
+        self.nothing = None
+
+    def __del__(self):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("place", ["a step", "a checkpoint", "a library", "a destructor"])
 def test_ctrl_c_ends_in_one_line_that_says_how_to_go_on(words, capsys, monkeypatch, place):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -111,9 +124,16 @@ def test_ctrl_c_ends_in_one_line_that_says_how_to_go_on(words, capsys, monkeypat
         except KeyboardInterrupt:
             raise RuntimeError("[enforce fail at inline_container.cc:595]")  # noqa: B904
 
+    def dropped(*_):
+        del Interrupting().nothing
+        for _ in range(1000):
+            time.sleep(0.01)
+
     with monkeypatch.context() as context:
         if place == "a step":
             context.setattr(LossTraining, "loss", interrupted)
+        elif place == "a destructor":
+            context.setattr(LossTraining, "loss", dropped)
         elif place == "a library":
             context.setattr(LossTraining, "loss", swallowed)
         else:

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import time
 from dataclasses import replace
+from threading import Thread
 from unittest.mock import Mock
 
 import pytest
@@ -19,6 +21,7 @@ from tricouple.experiments.runs.study import (
     LEARNING_RATE,
     SHARPNESS,
     Trial,
+    Trials,
     run_loss,
     run_study,
 )
@@ -84,6 +87,26 @@ def test_the_study_of_the_project_gives_every_loss_the_same_budget():
     words = {tuple(word.split("=")[0] for word in block) for block in study.blocks}
     assert len(words) == 1
     assert not any("loss" in name for name in next(iter(words)))
+
+
+def test_two_processes_do_not_do_a_loss_at_the_same_time(tmp_path, monkeypatch, console):
+    trials = Trials(VISION, GRID, Store(tmp_path / "out"), tmp_path / "runs", {})
+    done: list[str] = []
+
+    def work(self, block, loss, shown):
+        done.append("begins")
+        while loss == "iot" and "waiting for it" not in console.file.getvalue():
+            time.sleep(0.01)
+        done.append("ends")
+
+    monkeypatch.setattr(Trials, "_go", work)
+    crew = [Thread(target=trials.go, args=(("data=mnist",), "iot", console)) for _ in range(2)]
+    for worker in crew:
+        worker.start()
+    for worker in crew:
+        worker.join()
+    assert done == ["begins", "ends"] * 2
+    assert "Another process does data=mnist loss=iot" in console.file.getvalue()
 
 
 @pytest.fixture

@@ -5,8 +5,11 @@ Importing what trains takes seconds, and comes late: a mistyped word is answered
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,6 +124,15 @@ def user_errors(continued: str) -> Iterator[None]:
     Args:
         continued: How to go on after Ctrl-C, which may fall into anything.
     """
+
+    def lost(ignored: sys.UnraisableHookArgs) -> None:
+        if isinstance(ignored.exc_value, KeyboardInterrupt):
+            # Python drops what is raised in a destructor; once more, outside of it.
+            threading.Timer(0.1, _thread.interrupt_main).start()
+        else:
+            before(ignored)
+
+    before, sys.unraisablehook = sys.unraisablehook, lost
     try:
         yield
     except BaseException as error:
@@ -129,6 +141,8 @@ def user_errors(continued: str) -> Iterator[None]:
         if isinstance(error, ValueError | FloatingPointError | OSError):
             raise CommandError(" ".join(str(error).split())) from error
         raise
+    finally:
+        sys.unraisablehook = before
 
 
 def _vision() -> RunKind[Train, RunImages]:
