@@ -191,11 +191,7 @@ class CachedSentenceLoss(CachedLossMixin, SentenceLoss):  # type: ignore[misc]
         return loss
 
     def calculate_loss(
-        self,
-        reps: list[list[Tensor]],
-        labels: Tensor | None = None,
-        *,
-        with_backward: bool = False,
+        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
         """The loss of the mini-batches of each column; their gradients too, ``with_backward``."""
         columns = [torch.cat(mini_batches) for mini_batches in reps]

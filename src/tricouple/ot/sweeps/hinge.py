@@ -249,21 +249,13 @@ class HingeSink:
 
 @dataclass(frozen=True)
 class SortedRows:
-    """Scores of some anchors in ascending order.
+    """Scores of some anchors in ascending order."""
 
-    Attributes:
-        x: The scores, shape (rows, M).
-        order: The columns that they came from.
-        bound: For each score the number of scores that are smaller by more than γ.
-        own: Where an anchor meets itself, which is no pair; None across two sets.
-        hinge: ψ/ε as a function of t/ε.
-    """
-
-    x: Tensor
-    order: Tensor
-    bound: Tensor
-    own: Tensor | None
-    hinge: Hinge
+    x: Tensor  # the scores, shape (rows, M)
+    order: Tensor  # the columns that they came from
+    bound: Tensor  # for each score the number of scores that are smaller by more than γ
+    own: Tensor | None  # where an anchor meets itself, which is no pair; None across two sets
+    hinge: Hinge  # ψ/ε as a function of t/ε
 
     @classmethod
     def of(cls, scores: Tensor, first: int | None, hinge: Hinge) -> SortedRows:

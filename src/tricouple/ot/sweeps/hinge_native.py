@@ -171,11 +171,7 @@ class NativeHinge(HingeTriplet):
             yield patch
 
     def _costs(
-        self,
-        tile: SortedTile,
-        weights: Weights,
-        scale: float = 0.0,
-        gradient: Tensor | None = None,
+        self, tile: SortedTile, weights: Weights, scale: float = 0.0, gradient: Tensor | None = None
     ) -> Tensor:
         plus, minus = (part.to(tile.x.dtype) for part in weights(tile.rows))
         m, shares = plus.shape[1], _shares(plus)
