@@ -62,8 +62,8 @@ def empty_matrix(like: Tensor, *shape: int) -> Tensor:
 _Kind = tuple[tuple[int, ...], torch.dtype]
 _returned: OrderedDict[_Kind, list[Tensor]] = OrderedDict()
 
-# Two losses, or full batches and a last one that is not, take turns.
-_KINDS = 2
+# Two losses, or full batches and a last one that is not, take turns; hard ones take several kinds.
+_KINDS = 3
 
 # Of each kind: what one step asks for. More are left by many losses that were alive at once.
 _OF_A_KIND = 4

@@ -37,21 +37,36 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def inverse_product(temperature: float | Tensor, epsilon: float) -> float | Tensor:
+def inverse_product(
+    temperature: float | Tensor, epsilon: float, dtype: torch.dtype = torch.float64
+) -> float | Tensor:
     """The sharpness c = 1/(τε); a tensor τ of any one-element shape gives a scalar tensor.
 
     Of a τ in half precision too it is a float32: float16 ends at 65504, bfloat16 has two digits.
+
+    Args:
+        temperature: τ.
+        epsilon: ε.
+        dtype: What scores of that size, and sums of them, are computed in.
+
+    Raises:
+        ValueError: If it has no room for them.
     """
     if isinstance(temperature, Tensor):
         temperature = temperature.reshape(()).to(compute_dtype(temperature.dtype))
-        return 1 / (temperature * epsilon)
-    product = temperature * epsilon
-    if product < sys.float_info.min:
+        learnt = 1 / (temperature * epsilon)
+        sharpness: float | Tensor = learnt
+        number = float(learnt.detach())
+    else:
+        product = temperature * epsilon
+        number = sharpness = 1 / product if product >= sys.float_info.min else math.inf
+    info = torch.finfo(dtype)
+    if not number <= info.max * info.eps:
         raise ValueError(
-            f"temperature {temperature:g} times epsilon {epsilon:g} is too small: their product "
-            "has no inverse"
+            f"temperature {float(temperature):g} times epsilon {epsilon:g} is too small: their "
+            f"inverse is too large for {dtype}"
         )
-    return 1 / product
+    return sharpness
 
 
 def divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:

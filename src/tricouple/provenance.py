@@ -52,6 +52,7 @@ def collect_provenance() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
+        "compiled": tricouple.ot.compiled(),
         "load": os.getloadavg()[0],
         "versions": {"tricouple": tricouple.__version__}
         | {name: installed(name) for name in PACKAGES},

@@ -74,3 +74,30 @@ def test_a_gradient_that_float16_cannot_hold_says_so(name):
     across["ref_emb"] = references.detach().bfloat16().requires_grad_()
     (CRITERIA[name]()(x, LABELS, **across) * scale).backward()
     assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("c", [1e4, 1e6])
+def test_dbot_keeps_the_digits_of_its_potentials(c):
+    unit = torch.nn.functional.normalize(draw(80, 0)).float()
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        x = unit.to(dtype).requires_grad_()
+        loss = tc.DBOT(sharpness=c, lower=0.9, upper=1.1)(x, LABELS)
+        gradients.append(torch.autograd.grad(loss, x)[0].double())
+    # The norms of unit vectors in float32 are off by 6e-8, which moves scores by so many times c.
+    assert relative_error(gradients[0], gradients[1]) <= 1e-6 + 2e-9 * c
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+@pytest.mark.parametrize("module", [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.IOT])
+def test_a_sharpness_beyond_the_dtype_is_named(module, tensor):
+    tiny = torch.tensor(1e-39, dtype=torch.float64) if tensor else 1e-39
+    x = draw(80, 0).float()
+    with pytest.raises(ValueError, match=r"temperature 1e-39 .* too large for torch\.float32"):
+        module(tiny)(x, LABELS)
+    assert module(tiny)(x.double(), LABELS).isfinite()
+
+
+def test_a_temperature_whose_inverse_is_no_number_is_named():
+    with pytest.raises(ValueError, match=r"too large for torch\.float64"):
+        tc.NegMMIOT(torch.tensor(1e-39), 0.1)(draw(8, 0).float(), torch.arange(8) // 2)

@@ -88,7 +88,9 @@ class DBOT(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """Scale the kernel, read the positives."""
-        scores = batch.similarity() * inverse_product(batch.temperature, 1.0)
+        # Potentials of size c take digits from what they are added to: float32 has none to spare.
+        sharpness = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
+        scores = batch.wide_similarity() * sharpness
         if batch.within:
             scores = scores.fill_diagonal_(-torch.inf)
         log_plan = self._scaled(scores)

@@ -72,7 +72,7 @@ class InfoNCE(ContrastiveLoss):
     def compute(self, batch: Batch) -> Tensor:
         """Σ_i w_i log Σ_j exp(s_ij/τ) − ⟨P̃, s⟩/τ, with P̃_ij = w_i/n⁺_i at the positives."""
         target = batch.relation.per_anchor()
-        sharpness = inverse_product(batch.temperature, 1.0)
+        sharpness = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
         weights = target.marginals[0]
         shape = (len(batch.anchors), len(batch.references))
         tiles = choose_storage("streamed", self.memory_budget, shape, batch.anchors, matrices=0)

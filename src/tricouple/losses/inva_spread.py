@@ -59,7 +59,8 @@ class InvaSpread(ContrastiveLoss):
         references = batch.references
         if self.variant == "published":
             references = references.detach()
-        scores = cosines(batch.anchors, references) * inverse_product(batch.temperature, 1.0)
+        sharpness = inverse_product(batch.temperature, 1.0, references.dtype)
+        scores = cosines(batch.anchors, references) * sharpness
         if batch.within:
             scores = scores.fill_diagonal_(-torch.inf)
         log_p = torch.log_softmax(scores, 1)

@@ -89,7 +89,7 @@ class IOT(ContrastiveLoss):
     def compute(self, batch: Batch) -> Tensor:
         """The divergence, and the penalty if asked for."""
         target = batch.weighed(self.sweeps.marginals).relation.positives()
-        sharpness = inverse_product(batch.temperature, 1.0)
+        sharpness = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
         divergence = pair_divergence(batch, target, sharpness, self.sweeps)
         loss = divergence.value
         if self.uniformity:

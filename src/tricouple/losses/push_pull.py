@@ -123,7 +123,8 @@ class PushPull(ContrastiveLoss):
                 f"memory='streamed' needs shaping='linear', got {self.shaping!r}: costs of another "
                 "shape are an N×N matrix; use memory='matrices'"
             )
-        margins = batch.similarity() * inverse_product(batch.temperature, 1.0)
+        inverse = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
+        margins = batch.similarity() * inverse
         psi = resolve(self.shaping)
         lowest, highest = (float(end) for end in torch.aminmax(margins.detach()))
         check_decreasing(psi, lowest, max(highest, lowest + 1e-3), margins)

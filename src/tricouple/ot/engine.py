@@ -51,14 +51,28 @@ from tricouple.shaping import Hinge, Shaping, anchor_bytes, log_sigmoid
 # Above this many entries PyTorch's products on all cores win over one core in the compiled module.
 LARGEST = 1024 * 1024
 
-# Streamed sweeps have no logarithms to fall back on, but twice the digits: of sixteen, six may go.
-WIDE_CANCELLATION = 1e6
+# How many times what is left may have been subtracted in float64 where float32 was asked for: of
+# sixteen digits, nine may go.
+WIDE_CANCELLATION = 1e9
 
 # Entries of a tile of costs: a few matrices of them in float64 stay in the cache.
 _COSTS = 1 << 17
 
 # Bytes for the costs of a few anchors, in logarithms.
 _ANCHORS = 2**28
+
+
+def compiled() -> bool:
+    """Whether the compiled module is in use, which is faster; results are the same to rounding.
+
+    It is not where no C compiler was found when the package was installed, and not with the
+    environment variable ``TRICOUPLE_NATIVE=0``.
+
+    Example:
+        >>> compiled() in (True, False)
+        True
+    """
+    return native.compiled is not None
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,7 @@ class Problem(Protocol):
         """Lengths of the axes for N×M similarities."""
 
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
-        """Couplings to try, the fastest first; stored ones end with one that never gives up."""
+        """Couplings to try, the fastest first, the last one of which should never give up."""
 
 
 def solve(
@@ -110,6 +124,7 @@ def solve(
         solution = coupling.solve(masses, how.n_iters, how.tol)
         if solution is not None:
             return solution
+        coupling.release()
     raise ValueError(
         f"the plan of {source.shape[0]}×{source.shape[1]} similarities at sharpness "
         f"{abs(factor):.4g} is too sharp for streamed sweeps, even in float64: use a larger "
@@ -294,10 +309,10 @@ def _kernels(
 ) -> Iterator[Kernels]:
     """``exp(factor · s)`` for each factor, in the source's digits and then in more."""
     n, m = source.shape
-    compiled = native.compiled is not None and source.like.device.type == "cpu"
+    in_c = compiled() and source.like.device.type == "cpu"
     wide = source.widened()
     for digits in (source,) if wide.like.dtype == source.like.dtype else (source, wide):
-        if compiled and n * m <= LARGEST and not storage.streamed:
+        if in_c and n * m <= LARGEST and not storage.streamed:
             yield native.NativeKernels(digits, factors, within=within)
         elif _can_be_halved(digits, within):
             yield SymmetricKernels(digits, factors, storage)
@@ -308,7 +323,7 @@ def _kernels(
 def _can_be_halved(source: Similarities, within: bool) -> TypeGuard[Products]:
     """Whether they are those of one set with itself, and there is compiled code for halves."""
     return (
-        native.compiled is not None
+        compiled()
         and within
         and isinstance(source, Products)
         and source.anchors is source.references

@@ -33,7 +33,18 @@ static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 /
                                 1.0 / 120,  1.0 / 720,     1.0 / 5040,     1.0 / 40320,   1.0 / 362880,
                                 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
 
+/* Sums of exponentials below this, which are at most 1, may have lost some to underflow; exponents up to
+ * the other are as good in two factors. */
+#define LITTLE 1e-20
+#define STEEP 300
+
+/* Plans whose gradients log_gradient adds at once, at most. */
+enum { PLANS = 8 };
+
+static inline double exponential_double(double x);
+
 #define real float
+#define score int32_t
 #define bits uint32_t
 #define REAL_MAX FLT_MAX
 #define NAME(name) name##_float
@@ -50,6 +61,7 @@ static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 /
 #include "_log_sigmoid.h"
 #include "_hinge.h"
 #undef real
+#undef score
 #undef bits
 #undef REAL_MAX
 #undef NAME
@@ -62,6 +74,7 @@ static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 /
 #undef EXP_LOW
 
 #define real double
+#define score double
 #define bits uint64_t
 #define REAL_MAX DBL_MAX
 #define NAME(name) name##_double
@@ -78,6 +91,7 @@ static const double SERIES[] = {1,          1.0,           1.0 / 2,        1.0 /
 #include "_log_sigmoid.h"
 #include "_hinge.h"
 #undef real
+#undef score
 #undef bits
 #undef REAL_MAX
 #undef NAME
@@ -116,11 +130,11 @@ static int read_arguments(PyObject *const *args, Py_ssize_t nargs, int integers,
     }
 
 DOOR(balance, 3, 1, 4, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3])
-DOOR(triplet_solve, 4, 5, 13, i[0], i[1], i[2], i[3], x[0], x[1], x[2], x[3], x[4], p[0], p[1], p[2],
+DOOR(triplet_solve, 5, 5, 13, i[0], i[1], i[2], i[3], i[4], x[0], x[1], x[2], x[3], x[4], p[0], p[1], p[2],
      p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], p[11], p[12])
 DOOR(triplet_adjoint, 4, 0, 20, i[0], i[1], i[2], i[3], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
      p[8], p[9], p[10], p[11], p[12], p[13], p[14], p[15], p[16], p[17], p[18], p[19])
-DOOR(pair_sweeps, 3, 1, 7, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
+DOOR(pair_sweeps, 4, 1, 7, i[0], i[1], i[2], i[3], x[0], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
 DOOR(pair_adjoint, 3, 0, 10, i[0], i[1], i[2], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8],
      p[9])
 DOOR(tile_tops, 5, 0, 3, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2])
@@ -131,8 +145,9 @@ DOOR(tile_weigh, 3, 1, 3, i[0], i[1], i[2], x[0], p[0], p[1], p[2])
 DOOR(log_rows, 3, 1, 6, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3], p[4], p[5])
 DOOR(log_columns, 3, 1, 9, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8])
 DOOR(log_means, 3, 1, 6, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3], p[4], p[5])
-DOOR(log_plan, 4, 2, 9, i[0], i[1], i[2], i[3], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6],
-     p[7], p[8])
+DOOR(log_plan, 4, 1, 7, i[0], i[1], i[2], i[3], x[0], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
+DOOR(log_gradient, 5, 2, 8, i[0], i[1], i[2], i[3], i[4], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5],
+     p[6], p[7])
 DOOR(term_rows, 5, 0, 8, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7])
 DOOR(term_columns, 5, 0, 8, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3], p[4], p[5], p[6],
      p[7])
@@ -151,16 +166,16 @@ static PyMethodDef methods[] = {
     METHOD(balance),     METHOD(triplet_solve), METHOD(triplet_adjoint), METHOD(pair_sweeps),
     METHOD(pair_adjoint), METHOD(tile_tops),    METHOD(tile_kernel),     METHOD(tiles_product),
     METHOD(tile_stream), METHOD(tile_weigh),    METHOD(log_rows),        METHOD(log_columns),
-    METHOD(log_means),   METHOD(log_plan),      METHOD(term_rows),       METHOD(term_columns),
-    METHOD(term_slopes), METHOD(pair_costs),    METHOD(hinge_sort),      METHOD(hinge_form),
-    METHOD(hinge_costs), {NULL, NULL, 0, NULL},
+    METHOD(log_means),   METHOD(log_plan),      METHOD(log_gradient),    METHOD(term_rows),
+    METHOD(term_columns), METHOD(term_slopes),  METHOD(pair_costs),      METHOD(hinge_sort),
+    METHOD(hinge_form),  METHOD(hinge_costs),   {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods,
                                     NULL,                  NULL,      NULL, NULL};
 
 /* Of the calls above, as native.py makes them: a module built from older sources is not used. */
-enum { CALLS = 4 };
+enum { CALLS = 6 };
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *own = PyModule_Create(&module);

@@ -128,16 +128,18 @@ static void NAME(partner_sums)(const real *kernel, const real *a, const real *su
         out[j] -= other[j] * column[j] * NAME(outside)(total, within ? row[j] * a[j] : 0, within);
 }
 
-/* The sweeps of §2, four products each; `row_i · column_j` is what j = k excludes. */
-static long NAME(triplet_sweeps)(long n, long m, int within, long n_iters, double tol,
+/* The sweeps of §2 from the one after `start` on, four products each; `row_i · column_j` is what j = k excludes. */
+static long NAME(triplet_sweeps)(long n, long m, int within, long start, long n_iters, double tol,
                                  const real *attract, const real *repel, const real *row,
                                  const real *column, const real *mass_a, const real *mass_b,
                                  const real *mass_h, real *A, real *B, real *H, real *RP, real *RM,
                                  real *work) {
     real *sums = work, *weighted = work + n, *out = work + 2 * n;
-    NAME(rows)(attract, B, RP, n, m); /* r⁺ = E⁺ b */
-    NAME(rows)(repel, H, RM, n, m);   /* r⁻ = E⁻ h */
-    long t = 0;
+    if (start == 0) {
+        NAME(rows)(attract, B, RP, n, m); /* r⁺ = E⁺ b */
+        NAME(rows)(repel, H, RM, n, m);   /* r⁻ = E⁻ h */
+    }
+    long t = start;
     for (; t < n_iters; t++) {
         real *a = A + (t + 1) * n, *b = B + t * m, *h = H + t * m, *rp = RP + t * n,
              *rm = RM + t * n;
@@ -243,8 +245,9 @@ static void NAME(triplet_losses)(long n, long m, long sweeps, double eps, const 
 
 /* A whole solution: masses, exclusions and start from the tops of the balanced kernels (see
  * `balance`; attract first, then repel), sweeps, and potentials. Returns the number of sweeps, or −1
- * where they lost too much. `masses` receives the marginals and their inverses (0 for no mass). */
-static long NAME(triplet_solve)(long n, long m, int within, long n_iters, double tol,
+ * where they lost too much; the first `start` of them may have been done before. `masses` receives the
+ * marginals and their inverses (0 for no mass). */
+static long NAME(triplet_solve)(long n, long m, int within, long start, long n_iters, double tol,
                                 double sharpness, double eps, double cancellation, double limit,
                                 const real *kernels, const real *tops, const double *marginals,
                                 real *masses, real *row, real *column, real *A, real *B, real *H,
@@ -273,7 +276,7 @@ static long NAME(triplet_solve)(long n, long m, int within, long n_iters, double
         A[i] = masses[i];
     }
     for (long j = 0; j < m; j++) column[j] = (real)exp(shift_b[j] + shift_h[j] - top);
-    long done = NAME(triplet_sweeps)(n, m, within, n_iters, tol, attract, repel, row, column, masses,
+    long done = NAME(triplet_sweeps)(n, m, within, start, n_iters, tol, attract, repel, row, column, masses,
                                      masses + n, masses + n + m, A, B, H, RP, RM, work);
     double lost[2];
     NAME(triplet_losses)(n, m, done, eps, row, column, inverse, inverse + n, inverse + n + m, A, B, H,
@@ -351,11 +354,11 @@ static long NAME(triplet_adjoint)(long n, long m, int within, long sweeps, const
     return 0;
 }
 
-/* Pairwise sweeps (§5): rows, u = p¹ / E v, then columns, v = p² / Eᵀ u. */
-static long NAME(pair_sweeps)(long n, long m, long n_iters, double tol, const real *kernel,
+/* Pairwise sweeps (§5) from the one after `start` on: rows, u = p¹ / E v, then columns, v = p² / Eᵀ u. */
+static long NAME(pair_sweeps)(long n, long m, long start, long n_iters, double tol, const real *kernel,
                               const real *mass_u, const real *mass_v, real *U, real *V, real *R,
                               real *work) {
-    long t = 0;
+    long t = start;
     for (; t < n_iters; t++) {
         real *u = U + (t + 1) * n, *v = V + t * m, *r = R + t * n;
         NAME(rows)(kernel, v, r, n, m);

@@ -99,6 +99,11 @@ class Products:
         """All products."""
         return self.tile(slice(None), empty_matrix(self.anchors, *self.shape))
 
+    def bound(self) -> float:
+        """What no product exceeds in size."""
+        norms = [side.norm(dim=1).max() for side in (self.anchors, self.references)]
+        return 1.001 * float(norms[0] * norms[1])
+
     def widened(self) -> Products:
         """Of the embeddings in the wide dtype."""
         wide = wide_dtype(self.anchors.device)

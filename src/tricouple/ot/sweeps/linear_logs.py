@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from tricouple.ot.sweeps.contract import (
     log_scaling,
 )
 from tricouple.ot.sweeps.kernels import Similarities
-from tricouple.ot.sweeps.log_tiles import Apart, LogTiles, Side, Weights
+from tricouple.ot.sweeps.log_tiles import Apart, LogTiles, Side, Term, Weights
 
 
 class TermSink:
@@ -33,11 +34,11 @@ class TermSink:
 
     def __init__(self, tiles: LogTiles) -> None:
         self._tiles = tiles
-        self._terms: list[tuple[float, Side, Weights]] = []
+        self._terms: list[Term] = []
 
-    def add(self, slope: float, side: Side, weights: Weights) -> None:
-        """Add the pairs of one kernel, whose score has this slope."""
-        self._terms.append((slope, side, weights))
+    def add(self, *terms: Term) -> None:
+        """Add the pairs of some kernels."""
+        self._terms += terms
 
     def total(self) -> ScoreGradient:
         """One pass over the tiles for all of them."""
@@ -118,11 +119,11 @@ class LogPairPlan:
         self, axis: int, weights: Tensor, sink: GradientSink | None = None
     ) -> dict[int, Tensor]:
         """``Pᵀ weights`` for axis 0, ``P weights`` for axis 1."""
-        side = Side(self.coupling.factor, self.f, self.g)
         times = Weights(left=weights) if axis == 0 else Weights(right=weights)
+        term = Term(1.0, Side(self.coupling.factor, self.f, self.g), times)
         if isinstance(sink, TermSink):
-            sink.add(1.0, side, times)
-        return {1 - axis: self.coupling.tiles.sums(side, times)[1 - axis]}
+            sink.add(term)
+        return {1 - axis: self.coupling.tiles.sums(term)[1 - axis]}
 
 
 class LogLinearTriplet(_LogCoupling):
@@ -174,13 +175,13 @@ class LogLinearPlan:
     plus: Apart  # r⁺ = E⁺ b
     minus: Apart  # r⁻ = E⁻ h
 
-    @property
+    @cached_property
     def attract(self) -> Side:
         """P¹²_ij = a_i b_j E⁺_ij Σ_{k≠j} E⁻_ik h_k."""
         factor = self.coupling.factor
         return Side(factor, self.phi, self.f, self.minus, self.g, self.plus.index)
 
-    @property
+    @cached_property
     def repel(self) -> Side:
         """P¹³_ik = a_i h_k E⁻_ik Σ_{j≠k} E⁺_ij b_j."""
         factor = -self.coupling.factor
@@ -221,14 +222,14 @@ class LogLinearPlan:
             rest = tiles.means(sign * factor, v, sums, weights)
             other = Weights(left=sums.mean(weights, rest), apart=rest, column=weights)
             attract, repel = (own, other) if axis == 1 else (other, own)
+        near, far = Term(1.0, self.attract, attract), Term(-1.0, self.repel, repel)
         if isinstance(sink, TermSink):
-            sink.add(1.0, self.attract, attract)
-            sink.add(-1.0, self.repel, repel)
+            sink.add(near, far)
         pushed: dict[int, Tensor] = {}
         if axis != 1:
-            pushed[0], pushed[1] = tiles.sums(self.attract, attract)
+            pushed[0], pushed[1] = tiles.sums(near)
         if axis != 2:
-            pushed[0], pushed[2] = tiles.sums(self.repel, repel)
+            pushed[0], pushed[2] = tiles.sums(far)
         pushed.pop(axis, None)
         return pushed
 

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tricouple.memory import Storage
+from tricouple.memory import Loan, Storage
 from tricouple.numeric import Patch, ScoreGradient, row_blocks
 from tricouple.ot.sweeps import native
-from tricouple.ot.sweeps.kernels import Similarities
+from tricouple.ot.sweeps.kernels import Products, Similarities
 from tricouple.ot.sweeps.threads import in_threads
 
 # For the compiled module: no column is that of the row's own sample.
@@ -28,6 +28,9 @@ _ACROSS = -(2**40)
 
 # Entries of a block of rows that is used for many plans while it is in the cache.
 _BLOCK = 1 << 17
+
+# Plans whose gradients the compiled module adds at once, at most (PLANS in _native.c).
+_PLANS = 8
 
 
 @dataclass(frozen=True)
@@ -72,19 +75,89 @@ class Side:
     partner_v: Tensor | None = None  # log-scalings of that kernel's columns
     other: Tensor | None = None  # the column that the other kernel's pairs keep apart
 
-    def of_rows(self, weights: Weights) -> Tensor:
-        """Exponents and weights of the rows, shape (6, N)."""
-        total, rest = self.own, self.own
-        if self.partner is not None:
-            total, rest = self.own + self.partner.total, self.own + self.partner.rest
-        parts = (weights.left, weights.apart, weights.row)
-        return torch.stack([total, self.own, rest, *(_or_zero(part, total) for part in parts)])
+    @cached_property
+    def exponents(self) -> tuple[Tensor, Tensor]:
+        """Of the rows: for the sum over all k, and for that without the one kept apart."""
+        if self.partner is None:
+            return self.own, self.own
+        return self.own + self.partner.total, self.own + self.partner.rest
 
-    def of_columns(self, weights: Weights) -> Tensor:
+    @cached_property
+    def both(self) -> Tensor:
+        """Log-scalings of the columns of both kernels, which k = j shares."""
+        return self.v if self.partner_v is None else self.v + self.partner_v
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of a score gradient: pairs of a plan times weights.
+
+    Attributes:
+        slope: Of their score, 1 or −1.
+        side: The pairs.
+        weights: The weights.
+    """
+
+    slope: float
+    side: Side
+    weights: Weights
+
+    @cached_property
+    def of_rows(self) -> Tensor:
+        """Exponents and weights of the rows, shape (6, N), as ``_logs.h`` has them."""
+        total, rest = self.side.exponents
+        left, apart, row, *_ = self.weights
+        return _stacked(total, self.side.own, rest, left, apart, row)
+
+    @cached_property
+    def of_columns(self) -> Tensor:
         """Exponents and weights of the columns, shape (4, M)."""
-        both = self.v if self.partner_v is None else self.v + self.partner_v
-        parts = (weights.right, weights.column)
-        return torch.stack([self.v, both, *(_or_zero(part, self.v) for part in parts)])
+        return _stacked(self.side.v, self.side.both, self.weights.right, self.weights.column)
+
+
+def _stacked(first: Tensor, *others: Tensor | None) -> Tensor:
+    zero = torch.zeros_like(first)
+    return torch.stack([first, *(zero if other is None else other for other in others)])
+
+
+class _Group:
+    """Terms with one kernel and one v, as the compiled module wants them (see ``_logs.h``)."""
+
+    def __init__(self, terms: Sequence[Term], dtype: torch.dtype) -> None:
+        self.count, self.slope, self.factor = len(terms), terms[0].slope, terms[0].side.factor
+        self._of_rows = torch.stack([term.of_rows for term in terms])
+        self._of_columns = torch.stack([term.of_columns for term in terms])
+        totals, lefts = self._of_rows[:, 0], self._of_rows[:, 3]
+        scale = _finite(totals.amax(0))
+        shares = torch.exp(totals - scale)
+        rights = [k for k, term in enumerate(terms) if term.weights.right is not None]
+        gain = shares[rights[0]] if rights else None
+        self._scales = _stacked(scale, (shares * lefts).sum(0), gain)
+        self._right = self._of_columns[rights[0] if rights else 0, 2].to(dtype)
+        sides = [term.side for term in terms]
+        apart = [side.partner.index for side in sides if side.partner is not None]
+        other = [side.other for side in sides if side.other is not None]
+        self._apart = (torch.stack(apart), torch.stack(other)) if apart else None
+
+    def arrays(self, rows: slice) -> tuple[Tensor | None, ...]:
+        """What the module needs of some rows."""
+        apart = (None, None) if self._apart is None else (side[0, rows] for side in self._apart)
+        of_rows = self._scales[0, rows], self._right, self._of_rows[0, 0, rows]
+        return (*of_rows, self._of_columns, *apart)
+
+
+def _grouped(terms: Sequence[Term]) -> Iterator[list[Term]]:
+    """Terms with one kernel and one v, at most one of which has weights ``right``."""
+    groups: dict[tuple[float, int], list[Term]] = {}
+    for term in terms:
+        key = (term.side.factor, id(term.side.v))
+        group = groups.setdefault(key, [])
+        second = term.weights.right is not None and any(o.weights.right is not None for o in group)
+        if second or len(group) == _PLANS:
+            yield group
+            group = groups[key] = []
+        group.append(term)
+    yield from groups.values()
 
 
 class LogTiles:
@@ -99,29 +172,37 @@ class LogTiles:
     def __init__(self, similarities: Similarities, *, within: bool, storage: Storage) -> None:
         self.similarities, self.within = similarities.widened(), within
         self.shape, self.like = similarities.shape, self.similarities.like
-        # Exponentials need no more digits than the batch has.
-        self.fine = similarities.like.dtype
         n, m = self.shape
-        self._keep = n * m * self.like.element_size() <= storage.budget / 2
-        self._entries = max(m, storage.tile_entries // 2)
-        self._kept: Tensor | None = None
         self._compiled = native.compiled is not None and self.like.device.type == "cpu"
+        self.fine, self._scores, self._unit = self.like.dtype, self.like, 1.0
+        if self._compiled and isinstance(similarities, Products):
+            # Exponentials need no more digits than the batch has, and similarities nine.
+            self.fine = similarities.like.dtype
+            if self.fine == torch.float32:
+                self._unit = similarities.bound() / 2**30
+                self._scores = self.like.new_empty(0, dtype=torch.int32)
+        self._keep = n * m * self._scores.element_size() <= storage.budget / 2
+        self._entries = max(m, storage.tile_entries // 2)
+        self._loan: Loan | None = None
 
     def release(self) -> None:
         """Give up the similarities until they are needed again."""
-        self._kept = None
+        self._loan = None
 
     def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
-        if self._keep:
-            if self._kept is None:
-                self._kept = self.similarities.matrix()
-            for block in row_blocks(*self.shape, self._entries):
-                yield block, self._kept[block]
-            return
+        """Similarities in tiles; of the compiled module's type, which is a multiple of the unit."""
         blocks = row_blocks(*self.shape, self._entries)
+        if self._keep and self._loan is not None:
+            yield from ((block, self._loan.matrices[0][block]) for block in blocks)
+            return
+        loan = Loan(1, self._scores, *self.shape) if self._keep else None
         buffer = self.like.new_empty(blocks[0].stop, self.shape[1])
         for block in blocks:
-            yield block, self.similarities.tile(block, buffer[: block.stop - block.start])
+            tile = self.similarities.tile(block, buffer[: block.stop - block.start])
+            if self._unit != 1.0:
+                tile = tile.mul_(1 / self._unit).round_().to(torch.int32)
+            yield block, tile if loan is None else loan.matrices[0][block].copy_(tile)
+        self._loan = loan
 
     def rows(self, factor: float, v: Tensor) -> Apart:
         """``Σ_j exp(factor · s_ij + v_j)`` of every row."""
@@ -131,7 +212,7 @@ class LogTiles:
 
         def compiled(block: slice, tile: Tensor, thread: int) -> None:
             parts = tile, v, index[block], top[block], rest[block], work[thread]
-            self._call("log_rows", block, (), (factor,), *parts)
+            self._call("log_rows", block, factor, *parts)
 
         if self._compiled:
             v, work = v.contiguous(), self.like.new_empty(self._n_threads, m)
@@ -146,7 +227,7 @@ class LogTiles:
     def columns(self, side: Side) -> Tensor:
         """Logarithms of the columns' sums without their own scalings, shape (M,)."""
         m = self.shape[1]
-        weight, _, apart_weight, *_ = side.of_rows(Weights())
+        weight, apart_weight = side.exponents
         partner = side.partner
         v = side.v if side.partner_v is None else side.partner_v
         threads = self._n_threads if self._compiled else 1
@@ -158,12 +239,12 @@ class LogTiles:
                 (None, None) if partner is None else (partner.index[block], partner.total[block])
             )
             self._call(
-                "log_columns", block, (), (side.factor,), tile, weight[block], apart,
+                "log_columns", block, side.factor, tile, weight[block], apart,
                 apart_weight[block], v, less, peak[thread], sums[thread], work[thread],
             )  # fmt: skip
 
         if self._compiled:
-            work = self.like.new_empty(threads, 18 * m)
+            work = self.like.new_empty(threads, 19 * m)
             self._in_threads(compiled)
             return torch.logsumexp(peak + sums.log(), 0)
         logs = self.like.new_full((m,), -torch.inf)
@@ -185,7 +266,7 @@ class LogTiles:
 
         def compiled(block: slice, tile: Tensor, thread: int) -> None:
             parts = tile, v, sums.index[block], sums.rest[block], weights, out[block]
-            self._call("log_means", block, (), (factor,), *parts)
+            self._call("log_means", block, factor, *parts)
 
         if self._compiled:
             v, weights = v.contiguous(), weights.contiguous()
@@ -196,74 +277,61 @@ class LogTiles:
             out[block] = logs.scatter_(1, sums.index[block, None], -torch.inf).exp_() @ weights
         return out
 
-    def sums(self, side: Side, weights: Weights) -> tuple[Tensor, Tensor]:
-        """The plan's pairs times weights, summed over columns and over rows."""
+    def sums(self, term: Term) -> tuple[Tensor, Tensor]:
+        """A plan's pairs times weights, summed over columns and over rows."""
         n, m = self.shape
-        of_rows, of_columns = side.of_rows(weights), side.of_columns(weights)
+        side, of_rows, of_columns = term.side, term.of_rows, term.of_columns
         threads = self._n_threads if self._compiled else 1
         rows, columns = self.like.new_empty(n), self.like.new_zeros(threads, m)
 
         def compiled(block: slice, tile: Tensor, thread: int) -> None:
-            self._plan(
-                side, block, tile, 1.0, of_rows, of_columns, (rows[block], columns[thread], None),
-                work[thread],
-            )  # fmt: skip
+            apart = None if side.partner is None else side.partner.index[block]
+            ends = apart, rows[block], columns[thread], work[thread]
+            packed = tile, of_rows[0, block], of_columns
+            self._call("log_plan", block, side.factor, *packed, *ends, sizes=(n,))
 
         if self._compiled:
-            work = self._work()
+            work = self.like.new_empty(threads, 5 * m)
             self._in_threads(compiled)
             return rows, columns.sum(0)
         for block, tile in self._tiles():
-            values = self._pairs(side, block, tile, of_rows, of_columns, excluded=True)
+            values = self._pairs(term, block, tile, excluded=True)
             rows[block] = values.sum(1)
             columns[0] += values.sum(0)
         return rows, columns[0]
 
-    def gradient(self, terms: Sequence[tuple[float, Side, Weights]]) -> ScoreGradient:
-        """Sums of ± the pairs of plans times weights, in tiles that the next one overwrites."""
-        packed = [
-            (sign, side, side.of_rows(weights), side.of_columns(weights))
-            for sign, side, weights in terms
-        ]
+    def gradient(self, terms: Sequence[Term]) -> ScoreGradient:
+        """The sum of all terms, in tiles that the next one overwrites."""
         n, m = self.shape
-        out = torch.empty(min(n, max(1, self._entries // m)), m, dtype=self.fine)
-        out = out.to(self.like.device)
-        work = self._work()
+        height = min(n, max(1, self._entries // m))
+        out = torch.empty(height, m, dtype=self.fine, device=self.like.device)
+        groups = [_Group(few, self.fine) for few in _grouped(terms)] if self._compiled else []
         for rows, tile in self._tiles():
             total = out[: rows.stop - rows.start].zero_()
 
             def compiled(
-                block: slice, part: Tensor, thread: int, rows: slice = rows, total: Tensor = total
+                block: slice, part: Tensor, _: int, rows: slice = rows, total: Tensor = total
             ) -> None:
                 for few in row_blocks(len(part), m, _BLOCK):
                     here = slice(block.start + few.start, block.start + few.stop)
                     target = total[here.start - rows.start : here.stop - rows.start]
-                    for sign, side, of_rows, of_columns in packed:
-                        self._plan(
-                            side, here, part[few], sign, of_rows, of_columns, (None, None, target),
-                            work[thread],
+                    for group in groups:
+                        self._call(
+                            "log_gradient", here, group.factor, part[few], *group.arrays(here),
+                            target, sizes=(n, group.count), reals=(group.slope,),
                         )  # fmt: skip
 
             if self._compiled:
                 self._share(rows, tile, compiled)
-            else:
-                for sign, side, of_rows, of_columns in packed:
-                    total += sign * self._pairs(side, rows, tile, of_rows, of_columns)
+            for term in [] if self._compiled else terms:
+                total += term.slope * self._pairs(term, rows, tile)
             yield Patch(rows, total)
 
-    def _pairs(
-        self,
-        side: Side,
-        block: slice,
-        tile: Tensor,
-        of_rows: Tensor,
-        of_columns: Tensor,
-        *,
-        excluded: bool = False,
-    ) -> Tensor:
-        """What ``log_plan`` does, in PyTorch."""
-        total, own, rest, left, apart, row = of_rows[:, block, None]
-        v, both, right, column = of_columns
+    def _pairs(self, term: Term, block: slice, tile: Tensor, *, excluded: bool = False) -> Tensor:
+        """What the compiled module does; excluded is what is the same in both gradients too."""
+        side = term.side
+        total, own, rest, left, apart, row = term.of_rows[:, block, None]
+        v, both, right, column = term.of_columns
         logs = side.factor * tile + v
         values: Tensor = (logs + total).clamp_(max=1.0).exp_() * (left + right)
         if side.partner is not None and side.other is not None:
@@ -279,42 +347,25 @@ class LogTiles:
             values.diagonal(block.start).zero_()
         return values
 
-    def _plan(
-        self,
-        side: Side,
-        block: slice,
-        tile: Tensor,
-        sign: float,
-        of_rows: Tensor,
-        of_columns: Tensor,
-        out: tuple[Tensor | None, Tensor | None, Tensor | None],
-        work: Tensor,
-    ) -> None:
-        apart = None if side.partner is None else side.partner.index[block]
-        other = None if side.other is None else side.other[block]
-        ends = (of_rows[0, block], of_columns, apart, other, *out, work)
-        self._call("log_plan", block, (self.shape[0],), (side.factor, sign), tile, *ends)
-
     def _call(
         self,
         name: str,
         block: slice,
-        sizes: Sequence[int],
-        reals: Sequence[float],
+        factor: float,
         *arrays: Tensor | None,
+        sizes: Sequence[int] = (),
+        reals: Sequence[float] = (),
     ) -> None:
         """Let the compiled module do it, for the rows of a tile."""
         shape = (block.stop - block.start, self.shape[1], *sizes)
         diagonal = block.start if self.within else _ACROSS
         places = (0 if array is None else native.address(array) for array in arrays)
-        getattr(native.compiled, name)(self.fine.itemsize, *shape, diagonal, *reals, *places)
+        numbers = (*shape, diagonal, factor * self._unit, *reals)
+        getattr(native.compiled, name)(self.fine.itemsize, *numbers, *places)
 
     @property
     def _n_threads(self) -> int:
         return max(1, torch.get_num_threads())
-
-    def _work(self) -> Tensor:
-        return torch.empty(self._n_threads, 4 * self.shape[1], dtype=self.fine, device="cpu")
 
     def _in_threads(self, work: Callable[[slice, Tensor, int], None]) -> None:
         for rows, tile in self._tiles():
@@ -340,7 +391,3 @@ class LogTiles:
 def _finite(logs: Tensor) -> Tensor:
     """Empty sums: keep differences with them −∞ instead of NaN."""
     return torch.where(logs == -torch.inf, 0.0, logs)
-
-
-def _or_zero(part: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if part is None else part

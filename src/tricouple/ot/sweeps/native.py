@@ -3,14 +3,16 @@
 A sweep of 256 samples is twenty PyTorch calls for a few microseconds of arithmetic; the compiled
 module makes it one call for all sweeps, and one for their adjoint. The formulas and names are those
 of ``triplet`` and ``pair``, which say why they hold. The module is optional: built where there is a
-C compiler, and used only where it pays, which ``engine`` decides.
+C compiler, and used only where it pays, which ``engine`` decides. With the environment variable
+``TRICOUPLE_NATIVE=0`` it is left alone; ``native.compiled`` is the module in use, or None.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +27,13 @@ from tricouple.ot.sweeps.triplet import ScaledTriplet
 from tricouple.ot.sweeps.triplet_adjoint import ATTRACT, REPEL, ScaledTripletPlan
 
 # The calls of the compiled module; to be raised here and in _native.c whenever one changes.
-CALLS = 4
+CALLS = 6
 
 
 def load() -> Any:
-    """The compiled module; None where it was not built, or from other sources than these."""
+    """The compiled module; None where it is not wanted, not built, or from other sources."""
+    if os.environ.get("TRICOUPLE_NATIVE") == "0":
+        return None
     try:
         module = importlib.import_module("tricouple.ot.sweeps._native")
     except ImportError:  # built without a compiler
@@ -64,6 +68,15 @@ def _tolerance(tol: float | None) -> float:
     return -1.0 if tol is None else float(tol)
 
 
+def _rooms(n_iters: int, tol: float | None) -> Iterator[int]:
+    """For how many sweeps there is to be room, more and more of it unless all will be done."""
+    room = n_iters if tol is None else 64
+    while room < n_iters:
+        yield room
+        room *= 4
+    yield n_iters
+
+
 class NativeKernels(LinearKernels):
     """Kernels that the compiled module fills, all in one piece of memory, as are their tops."""
 
@@ -91,13 +104,16 @@ class NativePair(ScaledPair):
         matrix = self.kernels.whole(0)
         n, m = matrix.shape
         # Row 0 belongs to the start, where there is no u.
-        u, r = matrix.new_empty(2, n_iters + 1, n).unbind()
-        all_v = matrix.new_empty(n_iters + 1, m)
-        all_v[0] = v
-        arrays = (matrix, *masses.values, u, all_v, r, matrix.new_empty(m))
-        done = compiled.pair_sweeps(
-            matrix.element_size(), n, m, n_iters, _tolerance(tol), *addresses(*arrays)
-        )
+        u, all_v, r = matrix.new_empty(1, n), v[None], matrix.new_empty(1, n)
+        done = 0
+        for room in _rooms(n_iters, tol):
+            more = room - done
+            u, all_v, r = (torch.cat([x, x.new_empty(more, x.shape[1])]) for x in (u, all_v, r))
+            arrays = (matrix, *masses.values, u, all_v, r, matrix.new_empty(m))
+            numbers = (n, m, done, room, _tolerance(tol))
+            done = compiled.pair_sweeps(matrix.element_size(), *numbers, *addresses(*arrays))
+            if done < room:
+                break
         scalings = u[1 : done + 1], all_v[: done + 1], r[:done]
         return NativePairHistory(self.kernels, masses, *scalings)
 
@@ -136,26 +152,33 @@ class NativeTriplet(ScaledTriplet):
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """All sweeps in one call; None when the result cannot be trusted."""
         n, m = self.kernels.shape
-        run = NativeTripletHistory(self, n_iters)
         potentials = masses.marginals.new_empty(n + 2 * m)
         info = torch.finfo(self.dtype)
-        options = (int(self.within), n_iters, _tolerance(tol), self.kernels.factors[ATTRACT])
-        done = compiled.triplet_solve(
-            info.bits // 8,
-            n,
-            m,
-            *options,
-            info.eps,
-            self.cancellation,
-            underflow_limit(self.dtype, (n, m)),
-            # The second kernel lies behind the first, and so do their tops.
-            *addresses(self.kernels.whole(ATTRACT), self.kernels.tops[ATTRACT][0]),
-            *addresses(masses.marginals, *run.arrays, potentials, run.work),
-        )
-        if done < 0:
-            return None
-        run.sweeps = done
-        return Solution(self, potentials, run.plan, run, done)
+        limits = info.eps, self.cancellation, underflow_limit(self.dtype, (n, m))
+        run: NativeTripletHistory | None = None
+        for room in _rooms(n_iters, tol):
+            run = NativeTripletHistory(self, room, run)
+            done = compiled.triplet_solve(
+                info.bits // 8,
+                n,
+                m,
+                int(self.within),
+                run.sweeps,
+                room,
+                _tolerance(tol),
+                self.kernels.factors[ATTRACT],
+                *limits,
+                # The second kernel lies behind the first, and so do their tops.
+                *addresses(self.kernels.whole(ATTRACT), self.kernels.tops[ATTRACT][0]),
+                *addresses(masses.marginals, *run.arrays, potentials, run.work),
+            )
+            if done < 0:
+                return None
+            run.sweeps = done
+            if done < room:
+                break
+        assert run is not None
+        return Solution(self, potentials, run.plan, run, run.sweeps)
 
 
 class NativeTripletHistory:
@@ -166,9 +189,12 @@ class NativeTripletHistory:
     Args:
         coupling: The coupling.
         n_iters: How many sweeps there may be.
+        before: Those that were done.
     """
 
-    def __init__(self, coupling: NativeTriplet, n_iters: int) -> None:
+    def __init__(
+        self, coupling: NativeTriplet, n_iters: int, before: NativeTripletHistory | None
+    ) -> None:
         n, m = coupling.kernels.shape
         rows, columns = n * (n_iters + 1), m * (n_iters + 1)
         sizes = [2 * (n + 2 * m), n, m, rows, columns, columns, rows, rows]
@@ -177,6 +203,10 @@ class NativeTripletHistory:
         self.coupling = coupling
         self.arrays = arrays  # masses and inverses, exclusions, a, b, h, r⁺, r⁻
         self.sweeps = 0
+        if before is not None:
+            self.sweeps = before.sweeps
+            for room, array in zip(arrays, before.arrays, strict=True):
+                room[: len(array)] = array
 
     def plan(self) -> ScaledTripletPlan:
         """The plan after the last sweep."""
