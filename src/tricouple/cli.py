@@ -87,6 +87,11 @@ COMMANDS = {
         "train image and text encoders on captions: retrieval, zero-shot classification",
         "train,clip",
     ),
+    "study": Command(
+        "tricouple.experiments.studies.command",
+        "decide when which loss is worth it: hypothesis, runs, verdict (minutes to hours)",
+        "train,studies",
+    ),
     "bench": Command(
         "tricouple.experiments.bench",
         "time and memory against the dense algorithm and other libraries",

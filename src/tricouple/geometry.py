@@ -55,6 +55,19 @@ class TwoDistance:
     beta_std: float
 
 
+@dataclass(frozen=True)
+class Hubness:
+    """Whether few items answer many queries; N_k is how often an item is among the first k.
+
+    Attributes:
+        skewness: Of N_k over the items: 0 for a symmetric distribution, large where there are hubs.
+        never: Share of the items that no query finds.
+    """
+
+    skewness: float
+    never: float
+
+
 def neural_collapse(embeddings: Tensor, labels: Tensor) -> NeuralCollapse:
     """Measure NC1, NC2 and the class-mean spectrum (paper, "Experimental setup and metrics").
 
@@ -151,6 +164,38 @@ def uniformity(embeddings: Tensor, t: float = 2.0) -> float:
         raise ValueError(f"embeddings must hold at least 2 samples, got {n}")
     distances = (2 - 2 * (z @ z.T)).fill_diagonal_(torch.inf)
     return float(torch.logsumexp(-t * distances.flatten(), 0)) - math.log(n * (n - 1))
+
+
+def hubness(queries: Tensor, items: Tensor | None = None, k: int = 10) -> Hubness:
+    """Measure hubs among the k nearest items of each query, by cosine.
+
+    Args:
+        queries: Shape (n, d), need not be normalised.
+        items: Shape (m, d); None for the queries themselves, each of which then does not find
+            itself.
+        k: How many items a query retrieves.
+
+    Example:
+        >>> hubness(torch.eye(4), torch.eye(4), k=1)
+        Hubness(skewness=0.0, never=0.0)
+    """
+    z = _unit(queries)
+    similarity = z @ (z if items is None else _unit(items)).T
+    return hubness_of(similarity.fill_diagonal_(-torch.inf) if items is None else similarity, k)
+
+
+def hubness_of(similarity: Tensor, k: int = 10) -> Hubness:
+    """The same from any scores, shape (queries, items)."""
+    checks.matrix("similarity", similarity)
+    checks.count("k", k)
+    if k > similarity.shape[1]:
+        raise ValueError(f"k is {k}, but there are only {similarity.shape[1]} items")
+    found = similarity.topk(k, dim=1).indices.flatten()
+    counts = found.bincount(minlength=similarity.shape[1]).double()
+    gaps = counts - counts.mean()
+    spread = float(gaps.square().mean()) ** 1.5
+    skewness = float(gaps.pow(3).mean()) / spread if spread > 0 else 0.0
+    return Hubness(skewness, float((counts == 0).double().mean()))
 
 
 def etf_loss(

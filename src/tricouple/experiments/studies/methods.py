@@ -1,0 +1,131 @@
+"""What the studies compare: a word, a name, and how to build the loss at a sharpness c.
+
+Neg-MMIOT with a linear ψ is PushPull (mathematics §8), so it has no row of its own. A saturating ψ
+has ε = 1 here and τ = 1/c: its largest slope, over ε, is then c. Two baselines that are no losses
+of ours: RINCE (Chuang and others 2022), a robust InfoNCE, and the class-averaged InfoNCE of BCL
+(Zhu and others 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import tricouple as tc
+from tricouple.losses.base import ContrastiveLoss
+from tricouple.losses.batch import Batch
+
+MARGIN = 0.5  # of the hinge, in cosines
+
+
+@dataclass(frozen=True)
+class Method:
+    """A loss at any sharpness.
+
+    Attributes:
+        name: In tables.
+        build: The loss at c.
+        bounded: Whether the repulsion of a negative is bounded (mathematics §8).
+    """
+
+    name: str
+    build: Callable[[float], ContrastiveLoss]
+    bounded: bool = False
+
+
+class RINCE(ContrastiveLoss):
+    """``−e^{q·cs⁺}/q + (λ(e^{cs⁺} + Σ e^{cs⁻}))^q/q``, the mean over positive pairs.
+
+    Args:
+        sharpness: c.
+        q: 0 is InfoNCE, 1 wholly robust.
+        weight: λ, of the negatives.
+    """
+
+    def __init__(self, sharpness: float, q: float = 0.5, weight: float = 0.025) -> None:
+        super().__init__(empty="zero")
+        self.sharpness, self.q, self.weight = sharpness, q, weight
+
+    def compute(self, batch: Batch) -> Tensor:
+        """The mean over positive pairs, in logarithms until the last step."""
+        scores = self.sharpness * batch.similarity()
+        positive, negative = _masks(batch)
+        others = scores.masked_fill(~negative, -torch.inf).logsumexp(1, keepdim=True)
+        rows, columns = positive.nonzero(as_tuple=True)
+        own = scores[rows, columns]
+        every = torch.logaddexp(own, others[rows, 0]) + torch.tensor(self.weight).log()
+        # Relative to the largest term: the loss is scaled by a constant, and does not overflow.
+        top = self.q * self.sharpness
+        robust = torch.exp(self.q * every - top) - torch.exp(self.q * own - top)
+        return robust.mean() / self.q
+
+
+class ClassAveraged(ContrastiveLoss):
+    """InfoNCE whose denominator is a sum over classes of means, so that all classes weigh alike."""
+
+    def __init__(self, sharpness: float) -> None:
+        super().__init__(empty="zero")
+        self.sharpness = sharpness
+
+    def compute(self, batch: Batch) -> Tensor:
+        """``−log e^{cs⁺} / Σ_y mean_{j in y} e^{cs_j}``, the mean over positives and anchors."""
+        scores = self.sharpness * batch.similarity()
+        positive, negative = _masks(batch)
+        known = positive | negative
+        same = (positive | torch.eye(len(scores), dtype=torch.bool)).to(scores)
+        # How many samples of its class a reference has beside it in a row (without the anchor).
+        size = same.sum(1)[None] - positive.to(scores)
+        denominator = (scores - size.log()).masked_fill(~known, -torch.inf).logsumexp(1)
+        count = positive.sum(1)
+        pull = (scores * positive).sum(1) / count.clamp(min=1)
+        return (denominator - pull)[count > 0].mean()
+
+
+def _masks(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Positives and negatives of each anchor, shape (N, N)."""
+    positive = batch.relation.positives().pairs.mask()
+    own = torch.eye(len(positive), dtype=torch.bool, device=positive.device)
+    return positive, ~positive & ~own
+
+
+def _hinge(c: float, marginals: str = "uniform") -> tc.NegMMIOT:
+    shaping = tc.shaping.Hinge(margin=MARGIN)
+    return tc.NegMMIOT(sharpness=c, epsilon=1.0, shaping=shaping, marginals=marginals, empty="zero")
+
+
+def _log_sigmoid(c: float, marginals: str = "uniform") -> tc.NegMMIOT:
+    return tc.NegMMIOT(
+        sharpness=c, epsilon=1.0, shaping="log_sigmoid", marginals=marginals, empty="zero"
+    )
+
+
+def _push_pull(c: float, marginals: str = "uniform") -> tc.PushPull:
+    return tc.PushPull(sharpness=c, marginals=marginals, empty="zero")
+
+
+METHODS = {
+    "infonce": Method("InfoNCE", lambda c: tc.InfoNCE(1 / c, empty="zero")),
+    "iot": Method("IOT", lambda c: tc.IOT(1 / c, empty="zero")),
+    "pushpull": Method("PushPull", _push_pull, bounded=True),
+    "neg_mmiot": Method(
+        "Neg-MMIOT", lambda c: tc.NegMMIOT(sharpness=c, empty="zero"), bounded=True
+    ),
+    "log_sigmoid": Method("Neg-MMIOT, log-sigmoid ψ", _log_sigmoid, bounded=True),
+    "hinge": Method("Neg-MMIOT, hinge ψ", _hinge, bounded=True),
+    "rince": Method("RINCE", RINCE),
+    "bcl": Method("class-averaged InfoNCE (BCL)", ClassAveraged),
+    "pushpull_target": Method(
+        "PushPull, target marginals", lambda c: _push_pull(c, "target"), bounded=True
+    ),
+    "pushpull_classes": Method(
+        "PushPull, class marginals", lambda c: _push_pull(c, "classes"), bounded=True
+    ),
+    "log_sigmoid_classes": Method(
+        "Neg-MMIOT, log-sigmoid ψ, class marginals",
+        lambda c: _log_sigmoid(c, "classes"),
+        bounded=True,
+    ),
+}

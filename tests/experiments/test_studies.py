@@ -1,0 +1,285 @@
+"""Studies: plans that are kept, sharpness chosen fairly, verdicts that follow from the runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+import tricouple as tc
+from tricouple.cli import main
+from tricouple.data.images.files import DataError
+from tricouple.data.texts import load_texts
+from tricouple.experiments.runs.record import Store
+from tricouple.experiments.studies.command import STUDIES
+from tricouple.experiments.studies.heads import Budget, class_accuracies, nearest_mean
+from tricouple.experiments.studies.methods import METHODS, RINCE, ClassAveraged
+from tricouple.experiments.studies.noise import Noise, with_noise
+from tricouple.experiments.studies.plan import (
+    CHOOSE,
+    FINAL,
+    Conduct,
+    Plan,
+    Results,
+    Study,
+    Trial,
+    Verdict,
+    describe,
+    open_study,
+)
+from tricouple.experiments.studies.statistics import paired
+from tricouple.experiments.studies.tail import long_tail
+from tricouple.options import CommandError
+from tricouple.provenance import collect_provenance
+
+PLACE = {"data": "mixture"}
+
+
+class Peak(Study):
+    """A study whose runs know the answer: accuracy falls with the distance of log c from a peak."""
+
+    name, title, hours = "peak", "Peak", "none"
+    peak = 100.0
+
+    def plan(self, scale: str) -> Plan:
+        return Plan(
+            hypothesis="there is a peak",
+            refuted="there is none",
+            conditions=(PLACE,),
+            methods=("infonce", "iot"),
+            sharpness=(3.0, 10.0),
+            chosen_by="height",
+            seeds=(0, 1),
+        )
+
+    def measure(self, trial: Trial, budget: Budget) -> dict[str, float]:
+        if trial.sharpness > 500:
+            raise FloatingPointError("diverged")
+        gap = torch.tensor(trial.sharpness / self.peak).log().abs()
+        return {"height": 1.0 - 0.1 * float(gap)}
+
+    def judge(self, plan: Plan, results: Results) -> Verdict:
+        return Verdict("open", [], [])
+
+
+def conduct(folder: Path, study: Study) -> Conduct:
+    plan, origin = study.plan("cpu"), collect_provenance()
+    return Conduct(study, plan, open_study(folder, study, plan, "cpu", origin), origin)
+
+
+def test_sharpness_is_chosen_on_other_seeds_and_a_grid_is_extended_until_its_best_is_inside(
+    tmp_path: Path,
+) -> None:
+    records = list(conduct(tmp_path, Peak()).go(PLACE, "iot"))
+    choosing = [r["config"] for r in records if r["part"] == CHOOSE]
+    final = [r["config"] for r in records if r["part"] == FINAL]
+    assert sorted({c["sharpness"] for c in choosing}) == [3.0, 10.0, 31.6, 99.9, 316.0]
+    assert {c["seed"] for c in choosing}.isdisjoint(c["seed"] for c in final)
+    assert [(c["sharpness"], c["seed"]) for c in final] == [(99.9, 0), (99.9, 1)]
+
+
+def test_a_study_goes_on_where_it_was_and_diverged_runs_count_as_nothing(tmp_path: Path) -> None:
+    study = Peak()
+    study.peak = 400.0
+    first = conduct(tmp_path, study).go(PLACE, "iot")
+    kept = [next(first)["id"] for _ in range(4)]
+    rest = list(conduct(tmp_path, study).go(PLACE, "iot"))
+    ids = [*kept, *(record["id"] for record in rest)]
+    assert len(set(ids)) == len(ids) == len(Store(tmp_path).records())
+    assert [r["status"] for r in rest if r["config"]["sharpness"] > 500] == ["diverged"] * 3
+    assert rest[-1]["config"]["sharpness"] == 316.0
+    assert list(conduct(tmp_path, study).go(PLACE, "iot")) == []
+
+
+def test_a_plan_is_not_changed_under_its_results(tmp_path: Path) -> None:
+    study = Peak()
+    conduct(tmp_path, study)
+    changed = replace(study.plan("cpu"), seeds=(5, 6))
+    with pytest.raises(CommandError, match=r"seeds \[0, 1\] → \[5, 6\].*a new plan"):
+        open_study(tmp_path, study, changed, "cpu", collect_provenance())
+
+
+def test_every_study_has_a_hypothesis_and_what_would_refute_it_and_ten_seeds_where_it_chooses() -> (
+    None
+):
+    for study in STUDIES.values():
+        plan = study.plan("cpu")
+        assert plan.hypothesis.endswith(".")
+        assert plan.refuted.endswith(".")
+        assert set(plan.methods) <= set(METHODS)
+        if plan.chosen_by:
+            assert len(plan.seeds) == 10
+            assert len(plan.choosing_seeds) == 3
+            assert not set(plan.seeds) & set(plan.choosing_seeds)
+        ids = {Trial(c, m, 1.0, 0, FINAL).id for c in plan.conditions for m in plan.methods}
+        assert len(ids) == len(plan.conditions) * len(plan.methods)
+
+
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_a_first_look_at_a_study_takes_seconds_and_ends_with_a_verdict(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["study", name, "--scale", "smoke", "--out", str(tmp_path), "--allow-dirty"]
+    assert main(words) == 0
+    page = (tmp_path / "verdict.md").read_text()
+    plan = STUDIES[name].plan("smoke")
+    assert plan.hypothesis in page
+    assert plan.refuted in page
+    records = Store(tmp_path).records()
+    assert {r["config"]["method"] for r in records.values()} == set(plan.methods)
+    # The verdict comes from the runs alone: a second look runs nothing and says the same.
+    assert main(["study", name, "--verdict", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "verdict.md").read_text() == page
+    assert Store(tmp_path).records() == records
+    assert "verdict: " in capsys.readouterr().out
+
+
+def test_bad_words_of_a_study_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "nosie"]) == 2
+    assert "no study 'nosie': choose one of three-way" in capsys.readouterr().err
+    assert main(["study", "noise", "--verdict", "--out", str(tmp_path)]) == 2
+    assert "holds no study that could be judged" in capsys.readouterr().err
+    assert main(["study", "--list"]) == 0
+    assert "refuted if" in capsys.readouterr().out
+
+
+def noise_runs(slopes: dict[str, float]) -> list[dict[str, object]]:
+    """Final runs whose accuracy falls with noise as told, with a little difference of seeds."""
+    plan = Noise().plan("cpu")
+    return [
+        {
+            "part": FINAL,
+            "config": {"condition": describe(c), "method": m, "sharpness": 10.0, "seed": seed},
+            "metrics": {"nearest_mean": 0.8 - (slopes[m] - 0.001 * (seed % 3)) * c["noise"]},
+        }
+        for c in plan.conditions
+        for m in plan.methods
+        for seed in plan.seeds
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("bounded", "word"), [(0.2, "supported"), (0.5, "refuted")])
+def test_the_verdict_on_noise_follows_from_the_slopes(bounded: float, word: str) -> None:
+    study = Noise()
+    slopes = {m: bounded if METHODS[m].bounded else 0.4 for m in study.plan("cpu").methods}
+    verdict = study.judge(study.plan("cpu"), Results(noise_runs(slopes)))
+    assert verdict.word == word
+    assert len(verdict.sentences) == 5
+    assert study.judge(study.plan("cpu"), Results(noise_runs(slopes)[:-1])).word == "open"
+
+
+def test_noise_changes_the_stated_share_within_its_group_and_never_to_the_same_class() -> None:
+    labels, groups = torch.arange(20).repeat(10), torch.arange(20) // 5
+    noisy = with_noise(labels, groups, 0.4, seed=3)
+    changed = noisy != labels
+    assert int(changed.sum()) == 80
+    assert torch.equal(groups[noisy], groups[labels])
+    assert not torch.equal(with_noise(labels, groups, 0.4, seed=4), noisy)
+    everywhere = with_noise(labels, groups * 0, 0.4, seed=3)
+    assert bool((groups[everywhere] != groups[labels]).any())
+
+
+def test_a_long_tail_has_the_stated_ratio_and_other_large_classes_for_another_seed() -> None:
+    labels = torch.arange(10).repeat(100)
+    sizes = [labels[long_tail(labels, 50, seed)].bincount() for seed in (0, 1)]
+    assert sizes[0].sort().values.tolist() == sizes[1].sort().values.tolist()
+    assert (int(sizes[0].max()), int(sizes[0].min())) == (100, 2)
+    assert not torch.equal(*sizes)
+
+
+def test_paired_differences_are_those_of_the_paired_t_test() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, 10, generator=generator, dtype=torch.float64)
+    found, known = paired(first.tolist(), second.tolist()), stats.ttest_rel(first, second)
+    interval = known.confidence_interval(0.95)
+    assert found.p == pytest.approx(known.pvalue)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(12, 5, generator=generator, dtype=torch.float64), torch.arange(12) % 5
+
+
+def test_rince_is_its_formula() -> None:
+    z, labels = batch()
+    s = torch.nn.functional.normalize(z, dim=1)
+    e = torch.exp(4.0 * s @ s.T)
+    terms = []
+    for i in range(12):
+        negatives = e[i][labels != labels[i]].sum()
+        for p in range(12):
+            if p != i and labels[p] == labels[i]:
+                every = (0.025 * (e[i, p] + negatives)) ** 0.5
+                terms.append((every - e[i, p] ** 0.5) / 0.5)
+    expected = torch.stack(terms).mean() * torch.exp(torch.tensor(-0.5 * 4.0))
+    torch.testing.assert_close(RINCE(4.0)(z, labels), expected)
+
+
+def test_class_averaged_infonce_is_its_formula_and_infonce_when_every_class_is_seen_once() -> None:
+    z, labels = batch()
+    s = torch.nn.functional.normalize(z, dim=1)
+    e = torch.exp(4.0 * s @ s.T)
+    terms = []
+    for i in range(12):
+        others = [j for j in range(12) if j != i]
+        of = {k: [j for j in others if labels[j] == k] for k in range(5)}
+        below = sum(e[i, own].mean() for own in of.values() if own)
+        own = of[int(labels[i])]
+        terms.append(torch.stack([-(e[i, p] / below).log() for p in own]).mean())
+    torch.testing.assert_close(ClassAveraged(4.0)(z, labels), torch.stack(terms).mean())
+
+
+def test_hubness_counts_who_is_retrieved() -> None:
+    items = torch.eye(6)
+    one_hub = items[0] + 0.1 * torch.eye(6)
+    assert tc.geometry.hubness(items, items, k=1) == tc.geometry.Hubness(0.0, 0.0)
+    found = tc.geometry.hubness(one_hub, items, k=1)
+    assert found.never == pytest.approx(5 / 6)
+    counts = [6, 0, 0, 0, 0, 0]
+    assert found.skewness == pytest.approx(float(stats.skew(counts)))
+    with pytest.raises(ValueError, match="k is 7, but there are only 6 items"):
+        tc.geometry.hubness(items, items, k=7)
+
+
+def test_nearest_means_and_accuracies_of_classes() -> None:
+    z = torch.nn.functional.normalize(torch.tensor([[1.0, 0.1], [1, 0], [0, 1], [0.1, 1]]), dim=1)
+    labels = torch.tensor([4, 4, 7, 7])
+    predicted = nearest_mean((z, labels), z[[0, 3, 1]])
+    assert predicted.tolist() == [4, 7, 4]
+    classes, shares = class_accuracies(predicted, torch.tensor([4, 4, 4]))
+    assert (classes.tolist(), shares.tolist()) == ([4], [pytest.approx(2 / 3)])
+
+
+def test_intents_are_read_as_published_and_bad_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"train\.csv is missing: put the published files there"):
+        load_texts("banking77", tmp_path)
+    with pytest.raises(ValueError, match="data must be 'banking77'"):
+        load_texts("intents", tmp_path)
+    folder = tmp_path / "intents" / "banking77"
+    folder.mkdir(parents=True)
+    (folder / "train.csv").write_text('text,category\n"late, again",late\nlost,lost\n')
+    (folder / "test.csv").write_text("text,category\nwhere is it,lost\n")
+    data = load_texts("banking77", tmp_path)
+    assert data.train.texts == ("late, again", "lost")
+    assert (data.classes, data.test.labels.tolist()) == (("late", "lost"), [1])
+    (folder / "test.csv").write_text("text,category\nwhat,found\n")
+    with pytest.raises(DataError, match="without training texts: found"):
+        load_texts("banking77", tmp_path)
+    clinc = tmp_path / "intents" / "clinc150"
+    clinc.mkdir()
+    parts = {"train": [["hi", "greet"], ["pay", "bill"]], "test": [["hello", "greet"]]}
+    parts["oos_test"] = [["what", "oos"]]
+    (clinc / "data_full.json").write_text(json.dumps(parts))
+    (clinc / "domains.json").write_text(json.dumps({"talk": ["greet"], "bank": ["bill"]}))
+    data = load_texts("clinc150", tmp_path)
+    assert (data.classes, data.groups.tolist()) == (("bill", "greet"), [1, 0])
+    assert data.out_of_scope == ("what",)
+    (clinc / "data_full.json").write_text('{"train": 3}')
+    with pytest.raises(DataError, match="does not hold CLINC150 as published"):
+        load_texts("clinc150", tmp_path)
