@@ -87,6 +87,11 @@ COMMANDS = {
         "train image and text encoders on captions: retrieval, zero-shot classification",
         "train,clip",
     ),
+    "reproduce": Command(
+        "tricouple.experiments.reproduce.command",
+        "any table or figure of the paper, ours beside theirs",
+        "train,clip,bench",
+    ),
     "study": Command(
         "tricouple.experiments.studies.command",
         "decide when which loss is worth it: hypothesis, runs, verdict (minutes to hours)",

@@ -1,0 +1,116 @@
+"""``tricouple reproduce``: any table or figure of the paper, ours beside theirs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from rich.console import Console
+
+from tricouple.experiments.reproduce import ablation, studies, timing
+from tricouple.experiments.reproduce.items import SCALES, Item, Request, Shown
+from tricouple.experiments.runs.command import user_errors
+from tricouple.files import write_text
+from tricouple.options import CommandError, at_least
+from tricouple.provenance import collect_provenance, require_clean
+from tricouple.report.page import Article, Section, chart_sections, items, page, provenance_section
+from tricouple.report.tables import to_html, to_terminal
+
+ITEMS: dict[str, Item] = {
+    item.name: item for item in (*studies.ITEMS, ablation.ITEM, *timing.ITEMS)
+}
+
+DESCRIPTION = """\
+Run any table or figure of the paper again, and set the paper's numbers beside ours. What is there
+already is not run again, so a command that was interrupted goes on. Without an item, one page of
+all that is there is written.
+"""
+
+EXAMPLES = """\
+examples:
+  tricouple reproduce --list                     every table and figure, what it needs, how long
+  tricouple reproduce ablation --scale smoke     two minutes, on data that come with the program
+  tricouple reproduce scl-cifar10 --workers 2    a table of the appendix at a scale for processors
+  tricouple reproduce table-1 --scale paper      the paper's own settings, for GPUs
+  tricouple reproduce                            one page of all that has been run
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    parser.description = DESCRIPTION
+    parser.epilog = EXAMPLES
+    add = parser.add_argument
+    add("items", nargs="*", metavar="ITEM", help="what to run; see --list")
+    add("--list", action="store_true", help="every item with its label, needs and time")
+    add("--scale", choices=SCALES, default="cpu", help="smoke: seconds to minutes, to see it work")
+    add("--workers", type=at_least(1), default=1, help="processes, for tables that are studies")
+    add("--out", type=Path, default=Path("results"), help="folder of results; each has its own")
+    add("--allow-dirty", action="store_true", help="record runs of sources that no commit names")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the items, or write the page."""
+    console = Console()
+    if args.list:
+        print(listed())
+        return 0
+    chosen = [find(word) for word in args.items]
+    if chosen:
+        require_clean(allow_dirty=args.allow_dirty)
+    out = args.out / "smoke" if args.scale == "smoke" else args.out
+    origin = collect_provenance()
+    with user_errors():
+        for item in chosen:
+            item.run(Request(out, args.scale, console, args.workers, origin))
+        for item in chosen:
+            shown = item.show(out)
+            for table in shown.tables:
+                console.print(to_terminal(table))
+            for sentence in shown.verdict:
+                console.print(sentence, markup=False, highlight=False)
+        path = out / "reproduce.html"
+        write_text(path, page([article([(i, i.show(out)) for i in ITEMS.values()], origin)]))
+    console.print(f"{path}", markup=False)
+    return 0
+
+
+def listed() -> str:
+    """All items, a paragraph each."""
+    return "\n".join(
+        f"{item.name}  ({', '.join(item.labels)})\n    {item.title}\n    needs {item.needs}; "
+        + "; ".join(f"{scale}: {words}" for scale, words in item.time.items())
+        for item in ITEMS.values()
+    )
+
+
+def find(word: str) -> Item:
+    """The item of a name or of a label of the paper."""
+    for item in ITEMS.values():
+        if word == item.name or word in item.labels:
+            return item
+    near = get_close_matches(word, ITEMS, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise CommandError(f"no item {word!r}: {hint}there are {', '.join(ITEMS)}")
+
+
+def article(shown: Sequence[tuple[Item, Shown]], origin: dict[str, object]) -> Article:
+    """One page of everything."""
+    sections = []
+    for item, own in shown:
+        parts = [items(list(own.verdict)), *map(to_html, own.tables)]
+        title = f"{item.title} ({', '.join(item.labels)})"
+        sections.append(Section(item.name, title, "\n".join(parts)))
+        sections += chart_sections([chart for chart in own.charts if chart.panels])
+    there = [item.name for item, own in shown if own.tables or own.charts]
+    missing = [item.name for item, _ in shown if item.name not in there]
+    return Article(
+        "The paper, run again",
+        "Every table and figure of “Multi-Marginal Inverse Optimal Transport for Contrastive "
+        "Learning”, with the paper's numbers beside ours.",
+        [*sections, provenance_section(origin, {})],
+        found=[f"{len(there)} of {len(shown)} tables and figures have been run."],
+        missing=[f"Not run yet: {', '.join(missing)}."] if missing else [],
+    )

@@ -1,0 +1,259 @@
+"""Tables and pictures of time and memory: measured here, so only their ratios can be compared."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from tricouple.conf.compose import configure
+from tricouple.conf.schema import Train
+from tricouple.experiments.bench.measure import time_together
+from tricouple.experiments.bench.memory import measure_memory
+from tricouple.experiments.bench.problem import Problem
+from tricouple.experiments.reproduce.items import (
+    LOSSES,
+    NOTHING,
+    Item,
+    Request,
+    Shown,
+    fill,
+    finished,
+)
+from tricouple.experiments.runs.record import DONE, Record, Store, make_record
+from tricouple.names import BACKBONES, DATA, SETTINGS, loss_name
+from tricouple.provenance import line_provenance
+from tricouple.report.chart import Axis, Chart, Line, Panel
+from tricouple.report.numbers import MeanStd, listing, number
+from tricouple.report.page import asset
+from tricouple.report.palette import style
+from tricouple.report.tables import Table
+
+# Images of an epoch, their side and the classes.
+EPOCH = {"cifar100": (50_000, 32, 100), "tiny_imagenet": (100_000, 64, 200)}
+BATCH = {"smoke": 16, "cpu": 256, "paper": 256}
+ROUNDS = {"smoke": 1, "cpu": 3, "paper": 5}
+COUPLED = ("iot", "pushpull", "neg_mmiot")
+SIZES = {"smoke": (32, 64), "cpu": (64, 128, 256, 512), "paper": (64, 128, 256, 512, 1024)}
+MEMORY_SIZES = {"smoke": (1024,), "cpu": (1024, 2048, 4096), "paper": (1024, 2048, 4096, 8192)}
+CONTENDERS = {"iot": "IOT", "pushpull": "PushPull", "neg_mmiot": "NegMMIOT"}
+
+
+@dataclass(frozen=True)
+class EpochTimes(Item):
+    """Seconds of an epoch: steps timed in turns, and multiplied."""
+
+    setting: str
+
+    def run(self, request: Request) -> None:
+        """Time all losses of a backbone and a data set together."""
+        networks = list(BACKBONES) if request.scale != "smoke" else ["resnet18"]
+        wanted: dict[str, Callable[[], Record]] = {
+            f"{self.setting}-{data}-{name}": partial(_epoch, self.setting, data, name, request)
+            for data, name in product(EPOCH, networks)
+        }
+        fill(request, "epoch_times", wanted)
+
+    def show(self, folder: Path) -> Shown:
+        """Seconds an epoch and their ratio to InfoNCE's, the paper's beside."""
+        runs = [
+            run
+            for run in finished(folder / "epoch_times")
+            if run["config"]["setting"] == self.setting
+        ]
+        if not runs:
+            return NOTHING
+        paper = {
+            (row["setting"], row["data"], row["backbone"], row["loss"]): float(row["seconds"])
+            for row in csv.DictReader(asset("paper_times.csv").splitlines())
+        }
+        tables, ratios = [], []
+        for run in runs:
+            config = run["config"]
+            key = self.setting, config["data"], config["backbone"]
+            rows = []
+            for loss in LOSSES:
+                ours, theirs = run["metrics"][loss], paper[(*key, loss)]
+                ratio = ours / run["metrics"]["infonce"]
+                rows.append((loss_name(loss), number(ours), f"{ratio:.3f}", number(theirs),
+                             f"{theirs / paper[(*key, 'infonce')]:.3f}"))  # fmt: skip
+                if loss == "neg_mmiot":
+                    ratios.append((ratio, theirs / paper[(*key, "infonce")]))
+            caption = (
+                f"{DATA[config['data']]}, {BACKBONES[config['backbone']]}, "
+                f"{SETTINGS[self.setting]}: seconds an epoch ({config['steps_of_epoch']} steps)"
+            )
+            head = ("loss", "here", "to InfoNCE", "paper", "to InfoNCE")
+            tables.append(Table(caption, head, rows))
+        ours, theirs = (fmean(pair[k] for pair in ratios) for k in (0, 1))
+        verdict = (
+            f"{SETTINGS[self.setting]}: an epoch with Neg-MMIOT takes {ours:.2f} times as long as "
+            f"with InfoNCE here and {theirs:.2f} times in the paper, on average over "
+            f"{len(ratios)} settings. Steps of random images were timed on a processor and "
+            f"multiplied by the steps of an epoch; reading images is not in it."
+        )
+        return Shown([verdict], tables)
+
+
+def _epoch(setting: str, data: str, backbone: str, request: Request) -> Record:
+    from tricouple.conf.compose import build_loss
+    from tricouple.models.encoders import build_encoder
+
+    images, side, classes = EPOCH[data]
+    batch, start = BATCH[request.scale], time.perf_counter()
+    torch.manual_seed(0)
+    encoder = build_encoder(backbone, channels=3, image_size=side, head_dim=classes)
+    optimiser = torch.optim.Adam(encoder.parameters(), lr=1e-3, fused=True)
+    views = batch if setting == "scl" else 2 * batch
+    inputs = torch.randn(views, 3, side, side)
+    labels = torch.randint(classes, (batch,)) if setting == "scl" else torch.arange(batch).repeat(2)
+
+    def step_of(loss: str) -> Callable[[], None]:
+        criterion = build_loss(configure([f"loss={loss}", "scale=paper"], Train).loss)
+
+        def step() -> None:
+            optimiser.zero_grad()
+            criterion(encoder(inputs), labels).backward()
+            optimiser.step()
+
+        return step
+
+    steps = {loss: step_of(loss) for loss in LOSSES}
+    for step in steps.values():
+        step()
+    timed = time_together(steps, ROUNDS[request.scale], 0.0)
+    count = ceil(images / batch)
+    config = {"setting": setting, "data": data, "backbone": backbone, "batch_size": batch,
+              "steps_of_epoch": count, "seed": 0}  # fmt: skip
+    return make_record(
+        "", part="final", status=DONE, config=config, seconds=time.perf_counter() - start,
+        steps=len(LOSSES) * (1 + ROUNDS[request.scale]), provenance=line_provenance(request.origin),
+        metrics={loss: count * min(own) for loss, own in timed.items()},
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Efficiency(Item):
+    """Accuracy against the time of a step over batch sizes, and memory against batch size."""
+
+    def run(self, request: Request) -> None:
+        """Train at every batch size; weigh each loss in a process of its own."""
+        wanted: dict[str, Callable[[], Record]] = {
+            f"accuracy-{loss}-{size}": partial(_accuracy, loss, size, request)
+            for size, loss in product(SIZES[request.scale], COUPLED)
+        }
+        wanted |= {
+            f"memory-{loss}-{size}": partial(_memory, loss, size, request)
+            for size, loss in product(MEMORY_SIZES[request.scale], COUPLED)
+        }
+        fill(request, "efficiency", wanted)
+
+    def show(self, folder: Path) -> Shown:
+        """Both pictures."""
+        runs = finished(folder / "efficiency")
+        if not runs:
+            return NOTHING
+        panels = []
+        for part, x, y, words in (
+            ("accuracy", "seconds", "linear", ("seconds a step", "linear probe, %")),
+            ("memory", "size", "mebibytes", ("batch size", "extra memory of the loss, MiB")),
+        ):
+            lines = []
+            for loss in COUPLED:
+                own = sorted(
+                    (run["metrics"] for run in runs if run["id"].startswith(f"{part}-{loss}-")),
+                    key=lambda metrics: metrics["size"],
+                )
+                lines.append(Line(loss_name(loss), [m[x] for m in own], [m[y] for m in own],
+                                  style=style(loss)))  # fmt: skip
+            alt = "; ".join(f"{line.name}: {_ends(line)}" for line in lines)
+            log = part == "memory"
+            panels.append(Panel(f"{words[1]} against {words[0]}", alt, lines,
+                                x=Axis(words[0], log=log), y=Axis(words[1], log=log)))  # fmt: skip
+        largest = {
+            loss: max(
+                (run["metrics"] for run in runs if run["id"].startswith(f"memory-{loss}-")),
+                key=lambda metrics: metrics["size"],
+                default=None,
+            )
+            for loss in COUPLED
+        }
+        told = [f"{loss_name(loss)} {m['mebibytes']:.0f} MiB" for loss, m in largest.items() if m]
+        verdict = (
+            "The paper reports a steep growth of time and memory of Neg-MMIOT, which its O(N³) "
+            f"tensors explain. Computed in O(N²), at the largest batch here: {listing(told)}."
+        )
+        caption = "The same number of epochs at every batch size, one seed."
+        title = "Accuracy, time and memory over batch sizes"
+        chart = Chart("efficiency", title, caption, panels)
+        return Shown([verdict], charts=[chart])
+
+
+def _ends(line: Line) -> str:
+    return f"{line.y[0]:.3g} to {line.y[-1]:.3g}" if len(line.y) else "no run"
+
+
+def _accuracy(loss: str, size: int, request: Request) -> Record:
+    from tricouple.experiments.runs.run import run_once
+    from tricouple.experiments.vision import VISION
+
+    budget = {
+        "smoke": ("data=digits", "data.max_train_size=256", "training.epochs=1",
+                  "evaluation.probe_epochs=5"),
+        "cpu": ("data=cifar10", "data.max_train_size=2560"),
+        "paper": ("data=cifar10",),
+    }[request.scale]  # fmt: skip
+    words = [
+        f"scale={request.scale}", *budget, "setting=scl", "backbone=resnet18", f"loss={loss}",
+        f"training.batch_size={size}", f"runs={Path('runs') / 'efficiency'}",
+        "evaluation.figures=false", "progress=false",
+    ]  # fmt: skip
+    config = configure(words, Train)
+    folder = VISION.folder(config)
+    run_once(VISION, config, request.console, request.origin)
+    record = Store(folder.path).records()[folder.path.name]
+    seconds = MeanStd.of(record["curves"]["seconds"]).mean / max(1, record["steps"])
+    metrics = {"size": float(size), "linear": 100 * record["metrics"]["penultimate/linear"],
+               "seconds": seconds}  # fmt: skip
+    return record | {"part": "final", "metrics": metrics}
+
+
+def _memory(loss: str, size: int, request: Request) -> Record:
+    start = time.perf_counter()
+    found = measure_memory(CONTENDERS[loss], size, Problem())
+    config: Mapping[str, object] = {"loss": loss, "batch_size": size, "seed": 0}
+    return make_record(
+        "", part="final", status=DONE, config=config, seconds=time.perf_counter() - start, steps=1,
+        provenance=line_provenance(request.origin),
+        metrics={"size": float(size), "mebibytes": found.extra_bytes / 2**20},
+    )  # fmt: skip
+
+
+ITEMS: tuple[Item, ...] = (
+    Efficiency(
+        "efficiency",
+        "Accuracy against time per step, and memory, over batch sizes",
+        ("fig:efficiency_trade_off",),
+        "CIFAR-10 (scale smoke: nothing)",
+        {"smoke": "a minute, on digits", "cpu": "half an hour", "paper": "a day of a GPU"},
+    ),
+    *(
+        EpochTimes(
+            f"times-{setting}",
+            f"Seconds an epoch, {SETTINGS[setting]}: two data sets, four backbones, five losses",
+            (f"tab:training_time_{setting}",),
+            "nothing: images are drawn",
+            {"smoke": "a minute", "cpu": "half an hour, on a quiet machine", "paper": "an hour"},
+            setting,
+        )
+        for setting in ("scl", "ucl")
+    ),
+)
