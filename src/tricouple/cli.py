@@ -88,12 +88,12 @@ COMMANDS = {
         "train,clip",
     ),
     "reproduce": Command(
-        "tricouple.experiments.reproduce.command",
+        "tricouple.experiments.reproduce",
         "any table or figure of the paper, ours beside theirs",
         "train,clip,bench",
     ),
     "study": Command(
-        "tricouple.experiments.studies.command",
+        "tricouple.experiments.studies",
         "decide when which loss is worth it: hypothesis, runs, verdict (minutes to hours)",
         "train,studies",
     ),

@@ -131,18 +131,17 @@ def test_one_page_of_all_that_is_there(tmp_path: Path) -> None:
     assert all(f'{name}"' in page for name in ITEMS)
 
 
-@pytest.mark.parametrize("name", ["times-scl", "efficiency"])
-def test_an_item_runs_in_seconds_at_smoke_scale(name: str, tmp_path: Path) -> None:
-    words = ["reproduce", name, "--scale", "smoke", "--out", str(tmp_path), "--allow-dirty"]
-    if name == "efficiency":  # two of its runs show what all do
-        item = ITEMS[name]
-        assert isinstance(item, timing.Efficiency)
-        done = timing._memory("iot", 1024, request_in(tmp_path, "smoke"))
-        assert done["metrics"]["mebibytes"] > 0
-        return
+def test_memory_of_a_loss_is_measured_in_its_own_process(tmp_path: Path) -> None:
+    found = timing.weigh("iot", 1024, request_in(tmp_path, "smoke"))
+    assert 1 < found["metrics"]["mebibytes"] < 100
+
+
+def test_an_item_runs_in_seconds_at_smoke_scale_and_only_once(tmp_path: Path) -> None:
+    words = ["reproduce", "times-scl", "--scale", "smoke", "--out", str(tmp_path), "--allow-dirty"]
     assert main(words) == 0
-    found = ITEMS[name].show(tmp_path / "smoke")
+    found = ITEMS["times-scl"].show(tmp_path / "smoke")
     assert [row[0] for row in found.tables[0].rows][-1] == "Neg-MMIOT"
-    before = (tmp_path / "smoke" / "epoch_times" / "runs.jsonl").read_text()
+    runs = tmp_path / "smoke" / "epoch_times" / "runs.jsonl"
+    before = runs.read_text()
     assert main(words) == 0
-    assert (tmp_path / "smoke" / "epoch_times" / "runs.jsonl").read_text() == before
+    assert runs.read_text() == before

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from difflib import get_close_matches
-from pathlib import Path
 
 from rich.console import Console
 
 from tricouple.experiments.reproduce import ablation, studies, timing
-from tricouple.experiments.reproduce.items import SCALES, Item, Request, Shown
+from tricouple.experiments.reproduce.items import Item, Request, Shown
 from tricouple.experiments.runs.command import user_errors
 from tricouple.files import write_text
-from tricouple.options import CommandError, at_least
+from tricouple.options import CommandError
 from tricouple.provenance import collect_provenance, require_clean
 from tricouple.report.page import Article, Section, chart_sections, items, page, provenance_section
 from tricouple.report.tables import to_html, to_terminal
@@ -21,34 +20,6 @@ from tricouple.report.tables import to_html, to_terminal
 ITEMS: dict[str, Item] = {
     item.name: item for item in (*studies.ITEMS, ablation.ITEM, *timing.ITEMS)
 }
-
-DESCRIPTION = """\
-Run any table or figure of the paper again, and set the paper's numbers beside ours. What is there
-already is not run again, so a command that was interrupted goes on. Without an item, one page of
-all that is there is written.
-"""
-
-EXAMPLES = """\
-examples:
-  tricouple reproduce --list                     every table and figure, what it needs, how long
-  tricouple reproduce ablation --scale smoke     two minutes, on data that come with the program
-  tricouple reproduce scl-cifar10 --workers 2    a table of the appendix at a scale for processors
-  tricouple reproduce table-1 --scale paper      the paper's own settings, for GPUs
-  tricouple reproduce                            one page of all that has been run
-"""
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this command to its parser."""
-    parser.description = DESCRIPTION
-    parser.epilog = EXAMPLES
-    add = parser.add_argument
-    add("items", nargs="*", metavar="ITEM", help="what to run; see --list")
-    add("--list", action="store_true", help="every item with its label, needs and time")
-    add("--scale", choices=SCALES, default="cpu", help="smoke: seconds to minutes, to see it work")
-    add("--workers", type=at_least(1), default=1, help="processes, for tables that are studies")
-    add("--out", type=Path, default=Path("results"), help="folder of results; each has its own")
-    add("--allow-dirty", action="store_true", help="record runs of sources that no commit names")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,7 +14,6 @@ from tricouple.experiments.runs.record import DONE, Record, Store, open_store
 from tricouple.report.chart import Chart
 from tricouple.report.tables import Table
 
-SCALES = ("smoke", "cpu", "paper")
 LOSSES = ("infonce", "invaspread", "iot", "pushpull", "neg_mmiot")  # of the paper's image tables
 
 

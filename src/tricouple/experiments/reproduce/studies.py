@@ -43,7 +43,8 @@ class Synthetic(Item):
 
         smoke = request.scale == "smoke"
         classes, seeds = ((10,), range(1)) if smoke else ((10, 20, 50), range(3))
-        base = replace(RunConfig(n_classes=10), **({"steps": 20} if smoke else {}))
+        base = RunConfig(n_classes=10)
+        base = replace(base, steps=20) if smoke else base
         cells = main_cells(base, classes, seeds)
         folder = request.folder / "synthetic"
         conduct(folder, "synthetic", base, cells, workers=request.workers, snapshots=True)

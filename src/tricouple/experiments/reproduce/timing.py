@@ -151,7 +151,7 @@ class Efficiency(Item):
             for size, loss in product(SIZES[request.scale], COUPLED)
         }
         wanted |= {
-            f"memory-{loss}-{size}": partial(_memory, loss, size, request)
+            f"memory-{loss}-{size}": partial(weigh, loss, size, request)
             for size, loss in product(MEMORY_SIZES[request.scale], COUPLED)
         }
         fill(request, "efficiency", wanted)
@@ -226,7 +226,8 @@ def _accuracy(loss: str, size: int, request: Request) -> Record:
     return record | {"part": "final", "metrics": metrics}
 
 
-def _memory(loss: str, size: int, request: Request) -> Record:
+def weigh(loss: str, size: int, request: Request) -> Record:
+    """The memory of a loss, forward and backward."""
     start = time.perf_counter()
     found = measure_memory(CONTENDERS[loss], size, Problem())
     config: Mapping[str, object] = {"loss": loss, "batch_size": size, "seed": 0}

@@ -31,7 +31,7 @@ from tricouple.experiments.studies.plan import (
 from tricouple.experiments.studies.tail import Tail
 from tricouple.experiments.studies.three_way import ThreeWay
 from tricouple.files import write_atomically, write_text
-from tricouple.options import CommandError, at_least
+from tricouple.options import CommandError
 from tricouple.provenance import collect_provenance, require_clean
 from tricouple.report.draw_matplotlib import png
 from tricouple.report.tables import to_markdown, to_terminal
@@ -39,36 +39,6 @@ from tricouple.report.tables import to_markdown, to_terminal
 STUDIES: dict[str, Study] = {
     study.name: study for study in (ThreeWay(), Length(), Noise(), Hubs(), Tail())
 }
-
-DESCRIPTION = """\
-Decide a question by running: a hypothesis and what would refute it are written down first, every
-loss has the same steps, seeds and grid of sharpnesses, its own sharpness is chosen on validation
-data, and the verdict is printed by the program. The folder gets study.json (the plan), runs.jsonl
-(a line a run), verdict.md and pictures. A study that was interrupted goes on with the same command.
-"""
-
-EXAMPLES = """\
-examples:
-  tricouple study --list                       the questions, and how long they take
-  tricouple study three-way                    when is a triplet more than its two pairs? (minutes)
-  tricouple study noise --workers 2            which losses suffer least from wrong labels?
-  tricouple study noise --scale smoke          the same in seconds, on a mixture that is drawn
-  tricouple study noise --verdict              what the runs say so far, without running
-"""
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this command to its parser."""
-    parser.description = DESCRIPTION
-    parser.epilog = EXAMPLES
-    add = parser.add_argument
-    add("name", nargs="?", metavar="NAME", help=f"one of: {', '.join(STUDIES)}")
-    add("--list", action="store_true", help="name the studies and their hypotheses")
-    add("--scale", choices=("smoke", "cpu"), default="cpu", help="smoke: seconds, for a look")
-    add("--verdict", action="store_true", help="judge the runs that are there, run nothing")
-    add("--workers", type=at_least(1), default=1, help="processes, each with one thread")
-    add("--out", type=Path, metavar="FOLDER", help="default: runs/study-NAME")
-    add("--allow-dirty", action="store_true", help="record runs of sources that no commit names")
 
 
 def run(args: argparse.Namespace) -> int:
