@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         require_clean(allow_dirty=args.allow_dirty)
     out = args.out / "smoke" if args.scale == "smoke" else args.out
     origin = collect_provenance()
-    with user_errors():
+    with user_errors("The same command again goes on from here."):
         for item in chosen:
             item.run(Request(out, args.scale, console, args.workers, origin))
         for item in chosen:

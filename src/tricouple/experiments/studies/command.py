@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tricouple.experiments.runs.command import user_errors
 from tricouple.experiments.runs.record import Record, Store
 from tricouple.experiments.runs.study import prepare_worker
 from tricouple.experiments.studies.hubs import Hubs
@@ -66,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     tasks = [(condition, method) for condition in plan.conditions for method in plan.methods]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn())  # fmt: skip
-    with Progress(*columns, console=console) as progress:
+    going_on = f"what was done is kept in {out}: the same command goes on from here"
+    with user_errors(going_on), Progress(*columns, console=console) as progress:
         bar = progress.add_task("methods in conditions", total=len(tasks))
         for condition, method, count in _work(conduct, tasks, args.workers):
             progress.console.print(f"{describe(condition)}: {method}: {count} runs", markup=False)

@@ -92,7 +92,7 @@ def _masks(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _hinge(c: float, marginals: str = "uniform") -> tc.NegMMIOT:
-    shaping = tc.shaping.Hinge(margin=MARGIN)
+    shaping = tc.shaping.Hinge(margin=MARGIN * c)  # τ = 1/c
     return tc.NegMMIOT(sharpness=c, epsilon=1.0, shaping=shaping, marginals=marginals, empty="zero")
 
 

@@ -57,7 +57,7 @@ class ThreeWay(Study):
         psi: dict[str, Any] = {
             "neg_mmiot": linear,
             "log_sigmoid": {"shaping": "log_sigmoid", "epsilon": 1.0, "kernel_tol": 1e-6},
-            "hinge": {"shaping": tc.shaping.Hinge(margin=MARGIN), "epsilon": 1.0},
+            "hinge": {"shaping": tc.shaping.Hinge(margin=MARGIN * trial.sharpness), "epsilon": 1.0},
         }[trial.method]
         ours = tc.NegMMIOT(sharpness=trial.sharpness, **psi, **how)
         both = tc.PushPull(sharpness=trial.sharpness, **how)
