@@ -47,18 +47,18 @@ class RINCE(ContrastiveLoss):
 
     def __init__(self, sharpness: float, q: float = 0.5, weight: float = 0.025) -> None:
         super().__init__(empty="zero")
-        self.sharpness, self.q, self.weight = sharpness, q, weight
+        self.c, self.q, self.weight = sharpness, q, weight
 
     def compute(self, batch: Batch) -> Tensor:
         """The mean over positive pairs, in logarithms until the last step."""
-        scores = self.sharpness * batch.similarity()
+        scores = self.c * batch.similarity()
         positive, negative = _masks(batch)
         others = scores.masked_fill(~negative, -torch.inf).logsumexp(1, keepdim=True)
         rows, columns = positive.nonzero(as_tuple=True)
         own = scores[rows, columns]
         every = torch.logaddexp(own, others[rows, 0]) + torch.tensor(self.weight).log()
         # Relative to the largest term: the loss is scaled by a constant, and does not overflow.
-        top = self.q * self.sharpness
+        top = self.q * self.c
         robust = torch.exp(self.q * every - top) - torch.exp(self.q * own - top)
         return robust.mean() / self.q
 
@@ -68,11 +68,11 @@ class ClassAveraged(ContrastiveLoss):
 
     def __init__(self, sharpness: float) -> None:
         super().__init__(empty="zero")
-        self.sharpness = sharpness
+        self.c = sharpness
 
     def compute(self, batch: Batch) -> Tensor:
         """``−log e^{cs⁺} / Σ_y mean_{j in y} e^{cs_j}``, the mean over positives and anchors."""
-        scores = self.sharpness * batch.similarity()
+        scores = self.c * batch.similarity()
         positive, negative = _masks(batch)
         known = positive | negative
         same = (positive | torch.eye(len(scores), dtype=torch.bool)).to(scores)
@@ -107,8 +107,8 @@ def _push_pull(c: float, marginals: str = "uniform") -> tc.PushPull:
 
 
 METHODS = {
-    "infonce": Method("InfoNCE", lambda c: tc.InfoNCE(1 / c, empty="zero")),
-    "iot": Method("IOT", lambda c: tc.IOT(1 / c, empty="zero")),
+    "infonce": Method("InfoNCE", lambda c: tc.InfoNCE(sharpness=c, empty="zero")),
+    "iot": Method("IOT", lambda c: tc.IOT(sharpness=c, empty="zero")),
     "pushpull": Method("PushPull", _push_pull, bounded=True),
     "neg_mmiot": Method(
         "Neg-MMIOT", lambda c: tc.NegMMIOT(sharpness=c, empty="zero"), bounded=True
