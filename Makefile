@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test hostile lint format bench figures clean
+.PHONY: help demo test hostile lint format bench figures docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,8 +41,12 @@ figures: $(STAMP)  ## redraw the README's pictures and tables from results
 	$(BIN)/tricouple report results/clip --figures docs/assets
 	$(BIN)/tricouple verify --read results/theory/theory.json --docs docs/theory.md docs/quadrature.md --figures docs/assets
 
+docs: $(VENV)/.docs  ## build the documentation site into docs/_build, notebooks executed (minutes)
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 clean:  ## remove .venv and everything generated
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
 
@@ -52,4 +56,8 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard src/tricouple/ot/sweeps/*.[c
 	@$(PYTHON) -c 'import sys; sys.exit("tricouple needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.11 ..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[adapters,bench,clip,dev,train]"
+	@touch $@
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	@touch $@

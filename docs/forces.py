@@ -1,4 +1,4 @@
-"""Pictures of the pages on losses: the force on one sample, from the real gradient."""
+"""Pictures of the pages on losses: the force between two samples, from the real loss."""
 
 from __future__ import annotations
 
@@ -8,45 +8,58 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-N, DIM, BATCHES = 64, 32, 8
-COSINES = torch.linspace(-0.95, 0.95, 39, dtype=torch.float64)
+N, DIM, ANCHORS, BATCHES = 48, 6, 4, 6
+STEP = 1e-3
+BINS = torch.linspace(-0.9, 0.9, 19, dtype=torch.float64)
 
 
-def force(criterion: Callable[[Tensor, Tensor], Tensor], *, positive: bool) -> Tensor:
-    """−dL/ds of a sample at cosine s from an anchor, times N, the mean over random batches.
+def force(
+    criterion: Callable[[Tensor, Tensor], Tensor], *, positive: bool
+) -> tuple[Tensor, Tensor]:
+    """Cosines s of pairs in random batches, and −N·∂L/∂s: above 0 the two attract each other.
 
-    Two views of N/2 instances; the sample (the anchor's other view, or a negative) is moved along
-    the great circle through the anchor and itself. Above 0 it is pulled towards the anchor.
+    In an extra dimension of their own, two samples at ±δ change their inner product by ±δ² and no
+    other: the difference of the two losses is 2δ²·∂L/∂s.
     """
-    total = torch.zeros_like(COSINES)
+    cosines, forces = [], []
     for seed in range(BATCHES):
         generator = torch.Generator().manual_seed(seed)
         centres = torch.randn(N // 2, DIM, generator=generator, dtype=torch.float64)
         noise = torch.randn(N, DIM, generator=generator, dtype=torch.float64)
         labels = torch.arange(N // 2).repeat(2)
-        z = torch.nn.functional.normalize(centres[labels] + 0.7 * noise, dim=1)
-        moved = N // 2 if positive else 1
-        anchor, other = z[0], z[moved]
-        side = torch.nn.functional.normalize(other - (other @ anchor) * anchor, dim=0)
-        for place, s in enumerate(COSINES):
-            cosine = s.clone().requires_grad_()
-            at = cosine * anchor + (1 - cosine**2).sqrt() * side
-            batch = torch.cat([z[:moved], at[None], z[moved + 1 :]])
-            (slope,) = torch.autograd.grad(criterion(batch, labels), cosine)
-            total[place] -= slope
-    return N * total / BATCHES
+        z = torch.nn.functional.normalize(centres[labels] + 0.5 * noise, dim=1)
+        for anchor in range(ANCHORS):
+            same = (labels == labels[anchor]) & (torch.arange(N) != anchor)
+            others = same if positive else labels != labels[anchor]
+            for other in others.nonzero()[:, 0].tolist():
+                values = []
+                for sign in (1.0, -1.0):
+                    extra = z.new_zeros(N, 1)
+                    extra[anchor], extra[other] = STEP, sign * STEP
+                    values.append(float(criterion(torch.cat([z, extra], 1), labels)))
+                cosines.append(float(z[anchor] @ z[other]))
+                forces.append(-N * (values[0] - values[1]) / (2 * STEP**2))
+    return torch.tensor(cosines), torch.tensor(forces)
 
 
-def draw(losses: Mapping[str, Callable[[Tensor, Tensor], Tensor]]) -> None:
-    """Both forces over the cosine, a line a loss."""
-    figure, axes = plt.subplots(1, 2, figsize=(8, 2.9), layout="constrained")
+def draw(losses: Mapping[str, Loss]) -> None:
+    """Both forces over the cosine, a line a loss, means over pairs of about that cosine."""
+    _, axes = plt.subplots(1, 2, figsize=(8, 2.9), layout="constrained")
     for axis, positive, title in (
-        (axes[0], False, "on a negative"),
-        (axes[1], True, "on the positive"),
+        (axes[0], False, "between an anchor and a negative"),
+        (axes[1], True, "between an anchor and its positive"),
     ):
         for name, criterion in losses.items():
-            axis.plot(COSINES, force(criterion, positive=positive), label=name)
+            cosines, forces = force(criterion, positive=positive)
+            places = torch.bucketize(cosines.double(), BINS)
+            shown = [bin for bin in range(len(BINS) + 1) if bool((places == bin).any())]
+            axis.plot(
+                [float(cosines[places == bin].mean()) for bin in shown],
+                [float(forces[places == bin].mean()) for bin in shown],
+                marker=".",
+                label=name,
+            )
         axis.axhline(0, color="grey", linewidth=0.8)
-        axis.set(title=title, xlabel="cosine to the anchor", ylabel="pull (above 0), push (below)")
+        axis.set(title=title, xlabel="cosine", ylabel="attraction")
     axes[0].legend(frameon=False, fontsize=8)
     plt.show()

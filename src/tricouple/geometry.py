@@ -185,7 +185,12 @@ def hubness(queries: Tensor, items: Tensor | None = None, k: int = 10) -> Hubnes
 
 
 def hubness_of(similarity: Tensor, k: int = 10) -> Hubness:
-    """The same from any scores, shape (queries, items)."""
+    """The same from any scores, shape (queries, items).
+
+    Example:
+        >>> hubness_of(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), k=1).never
+        0.5
+    """
     checks.matrix("similarity", similarity)
     checks.count("k", k)
     if k > similarity.shape[1]:

@@ -177,7 +177,7 @@ def with_noise(labels: Tensor, groups: Tensor, share: float, seed: int) -> Tenso
 
     Example:
         >>> with_noise(torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0]), 0.5, 0)
-        tensor([0, 0, 1, 1])
+        tensor([0, 0, 0, 0])
     """
     generator = torch.Generator().manual_seed(seed + 7919)
     wrong = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
