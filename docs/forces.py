@@ -12,10 +12,10 @@ N, DIM, ANCHORS, BATCHES = 48, 6, 4, 6
 STEP = 1e-3
 BINS = torch.linspace(-0.9, 0.9, 19, dtype=torch.float64)
 
+Loss = Callable[[Tensor, Tensor], Tensor]
 
-def force(
-    criterion: Callable[[Tensor, Tensor], Tensor], *, positive: bool
-) -> tuple[Tensor, Tensor]:
+
+def force(criterion: Loss, *, positive: bool) -> tuple[Tensor, Tensor]:
     """Cosines s of pairs in random batches, and −N·∂L/∂s: above 0 the two attract each other.
 
     In an extra dimension of their own, two samples at ±δ change their inner product by ±δ² and no
