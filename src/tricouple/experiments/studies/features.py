@@ -189,7 +189,8 @@ def image_features(images: Any, what: str) -> Tensor:
     network = _efficientnet()
     found = []
     for start in track(range(0, len(images), _BATCH), f"features: {what}"):
-        chunk = images[start : start + _BATCH].float() / 127.5 - 1
+        chosen = torch.arange(start, min(start + _BATCH, len(images)))
+        chunk = images[chosen].float() / 127.5 - 1
         size = (IMAGE_SIDE, IMAGE_SIDE)
         shown = torch.nn.functional.interpolate(chunk, size, mode="bicubic", antialias=True)
         found.append(network(shown))

@@ -59,7 +59,7 @@ class Hubs(Study):
             choosing_seeds=(100,) if smoke else (100, 101, 102),
             seeds=(0, 1) if smoke else tuple(range(10)),
             limits=(10.0, 10.0) if smoke else (0.3, 1000.0),
-            budget=Budget(steps=30, batch_size=64) if smoke else Budget(steps=500, dim=128),
+            budget=Budget(steps=8, batch_size=64) if smoke else Budget(steps=500, dim=128),
         )
 
     def measure(self, trial: Trial, budget: Budget) -> dict[str, float]:

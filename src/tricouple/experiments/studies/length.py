@@ -64,7 +64,7 @@ class Length(Study):
             methods=("infonce", "iot", "pushpull", "log_sigmoid"),
             sharpness=(10.0, 100.0) if smoke else (1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
             seeds=(0,) if smoke else (0, 1, 2),
-            budget=Budget(steps=8, batch_size=64) if smoke
+            budget=Budget(steps=6, batch_size=64) if smoke
             else Budget(steps=2000, batch_size=256, dim=64),
         )  # fmt: skip
 

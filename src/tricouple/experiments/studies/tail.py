@@ -55,7 +55,7 @@ class Tail(Study):
             choosing_seeds=(100,) if smoke else (100, 101, 102),
             seeds=(0, 1) if smoke else tuple(range(10)),
             limits=(10.0, 10.0) if smoke else (0.3, 1000.0),
-            budget=Budget(steps=30, batch_size=64) if smoke else Budget(),
+            budget=Budget(steps=8, batch_size=64) if smoke else Budget(),
         )  # fmt: skip
 
     def measure(self, trial: Trial, budget: Budget) -> dict[str, float]:
