@@ -22,6 +22,9 @@ LOSS = "loss: value and gradient"
 TRIPLET_PLAN = "triplet plan: potentials"
 PAIR_PLAN = "pair plan: matrix"
 
+# Batches that are hard to couple.
+HARD = ("outlier", "collapsed", "two clusters", "duplicated")
+
 # Beyond this N×N matrices are a burden.
 LARGEST_STORED = 8192
 
@@ -79,6 +82,20 @@ def push_pull(problem: Problem, **options: Any) -> PushPull:
 def iot(problem: Problem, **options: Any) -> IOT:
     """One pairwise plan."""
     return IOT(problem.epsilon, problem.n_iters, **options)
+
+
+def prepare_hard(batch: Batch, problem: Problem, name: str) -> Callable[[], object]:
+    """Our three-marginal loss on what is left of a batch when an encoder fails."""
+    embeddings, centre = batch.embeddings, normalize(batch.embeddings[:1], dim=1)
+    near = centre + 0.1 * normalize(embeddings, dim=1)  # cosines of 0.99
+    number = torch.arange(len(embeddings))[:, None]
+    changed = {
+        "outlier": torch.where(number == 0, -near, near),
+        "collapsed": near,
+        "two clusters": torch.where(number % 2 == 0, near, near - 2 * centre),
+        "duplicated": embeddings[number[:, 0] // 4],
+    }[name]
+    return Batch(changed, batch.labels).value_and_gradient(neg_mmiot(problem))
 
 
 def prepare_triplet_plan(batch: Batch, problem: Problem) -> Callable[[], object]:
@@ -202,6 +219,10 @@ CONTENDERS = (
         "NegMMIOT log-sigmoid, anchor by anchor",
         partial(neg_mmiot, shaping=log_sigmoid),
         largest=512,
+    ),
+    *(
+        Contender(f"NegMMIOT, {name}", LOSS, partial(prepare_hard, name=name), largest=2048)
+        for name in HARD
     ),
     loss("PushPull", push_pull),
     loss("PushPull streamed", partial(push_pull, memory="streamed"), **STREAMED),

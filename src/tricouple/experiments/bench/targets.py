@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
 
-from tricouple.experiments.bench.contenders import LOSS, PAIR_PLAN, TRIPLET_PLAN
+from tricouple.experiments.bench.contenders import HARD, LOSS, PAIR_PLAN, TRIPLET_PLAN
 from tricouple.experiments.bench.measure import Measurement, Report
 from tricouple.experiments.bench.problem import Problem
 from tricouple.experiments.bench.training import BASELINE
@@ -16,7 +16,7 @@ from tricouple.report.tables import Table, to_markdown
 
 OURS, LOG_SIGMOID, STREAMED = "NegMMIOT", "NegMMIOT log-sigmoid", "NegMMIOT streamed"
 SUP_CON, UNROLLED = "SupConLoss (PML)", "MMSinkhorn unrolled (OTT-JAX)"
-LARGE, HUGE = 8192, 32768
+HARD_SIZE, LARGE, HUGE = 2048, 8192, 32768
 
 # How many times as fast as whom our loss is to be, forward and backward; of MMSinkhorn's ways the
 # last is the strictest comparison, with its plan alone.
@@ -65,6 +65,10 @@ def claims(report: Report) -> list[Claim]:
         if slope := growth(report, ours, what, smallest, largest):
             text = f"{ours}: {what} grows as N^{slope:.2f} from N={smallest} to {largest}"
             found.append(Claim(text, f"exponent at most {most}", slope <= most))
+    for name in HARD:
+        if ratio := report.ratio(f"{OURS}, {name}", OURS, HARD_SIZE):
+            text = f"{OURS}, {name} takes {number(ratio)}× an easy batch's time at N={HARD_SIZE}"
+            found.append(Claim(text, "at most 10×", ratio <= 10))
     stored, streamed = report.find(OURS, LARGE), report.find(STREAMED, HUGE)
     if stored and stored.extra_matrices:
         text = f"{OURS} needs {stored.extra_matrices:.2f} N×N float32 matrices at N={LARGE}"
