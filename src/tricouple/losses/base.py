@@ -123,6 +123,7 @@ class ContrastiveLoss(nn.Module, ABC):
         ref_labels: Labels | None = None,
         *,
         temperature: float | Tensor | None = None,
+        ref_index: Labels | None = None,
     ) -> Tensor:
         """Compute the loss of a batch.
 
@@ -138,11 +139,15 @@ class ContrastiveLoss(nn.Module, ABC):
             temperature: τ of this call instead of the loss's own (ε of IOT and Fused-Gromov, the
                 regularisation of DBOT: what divides the similarities); a number, or a tensor of
                 one element that receives its gradient.
+            ref_index: Where anchors are among the references, as in a memory or a gathered batch:
+                the reference that each anchor is, so that they do not meet themselves. It may be
+                −1 for an anchor that is none, in couplings for all of them or for no one.
 
         Returns:
             A scalar, float32 or float64.
         """
-        return self._run(embeddings, labels, indices_tuple, ref_emb, ref_labels, temperature)
+        settings = temperature, ref_index
+        return self._run(embeddings, labels, indices_tuple, ref_emb, ref_labels, *settings)
 
     @never_compiled
     def _run(
@@ -153,6 +158,7 @@ class ContrastiveLoss(nn.Module, ABC):
         ref_emb: Tensor | None,
         ref_labels: Labels | None,
         temperature: float | Tensor | None,
+        ref_index: Labels | None,
     ) -> Tensor:
         self._last = None
         checks.matrix("embeddings", embeddings)
@@ -166,6 +172,7 @@ class ContrastiveLoss(nn.Module, ABC):
                 ref_emb,
                 ref_labels,
                 temperature,
+                ref_index,
                 unit_length=self.unit_length,
             )
             self._check_setting(batch)

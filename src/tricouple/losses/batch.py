@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +14,16 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.checks import Labels
 from tricouple.numeric import compute_dtype, cosines, unit_rows, wide_dtype
+from tricouple.ot.engine import Sweeps
 from tricouple.relations import (
     Identities,
     ListedTriplets,
     MinedPairs,
     PairTarget,
+    PlacedRelation,
+    Places,
     Relation,
+    WeightedIdentities,
     by_class,
 )
 
@@ -40,24 +45,55 @@ class Batch:
     relation: Relation  # who is whose positive and negative
     within: bool  # whether anchors and references are the same samples
     temperature: float | Tensor  # what divides the similarities
+    own: Tensor | None = None  # across: the reference that each anchor is, −1 for none
+    places: Places | None = None  # of anchors and references, if couplings see them elsewhere
 
     def weighed(self, marginals: str) -> Batch:
-        """The batch with class marginals, if they are asked for."""
-        if marginals != "classes":
-            return self
-        return replace(self, relation=by_class(self.relation))
+        """The batch as couplings see it.
+
+        With class marginals, if they are asked for; with anchors that are references at the same
+        places, so that they do not meet.
+        """
+        batch = self
+        if marginals == "classes":
+            batch = replace(self, relation=by_class(self.relation))
+        if self.own is None or bool((self.own < 0).all()):
+            return batch
+        if bool((self.own < 0).any()):
+            row = int((self.own < 0).nonzero()[0])
+            raise ValueError(
+                f"ref_index is -1 for anchor {row}, but not for all: a coupling needs all anchors "
+                "among its references, or none; add this one to ref_emb, or split the batch"
+            )
+        places = Places.of(self.own, len(self.references))
+        relation = PlacedRelation(batch.relation, places)
+        embedded = places.embed(self.anchors, self.references)
+        return Batch(self.dtype, *embedded, relation, True, self.temperature, None, places)
+
+    def imposed(self, how: Sweeps, masses: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The marginals to impose, of all axes in one vector, where the target has these."""
+        if self.places is not None and how.marginals == "uniform":
+            return self.places.uniform(len(sizes), masses)
+        return how.imposed(masses, sizes)
+
+    def exclude_(self, scores: Tensor, value: float) -> Tensor:
+        """Overwrite the entries of anchors with themselves, shape (N, M)."""
+        if self.within:
+            return scores.fill_diagonal_(value)
+        return scores if self.own is None else exclude_own_(scores, self.own, value)
 
     def detached(self) -> Batch:
         """The same numbers, of no graph."""
         anchors, temperature = self.anchors.detach(), self.temperature
         if isinstance(temperature, Tensor):
             temperature = temperature.detach()
-        references = anchors if self.within else self.references.detach()
+        same = self.references is self.anchors
+        references = anchors if same else self.references.detach()
         return replace(self, anchors=anchors, references=references, temperature=temperature)
 
     def similarity(self) -> Tensor:
         """Cosines, shape (N, M)."""
-        return cosines(self.anchors, self.anchors if self.within else self.references)
+        return cosines(self.anchors, self.references)
 
     def inside(self) -> tuple[Tensor, Tensor]:
         """Cosines inside each set, shapes (N, N) and (M, M)."""
@@ -77,7 +113,15 @@ class Batch:
     def _wide(self) -> tuple[Tensor, Tensor]:
         wide = wide_dtype(self.anchors.device)
         anchors = self.anchors.to(wide)
-        return anchors, anchors if self.within else self.references.to(wide)
+        same = self.references is self.anchors
+        return anchors, anchors if same else self.references.to(wide)
+
+
+def exclude_own_(scores: Tensor, own: Tensor, value: float) -> Tensor:
+    """Overwrite the entry of every row whose column is its own, −1 for none."""
+    rows = (own >= 0).nonzero()[:, 0]
+    scores[rows, own[rows]] = value
+    return scores
 
 
 def prepare(
@@ -87,6 +131,7 @@ def prepare(
     ref_emb: Tensor | None,
     ref_labels: Labels | None,
     temperature: float | Tensor = 1.0,
+    ref_index: Labels | None = None,
     *,
     unit_length: bool = True,
 ) -> Batch:
@@ -121,7 +166,42 @@ def prepare(
         relation = _listed(indices_tuple, shape, within, anchors.device)
     else:
         relation = _identities(labels, ref_labels, shape, within, anchors.device)
-    return Batch(dtype, anchors, references, relation, within, temperature)
+    if ref_index is None:
+        return Batch(dtype, anchors, references, relation, within, temperature)
+    if within or not isinstance(relation, Identities):
+        raise ValueError(
+            "ref_index says which reference an anchor is: it needs ref_emb and labels, not "
+            f"{'one set, where it is known' if within else 'indices_tuple'}"
+        )
+    own = _own(ref_index, relation)
+    weighted = WeightedIdentities(relation, own, classes=False)
+    return Batch(dtype, anchors, references, weighted, within, temperature, own)
+
+
+def _own(ref_index: Labels, relation: Identities) -> Tensor:
+    """The reference that each anchor is, −1 for none."""
+    n, m = len(relation.anchors), len(relation.references)
+    own = checks.identities("ref_index", ref_index, n, relation.anchors.device).long()
+    if not -1 <= int(own.min()) <= int(own.max()) < m:
+        raise ValueError(
+            f"ref_index must be between 0 and {m - 1}, or -1 for an anchor that is no reference, "
+            f"got {int(own.min())} … {int(own.max())}"
+        )
+    rows = (own >= 0).nonzero()[:, 0]
+    found, counts = torch.unique(own[rows], return_counts=True)
+    if len(found) < len(rows):
+        raise ValueError(
+            "ref_index must name a reference once, but several anchors are to be reference "
+            f"{int(found[counts > 1][0])}"
+        )
+    wrong = rows[relation.anchors[rows] != relation.references[own[rows]]]
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(
+            f"ref_index says that anchor {row} is reference {int(own[row])}, but their labels are "
+            f"{int(relation.anchors[row])} and {int(relation.references[own[row]])}"
+        )
+    return own
 
 
 def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:

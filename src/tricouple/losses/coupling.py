@@ -44,7 +44,7 @@ def pair_divergence(
     rows, columns = target.pairs.marginals
     masses = torch.cat([rows, columns])
     sizes = (len(rows), len(columns))
-    imposed, problem = sweeps.imposed(masses, sizes), Pairs(batch.within)
+    imposed, problem = batch.imposed(sweeps, masses, sizes), Pairs(batch.within)
     if costs is None:
         embedded = batch.anchors, batch.references
         potentials = embedded_potentials(*embedded, sharpness, imposed, problem, sweeps)

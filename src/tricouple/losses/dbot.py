@@ -90,9 +90,7 @@ class DBOT(ContrastiveLoss):
         """Scale the kernel, read the positives."""
         # Potentials of size c take digits from what they are added to: float32 has none to spare.
         sharpness = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
-        scores = batch.wide_similarity() * sharpness
-        if batch.within:
-            scores = scores.fill_diagonal_(-torch.inf)
+        scores = batch.exclude_(batch.wide_similarity() * sharpness, -torch.inf)
         log_plan = self._scaled(scores)
         positives = batch.relation.positives().pairs.mask()
         return read_out(log_plan, positives, self.variant).to(batch.dtype)

@@ -55,7 +55,7 @@ def _hard_share(compute: Callable[[Batch], Tensor], batch: Batch) -> float | Non
     return float(hard.sum() / forces.sum()) if bool(forces.any()) else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Lifted(Batch):
     """A batch whose similarities are given: those of their own rows with unit axes."""
 

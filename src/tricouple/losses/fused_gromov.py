@@ -91,11 +91,12 @@ class FusedGromov(ContrastiveLoss):
         rows, columns = batch.inside()
         cost = 1 - batch.similarity()
         mass = len(cost)  # so that rows sum to one
-        plan = torch.softmax(-cost / batch.temperature, 1)
+        plan = torch.softmax(batch.exclude_(-cost / batch.temperature, -math.inf), 1)
         for _ in range(self.n_outer):
             cost = cost - self.alpha * cosines(cosines(rows, plan.T), columns)  # Σ P Σ
             # Divided by ε beforehand, so that an ε that learns receives its gradient.
-            solved = sinkhorn(cost / epsilon, 1.0, n_iters=self.n_iters, anti=flipped)
+            allowed = batch.exclude_(cost / epsilon, math.inf)
+            solved = sinkhorn(allowed, 1.0, n_iters=self.n_iters, anti=flipped)
             plan = mass * solved.dense()
         f, g = solved.potentials
         signed = (cost if flipped else -cost) / epsilon

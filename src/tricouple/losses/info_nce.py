@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tricouple import checks
 from tricouple.losses.base import ContrastiveLoss
-from tricouple.losses.batch import Batch
+from tricouple.losses.batch import Batch, exclude_own_
 from tricouple.memory import DEFAULT_BUDGET, MEMORY_MODES, choose_storage
 from tricouple.numeric import (
     Patch,
@@ -74,16 +74,17 @@ class InfoNCE(ContrastiveLoss):
         target = batch.relation.per_anchor()
         sharpness = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
         weights = target.marginals[0]
+        excluded = batch.within if batch.own is None else batch.own
         shape = (len(batch.anchors), len(batch.references))
         tiles = choose_storage("streamed", self.memory_budget, shape, batch.anchors, matrices=0)
         partition: Tensor = _LogPartition.apply(  # type: ignore[no-untyped-call]
-            batch.anchors, batch.references, sharpness, weights, batch.within, tiles.tile_entries
+            batch.anchors, batch.references, sharpness, weights, excluded, tiles.tile_entries
         )
         return (partition - sharpness * batch.inner(target)).to(batch.dtype)
 
 
 class _LogPartition(torch.autograd.Function):
-    """``Σ_i w_i log Σ_j exp(sharpness · s_ij)``, without j = i within one set; wide dtype.
+    """``Σ_i w_i log Σ_j exp(sharpness · s_ij)``, without an anchor itself; wide dtype.
 
     Tiles of similarities, in the forward and again in the backward pass, no N×M matrix: computing
     a tile twice costs less than writing it to memory and reading it back.
@@ -96,13 +97,13 @@ class _LogPartition(torch.autograd.Function):
         references: Tensor,
         sharpness: float | Tensor,
         weights: Tensor,
-        within: bool,
+        excluded: bool | Tensor,
         tile_entries: int,
     ) -> Tensor:
-        ctx.factor, ctx.within, ctx.tile_entries = float(sharpness), within, tile_entries
+        ctx.factor, ctx.excluded, ctx.tile_entries = float(sharpness), excluded, tile_entries
         ctx.factor_dtype = sharpness.dtype if isinstance(sharpness, Tensor) else None
         logs = torch.empty_like(weights)
-        for rows, scores in _scores(anchors, references, ctx.factor, within, tile_entries):
+        for rows, scores in _scores(anchors, references, ctx.factor, excluded, tile_entries):
             logs[rows] = torch.logsumexp(scores, 1)
         learnt = sharpness if isinstance(sharpness, Tensor) else None
         ctx.save_for_backward(anchors, references, weights, logs, learnt)
@@ -118,7 +119,7 @@ class _LogPartition(torch.autograd.Function):
             # g w_i softmax_ij = exp(score_ij − log-partition_i) · g w_i
             scale = (gradient * weights).to(anchors.dtype)
             shift = logs.to(anchors.dtype)
-            tiles = _scores(anchors, references, ctx.factor, ctx.within, ctx.tile_entries)
+            tiles = _scores(anchors, references, ctx.factor, ctx.excluded, ctx.tile_entries)
             for rows, scores in tiles:
                 scores.sub_(shift[rows, None]).exp_().mul_(scale[rows, None])
                 yield Patch(rows, scores)
@@ -131,14 +132,16 @@ class _LogPartition(torch.autograd.Function):
 
 
 def _scores(
-    anchors: Tensor, references: Tensor, factor: float, within: bool, tile_entries: int
+    anchors: Tensor, references: Tensor, factor: float, excluded: bool | Tensor, tile_entries: int
 ) -> Iterator[tuple[slice, Tensor]]:
-    """``factor · s`` in tiles that the next tile overwrites, −∞ on the diagonal within one set."""
+    """``factor · s`` in tiles that the next tile overwrites, −∞ where an anchor meets itself."""
     blocks = row_blocks(len(anchors), len(references), tile_entries)
     buffer = anchors.new_empty(blocks[0].stop, len(references))
     scaled = anchors * factor
     for rows in blocks:
         tile = torch.mm(scaled[rows], references.T, out=buffer[: rows.stop - rows.start])
-        if within:
+        if isinstance(excluded, Tensor):
+            exclude_own_(tile, excluded[rows], -torch.inf)
+        elif excluded:
             tile.diagonal(rows.start).fill_(-torch.inf)
         yield rows, tile

@@ -60,9 +60,7 @@ class InvaSpread(ContrastiveLoss):
         if self.variant == "published":
             references = references.detach()
         sharpness = inverse_product(batch.temperature, 1.0, references.dtype)
-        scores = cosines(batch.anchors, references) * sharpness
-        if batch.within:
-            scores = scores.fill_diagonal_(-torch.inf)
+        scores = batch.exclude_(cosines(batch.anchors, references) * sharpness, -torch.inf)
         log_p = torch.log_softmax(scores, 1)
         positives = batch.relation.positives().pairs.mask()
         negatives = batch.relation.repelling().pairs.mask()

@@ -88,7 +88,8 @@ class IOT(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """The divergence, and the penalty if asked for."""
-        target = batch.weighed(self.sweeps.marginals).relation.positives()
+        batch = batch.weighed(self.sweeps.marginals)
+        target = batch.relation.positives()
         sharpness = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
         divergence = pair_divergence(batch, target, sharpness, self.sweeps)
         loss = divergence.value

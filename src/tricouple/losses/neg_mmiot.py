@@ -116,7 +116,8 @@ class NegMMIOT(ContrastiveLoss):
         batch = batch.weighed(self.sweeps.marginals)
         cost, target = self._cost(), batch.relation.triplets()
         masses = torch.cat(target.marginals)
-        imposed = self.sweeps.imposed(masses, [len(mass) for mass in target.marginals])
+        sizes = [len(mass) for mass in target.marginals]
+        imposed = batch.imposed(self.sweeps, masses, sizes)
         factor = cost.factor(batch.temperature)
         mean, potentials = cost.solved(batch, target, factor, imposed, self.sweeps)
         loss = mean - target.entropy - expectation(masses, potentials)

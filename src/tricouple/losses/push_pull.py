@@ -96,6 +96,7 @@ class PushPull(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """Both divergences, of cosines or of costs shaped from them."""
+        batch = batch.weighed(self.sweeps.marginals)
         attract: float | Tensor
         repel: float | Tensor
         costs = None
@@ -106,7 +107,7 @@ class PushPull(ContrastiveLoss):
             # Costs instead of similarities: transport now seeks the small ones.
             costs = self._costs(batch)
             attract, repel = -1 / self.epsilon_pos, 1 / self.epsilon_neg
-        relation = batch.weighed(self.sweeps.marginals).relation
+        relation = batch.relation
         # The paper has two A⁻: a projection of A in Algorithm 1, all unequal pairs in its appendix.
         push = relation.repelling() if self.negatives == "projected" else relation.negatives()
         targets = relation.attracting(), push

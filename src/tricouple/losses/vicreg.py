@@ -65,8 +65,8 @@ class VICReg(ContrastiveLoss):
     def _check_setting(self, batch: Batch) -> None:
         if not isinstance(batch.relation, Identities):
             raise ValueError(
-                "indices_tuple has no meaning for VICReg, which compares two views: pass labels, "
-                "or pair_views(view0, view1)"
+                "indices_tuple and ref_index have no meaning for VICReg, which compares two views: "
+                "pass labels, or pair_views(view0, view1)"
             )
 
     def _missing(self, batch: Batch) -> str | None:
