@@ -16,7 +16,9 @@ ACROSS = {"ref_emb": draw(9, 5), "ref_labels": LABELS.flip(0)}
 # Each loss with other settings of its own than a call will give, by what divides its similarities.
 TEMPERED = {
     "neg_mmiot": lambda tau: tc.NegMMIOT(tau, 0.4, n_iters=3),
-    "log_sigmoid": lambda tau: tc.NegMMIOT(tau, 0.4, n_iters=3, shaping="log_sigmoid"),
+    "log_sigmoid": lambda tau: tc.NegMMIOT(
+        tau, 0.4, n_iters=3, shaping="log_sigmoid", kernel_tol=1e-8
+    ),
     "exponential": lambda tau: tc.NegMMIOT(tau, 0.4, n_iters=3, shaping="exponential"),
     "push_pull": lambda tau: tc.PushPull(tau, 0.4, 0.8, n_iters=3),
     "push_pull_exponential": lambda tau: tc.PushPull(tau, 0.4, 0.8, shaping="exponential"),
