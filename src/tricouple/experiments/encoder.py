@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from open_clip import CLIP
     from PIL.Image import Image
 
     from tricouple.conf.schema import Clip, Train
@@ -47,12 +48,30 @@ class TrainedEncoder(NamedTuple):
     model: nn.Module  # images (n, c, h, w) → embeddings (n, d); in evaluation mode, on the CPU
     transform: Transform  # a picture → (c, h, w)
     classes: tuple[str, ...]  # of the images that it was trained on; empty if they had none
-    # Texts → embeddings (n, d) in the space of the images, for runs of ``tricouple clip``.
-    texts: Callable[[Sequence[str]], Tensor] | None = None
+
+
+class ImageTextModel(nn.Module):
+    """Both encoders of a run of ``tricouple clip``; called as a model, that of the images."""
+
+    def __init__(self, model: CLIP, context_length: int) -> None:
+        super().__init__()
+        self.model, self.context_length = model, context_length
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (n, 3, h, w) → embeddings (n, d)."""
+        return cast(Tensor, self.model.encode_image(images))
+
+    def texts(self, given: Sequence[str]) -> Tensor:
+        """Texts → embeddings (n, d) in the space of the images."""
+        from tricouple.data.captions import tokenise
+
+        return cast(Tensor, self.model.encode_text(tokenise(given, self.context_length).ids.long()))
 
 
 def load_encoder(run: Path | str) -> TrainedEncoder:
-    """The encoder of a run of ``tricouple train``; of ``tricouple clip``, that of its images.
+    """Model, transform and class names of a run of ``tricouple train`` or ``tricouple clip``.
+
+    The model of an image-text run embeds images; its method ``texts`` embeds texts beside them.
 
     Its data are not needed. A run that is not finished gives the weights of its last epoch.
 
@@ -64,8 +83,8 @@ def load_encoder(run: Path | str) -> TrainedEncoder:
         ImportError: If a package is missing; it names the extra that brings it.
 
     Example:
-        >>> encoder = load_encoder("runs/digits-scl-…")  # doctest: +SKIP
-        >>> encoder.model(encoder.transform("photo.jpg")[None])  # doctest: +SKIP
+        >>> model, transform, classes = load_encoder("runs/digits-scl-…")  # doctest: +SKIP
+        >>> model(transform("photo.jpg")[None])  # doctest: +SKIP
         tensor([[ 0.8, …]])
     """
     with _extra_named("train"):
@@ -109,22 +128,12 @@ def _of_images(folder: RunFolder, config: Train) -> TrainedEncoder:
 
 
 def _of_pairs(folder: RunFolder, config: Clip) -> TrainedEncoder:
-    import torch
-
-    from tricouple.data.captions import tokenise
     from tricouple.experiments.clip import image_size, make_encoder, normalisation_of
 
     model = make_encoder(config)
     folder.read_trained(config).restore(model, folder)
-    model.eval()
-    length = int(config.model.text.get("context_length", 77))
-
-    @torch.no_grad()
-    def texts(given: Sequence[str]) -> Tensor:
-        return cast(Tensor, model.encode_text(tokenise(given, length).ids.long()))
-
-    transform = Transform(normalisation_of(config), image_size(config))
-    return TrainedEncoder(model.visual, transform, (), texts)
+    both = ImageTextModel(model, int(config.model.text.get("context_length", 77))).eval()
+    return TrainedEncoder(both, Transform(normalisation_of(config), image_size(config)), ())
 
 
 @contextmanager

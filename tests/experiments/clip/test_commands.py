@@ -30,7 +30,7 @@ def test_clip_trains_writes_a_page_and_its_encoders_can_be_used(words, tiny, cap
     run = CLIP.folder(tiny("training.epochs=1")).path
     encoder = load_encoder(run)
     image = encoder.model(encoder.transform(Image.new("RGB", (50, 40)))[None])
-    assert image.shape == encoder.texts(["a red circle"]).shape == (1, 64)
+    assert image.shape == encoder.model.texts(["a red circle"]).shape == (1, 64)
     assert cli.main(["evaluate", str(run)]) == 2
     assert f"{run} is a run of tricouple clip: that command again" in capsys.readouterr().err
 

@@ -46,7 +46,6 @@ def test_the_encoder_of_a_run_gives_the_features_of_its_evaluation(trained, tmp_
         embedded = encoder.model(torch.stack([found[place] for place in places]))
     torch.testing.assert_close(embedded, expected)
     assert encoder.classes == ("cat", "dog")
-    assert encoder.texts is None
     assert not encoder.model.training
     with Image.open(places[0]) as picture:
         assert torch.equal(encoder.transform(picture), found[places[0]])
