@@ -132,7 +132,8 @@ EXTRAS = {
 
 
 def test_help_needs_torch_alone_and_a_missing_extra_is_named_as_a_clone_installs_it(tmp_path):
-    words = {"evaluate": ["runs/x"], "report": ["runs"], "bench": ["--quick"], "embed": ["a", "b"]}
+    (tmp_path / "config.yaml").touch()  # a run, at first sight
+    words = {"evaluate": ["."], "report": ["runs"], "bench": ["--quick"], "embed": ["a", "b"]}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", BARE.format(extras=EXTRAS, words=words)],
         capture_output=True, text=True, check=False, cwd=tmp_path,
@@ -142,7 +143,7 @@ def test_help_needs_torch_alone_and_a_missing_extra_is_named_as_a_clone_installs
         assert f"examples:\n  tricouple {name}" in done.stdout
         wanted = rf"tricouple {name}: error: \w+ is missing: pip install '\.\[{command.extra}\]'"
         assert re.search(wanted, done.stderr), (name, done.stderr)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
 def test_interrupt_exits_with_130(capsys, monkeypatch):

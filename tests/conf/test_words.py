@@ -126,7 +126,8 @@ HASTY = """
 import sys
 from tricouple import cli
 for words in (["train", "digits"], ["train", "training.epochs=0"], ["train", "data=folder"],
-              ["clip", "data=csv"], ["train", "-m", "runs"], ["train", "loss.temperature=0"]):
+              ["clip", "data=csv"], ["train", "-m", "runs"], ["train", "loss.temperature=0"],
+              ["evaluate", "nowhere"], ["evaluate", "runs/x", "seed=3"], ["train", "--study", "x"]):
     assert cli.main(words) == 2, words
 heavy = {"torch", "lightning", "numpy", "PIL"} & set(sys.modules)
 assert not heavy, heavy
@@ -138,7 +139,7 @@ def test_mistakes_are_told_before_anything_heavy_is_imported():
         [sys.executable, "-c", HASTY], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("error: ") == 6
+    assert done.stderr.count("error: ") == 9
 
 
 def test_misspelt_options_before_a_command_are_named(capsys):

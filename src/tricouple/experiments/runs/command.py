@@ -248,6 +248,18 @@ examples:
 
     def run(self, args: argparse.Namespace) -> int:
         """Evaluate all runs; their tables are printed as they are done."""
+        settings = [word for word in args.words if "=" in word and not Path(word).exists()]
+        names = [word for word in args.words if word not in settings]
+        for word in settings:
+            if not word.startswith(("evaluation.", "data.root=", "trainer.", "progress=")):
+                raise CommandError(
+                    f"{word}: only evaluation.*, trainer.* and data.root can be changed"
+                )
+        if not names:
+            raise CommandError("name the folder of a run")
+        for name in names:
+            if not Path(name, "config.yaml").is_file():
+                raise CommandError(f"{name} is not a run: it has no config.yaml")
         from rich.console import Console
 
         from tricouple.conf.compose import override
@@ -257,15 +269,7 @@ examples:
         from tricouple.provenance import collect_provenance
 
         console = Console()
-        settings = [word for word in args.words if "=" in word and not Path(word).exists()]
-        folders = [RunFolder(Path(word)) for word in args.words if word not in settings]
-        for word in settings:
-            if not word.startswith(("evaluation.", "data.root=", "trainer.", "progress=")):
-                raise CommandError(
-                    f"{word}: only evaluation.*, trainer.* and data.root can be changed"
-                )
-        if not folders:
-            raise CommandError("name the folder of a run")
+        folders = [RunFolder(Path(name)) for name in names]
         elsewhere = any(word.startswith("data.root=") for word in settings)
         todo = "name the images to evaluate on with data.root=FOLDER, or train anew"
         with user_errors("the folder is as it was"):
