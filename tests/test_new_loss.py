@@ -23,13 +23,15 @@ from tricouple.losses.batch import Batch
 class Spread(ContrastiveLoss):
     """The mean similarity of a triplet's negative minus that of its positive, over τ."""
 
-    def __init__(self, temperature: float = 0.1, *, empty: str = "raise") -> None:
+    scale = "temperature"
+
+    def __init__(self, temperature=None, *, sharpness=None, empty: str = "raise") -> None:
         super().__init__(empty=empty)
-        self.temperature = temperature
+        self._set_scale(temperature, sharpness)
 
     def compute(self, batch: Batch) -> Tensor:
         """−⟨P̃¹² − P̃¹³, s⟩/τ."""
-        return -1 / self.temperature * batch.inner(batch.relation.triplets().contrast)
+        return -1 / batch.temperature * batch.inner(batch.relation.triplets().contrast)
 '''
 LINE = '    "spread": LossName("Spread", "tricouple.losses.spread.Spread"),\n'
 CONFIG = """
