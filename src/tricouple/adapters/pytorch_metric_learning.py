@@ -42,7 +42,7 @@ class MetricLoss(peers.BaseMetricLossFunction):  # type: ignore[misc]
                 "directions"
             )
         self.criterion = for_any_batch(criterion)
-        self.ref_index: Tensor | None = None  # for the next call: which reference each anchor is
+        self.own: Tensor | None = None  # for the next call: which reference each anchor is
 
     def get_default_distance(self) -> CosineSimilarity:
         """The cosine."""
@@ -57,14 +57,36 @@ class MetricLoss(peers.BaseMetricLossFunction):  # type: ignore[misc]
         ref_labels: Tensor | None,
     ) -> dict[str, dict[str, Any]]:
         """The loss as that library's reducers want it."""
-        ref_index, self.ref_index = self.ref_index, None
-        references: dict[str, Any] = {}
-        if ref_emb is not embeddings:  # without references that library passes the anchors
-            if ref_index is None and _begins_with(ref_emb, embeddings):
-                ref_index = torch.arange(len(embeddings), device=embeddings.device)
-            references = {"ref_emb": ref_emb, "ref_labels": ref_labels, "ref_index": ref_index}
-        loss = self.criterion(embeddings, labels, indices_tuple, **references)
+        own, self.own = self.own, None
+        if ref_emb is embeddings:  # that library's way to say that there are no references
+            loss = self.criterion(embeddings, labels, indices_tuple)
+        else:
+            if own is None and _begins_with(ref_emb, embeddings):
+                own = torch.arange(len(embeddings), device=embeddings.device)
+            loss = self._across(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
         return {"loss": {"losses": loss, "indices": None, "reduction_type": "already_reduced"}}
+
+    def _across(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor | None,
+        own: Tensor | None,
+    ) -> Any:
+        """The loss with references; no anchor meets its own copy among them."""
+        if indices_tuple is not None and own is not None:
+            if not _all_pairs(indices_tuple, (len(embeddings), len(ref_emb))):
+                # Listed pairs: one set, in which the anchors stand where their copies were.
+                first, positives, *rest = indices_tuple
+                if len(rest) == 2:
+                    rest[0] = own[rest[0]]
+                samples = ref_emb.index_copy(0, own, embeddings)
+                return self.criterion(samples, indices_tuple=(own[first], positives, *rest))
+            indices_tuple = None
+        references = {"ref_emb": ref_emb, "ref_labels": ref_labels, "ref_index": own}
+        return self.criterion(embeddings, labels, indices_tuple, **references)
 
 
 class CrossBatchMemory(peers.CrossBatchMemory):  # type: ignore[misc]
@@ -95,7 +117,7 @@ class CrossBatchMemory(peers.CrossBatchMemory):  # type: ignore[misc]
         do_remove_self_comparisons: bool,
     ) -> tuple[Tensor, ...] | None:
         """What the miner or the user lists; nothing where all pairs are meant."""
-        self.loss.ref_index = self.curr_batch_idx if do_remove_self_comparisons else None
+        self.loss.own = self.curr_batch_idx if do_remove_self_comparisons else None
         if self.miner is None and input_indices_tuple is None:
             return None
         listed: tuple[Tensor, ...] = super().create_indices_tuple(
@@ -124,3 +146,9 @@ def _begins_with(references: Tensor, anchors: Tensor) -> bool:
     """Whether the first references are the anchors: so the efficient distributed wrapper joins."""
     first = references[: len(anchors)]
     return first.shape == anchors.shape and bool(torch.equal(first, anchors))
+
+
+def _all_pairs(indices_tuple: tuple[Tensor, ...], shape: tuple[int, int]) -> bool:
+    """Whether every pair but those of anchors with themselves is listed: the labels tell them."""
+    n, m = shape
+    return len(indices_tuple) == 4 and sum(map(len, indices_tuple[::2])) == n * (m - 1)
