@@ -9,9 +9,15 @@ from torch import Tensor
 import tricouple as tc
 from conftest import UNCONVERGED, classes, draw
 from reference import dense_neg_mmiot, relative_error, with_gradients
-from tricouple.ot.engine import LogSigmoidTriplets
+from tricouple.numeric import uniform
+from tricouple.ot.engine import LogSigmoidTriplets, Sweeps
+from tricouple.ot.gradients import envelope, unrolled
 from tricouple.ot.sweeps import native
+from tricouple.ot.sweeps.contract import Masses
+from tricouple.ot.sweeps.kernels import Matrix
 from tricouple.ot.sweeps.log_sigmoid import Blocks, rule_of
+from tricouple.ot.sweeps.log_sigmoid_apart import ApartTriplet
+from tricouple.ot.sweeps.triplet_any import AnchorTriplet
 from tricouple.shaping import log_sigmoid
 
 TOLERANCE = 1e-3
@@ -111,6 +117,34 @@ def test_a_batch_beyond_float32_is_solved_in_float64_and_none_is_refused(memory)
     wanted, slope = with_gradients(exact(wide, labels), [wide])
     assert float((value - wanted).detach().abs()) <= TOLERANCE
     assert relative_error(gradient, slope) <= TOLERANCE
+
+
+@pytest.mark.skipif(native.compiled is None, reason="built without a compiler")
+@pytest.mark.parametrize("within", [True, False])
+def test_sums_with_the_largest_term_apart_are_the_exact_ones(within):
+    # All sums of Apart, with one reference that all anchors are far from.
+    x = (
+        10
+        * torch.nn.functional.normalize(draw(12, 6))
+        @ torch.nn.functional.normalize(draw(9, 7)).T
+    )
+    x = torch.cat([x, x.new_full((12, 1), -30.0)], 1)
+    x = x[:10] if within else x
+    problem, n = LogSigmoidTriplets(within, 0.2, 1e-8), len(x)
+    how = Sweeps(3, None, "unrolled")
+    masses = Masses(uniform([n, 10, 10], x), (n, 10, 10), x.dtype)
+    *_, apart, exact = problem.couplings(Matrix(x), 1.0, how)
+    assert isinstance(apart, ApartTriplet)
+    assert isinstance(exact, AnchorTriplet)
+    found, wanted = apart.solve(masses, 3, None), exact.solve(masses, 3, None)
+    torch.testing.assert_close(found.potentials, wanted.potentials, rtol=1e-7, atol=1e-7)
+    cotangents = draw(n + 20, 8, dim=1)[:, 0].split((n, 10, 10))
+    for rule in (unrolled, envelope):
+        slopes, exact_slopes = (
+            torch.cat([patch.values.clone() for patch in rule(solution, cotangents)])
+            for solution in (found, wanted)
+        )
+        assert relative_error(slopes, exact_slopes) <= 1e-6
 
 
 def test_terms_come_by_squaring_and_are_few():

@@ -35,12 +35,14 @@ from tricouple.ot.sweeps.kernels import Kernels, LinearKernels, Matrix, Products
 from tricouple.ot.sweeps.linear_logs import LogLinearTriplet, LogPair
 from tricouple.ot.sweeps.log_sigmoid import (
     Blocks,
+    LogSigmoidTerms,
     LogSigmoidTriplet,
     NativeTermKernels,
     TermKernels,
     log_sigmoid_terms,
     rule_of,
 )
+from tricouple.ot.sweeps.log_sigmoid_apart import ApartTriplet
 from tricouple.ot.sweeps.log_sigmoid_cost import pair_costs, splits_of
 from tricouple.ot.sweeps.pair import ScaledPair
 from tricouple.ot.sweeps.triplet import CANCELLATION, ScaledTriplet
@@ -190,7 +192,7 @@ class LogSigmoidTriplets(_Triplets):
     tolerance: float  # relative error of the kernel, from which its quadrature is chosen
 
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
-        """By scaling, in float32 and in float64, then by logarithms."""
+        """By scaling, in float32, in float64 and with what is excluded apart; by logarithms."""
         storage = _storage(source, self.within, how, matrices=1)
         rule = rule_of(1 / self.epsilon, self.tolerance)
         compiled = native.compiled is not None and source.like.device.type == "cpu"
@@ -201,13 +203,20 @@ class LogSigmoidTriplets(_Triplets):
             if blocks is not None:
                 kernels = kind(digits, factor, rule, blocks, within=self.within, storage=storage)
                 yield LogSigmoidTriplet(kernels, within=self.within)
+                if isinstance(kernels, NativeTermKernels) and digits.like.dtype == wide.like.dtype:
+                    yield ApartTriplet(kernels, *self._terms(source, factor))
         yield self.careful(source, factor)
 
-    def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
-        """In logarithms, which are right for any sharpness."""
+    def _terms(self, source: Similarities, factor: float) -> tuple[Tensor, LogSigmoidTerms]:
+        """The scores, and terms for all of them."""
         scores = source.widened().matrix() * factor
         lowest, highest = (float(end) for end in torch.aminmax(scores))
         terms = log_sigmoid_terms(1 / self.epsilon, lowest, highest, self.tolerance)
+        return scores, terms
+
+    def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
+        """In logarithms, which are right for any sharpness."""
+        scores, terms = self._terms(source, factor)
         # Of few references all pairs are cheaper than all terms, and exact.
         if source.shape[1] <= 4 * len(terms.nodes) and anchor_bytes(scores) <= _ANCHORS:
             return AnchorTriplet(

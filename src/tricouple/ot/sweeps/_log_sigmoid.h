@@ -332,6 +332,107 @@ FAST_LOOP static long NAME(term_slopes)(long rows, long m, long diagonal, long s
     return 0;
 }
 
+typedef bits NAME(words) __attribute__((vector_size(32), may_alias));
+
+/* x where a comparison holds, y elsewhere. */
+#define EITHER(holds, x, y)                                                                          \
+    ((NAME(lanes))(((NAME(words))(holds) & (NAME(words))(x)) | (~(NAME(words))(holds) & (NAME(words))(y))))
+
+/* Of the terms weights_j B_l(x_j) of each level the largest in size, and the sum of all others. */
+static inline __attribute__((always_inline)) void NAME(chain_apart)(const int levels, long size,
+                                                                    const real *beta,
+                                                                    const real *weights, real *tops,
+                                                                    real *rests) {
+    const bits all_but_sign = (bits)~(bits)0 >> 1;
+    NAME(lanes) top[LEVELS], rest[LEVELS];
+    for (int l = 0; l < levels; l++) top[l] = rest[l] = (NAME(lanes)){0};
+    for (long j = 0; j < size; j += WIDTH) {
+        NAME(lanes) b = *(const NAME(lanes) *)(beta + j), w = *(const NAME(lanes) *)(weights + j);
+        for (int l = 0; l < levels; l++) {
+            const NAME(lanes) term = w * b, before = top[l];
+            const NAME(words) larger =
+                (NAME(words))((NAME(lanes))((NAME(words))term & all_but_sign) >
+                              (NAME(lanes))((NAME(words))before & all_but_sign));
+            top[l] = EITHER(larger, term, before);
+            rest[l] += EITHER(larger, before, term);
+            b *= b;
+        }
+    }
+    for (int l = 0; l < levels; l++) {
+        tops[l] = rests[l] = 0;
+        for (int k = 0; k < WIDTH; k++) {
+            const real term = top[l][k];
+            const int larger = (term < 0 ? -term : term) > (tops[l] < 0 ? -tops[l] : tops[l]);
+            rests[l] += rest[l][k] + (larger ? tops[l] : term);
+            tops[l] = larger ? term : tops[l];
+        }
+    }
+}
+
+/* out_j += Σ_l scales_l B_l(x_j) Σ_{k≠j} weights_k B_l(x_k), and its slope with (offset − rate_l) B_l: the
+ * sum of all others is the rest for the term that is apart, and a harmless difference for any other. */
+static inline __attribute__((always_inline)) void NAME(chain_others)(
+    const int levels, long size, real offset, const double *scales, const real *beta,
+    const real *rates, const real *weights, const real *tops, const real *rests, real *out,
+    real *slopes) {
+    for (long j = 0; j < size; j += WIDTH) {
+        NAME(lanes) b = *(const NAME(lanes) *)(beta + j), w = *(const NAME(lanes) *)(weights + j),
+                    rate = *(const NAME(lanes) *)(rates + j), sum = *(NAME(lanes) *)(out + j),
+                    slope = *(NAME(lanes) *)(slopes + j);
+        for (int l = 0; l < levels; l++) {
+            const NAME(lanes) term = w * b, apart = (NAME(lanes)){0} + rests[l];
+            const NAME(lanes) others = EITHER(term == tops[l], apart, (tops[l] + rests[l]) - term);
+            const NAME(lanes) part = (real)scales[l] * b * others;
+            sum += part, slope += (offset - rate) * part;
+            b *= b, rate += rate;
+        }
+        *(NAME(lanes) *)(out + j) = sum;
+        *(NAME(lanes) *)(slopes + j) = slope;
+    }
+}
+
+/* Σ_{k≠j} K_ijk weights_k of all pairs (i, j), and its derivative with respect to x_ij, where nothing
+ * cancels (§2, trust); with attract = 0 Σ_{j≠k} K_ijk weights_j of all pairs (i, k). work: 9 rows. */
+FAST_LOOP static long NAME(term_pairs)(long rows, long m, long diagonal, long attract,
+                                       const double *rule, const real *s, const real *tops,
+                                       const int64_t *starts, const int64_t *counts,
+                                       const real *weights, real *out, real *slopes, real *work) {
+    NAME(row) row;
+    NAME(take_room)(&row, rule, m, work);
+    real *scaled = work + 6 * row.size, *sums = work + 7 * row.size, *slope = work + 8 * row.size;
+    const long splits = (long)rule[SPLITS], block = splits * (long)rule[BLOCK_LEVELS];
+    const real offset = attract ? (real)rule[POWER] : 0;
+    for (long i = 0; i < rows; i++) {
+        NAME(enter)(&row, m, diagonal < 0 ? -1 : diagonal + i, s + i * m, tops[i], starts[i],
+                    counts[i]);
+        memset(out + i * m, 0, m * sizeof(real));
+        memset(slopes + i * m, 0, m * sizeof(real));
+        for (long first = 0; first < row.count; first += block) {
+            const long nodes = row.count - first < block ? row.count - first : block;
+            NAME(begin_block)(&row, row.start + first);
+            for (long j = 0; j < m; j++) scaled[j] = attract ? weights[j] : weights[j] * row.g[j];
+            for (long j = m; j < row.size; j++) scaled[j] = 0;
+            memset(sums, 0, row.size * sizeof(real));
+            memset(slope, 0, row.size * sizeof(real));
+            for (long chain = 0; chain < splits && chain < nodes; chain++) {
+                const long levels = NAME(chain_levels)(nodes, chain, splits);
+                real top[LEVELS], rest[LEVELS];
+                double scales[LEVELS];
+                for (long l = 0; l < levels; l++) scales[l] = rule[SCALES + chain + l * splits];
+                NAME(begin_chain)(&row, row.start + first + chain);
+                BY_LEVELS(levels, chain_apart, row.size, row.beta, scaled, top, rest)
+                BY_LEVELS(levels, chain_others, row.size, offset, scales, row.beta, row.rate, scaled,
+                          top, rest, sums, slope)
+            }
+            for (long j = 0; j < m; j++) {
+                const real g = attract ? row.g[j] : 1;
+                out[i * m + j] += sums[j] * g, slopes[i * m + j] += slope[j] * g;
+            }
+        }
+    }
+    return 0;
+}
+
 /* Of each row Σ_jk plus_j minus_k log(1 + e^{x_k − x_j}) and its gradient with respect to x, by Frullani's
  * integral (§3): h Σ_q near_q far_q, near_q = Σ_j plus_j B_q(x_j), far_q = Σ_k minus_k (1 − B_q(x_k)), from
  * the node on where the largest rate is TAIL; below it the first two powers of the rates are summed to the

@@ -153,6 +153,7 @@ DOOR(term_columns, 5, 0, 8, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3]
      p[7])
 DOOR(term_slopes, 7, 0, 11, i[0], i[1], i[2], i[3], i[4], i[5], i[6], p[0], p[1], p[2], p[3], p[4],
      p[5], p[6], p[7], p[8], p[9], p[10])
+DOOR(term_pairs, 4, 0, 9, i[0], i[1], i[2], i[3], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8])
 DOOR(pair_costs, 2, 0, 7, i[0], i[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
 DOOR(hinge_sort, 3, 2, 7, i[0], i[1], i[2], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
 DOOR(hinge_form, 3, 2, 14, i[0], i[1], i[2], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
@@ -168,14 +169,14 @@ static PyMethodDef methods[] = {
     METHOD(tile_stream), METHOD(tile_weigh),    METHOD(log_rows),        METHOD(log_columns),
     METHOD(log_means),   METHOD(log_plan),      METHOD(log_gradient),    METHOD(term_rows),
     METHOD(term_columns), METHOD(term_slopes),  METHOD(pair_costs),      METHOD(hinge_sort),
-    METHOD(hinge_form),  METHOD(hinge_costs),   {NULL, NULL, 0, NULL},
+    METHOD(hinge_form),  METHOD(hinge_costs),   METHOD(term_pairs),      {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods,
                                     NULL,                  NULL,      NULL, NULL};
 
 /* Of the calls above, as native.py makes them: a module built from older sources is not used. */
-enum { CALLS = 6 };
+enum { CALLS = 7 };
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *own = PyModule_Create(&module);

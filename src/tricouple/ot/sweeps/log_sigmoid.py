@@ -290,7 +290,7 @@ class TermKernels(Kernels):
                 tile.diagonal(block.start).copy_(tops[block])
         return tops, lows
 
-    def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
+    def tiles(self) -> Iterator[tuple[slice, Tensor]]:
         """All rows of s, from the first to the last; what is stored in one tile."""
         n, m = self.shape
         if self._loan is not None:
@@ -306,14 +306,14 @@ class TermKernels(Kernels):
     def row_sums(self, which: int, weights: Tensor) -> Tensor:
         """``Σ_j kernel_qij weights_j``, shape (Q, N)."""
         sums = weights.new_zeros(self.n_terms, self.shape[0])
-        for rows, tile in self._tiles():
+        for rows, tile in self.tiles():
             self._rows(which, rows, tile, weights.contiguous(), sums)
         return sums
 
     def column_sums(self, which: int, weights: Tensor) -> Tensor:
         """``Σ_qi kernel_qij weights_qi``, shape (M,)."""
         received = self._highest.new_zeros(self.shape[1])
-        for rows, tile in self._tiles():
+        for rows, tile in self.tiles():
             self._columns(which, rows, tile, weights.contiguous(), received)
         return received.to(weights.dtype)
 
@@ -323,7 +323,7 @@ class TermKernels(Kernels):
         """Both in one pass over the tiles."""
         sums = weights.new_zeros(self.n_terms, self.shape[0])
         received = self._highest.new_zeros(self.shape[1])
-        for rows, tile in self._tiles():
+        for rows, tile in self.tiles():
             self._rows(near, rows, tile, weights.contiguous(), sums)
             sums[:, rows] = between(rows, sums[:, rows])
             self._columns(far, rows, tile, sums, received)
@@ -331,7 +331,7 @@ class TermKernels(Kernels):
 
     def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
         """Chain the gradients of all factors with their slopes; a tile is valid until the next."""
-        for rows, tile in self._tiles():
+        for rows, tile in self.tiles():
             for part in row_blocks(len(tile), self.shape[1], self._tile_entries):
                 own = slice(rows.start + part.start, rows.start + part.stop)
                 yield Patch(own, self._slopes(own, tile[part], factors))
@@ -412,7 +412,7 @@ class TermKernels(Kernels):
         return gradient
 
 
-class _Share(NamedTuple):
+class Share(NamedTuple):
     """Some rows of a tile, as the compiled module wants to know of them."""
 
     begin: int  # the first row
@@ -434,7 +434,7 @@ class NativeTermKernels(TermKernels):
         lanes = 32 // self.like.element_size()
         self._width = -(-self.shape[1] // lanes) * lanes
 
-    def _shares(self, rows: slice, tile: Tensor, room: int) -> list[_Share]:
+    def shares(self, rows: slice, tile: Tensor, room: int) -> list[Share]:
         """The rows of a tile, with room for so many numbers beyond a few rows of them."""
         number = 1 if tile.numel() < _FEW else min(len(tile), max(1, torch.get_num_threads()))
         ends = [rows.start + len(tile) * k // number for k in range(number + 1)]
@@ -444,18 +444,18 @@ class NativeTermKernels(TermKernels):
             work = self.like.new_empty(8 * self._width + room)
             place = (end - begin, self.shape[1], begin if self.within else -1, self.shape[0])
             arrays = (self._table, tile[begin - rows.start :], *nodes)
-            shares.append(_Share(begin, place, native.addresses(*arrays), work))
+            shares.append(Share(begin, place, native.addresses(*arrays), work))
         return shares
 
     def _rows(self, which: int, rows: slice, tile: Tensor, weights: Tensor, out: Tensor) -> None:
         size, attract = weights.element_size(), int(which == ATTRACT)
         weighted, sums = native.addresses(weights, out)
 
-        def work(share: _Share) -> None:
+        def work(share: Share) -> None:
             ends = weighted, sums + share.begin * size, native.address(share.work)
             native.compiled.term_rows(size, *share.place, attract, *share.arrays, *ends)
 
-        in_threads(work, self._shares(rows, tile, 0))
+        in_threads(work, self.shares(rows, tile, 0))
 
     def _columns(
         self, which: int, rows: slice, tile: Tensor, weights: Tensor, received: Tensor
@@ -463,13 +463,13 @@ class NativeTermKernels(TermKernels):
         size, attract = weights.element_size(), int(which == ATTRACT)
         left = native.address(weights)
 
-        def work(share: _Share) -> Tensor:
+        def work(share: Share) -> Tensor:
             own = torch.zeros_like(received)
             ends = left + share.begin * size, *native.addresses(own, share.work)
             native.compiled.term_columns(size, *share.place, attract, *share.arrays, *ends)
             return own
 
-        for own in in_threads(work, self._shares(rows, tile, LEVELS * self.rule.splits)):
+        for own in in_threads(work, self.shares(rows, tile, LEVELS * self.rule.splits)):
             received += own
 
     def _slopes(self, rows: slice, tile: Tensor, factors: Sequence[Factors]) -> Tensor:
@@ -480,7 +480,7 @@ class NativeTermKernels(TermKernels):
         gradient = torch.empty_like(tile)
         (a, b), (right_a, right_b) = native.addresses(*lefts), native.addresses(*rights)
 
-        def work(share: _Share) -> None:
+        def work(share: Share) -> None:
             skipped = share.begin * size
             out = native.address(gradient) + (share.begin - rows.start) * m * size
             ends = a + skipped, right_a, b + skipped, right_b, out, native.address(share.work)
@@ -488,7 +488,7 @@ class NativeTermKernels(TermKernels):
                 size, *share.place, lefts[0][0].numel(), *ranks, *share.arrays, *ends
             )
 
-        in_threads(work, self._shares(rows, tile, max(ranks) * LEVELS * self.rule.splits))
+        in_threads(work, self.shares(rows, tile, max(ranks) * LEVELS * self.rule.splits))
         return gradient
 
 
