@@ -65,6 +65,10 @@ def claims(report: Report) -> list[Claim]:
         if slope := growth(report, ours, what, smallest, largest):
             text = f"{ours}: {what} grows as N^{slope:.2f} from N={smallest} to {largest}"
             found.append(Claim(text, f"exponent at most {most}", slope <= most))
+    for size in (256, 1024, 4096):
+        if ratio := report.ratio(OURS, "InfoNCE", size):
+            text = f"{OURS} takes {number(ratio)}× the time of InfoNCE at N={size}"
+            found.append(Claim(text, "at most 1.25×", ratio <= 1.25))
     for name in HARD:
         if ratio := report.ratio(f"{OURS}, {name}", OURS, HARD_SIZE):
             text = f"{OURS}, {name} takes {number(ratio)}× an easy batch's time at N={HARD_SIZE}"
