@@ -34,7 +34,7 @@ from tricouple.evaluation.retrieval import Retrieval, in_batches, whole_split
 from tricouple.evaluation.zero_shot import class_embeddings, classify
 from tricouple.experiments.clip_gallery import draw_gallery
 from tricouple.experiments.runs.folder import RunFolder, Trained
-from tricouple.experiments.runs.run import RunKind
+from tricouple.experiments.runs.kind import RunKind
 from tricouple.files import write_atomically
 from tricouple.losses import BothDirections
 from tricouple.models.clip import build_clip

@@ -26,7 +26,7 @@ from tricouple.evaluation.evaluate import draw_gallery, evaluate_features
 from tricouple.evaluation.features import extract
 from tricouple.evaluation.geometry import MEASURES, HeldOut
 from tricouple.experiments.runs.folder import RunFolder, Trained
-from tricouple.experiments.runs.run import RunKind
+from tricouple.experiments.runs.kind import RunKind
 from tricouple.files import write_atomically
 from tricouple.models.encoders import build_encoder, fitting_size
 from tricouple.training.module import BYOLTraining, LossTraining, Training, Views
@@ -63,9 +63,11 @@ class RunImages:
 def own_files(config: Train) -> list[Path]:
     """The images of one's own, and the file of weights that training starts from."""
     data, weights = config.data, config.backbone.weights
-    roots = [Path(root) for root in (data.root, data.eval_root) if data.own and root is not None]
-    found = [path for images in find_images(roots, []) for path in images]
-    return [*found, *([] if weights is None else [Path(weights)])]
+    start = [] if weights is None else [Path(weights)]
+    if not data.own:
+        return start
+    roots = [Path(root) for root in (data.root, data.eval_root) if root is not None]
+    return [path for images in find_images(roots, []) for path in images] + start
 
 
 def load_images(config: Train) -> RunImages:

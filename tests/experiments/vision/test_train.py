@@ -21,7 +21,8 @@ from tricouple.conf.schema import Train
 from tricouple.data import images
 from tricouple.data.images import ImageSet
 from tricouple.experiments.runs import run
-from tricouple.experiments.runs.folder import RunError, RunFolder, digest
+from tricouple.experiments.runs.folder import RunError, RunFolder
+from tricouple.experiments.runs.identity import digest, former_digest
 from tricouple.experiments.runs.record import Store
 from tricouple.experiments.vision import VISION, load_images
 from tricouple.files import CheckpointError, WriteError, load_tensors
@@ -329,6 +330,11 @@ def test_images_without_labels_train_and_say_why_they_are_not_evaluated(tiny, co
 def test_the_folder_says_what_the_run_is_and_only_training_changes_it(tiny):
     name = VISION.folder(tiny("seed=7", "loss=iot")).path.name
     assert name.startswith("digits-scl-iot-c10-test_resnet-seed7-")
+    earlier = f"digits-scl-neg_mmiot-c10-test_resnet-seed0-{former_digest(tiny())[:8]}"
+    before = VISION.folder(tiny()).path.with_name(earlier)  # as the version before named it
+    assert VISION.folder(tiny()).path != before
+    before.mkdir(parents=True)
+    assert VISION.folder(tiny()).path == before
     same = ("evaluation.probe_epochs=9", "data.root=elsewhere", "progress=true", "runs=elsewhere")
     assert {digest(tiny(word)) for word in same} == {digest(tiny())}
     others = ("seed=1", "training.epochs=9", "loss.n_iters=9", "trainer.precision=bf16-mixed")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tricouple.experiments.clip import RunCaptions
-    from tricouple.experiments.runs.run import Loaded, RunKind
+    from tricouple.experiments.runs.kind import Loaded, RunKind
     from tricouple.experiments.vision import RunImages
 
 C = TypeVar("C", bound=RunConfig)

@@ -30,6 +30,7 @@ from tricouple.conf.compose import configure, loss_words
 from tricouple.conf.schema import Study
 from tricouple.experiments.runs.folder import RunFolder
 from tricouple.experiments.runs.identity import data_name
+from tricouple.experiments.runs.kind import C, D, RunKind
 from tricouple.experiments.runs.record import (
     DONE,
     PARTIAL,
@@ -38,7 +39,7 @@ from tricouple.experiments.runs.record import (
     open_store,
     same_settings,
 )
-from tricouple.experiments.runs.run import C, D, RunKind, run_once
+from tricouple.experiments.runs.run import run_once
 from tricouple.files import locked
 from tricouple.options import CommandError
 from tricouple.provenance import collect_provenance

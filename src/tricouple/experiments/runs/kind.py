@@ -1,0 +1,115 @@
+"""What is particular to a kind of run: image encoders, or image and text encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from tricouple.conf.compose import loss_parameters, loss_words, sharpness_of
+from tricouple.conf.schema import RunConfig
+from tricouple.data.images.sets import BatchedSet
+from tricouple.experiments.runs.folder import RunFolder, Trained
+from tricouple.experiments.runs.identity import (
+    Listing,
+    data_name,
+    digest,
+    former_digest,
+    listing,
+    resolved,
+)
+from tricouple.training.module import Training
+from tricouple.training.trainer import Measured
+
+
+class Loaded(Protocol):
+    """The data of a run."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was left out or differs from the published data; a command says each once."""
+
+    @property
+    def samples(self) -> BatchedSet:
+        """What an epoch consists of."""
+
+    @property
+    def held_out(self) -> Measured | None:
+        """What is followed along training, if there is anything."""
+
+
+C = TypeVar("C", bound=RunConfig)
+D = TypeVar("D", bound=Loaded)
+
+
+@dataclass(frozen=True)
+class RunKind(Generic[C, D]):
+    """What is particular to a kind of run; it goes to the workers of a study, so no lambdas."""
+
+    name: str  # of its studies, for their report
+    config: type[C]  # the dataclass of its settings
+    prefix: tuple[str, ...]  # first words of the names of folders
+    network: Callable[[C], str]  # name of what is trained
+    files: Callable[[C], Sequence[Path]]  # of one's own that it trains on; none of published data
+    load: Callable[[C], D]  # load the data; refuse what training or evaluation could only fail at
+    # What is trained and kept, with the initial weights of the run's seed.
+    encoder: Callable[[C, D], nn.Module]
+    # Make what Lightning trains of an encoder, with options of ``Training``.
+    method: Callable[[C, D, nn.Module, dict[str, Any]], Training]
+    # What the weights are worth, as entries of evaluation.json.
+    evaluate: Callable[[C, D, nn.Module, Trained, RunFolder, Console], dict[str, Any]]
+    kept: Callable[[Mapping[str, Any]], dict[str, Any]]  # of an evaluation, the entries of a record
+    flat: Callable[[C], dict[str, Any]]  # settings that tell runs apart, beside those of every kind
+    table: Callable[[Mapping[str, Any]], Table | str]  # an evaluation on the terminal
+    chosen_by: str  # the metric that studies choose settings by
+    gallery: bool = False  # whether studies keep the examples that evaluations leave
+    setting: Callable[[C], str] | None = None  # what losses are compared on beside the data
+    # What it takes to use the encoder without the data.
+    about: Callable[[C, D], dict[str, Any]] | None = None
+
+    def folder(self, config: C) -> RunFolder:
+        """The folder that a configuration asks for, or the one its values name."""
+        if config.run is not None:
+            return RunFolder(Path(config.run))
+
+        def named(data: str, digest: str) -> RunFolder:
+            parts = [
+                *self.prefix,
+                data,
+                *([self.setting(config)] if self.setting else []),
+                *loss_words(config.loss),
+                self.network(config),
+                f"seed{config.seed}",
+                digest[:8],
+            ]
+            return RunFolder(Path(config.runs) / "-".join(parts))
+
+        before = named(config.data.name, former_digest(config))  # as the version before named it
+        return before if before.path.exists() else named(data_name(config), digest(config))
+
+    def listing(self, config: C) -> Listing:
+        """The files of one's own that a run is about, and the weights that it starts from."""
+        return listing(self.files(resolved(config)))
+
+    def settings(self, config: C) -> dict[str, Any]:
+        """The settings that tell runs apart, in one level."""
+        training = config.training
+        return {
+            "data": data_name(config),
+            "train_size": config.data.train_size,
+            "loss": config.loss["name"],
+            "sharpness": sharpness_of(config.loss),
+            **loss_parameters(config.loss),
+            "epochs": training.epochs,
+            "batch_size": training.batch_size,
+            "learning_rate": training.learning_rate,
+            "weight_decay": training.weight_decay,
+            "seed": config.seed,
+            "evaluated_on": config.evaluation.part,
+            **self.flat(config),
+        }
