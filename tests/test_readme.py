@@ -57,7 +57,7 @@ def test_the_python_of_the_readme_runs_as_it_stands():
     for text in python:
         exec(text, session)
     assert torch.isfinite(session["loss"])
-    assert session["plan"].converged
+    assert session["plan"].marginal_error < 1e-5
 
 
 @pytest.fixture
