@@ -52,9 +52,10 @@ class _TripletSum(torch.autograd.Function):
         gradient = torch.zeros_like(scores) if ctx.needs_input_grad[0] else None
         for block in margins.blocks:
             near, far = plus[block, :, None], minus[block, None, :]
-            total += margins.costs(block).mul_(near).mul_(far).sum()
+            other = (near == 0) | (far == 0)  # where ψ and its slope may be infinite
+            total += margins.costs(block).mul_(near).mul_(far).masked_fill_(other, 0.0).sum()
             if gradient is not None:
-                slopes = margins.slopes(block).mul_(near).mul_(far)
+                slopes = margins.slopes(block).mul_(near).mul_(far).masked_fill_(other, 0.0)
                 torch.sub(slopes.sum(2), slopes.sum(1), out=gradient[block])
         ctx.save_for_backward(gradient)
         return total

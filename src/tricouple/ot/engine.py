@@ -84,7 +84,7 @@ class Sweeps:
     n_iters: int  # Sinkhorn sweeps, at most
     tol: float | None  # stop sweeping when the marginal error (L1) is below this
     gradient: str  # ``"unrolled"``, ``"implicit"`` or ``"envelope"``
-    marginals: str = "uniform"  # ``"uniform"`` or ``"target"``
+    marginals: str = "uniform"  # ``"uniform"``, ``"target"`` or ``"classes"``
     memory: str = "auto"  # ``"auto"``, ``"matrices"`` or ``"streamed"``
     memory_budget: float = DEFAULT_BUDGET  # bytes
 
