@@ -74,6 +74,7 @@ def test_no_command_shows_the_help_and_counts_as_wrong_usage(capsys):
         (["demo", "--steps", "0"], "0 is too small: use 1 or more"),
         (["synthetic", "--temperature", "nan"], "'nan' is not a positive number"),
         (["synthetic", "--epsilon", "-1"], "'-1' is not a positive number"),
+        (["synthetic", "--epsilon", "-1e-3"], "'-1e-3' is not a positive number"),
         (["synthetic", "--classes", "10,1"], "1 is too small: use 2 or more"),
         (["demo", "--classes", "ten"], "'ten' is not an integer"),
         (["bench", "--sizes", "64,3"], "3 is too small: use 16 or more"),

@@ -123,6 +123,8 @@ def build_parser(selected: str | None = None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
         subparser = commands.add_parser(name, help=command.summary, formatter_class=HelpFormatter)
+        # argparse takes -1e3 for an option otherwise, and says that an argument is missing.
+        subparser._negative_number_matcher = re.compile(r"-\.?\d")
         if name == selected:
             chosen: Runnable = pkgutil.resolve_name(command.place)
             chosen.configure(subparser)
