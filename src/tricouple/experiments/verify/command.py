@@ -25,7 +25,12 @@ from tricouple.report.tables import Table, to_html, to_markdown, to_terminal
 
 BLOCK = re.compile(r"<!-- verify:(?P<name>[a-z-]+) -->\n.*?<!-- /verify -->", re.DOTALL)
 SUMMARY, CONDITIONS = "summary", "conditions"
-PICTURES = {"decoupling": "theory-decoupling.png", "quadrature-kernel": "quadrature-error.png"}
+PICTURES = {
+    "decoupling": "theory-decoupling.png",
+    "shaping-forces": "shaping-forces.png",
+    "shaping-three-way": "shaping-three-way.png",
+    "quadrature-kernel": "quadrature-error.png",
+}
 """The charts that the documentation shows."""
 
 

@@ -12,6 +12,7 @@ from tricouple.experiments.verify import (
     frames,
     gradients,
     quadrature,
+    shapings,
     two_distance,
     unbalanced,
 )
@@ -146,6 +147,15 @@ STATEMENTS = (
     Statement(
         "unbalanced-classes", "which directions the class means keep at ten to one, against K",
         NOT, DEVIATION, None, OBSERVATION, unbalanced.unbalanced_classes,
+    ),
+    Statement(
+        "shaping-forces", "which negatives each ψ pushes, and which it pulls",
+        NOT, "largest share of the repulsion that falls on false negatives",
+        None, OBSERVATION, shapings.negatives,
+    ),
+    Statement(
+        "shaping-three-way", "how far the gradient of each ψ is from that of two pairwise plans",
+        NOT, "largest cosine of a ψ that is not affine", None, OBSERVATION, shapings.three_way,
     ),
     Statement(
         "quadrature-kernel",

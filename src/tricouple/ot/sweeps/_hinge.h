@@ -78,35 +78,42 @@ static long NAME(hinge_sort)(long rows, long m, long own, double gap, double fac
 }
 
 /* satisfied_r = Σ_{k < bound_r} flat_k and other_r = Σ_{k ≥ bound_r, k ≠ r} steep_k, for bounds that
- * rise and do not exceed r. Nothing is ever subtracted: a window [bound, r) is the sum from its start to
- * a pivot and from there to its end, and a new pivot is set when the window has left the old one. */
-INLINED void NAME(hinge_scan)(long length, const uint16_t *bound, const double *flat,
-                              const double *steep, double *satisfied, double *other, double *prefix,
-                              double *back) {
-    double sum = 0, front = 0;
-    for (long r = length - 1; r >= 0; r--) {
-        other[r] = sum; /* Σ_{k > r} */
-        sum += steep[r];
-    }
-    long pivot = 0;
-    back[0] = sum = 0;
-    for (long r = 0; r < length; r++) {
-        const long start = bound[r];
-        if (start > pivot) {
-            double rest = 0;
-            for (long k = r - 1; k >= start; k--) back[k] = rest += steep[k];
-            back[pivot = r] = front = 0;
+ * rise and do not exceed r; `down` counts places from the end. Nothing is ever subtracted: a window
+ * [bound, r) is the sum from its start to a pivot and from there to its end. The first pivot is 0, and
+ * the next one the first place whose window has left it, which the bounds of the `opposite` direction
+ * tell. */
+INLINED void NAME(hinge_scan)(int down, long length, const uint16_t *bound, const uint16_t *opposite,
+                              const double *flat, const double *steep, double *satisfied, double *other,
+                              double *prefix, double *back, uint16_t *pivots) {
+    const long first = down ? length - 1 : 0, step = down ? -1 : 1;
+    long number = 0;
+    for (long r = 0; r < length; r = length - opposite[length - 1 - r]) pivots[number++] = (uint16_t)r;
+    double all = 0, sum = 0;
+    for (long part = number - 1, r = length - 1; part >= 0; part--) {
+        double rest = 0;
+        for (long at = first + step * r; r >= pivots[part]; r--, at -= step) {
+            other[at] = all; /* Σ_{k > r} */
+            all += steep[at];
+            back[r] = rest += steep[at]; /* from r to the next pivot */
         }
-        prefix[r] = sum;
-        satisfied[r] = prefix[start];
-        other[r] += back[start] + front;
-        sum += flat[r];
-        front += steep[r];
+    }
+    for (long part = 0, r = 0; part < number; part++) {
+        const long end = part + 1 < number ? pivots[part + 1] : length;
+        double front = 0;
+        back[r] = 0; /* a window that starts at the pivot */
+        for (long at = first + step * r; r < end; r++, at += step) {
+            prefix[r] = sum;
+            satisfied[at] = prefix[bound[r]];
+            other[at] += back[bound[r]] + front;
+            sum += flat[at];
+            front += steep[at];
+        }
     }
 }
 
 /* The trilinear form T(A, f, g) = Σ A_i f_j g_k K_ijk over some anchors, and its derivatives, those that
- * are asked for: ∂T/∂A in `sums`, ∂T/∂f and ∂T/∂g added to `to_f` and `to_g`, ∂T/∂x to `gradient`.
+ * are asked for: ∂T/∂A in `sums`, ∂T/∂f and ∂T/∂g added to `to_f` and `to_g`, ∂T/∂x, in sorted order, to
+ * `gradient`.
  * With masses A_i = mass_i / (∂T/∂A)_i is set here (marginal 1 of mathematics §2). With another vector e
  * the form is T(A, f, g) + T(B, e, g), B_i = −A_i (sums_i + A_i (∂T/∂A)_i) · mass_i, and `to_f` is
  * ∂/∂e: what the update of A has to do in the adjoint, once the weights of f are known (§4, unrolled). */
@@ -124,24 +131,27 @@ FAST_LOOP static long NAME(hinge_form)(long rows, long m, long length, double ga
            *prefix = force + room, *back = prefix + room;
     real *up = (real *)(back + room), *down = up + room, *up_flat = down + room,
          *down_flat = up_flat + room;
+    uint16_t *pivots = (uint16_t *)(down_flat + room);
+    for (long r = 0; r < length; r++) up_flat[r] = down_flat[r] = 1;
     for (long i = 0; i < rows; i++, x += m, order += m, below += m, above += m) {
 #pragma omp simd
         for (long r = 0; r < length; r++) {
             up[r] = NAME(exponential)((real)(1 + slope) * x[r]);
             down[r] = 1 / up[r];
         }
+        if (slope > 0)
 #pragma omp simd
-        for (long r = 0; r < length; r++) {
-            up_flat[r] = slope > 0 ? NAME(exponential)((real)slope * x[r]) : 1;
-            down_flat[r] = 1 / up_flat[r];
-        }
+            for (long r = 0; r < length; r++) {
+                up_flat[r] = NAME(exponential)((real)slope * x[r]);
+                down_flat[r] = 1 / up_flat[r];
+            }
         for (long r = 0; r < length; r++) fs[r] = f[order[r]], gs[r] = g[order[r]];
         double weight = A[i];
         if (positives) {
             double sum = 0;
 #pragma omp simd
             for (long r = 0; r < length; r++) flat[r] = down_flat[r] * gs[r], steep[r] = down[r] * gs[r];
-            NAME(hinge_scan)(length, below, flat, steep, satisfied, other, prefix, back);
+            NAME(hinge_scan)(0, length, below, above, flat, steep, satisfied, other, prefix, back, pivots);
             /* R_j = Σ_{k≠j} K_ijk g_k, and what of it falls with t. */
 #pragma omp simd reduction(+ : sum)
             for (long r = 0; r < length; r++) {
@@ -164,15 +174,14 @@ FAST_LOOP static long NAME(hinge_form)(long rows, long m, long length, double ga
         }
         if (negatives) {
             double sum = 0;
-            const long last = length - 1;
-            for (long r = 0; r < length; r++)
-                flat[r] = up_flat[last - r] * fs[last - r], steep[r] = up[last - r] * fs[last - r];
-            NAME(hinge_scan)(length, above, flat, steep, satisfied, other, prefix, back);
+#pragma omp simd
+            for (long r = 0; r < length; r++) flat[r] = up_flat[r] * fs[r], steep[r] = up[r] * fs[r];
+            NAME(hinge_scan)(1, length, above, below, flat, steep, satisfied, other, prefix, back, pivots);
             /* Q_k = Σ_{j≠k} K_ijk f_j, and what of it falls with t. */
 #pragma omp simd reduction(+ : sum)
             for (long r = 0; r < length; r++) {
-                const double falling = steepness * down[r] * other[last - r];
-                flat[r] = falling + down_flat[r] * satisfied[last - r];
+                const double falling = steepness * down[r] * other[r];
+                flat[r] = falling + down_flat[r] * satisfied[r];
                 steep[r] = falling + slope * flat[r];
                 sum += gs[r] * flat[r];
             }
@@ -181,8 +190,20 @@ FAST_LOOP static long NAME(hinge_form)(long rows, long m, long length, double ga
                 for (long r = 0; r < length; r++) to_g[order[r]] += weight * flat[r];
         }
         if (gradient)
+#pragma omp simd
             for (long r = 0; r < length; r++)
-                gradient[i * m + order[r]] += (real)(weight * (force[r] - gs[r] * steep[r]));
+                gradient[i * m + r] += (real)(weight * (force[r] - gs[r] * steep[r]));
+    }
+    return 0;
+}
+
+/* Rows in sorted order, put in the order of columns; what belongs to no pair is 0. */
+static long NAME(hinge_unsort)(long rows, long m, long length, const uint16_t *order, real *gradient,
+                               real *work) {
+    for (long i = 0; i < rows; i++, order += m, gradient += m) {
+        memcpy(work, gradient, length * sizeof(real));
+        memset(gradient, 0, m * sizeof(real));
+        for (long r = 0; r < length; r++) gradient[order[r]] = work[r];
     }
     return 0;
 }

@@ -101,7 +101,7 @@ class NativeHinge(HingeTriplet):
         """Sweep; None where float64 cannot hold the scalings, or scores lack digits."""
         if self.hinge.margin > _HELD:
             return None
-        collections.deque(self._tiles(), maxlen=0)  # sorted once, it is known how wide they are
+        collections.deque(self.tiles(), maxlen=0)  # sorted once, it is known how wide they are
         if not float(self._widest) <= _WIDEST[self.like.dtype]:
             return None
         return super().solve(masses, n_iters, tol)
@@ -144,19 +144,19 @@ class NativeHinge(HingeTriplet):
         """``∂/∂x Σ weights · marginal_axis`` of the terms' plans, summed, a tile at a time."""
         forms = [_weighted(*term) for term in terms]
         m = self.source.shape[1]
-        for tile in self._tiles():
+        for tile in self.tiles():
             for rows in row_blocks(len(tile.x), m, self.tile_entries):
                 part = tile.part(rows)
                 gradient = torch.zeros_like(part.x)
                 for a, f, g in forms:
                     self._add(part, a, f, g, gradient=gradient)
-                yield Patch(part.rows, gradient)
+                yield Patch(part.rows, self.unsorted(part, gradient))
 
     def costs(self, weights: Weights) -> Tensor:
         """``Σ_ijk plus_ij minus_ik ψ(x_ij − x_ik)/ε``."""
         parts = [
             self._costs(tile.part(rows), weights)
-            for tile in self._tiles()
+            for tile in self.tiles()
             for rows in row_blocks(len(tile.x), self.source.shape[1], self.tile_entries)
         ]
         return torch.cat(parts).sum()
@@ -166,7 +166,7 @@ class NativeHinge(HingeTriplet):
     ) -> Iterator[Patch]:
         """A gradient and that of ``scale · costs``: they nearly cancel, so they are added first."""
         for patch in gradient:
-            for tile in self._tiles([patch.rows]):
+            for tile in self.tiles([patch.rows]):
                 self._costs(tile, weights, float(scale), patch.values)
             yield patch
 
@@ -211,12 +211,13 @@ class NativeHinge(HingeTriplet):
             other: e of ``hinge_form``.
             mass: Imposed masses of the anchors, or with e their inverses.
             sums: With e, what the anchors received before.
-            gradient: To which the derivative by the scores is added, shape (N, M).
+            gradient: To which the derivative by the scores is added, shape (N, M), in the order
+                in which they are sorted.
         """
         sums = torch.empty_like(a) if sums is None else sums
         columns = f.new_zeros(2, torch.get_num_threads(), len(f))
         wanted = [columns[0] if positives else None, columns[1] if negatives else None]
-        for tile in self._tiles():
+        for tile in self.tiles():
             rows = None if gradient is None else gradient[tile.rows]
             self._add(tile, a, f, g, other, mass, sums, wanted, rows)
         to_f, to_g = columns.sum(1)
@@ -236,7 +237,7 @@ class NativeHinge(HingeTriplet):
     ) -> None:
         """One tile of ``form``, its rows shared by the threads; columns have a row for each."""
         shares = _shares(tile.x)
-        work = f.new_empty(len(shares), 13 * (len(f) + 24))
+        work = f.new_empty(len(shares), 14 * (len(f) + 24))
 
         def share(thread: int) -> None:
             part = tile.part(shares[thread])
@@ -247,6 +248,21 @@ class NativeHinge(HingeTriplet):
             self._call(native.compiled.hinge_form, part, *arrays)
 
         in_threads(share, range(len(shares)))
+
+    def unsorted(self, tile: SortedTile, gradient: Tensor) -> Tensor:
+        """A gradient that the form was asked for, put in the order of columns in its place."""
+        m, shares = gradient.shape[1], _shares(gradient)
+        work = torch.empty_like(gradient[: len(shares)])
+
+        def share(thread: int) -> None:
+            rows = shares[thread]
+            shape = (rows.stop - rows.start, m, m - self.within)
+            arrays = tile.order[rows], gradient[rows], work[thread]
+            size = gradient.element_size()
+            native.compiled.hinge_unsort(size, *shape, *native.addresses(*arrays))
+
+        in_threads(share, range(len(shares)))
+        return gradient
 
     def _call(
         self,
@@ -260,7 +276,7 @@ class NativeHinge(HingeTriplet):
         places = (0 if array is None else native.address(array) for array in (*tile[1:], *arrays))
         function(tile.x.element_size(), *numbers, *places)
 
-    def _tiles(self, blocks: Sequence[slice] | None = None) -> Iterator[SortedTile]:
+    def tiles(self, blocks: Sequence[slice] | None = None) -> Iterator[SortedTile]:
         """All anchors at once if they are stored, else some at a time; or the blocks asked for."""
         if self.storage.streamed:
             yield from self._sorted(blocks)
@@ -359,4 +375,5 @@ class NativeHistory:
             )  # fmt: skip
             grad_a = torch.zeros_like(grad_a)
             grad_b, grad_h = b0 * found.positives, h0 * found.negatives
-        yield Patch(slice(0, n), gradient)
+        for tile in coupling.tiles():
+            yield Patch(tile.rows, coupling.unsorted(tile, gradient))
