@@ -60,7 +60,7 @@ def forces(name: str, similarity: Tensor, identities: Tensor) -> Tensor:
     f"Force on negatives, τ = {TEMPERATURE}, ε = {EPSILON}, hinge of {MARGIN} in cosine",
     ("cosine of anchor and negative", "mean force, in units of the mean repulsion"),
     "InfoNCE pushes the nearest negatives and no others; a linear ψ pushes most of them alike and "
-    "pulls the farther ones the more; log-sigmoid and hinge push the near ones more and hardly pull.",
+    "pulls the far ones; log-sigmoid and hinge push the near ones more and hardly pull.",
     residual=("repulsion on false negatives",),
 )
 def negatives(setting: Setting) -> Measured:
