@@ -24,7 +24,8 @@ from tricouple.report.page import page
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "results/theory/theory.json"
-DOCS = [(ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("theory", "quadrature", "shaping")]
+PAGES = ("theory", "quadrature", "shaping")
+DOCS = [(ROOT / f"docs/{name}.md").read_text("utf-8") for name in PAGES]
 # The decoupling at full size takes longer: it is in the stored run, and smaller below.
 HOLDING = [one.id for one in STATEMENTS if one.tolerance is not None and one.id != "decoupling"]
 FACTS = {"cores": 2, "cpu": "a processor", "date": "2024-01-02", "versions": {"torch": "2"}}

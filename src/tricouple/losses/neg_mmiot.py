@@ -48,9 +48,11 @@ class NegMMIOT(ContrastiveLoss):
         epsilon: ε, the entropic regularisation.
         n_iters: Sinkhorn sweeps, at most.
         tol: Stop sweeping when the marginal error (L1) is below this.
-        shaping: ψ; ``"linear"`` is ψ(t) = −t, ``"log_sigmoid"`` is ψ(t) = log(1 + e^{−t}), both
-            fast. ``"exponential"``, ``"hinge"``, ``"squared_hinge"`` and every callable (strictly
-            decreasing, differentiable, entry by entry) take O(N³) time, a few anchors at a time.
+        shaping: ψ; ``"linear"`` is ψ(t) = −t, ``"log_sigmoid"`` is ψ(t) = log(1 + e^{−t}) and
+            ``tricouple.shaping.Hinge(margin)`` is ψ(t) = max(0, margin − t), all fast; so is
+            ``"hinge"``, which is max(0, 1 − t) − t/100. ``"exponential"``, ``"squared_hinge"`` and
+            every callable (decreasing but for flat parts, differentiable, entry by entry) take
+            O(N³) time, a few anchors at a time. docs/shaping.md says which does what.
         gradient: ``"unrolled"`` (exact for the sweeps done), ``"implicit"`` (exact at convergence:
             give it enough ``n_iters`` and a ``tol``) or ``"envelope"`` (cheapest; exact at
             convergence in balanced batches).
@@ -62,7 +64,7 @@ class NegMMIOT(ContrastiveLoss):
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
         memory: ``"matrices"`` stores N×N kernels, ``"streamed"`` recomputes tiles of them in every
             pass, in O(N·d) memory; ``"auto"`` streams what exceeds the budget.
-        memory_budget: Bytes; for other ψ than the two fast ones, those of the N³ costs: kept if all
+        memory_budget: Bytes; for other ψ than the fast ones, those of the N³ costs: kept if all
             fit, else computed for a few anchors at a time.
         kernel_tol: Relative error of the log-sigmoid kernel, from which the number of terms of its
             quadrature follows: the loss is that of a ψ which differs from log-sigmoid by at most

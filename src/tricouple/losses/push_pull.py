@@ -36,7 +36,7 @@ class PushPull(ContrastiveLoss):
         n_iters: Sinkhorn sweeps, at most.
         tol: Stop sweeping when the marginal error (L1) is below this.
         shaping: ψ: ``"linear"`` is ψ(t) = −t; also ``"log_sigmoid"``, ``"exponential"``,
-            ``"hinge"``, ``"squared_hinge"`` or any strictly decreasing callable.
+            ``"hinge"``, ``"squared_hinge"``, a ``Hinge`` or any decreasing callable.
         gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``, as in ``NegMMIOT``.
         marginals: ``"uniform"`` as in the paper, ``"target"`` or ``"classes"``, as in ``NegMMIOT``.
         sharpness: c = 1/(τε₊) instead of a temperature; 10 if neither is given. ``"paper"`` is the

@@ -37,6 +37,9 @@ _WIDEST = {torch.float32: 170.0, torch.float64: 1200.0}
 # Logarithms of the products of scalings and kernels that float64 holds, none of them underflowing.
 _HELD = 650.0
 
+# Entries of a tile, which several float64 matrices accompany.
+_TILE = 1 << 16
+
 # Entries below which a second thread does not pay.
 _SMALL = 1 << 15
 
@@ -87,7 +90,8 @@ class NativeHinge(HingeTriplet):
         storage: Storage,
         dtype: torch.dtype,
     ) -> None:
-        super().__init__(source, factor, hinge, within=within, tile_entries=storage.tile_entries)
+        entries = min(storage.tile_entries, _TILE)
+        super().__init__(source, factor, hinge, within=within, tile_entries=entries)
         self.like = source.like.new_empty(0, dtype=dtype)
         self.storage = storage
         self._widest = source.like.new_zeros(1, dtype=torch.float64)
@@ -167,7 +171,8 @@ class NativeHinge(HingeTriplet):
         """A gradient and that of ``scale · costs``: they nearly cancel, so they are added first."""
         for patch in gradient:
             for tile in self.tiles([patch.rows]):
-                self._costs(tile, weights, float(scale), patch.values)
+                for rows in row_blocks(len(tile.x), self.source.shape[1], self.tile_entries):
+                    self._costs(tile.part(rows), weights, float(scale), patch.values[rows])
             yield patch
 
     def _costs(
