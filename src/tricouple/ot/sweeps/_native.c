@@ -6,6 +6,9 @@
  * ones, then the addresses of contiguous arrays; native.py and halves.py call them and allocate all of
  * the arrays. Formulas are those of docs/mathematics.md, named by their section.
  */
+#ifndef Py_GIL_DISABLED /* which knows no limited API yet */
+#define Py_LIMITED_API 0x030B0000 /* one build for every Python from 3.11 on */
+#endif
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <float.h>
@@ -14,8 +17,8 @@
 #include <string.h>
 
 /* The loops that matter are built several times, and the machine picks: distributed builds may not assume
- * more than SSE2. */
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
+ * more than SSE2. The picking is glibc's; musl has none. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
 #define FAST_LOOP __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "avx2", "default")))
 #define INLINED static inline __attribute__((always_inline))
 #else

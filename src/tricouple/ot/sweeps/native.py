@@ -41,7 +41,7 @@ def load() -> Any:
     if getattr(module, "CALLS", 0) != CALLS:
         warnings.warn(
             f"{module.__file__} was built from another version of tricouple and is not used, which "
-            "costs speed: install the package again (pip install -e .)",
+            "costs speed: delete it and install the package again (pip install -e .)",
             stacklevel=2,
         )
         return None
