@@ -37,6 +37,11 @@ def test_none_is_no_error(monkeypatch):
     assert native.load() is None
 
 
+def test_it_keeps_to_the_limited_api_so_that_one_build_serves_every_python():
+    own = native.compiled
+    assert own is None or os.path.basename(own.__file__) in ("_native.abi3.so", "_native.pyd")
+
+
 @pytest.mark.parametrize("switch", ["0", "1"])
 def test_an_environment_variable_leaves_it_alone(switch):
     found = subprocess.run(
