@@ -120,7 +120,13 @@ def _initial_layer(features: Tensor, n_classes: int, seed: int) -> nn.Linear:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads: on small tensors many of them only wait for each other."""
+    """Let torch use so many threads: on small tensors many of them only wait for each other.
+
+    Example:
+        >>> with threads(1):
+        ...     torch.get_num_threads()
+        1
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

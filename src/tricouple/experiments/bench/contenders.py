@@ -16,7 +16,7 @@ from torch.nn.functional import log_softmax, normalize
 from tricouple.experiments.bench.problem import Batch, Criterion, Problem
 from tricouple.losses import IOT, InfoNCE, NegMMIOT, PushPull
 from tricouple.ot import sinkhorn, triplet_sinkhorn
-from tricouple.shaping import log_sigmoid
+from tricouple.shaping import Hinge, log_sigmoid
 
 LOSS = "loss: value and gradient"
 TRIPLET_PLAN = "triplet plan: potentials"
@@ -213,6 +213,11 @@ CONTENDERS = (
     loss(
         "NegMMIOT log-sigmoid",
         partial(neg_mmiot, shaping="log_sigmoid", memory="matrices"),
+        largest=2048,
+    ),
+    loss(
+        "NegMMIOT hinge",
+        partial(neg_mmiot, shaping=Hinge(margin=0.5), memory="matrices"),
         largest=2048,
     ),
     loss(

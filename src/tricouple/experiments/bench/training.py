@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -14,12 +15,15 @@ from torch import Tensor
 
 from tricouple.losses import IOT, InfoNCE, NegMMIOT, PushPull
 from tricouple.losses.base import ContrastiveLoss
+from tricouple.shaping import Hinge
 
 TRAINING_STEP = "training step"
 BASELINE = "InfoNCE"
 LOSSES: dict[str, Callable[[], ContrastiveLoss]] = {
     BASELINE: InfoNCE,
     "NegMMIOT": NegMMIOT,
+    "NegMMIOT log-sigmoid": partial(NegMMIOT, shaping="log_sigmoid"),
+    "NegMMIOT hinge": partial(NegMMIOT, shaping=Hinge(margin=0.5)),
     "PushPull": PushPull,
     "IOT": IOT,
 }
