@@ -287,6 +287,27 @@ def check_flags(flags: Mapping[str, Any]) -> None:
         )
 
 
+def note_on_processes(flags: Mapping[str, Any]) -> str:
+    """What several processes do to a contrastive loss, in a sentence; empty for one process.
+
+    Example:
+        >>> note_on_processes({"devices": 1, "num_nodes": 1})
+        ''
+    """
+    devices = flags.get("devices", 1)
+    here = len(devices) if isinstance(devices, list) else 1
+    if str(devices).isdigit():
+        here = int(devices)
+    count = here * int(flags.get("num_nodes", 1))
+    if count < 2:
+        return ""
+    return (
+        f"{count} processes: each has batches of training.batch_size and a coupling of its own; no "
+        "sample is compared with those of the others. That is another loss than that of one process "
+        f"with {count} times the batch."
+    )
+
+
 def train_to_the_end(
     trainer: L.Trainer,
     module: L.LightningModule,

@@ -45,6 +45,7 @@ from tricouple.training.trainer import (
     check_flags,
     curves,
     make_trainer,
+    note_on_processes,
     quiet_lightning,
     train_to_the_end,
 )
@@ -87,6 +88,8 @@ def run_once(
     data = kind.load(config)
     for note in data.notes:
         console.print(f"[yellow]{escape(data_name(config))}:[/] {escape(note)}", soft_wrap=True)
+    if apart := note_on_processes(config.trainer):
+        console.print(f"[yellow]{apart}[/]", soft_wrap=True)
     fitting = None
     if not folder.encoder.exists():
         fitting = Fitting(kind, config, data, folder, console)
