@@ -303,7 +303,7 @@ def note_on_processes(flags: Mapping[str, Any]) -> str:
         return ""
     return (
         f"{count} processes: each has batches of training.batch_size and a coupling of its own; no "
-        "sample is compared with those of the others. That is another loss than that of one process "
+        "sample is compared with those of others. That is another loss than that of one process "
         f"with {count} times the batch."
     )
 
