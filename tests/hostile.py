@@ -238,7 +238,7 @@ def address() -> Outcome:
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
         shutil.copytree(TESTS.parent / "src", root / "src", ignore=ignored)
         sweeps = root / "src/tricouple/ot/sweeps"
-        module = sweeps / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+        module = sweeps / "_native.abi3.so"
         include = f"-I{sysconfig.get_paths()['include']}"
         build = ["gcc", *FLAGS.split(), include, str(sweeps / "_native.c"), "-o", str(module)]
         built = subprocess.run(build, capture_output=True, text=True, check=False)
