@@ -127,11 +127,7 @@ def solve(
         if solution is not None:
             return solution
         coupling.release()
-    raise ValueError(
-        f"the plan of {source.shape[0]}×{source.shape[1]} similarities at sharpness "
-        f"{abs(factor):.4g} is too sharp for streamed sweeps, even in float64: use a larger "
-        'epsilon or temperature, or memory="matrices"'
-    )
+    raise AssertionError(f"{problem} has no coupling that always answers")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from tricouple.experiments.studies.plan import (
     Trial,
     Verdict,
     describe,
+    first_look,
 )
 from tricouple.experiments.studies.statistics import paired
 
@@ -45,7 +46,7 @@ class Hubs(Study):
     def plan(self, scale: str) -> Plan:
         """Flickr8k, frozen images and captions, two small heads."""
         smoke = scale == "smoke"
-        return Plan(
+        plan = Plan(
             hypothesis="Couplings with prescribed column marginals (IOT, PushPull, log-sigmoid and "
             "hinge Neg-MMIOT) make fewer hubs than InfoNCE at equal recall: a lower skewness of "
             "N₁₀, how often an item is among the first ten.",
@@ -54,13 +55,11 @@ class Hubs(Study):
             "better in both recall@1 and skewness.",
             conditions=({"data": "mixture" if smoke else "flickr8k"},),
             methods=("infonce", "iot", *COUPLED),
-            sharpness=(10.0,) if smoke else (10.0, 30.0, 100.0),
+            sharpness=(10.0, 30.0, 100.0),
             chosen_by=RECALL,
-            choosing_seeds=(100,) if smoke else (100, 101, 102),
-            seeds=(0, 1) if smoke else tuple(range(10)),
-            limits=(10.0, 10.0) if smoke else (0.3, 1000.0),
-            budget=Budget(steps=8, batch_size=64) if smoke else Budget(steps=500, dim=128),
+            budget=Budget(steps=500, dim=128),
         )
+        return first_look(plan) if smoke else plan
 
     def measure(self, trial: Trial, budget: Budget) -> dict[str, float]:
         """Train two heads in both directions; retrieval on a whole split, both ways."""

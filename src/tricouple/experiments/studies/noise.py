@@ -23,6 +23,7 @@ from tricouple.experiments.studies.plan import (
     Trial,
     Verdict,
     describe,
+    first_look,
 )
 from tricouple.experiments.studies.statistics import LEVEL, paired, slope
 from tricouple.report.chart import Chart
@@ -53,13 +54,13 @@ class Noise(Study):
             ("banking77", "symmetric"),
         )
         methods = ("infonce", "iot", "pushpull", "log_sigmoid", "hinge", "rince")
-        if scale == "smoke":
+        smoke = scale == "smoke"
+        if smoke:
             data = (("mixture", "symmetric"),)
         conditions = tuple(
             {"data": name, "kind": kind, "noise": level} for name, kind in data for level in LEVELS
         )
-        smoke = scale == "smoke"
-        return Plan(
+        plan = Plan(
             hypothesis="Accuracy falls more slowly with label noise for losses whose repulsion is "
             "bounded (PushPull, Neg-MMIOT with log-sigmoid and hinge ψ) than for InfoNCE and IOT, "
             "each at its own best sharpness: a wrong label makes false negatives, and a bounded "
@@ -70,13 +71,10 @@ class Noise(Study):
             "baseline to beat.",
             conditions=conditions[::3] if smoke else conditions,
             methods=methods,
-            sharpness=(10.0,) if smoke else (3.0, 10.0, 30.0),
+            sharpness=(3.0, 10.0, 30.0),
             chosen_by=NEAREST,
-            choosing_seeds=(100,) if smoke else (100, 101, 102),
-            seeds=(0, 1) if smoke else tuple(range(10)),
-            limits=(10.0, 10.0) if smoke else (0.3, 1000.0),
-            budget=Budget(steps=8, batch_size=64) if smoke else Budget(),
         )
+        return first_look(plan) if smoke else plan
 
     def measure(self, trial: Trial, budget: Budget) -> dict[str, float]:
         """Train a head on noisy labels; accuracy on clean test or noisy held-out samples."""

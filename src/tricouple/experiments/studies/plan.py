@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -73,6 +73,18 @@ class Plan:
     seeds: tuple[int, ...] = tuple(range(10))
     limits: tuple[float, float] = (0.3, 1000.0)
     budget: Budget = field(default_factory=Budget)
+
+
+def first_look(plan: Plan) -> Plan:
+    """The same in seconds: one c, two seeds, a few steps."""
+    return replace(
+        plan,
+        sharpness=(10.0,),
+        choosing_seeds=(100,),
+        seeds=(0, 1),
+        limits=(10.0, 10.0),
+        budget=Budget(steps=8, batch_size=64),
+    )
 
 
 @dataclass(frozen=True)
