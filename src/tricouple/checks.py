@@ -14,14 +14,16 @@ Labels = Tensor | Sequence[int] | Any
 """Integer identities: a tensor, a list or a numpy array."""
 
 
-def positive_number(name: str, value: float | Tensor) -> None:
-    """Require a finite number above zero (or a tensor holding one)."""
+def positive_number(name: str, value: float | Tensor, *, read: bool = True) -> None:
+    """Require a finite number above zero (or a tensor holding one, if it may be read)."""
     if isinstance(value, Tensor):
         if value.numel() != 1 or not value.is_floating_point():
             raise ValueError(
                 f"{name} must be a single floating-point number, got a tensor of shape "
                 f"{tuple(value.shape)} and dtype {value.dtype}"
             )
+        if not read:
+            return
         number = float(value.detach())
     elif isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")

@@ -254,3 +254,28 @@ def test_vicreg_refuses_embeddings_whose_covariances_overflow():
     with pytest.raises(ValueError, match=r"embeddings as large as .*e\+30 make VICReg overflow"):
         tc.VICReg()(large, torch.arange(90) // 2)
     assert torch.isfinite(tc.VICReg()(large.double(), torch.arange(90) // 2))
+
+
+@pytest.mark.parametrize("module", [*COUPLED, tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.VICReg])
+def test_without_reading_values_nan_makes_the_loss_nan(module):
+    criterion = module(check="shapes")
+    embeddings = with_entry(math.nan).requires_grad_()
+    criterion(embeddings, LABELS).backward()
+    assert not embeddings.grad.isfinite().all()
+    assert any(math.isnan(value) for value in criterion.diagnostics().values())
+    with pytest.raises(ValueError, match="non-empty matrix"):
+        criterion(rows()[:, 0], LABELS)
+
+
+@MODULES
+def test_without_reading_values_good_batches_are_the_same(module):
+    across = {"ref_emb": rows() + 1, "ref_labels": LABELS} if module is tc.FusedGromov else {}
+    wanted = module()(1e-30 * rows(), LABELS, **across)
+    found = module(check="shapes")(1e-30 * rows(), LABELS, **across)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
+
+
+@MODULES
+def test_unknown_check_is_named(module):
+    with pytest.raises(ValueError, match="check must be one of 'full', 'shapes', got 'none'"):
+        module(check="none")

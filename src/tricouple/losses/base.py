@@ -33,6 +33,9 @@ class ContrastiveLoss(nn.Module, ABC):
     Args:
         empty: What to do with a batch that has no pair to learn from: ``"raise"`` an error, or
             ``"zero"``, a loss of 0 that still has a gradient path.
+        check: ``"full"``: bad values raise an error that names them. ``"shapes"``: only what is
+            known without reading a value is checked, so that nothing waits for an accelerator; NaN
+            then shows as a loss that is not finite, and in ``diagnostics()``.
     """
 
     needs_negatives = True
@@ -41,10 +44,12 @@ class ContrastiveLoss(nn.Module, ABC):
     shown: tuple[str, ...] = ()  # the settings that its text names
     paper_sharpness: float | None = None  # c of the paper's settings, if it states them
 
-    def __init__(self, *, empty: str = "raise") -> None:
+    def __init__(self, *, empty: str = "raise", check: str = "full") -> None:
         super().__init__()
         checks.one_of("empty", empty, ("raise", "zero"))
+        checks.one_of("check", check, ("full", "shapes"))
         self.empty = empty
+        self.check = check
         self._last: Batch | None = None
 
     def _set_scale(
@@ -174,6 +179,7 @@ class ContrastiveLoss(nn.Module, ABC):
                 temperature,
                 ref_index,
                 unit_length=self.unit_length,
+                read=self._reads,
             )
             self._check_setting(batch)
             missing = self._missing(batch)
@@ -239,10 +245,15 @@ class ContrastiveLoss(nn.Module, ABC):
             return 1.0
         if temperature is None:
             own: float | Tensor = getattr(self, self.scale)
-            checks.positive_number(self.scale, own)
+            checks.positive_number(self.scale, own, read=self._reads)
             return own
-        checks.positive_number("temperature", temperature)
+        checks.positive_number("temperature", temperature, read=self._reads)
         return temperature if isinstance(temperature, Tensor) else float(temperature)
+
+    @property
+    def _reads(self) -> bool:
+        """Whether checks may read values, and not shapes alone."""
+        return self.check == "full"
 
     def _check_setting(self, batch: Batch) -> None:
         """Raise a ValueError where the loss has no meaning; most have one everywhere."""

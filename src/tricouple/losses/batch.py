@@ -134,8 +134,12 @@ def prepare(
     ref_index: Labels | None = None,
     *,
     unit_length: bool = True,
+    read: bool = True,
 ) -> Batch:
-    """Check the arguments of a loss and, unless told not to, normalise its embeddings."""
+    """Check the arguments of a loss and, unless told not to, normalise its embeddings.
+
+    Checks read values only if they may: NaN and zero vectors make the loss NaN otherwise.
+    """
     vectors = _unit if unit_length else _finite
     within = ref_emb is None
     dtype = compute_dtype(embeddings.dtype)
@@ -148,13 +152,13 @@ def prepare(
     # In a tiny batch nothing averages rounding errors out, and float64 costs nothing.
     tiny = len(embeddings) * len(others) <= _TINY
     work = wide_dtype(embeddings.device) if tiny else dtype
-    anchors = vectors("embeddings", _widened(embeddings, work))
+    anchors = vectors("embeddings", _widened(embeddings, work), read)
     if ref_emb is None:
         if ref_labels is not None:
             raise ValueError("ref_labels were given without ref_emb: pass both or neither")
         references = anchors
     else:
-        references = vectors("ref_emb", _widened(ref_emb, work))
+        references = vectors("ref_emb", _widened(ref_emb, work), read)
         if references.shape[1] != anchors.shape[1]:
             raise ValueError(
                 f"ref_emb has {references.shape[1]} dimensions, embeddings {anchors.shape[1]}: "
@@ -232,8 +236,12 @@ class _FromFloat16(torch.autograd.Function):
         return half, None
 
 
-def _unit(name: str, values: Tensor) -> Tensor:
+def _unit(name: str, values: Tensor, read: bool) -> Tensor:
     """Unit rows."""
+    if not read:
+        # Rows whose squares over- or underflow too, without a look at which they are.
+        values = values / values.detach().abs().amax(1, keepdim=True)
+        return unit_rows(values, torch.linalg.vector_norm(values.detach(), dim=1, keepdim=True))
     norms: Tensor = torch.linalg.vector_norm(values.detach(), dim=1, keepdim=True)
     tiny = torch.finfo(values.dtype).tiny ** 0.5
     smallest, largest = torch.aminmax(norms)
@@ -248,15 +256,17 @@ def _rescued(name: str, values: Tensor) -> Tensor:
 
     Unit vectors do not change when a row is multiplied by a constant, so neither do gradients.
     """
-    size = _finite(name, values).detach().abs().amax(1, keepdim=True)
+    size = _finite(name, values, read=True).detach().abs().amax(1, keepdim=True)
     if bool((size == 0).any()):
         row = int((size[:, 0] == 0).nonzero()[0])
         raise ValueError(f"{name} must not hold zero vectors, row {row} has no direction")
     return values / size
 
 
-def _finite(name: str, values: Tensor) -> Tensor:
+def _finite(name: str, values: Tensor, read: bool) -> Tensor:
     """The rows as they are, if they hold numbers."""
+    if not read:
+        return values
     bad = ~torch.isfinite(values.detach()).all(1)
     if bool(bad.any()):
         row = int(bad.nonzero()[0])

@@ -40,6 +40,8 @@ class DBOT(ContrastiveLoss):
         sharpness: c = 1/reg instead; 10 if neither is given.
         empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
             a negative.
+        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
+            accelerator (docs/accelerators.md).
 
     Example:
         >>> images, texts, ids = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
@@ -62,8 +64,9 @@ class DBOT(ContrastiveLoss):
         *,
         sharpness: float | str | None = None,
         empty: str = "raise",
+        check: str = "full",
     ) -> None:
-        super().__init__(empty=empty)
+        super().__init__(empty=empty, check=check)
         self._set_scale(regularisation, sharpness)
         checks.sweeps(n_iters, None)
         checks.non_negative_number("lower", lower)

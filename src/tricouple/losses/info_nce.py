@@ -38,6 +38,8 @@ class InfoNCE(ContrastiveLoss):
         sharpness: c = 1/τ instead; 10, the paper's, if neither is given.
         empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
             a negative.
+        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
+            accelerator (docs/accelerators.md).
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``; all the same here,
             because similarities always come in tiles.
         memory_budget: Bytes that the tiles may take.
@@ -60,10 +62,11 @@ class InfoNCE(ContrastiveLoss):
         *,
         sharpness: float | str | None = None,
         empty: str = "raise",
+        check: str = "full",
         memory: str = "auto",
         memory_budget: float = DEFAULT_BUDGET,
     ) -> None:
-        super().__init__(empty=empty)
+        super().__init__(empty=empty, check=check)
         self._set_scale(temperature, sharpness)
         checks.one_of("memory", memory, MEMORY_MODES)
         checks.positive_number("memory_budget", memory_budget)

@@ -28,6 +28,8 @@ class InvaSpread(ContrastiveLoss):
         sharpness: c = 1/τ instead; 10, the paper's, if neither is given.
         empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
             a negative.
+        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
+            accelerator (docs/accelerators.md).
 
     Example:
         >>> criterion = InvaSpread(sharpness=10)
@@ -48,8 +50,9 @@ class InvaSpread(ContrastiveLoss):
         *,
         sharpness: float | str | None = None,
         empty: str = "raise",
+        check: str = "full",
     ) -> None:
-        super().__init__(empty=empty)
+        super().__init__(empty=empty, check=check)
         self._set_scale(temperature, sharpness)
         checks.one_of("variant", variant, VARIANTS)
         self.variant = variant

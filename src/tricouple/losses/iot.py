@@ -36,6 +36,8 @@ class IOT(ContrastiveLoss):
         marginals: ``"uniform"`` as published, ``"target"`` or ``"classes"``, as in ``NegMMIOT``.
         sharpness: c = 1/ε instead; 10, the paper's, if neither is given.
         empty: ``"raise"`` or ``"zero"`` for batches without a positive pair.
+        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
+            accelerator (docs/accelerators.md).
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``; the uniformity
             penalty always needs matrices.
         memory_budget: Bytes.
@@ -63,10 +65,11 @@ class IOT(ContrastiveLoss):
         *,
         sharpness: float | str | None = None,
         empty: str = "raise",
+        check: str = "full",
         memory: str = "auto",
         memory_budget: float = DEFAULT_BUDGET,
     ) -> None:
-        super().__init__(empty=empty)
+        super().__init__(empty=empty, check=check)
         self._set_scale(epsilon, sharpness)
         checks.non_negative_number("uniformity", uniformity)
         if uniformity and gradient == "envelope":

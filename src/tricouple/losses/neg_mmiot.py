@@ -62,6 +62,8 @@ class NegMMIOT(ContrastiveLoss):
         sharpness: c = 1/(τε) instead of a temperature; 10 if neither is given. ``"paper"`` is the
             paper's c = 100, which a training with SGD does not survive (docs/sharpness.md).
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
+        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
+            accelerator (docs/accelerators.md).
         memory: ``"matrices"`` stores N×N kernels, ``"streamed"`` recomputes tiles of them in every
             pass, in O(N·d) memory; ``"auto"`` streams what exceeds the budget.
         memory_budget: Bytes; for other ψ than the fast ones, those of the N³ costs: kept if all
@@ -95,11 +97,12 @@ class NegMMIOT(ContrastiveLoss):
         *,
         sharpness: float | str | None = None,
         empty: str = "raise",
+        check: str = "full",
         memory: str = "auto",
         memory_budget: float = DEFAULT_BUDGET,
         kernel_tol: float = 1e-3,
     ) -> None:
-        super().__init__(empty=empty)
+        super().__init__(empty=empty, check=check)
         checks.positive_number("epsilon", epsilon)
         self.epsilon = epsilon
         self._set_scale(temperature, sharpness, epsilon)

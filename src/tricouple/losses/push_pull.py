@@ -42,6 +42,8 @@ class PushPull(ContrastiveLoss):
         sharpness: c = 1/(τε₊) instead of a temperature; 10 if neither is given. ``"paper"`` is the
             paper's c = 100, which a training with SGD does not survive (docs/sharpness.md).
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
+        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
+            accelerator (docs/accelerators.md).
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``.
         memory_budget: Bytes.
         negatives: A⁻. ``"projected"``, as in the paper's Algorithm 1: the (anchor, negative) pairs
@@ -74,11 +76,12 @@ class PushPull(ContrastiveLoss):
         *,
         sharpness: float | str | None = None,
         empty: str = "raise",
+        check: str = "full",
         memory: str = "auto",
         memory_budget: float = DEFAULT_BUDGET,
         negatives: str = "projected",
     ) -> None:
-        super().__init__(empty=empty)
+        super().__init__(empty=empty, check=check)
         checks.positive_number("epsilon_pos", epsilon_pos)
         checks.positive_number("epsilon_neg", epsilon_neg)
         resolve(shaping)

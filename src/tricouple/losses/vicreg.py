@@ -31,6 +31,8 @@ class VICReg(ContrastiveLoss):
         covariance: Weight of the squared covariances.
         eps: Added to the variance under its square root.
         empty: ``"raise"`` or ``"zero"`` for batches with fewer than two pairs.
+        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
+            accelerator (docs/accelerators.md).
 
     Example:
         >>> criterion = VICReg()
@@ -51,8 +53,9 @@ class VICReg(ContrastiveLoss):
         eps: float = 1e-4,
         *,
         empty: str = "raise",
+        check: str = "full",
     ) -> None:
-        super().__init__(empty=empty)
+        super().__init__(empty=empty, check=check)
         checks.non_negative_number("invariance", invariance)
         checks.non_negative_number("variance", variance)
         checks.non_negative_number("covariance", covariance)
@@ -79,7 +82,7 @@ class VICReg(ContrastiveLoss):
         """The three terms, weighted."""
         views = _views(batch)
         loss = torch.stack(self._terms(*views)).sum()
-        if not bool(torch.isfinite(loss.detach())):
+        if self._reads and not bool(torch.isfinite(loss.detach())):
             largest = float(torch.stack([view.detach().abs().max() for view in views]).max())
             raise ValueError(
                 f"embeddings as large as {largest:.2g} make VICReg overflow in {loss.dtype}: it "
