@@ -63,13 +63,13 @@ def one_of(name: str, value: object, choices: Iterable[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
-def matrix(name: str, value: Tensor) -> None:
-    """Require a non-empty real floating-point matrix."""
+def matrix(name: str, value: Tensor, *, empty: bool = False) -> None:
+    """Require a real floating-point matrix that is not empty, or may have no rows."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
     if value.is_complex() or not value.is_floating_point():
         raise TypeError(f"{name} must be real floating point, got {value.dtype}; call .float()")
-    if value.ndim != 2 or 0 in value.shape:
+    if value.ndim != 2 or 0 in value.shape[int(empty) :]:
         raise ValueError(
             f"{name} must be a non-empty matrix (one row a sample), got shape {tuple(value.shape)}"
         )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from tricouple.distributed import Shard
 from tricouple.memory import CACHED, empty_matrix
 
 P = ParamSpec("P")
@@ -229,11 +231,31 @@ class Patch(NamedTuple):
 
 ScoreGradient = Iterable[Patch]
 """A gradient with respect to the N×M scores; the rows of all patches, in order, are all rows.
-Within one set, where s_ij and s_ji are one number, each pair may come once, with both entries."""
+Within one set, where s_ij and s_ji are one number, each pair may come once, with both entries.
+Of several processes each may have some rows."""
+
+
+@dataclass(frozen=True)
+class OwnGradient(Iterable[Patch]):
+    """Of a gradient with respect to the scores what a process's own samples get from it."""
+
+    # Of its own anchors, with all references. Within one set they may hold both entries of a pair.
+    anchors: Iterable[Patch]
+    references: Iterable[Patch] = ()  # transposed: of its own references, with all anchors
+
+    def __iter__(self) -> Iterator[Patch]:
+        """Those of the anchors."""
+        return iter(self.anchors)
 
 
 def pull(
-    gradient: ScoreGradient, factor: float, anchors: Tensor, references: Tensor, *, slope: bool
+    gradient: ScoreGradient,
+    factor: float,
+    anchors: Tensor,
+    references: Tensor,
+    *,
+    slope: bool,
+    shard: Shard | None = None,
 ) -> tuple[tuple[Tensor, Tensor | None], Tensor | None]:
     """Chain with ``score_ij = factor · ⟨anchors_i, references_j⟩``, a tile at a time.
 
@@ -243,22 +265,38 @@ def pull(
         anchors: Shape (N, d).
         references: Shape (M, d); the same tensor within one set.
         slope: Whether the gradient with respect to the factor is wanted.
+        shard: The processes that have a share of the gradient, if there are several. Each gets the
+            gradient of its own rows, and what is in the others is not to be used.
 
     Returns:
         The gradients with respect to anchors and references, and to the factor (wide dtype).
         Within one set the first may be the sum of both; then the second is None.
     """
     with torch.inference_mode(False):  # they become somebody's gradients
-        to_anchors, to_references = torch.empty_like(anchors), torch.zeros_like(references)
-    for rows, tile, columns in gradient:
-        part = tile.to(anchors.dtype)
-        if anchors is references and part.shape[0] == len(anchors) <= _SMALL:
-            torch.mm(part + part.T, anchors, out=to_anchors)
-            to_factor = _inner(anchors, to_anchors) / 2 if slope else None
-            return (to_anchors.mul_(factor), None), to_factor
-        torch.mm(part, references[columns], out=to_anchors[rows])
-        to_references[columns].addmm_(part.T, anchors[rows])
-    to_factor = _inner(anchors, to_anchors) if slope else None
+        new = torch.empty_like if shard is None else torch.zeros_like
+        to_anchors, to_references = new(anchors), torch.zeros_like(references)
+    if isinstance(gradient, OwnGradient):
+        for rows, tile, _ in gradient:
+            torch.mm(tile.to(anchors.dtype), references, out=to_anchors[rows])
+        for rows, tile, _ in gradient.references:
+            torch.mm(tile.to(anchors.dtype), anchors, out=to_references[rows])
+        # Σ_ij G_ij s_ij is in the gradients of both sides.
+        both = _inner(anchors, to_anchors) + _inner(references, to_references) if slope else None
+        to_factor = None if both is None else both / 2
+    else:
+        for rows, tile, columns in gradient:
+            part = tile.to(anchors.dtype)
+            if anchors is references and part.shape[0] == len(anchors) <= _SMALL:
+                torch.mm(part + part.T, anchors, out=to_anchors)
+                to_factor = _inner(anchors, to_anchors) / 2 if slope else None
+                return (to_anchors.mul_(factor), None), to_factor
+            torch.mm(part, references[columns], out=to_anchors[rows])
+            to_references[columns].addmm_(part.T, anchors[rows])
+        to_factor = _inner(anchors, to_anchors) if slope else None
+        if shard is not None:
+            shard.sum_(to_references)
+    if shard is not None and to_factor is not None:
+        shard.sum_(to_factor)
     return (to_anchors.mul_(factor), to_references.mul_(factor)), to_factor
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from numbers import Number
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 
 from tricouple import checks
 from tricouple.checks import Labels
+from tricouple.distributed import Group, Team, check_group
 from tricouple.losses.batch import Batch, IndicesTuple, prepare
 from tricouple.losses.diagnostics import diagnose
+from tricouple.losses.gather import Call, gathered
 from tricouple.numeric import never_compiled
 
 DEFAULT_SHARPNESS = 10.0
@@ -36,6 +39,10 @@ class ContrastiveLoss(nn.Module, ABC):
         check: ``"full"``: bad values raise an error that names them. ``"shapes"``: only what is
             known without reading a value is checked, so that nothing waits for an accelerator; NaN
             then shows as a loss that is not finite, and in ``diagnostics()``.
+        group: Processes whose samples are one batch: None for this one alone, ``"world"``, a
+            ``ProcessGroup`` or a ``DeviceMesh`` of one dimension. Each passes its own samples, and
+            indices of them, and gets the loss of all; its gradients are such that the mean over
+            processes, as DistributedDataParallel and FSDP take it, is exact.
     """
 
     needs_negatives = True
@@ -44,12 +51,14 @@ class ContrastiveLoss(nn.Module, ABC):
     shown: tuple[str, ...] = ()  # the settings that its text names
     paper_sharpness: float | None = None  # c of the paper's settings, if it states them
 
-    def __init__(self, *, empty: str = "raise", check: str = "full") -> None:
+    def __init__(self, *, empty: str = "raise", check: str = "full", group: Group = None) -> None:
         super().__init__()
+        check_group(group)
         checks.one_of("empty", empty, ("raise", "zero"))
         checks.one_of("check", check, ("full", "shapes"))
         self.empty = empty
         self.check = check
+        self.group = group
         self._last: Batch | None = None
 
     def _set_scale(
@@ -165,7 +174,12 @@ class ContrastiveLoss(nn.Module, ABC):
         temperature: float | Tensor | None,
         ref_index: Labels | None,
     ) -> Tensor:
-        self._last = None
+        self._last, shard = None, None
+        team = None if self.group is None else Team.of(self.group)
+        if team is not None:
+            call = Call(embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index)
+            call, shard = gathered(team, call, lambda: self._scale(temperature))
+            embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index = call
         checks.matrix("embeddings", embeddings)
         temperature = self._scale(temperature)
         # Half precision cannot hold a coupling: the loss is a float32 island under autocast.
@@ -181,6 +195,7 @@ class ContrastiveLoss(nn.Module, ABC):
                 unit_length=self.unit_length,
                 read=self._reads,
             )
+            batch = replace(batch, shard=shard)
             self._check_setting(batch)
             missing = self._missing(batch)
             if missing is None:

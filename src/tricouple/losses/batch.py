@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tricouple import checks
 from tricouple.checks import Labels
+from tricouple.distributed import Shard
 from tricouple.numeric import compute_dtype, cosines, unit_rows, wide_dtype
 from tricouple.ot.engine import Sweeps
 from tricouple.relations import (
@@ -47,6 +48,7 @@ class Batch:
     temperature: float | Tensor  # what divides the similarities
     own: Tensor | None = None  # across: the reference that each anchor is, −1 for none
     places: Places | None = None  # of anchors and references, if couplings see them elsewhere
+    shard: Shard | None = None  # who has which rows, if they come from several processes
 
     def weighed(self, marginals: str) -> Batch:
         """The batch as couplings see it.
@@ -76,6 +78,10 @@ class Batch:
             return self.places.uniform(len(sizes), masses)
         return how.imposed(masses, sizes)
 
+    def shared(self, how: Sweeps) -> Sweeps:
+        """How to solve, by all processes that have rows of this batch."""
+        return how if self.shard is None else replace(how, shard=self.shard)
+
     def exclude_(self, scores: Tensor, value: float) -> Tensor:
         """Overwrite the entries of anchors with themselves, shape (N, M)."""
         if self.within:
@@ -83,13 +89,15 @@ class Batch:
         return scores if self.own is None else exclude_own_(scores, self.own, value)
 
     def detached(self) -> Batch:
-        """The same numbers, of no graph."""
+        """The same numbers, of no graph, for this process alone."""
         anchors, temperature = self.anchors.detach(), self.temperature
         if isinstance(temperature, Tensor):
             temperature = temperature.detach()
         same = self.references is self.anchors
         references = anchors if same else self.references.detach()
-        return replace(self, anchors=anchors, references=references, temperature=temperature)
+        return replace(
+            self, anchors=anchors, references=references, temperature=temperature, shard=None
+        )
 
     def similarity(self) -> Tensor:
         """Cosines, shape (N, M)."""
@@ -167,7 +175,7 @@ def prepare(
     shape = (len(anchors), len(references))
     relation: Relation
     if indices_tuple is not None:
-        relation = _listed(indices_tuple, shape, within, anchors.device)
+        relation = listed(indices_tuple, shape, within, anchors.device)
     else:
         relation = _identities(labels, ref_labels, shape, within, anchors.device)
     if ref_index is None:
@@ -295,7 +303,7 @@ def _identities(
     return Identities(anchors, references, within=False)
 
 
-def _listed(
+def listed(
     indices_tuple: IndicesTuple, shape: tuple[int, int], within: bool, device: torch.device
 ) -> ListedTriplets | MinedPairs:
     """Triplets (a, p, n), or pairs (a1, p) and (a2, n)."""

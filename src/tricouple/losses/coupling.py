@@ -44,6 +44,7 @@ def pair_divergence(
     rows, columns = target.pairs.marginals
     masses = torch.cat([rows, columns])
     sizes = (len(rows), len(columns))
+    sweeps = batch.shared(sweeps)
     imposed, problem = batch.imposed(sweeps, masses, sizes), Pairs(batch.within)
     if costs is None:
         embedded = batch.anchors, batch.references

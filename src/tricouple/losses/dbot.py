@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
+from tricouple.distributed import Group
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.costs import VARIANTS, read_out
@@ -42,6 +43,7 @@ class DBOT(ContrastiveLoss):
             a negative.
         check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
             accelerator (docs/accelerators.md).
+        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
 
     Example:
         >>> images, texts, ids = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
@@ -65,8 +67,9 @@ class DBOT(ContrastiveLoss):
         sharpness: float | str | None = None,
         empty: str = "raise",
         check: str = "full",
+        group: Group = None,
     ) -> None:
-        super().__init__(empty=empty, check=check)
+        super().__init__(empty=empty, check=check, group=group)
         self._set_scale(regularisation, sharpness)
         checks.sweeps(n_iters, None)
         checks.non_negative_number("lower", lower)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
+from tricouple.distributed import Group
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.costs import VARIANTS, read_out
@@ -45,6 +46,7 @@ class FusedGromov(ContrastiveLoss):
             a negative.
         check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
             accelerator (docs/accelerators.md).
+        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
 
     Example:
         >>> images, texts, ids = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
@@ -68,8 +70,9 @@ class FusedGromov(ContrastiveLoss):
         sharpness: float | str | None = None,
         empty: str = "raise",
         check: str = "full",
+        group: Group = None,
     ) -> None:
-        super().__init__(empty=empty, check=check)
+        super().__init__(empty=empty, check=check, group=group)
         self._set_scale(epsilon, sharpness)
         checks.non_negative_number("alpha", alpha)
         checks.count("n_outer", n_outer)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
+from tricouple.distributed import Group
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch, exclude_own_
 from tricouple.memory import DEFAULT_BUDGET, MEMORY_MODES, choose_storage
@@ -40,6 +41,7 @@ class InfoNCE(ContrastiveLoss):
             a negative.
         check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
             accelerator (docs/accelerators.md).
+        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``; all the same here,
             because similarities always come in tiles.
         memory_budget: Bytes that the tiles may take.
@@ -63,10 +65,11 @@ class InfoNCE(ContrastiveLoss):
         sharpness: float | str | None = None,
         empty: str = "raise",
         check: str = "full",
+        group: Group = None,
         memory: str = "auto",
         memory_budget: float = DEFAULT_BUDGET,
     ) -> None:
-        super().__init__(empty=empty, check=check)
+        super().__init__(empty=empty, check=check, group=group)
         self._set_scale(temperature, sharpness)
         checks.one_of("memory", memory, MEMORY_MODES)
         checks.positive_number("memory_budget", memory_budget)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
+from tricouple.distributed import Group
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.costs import VARIANTS
@@ -30,6 +31,7 @@ class InvaSpread(ContrastiveLoss):
             a negative.
         check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
             accelerator (docs/accelerators.md).
+        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
 
     Example:
         >>> criterion = InvaSpread(sharpness=10)
@@ -51,8 +53,9 @@ class InvaSpread(ContrastiveLoss):
         sharpness: float | str | None = None,
         empty: str = "raise",
         check: str = "full",
+        group: Group = None,
     ) -> None:
-        super().__init__(empty=empty, check=check)
+        super().__init__(empty=empty, check=check, group=group)
         self._set_scale(temperature, sharpness)
         checks.one_of("variant", variant, VARIANTS)
         self.variant = variant

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
+from tricouple.distributed import Group
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.coupling import pair_divergence
@@ -38,6 +39,7 @@ class IOT(ContrastiveLoss):
         empty: ``"raise"`` or ``"zero"`` for batches without a positive pair.
         check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
             accelerator (docs/accelerators.md).
+        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``; the uniformity
             penalty always needs matrices.
         memory_budget: Bytes.
@@ -66,10 +68,11 @@ class IOT(ContrastiveLoss):
         sharpness: float | str | None = None,
         empty: str = "raise",
         check: str = "full",
+        group: Group = None,
         memory: str = "auto",
         memory_budget: float = DEFAULT_BUDGET,
     ) -> None:
-        super().__init__(empty=empty, check=check)
+        super().__init__(empty=empty, check=check, group=group)
         self._set_scale(epsilon, sharpness)
         checks.non_negative_number("uniformity", uniformity)
         if uniformity and gradient == "envelope":

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
+from tricouple.distributed import Group
 from tricouple.losses.base import ContrastiveLoss, as_number
 from tricouple.losses.batch import Batch
 from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
@@ -64,6 +65,7 @@ class NegMMIOT(ContrastiveLoss):
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
         check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
             accelerator (docs/accelerators.md).
+        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
         memory: ``"matrices"`` stores N×N kernels, ``"streamed"`` recomputes tiles of them in every
             pass, in O(N·d) memory; ``"auto"`` streams what exceeds the budget.
         memory_budget: Bytes; for other ψ than the fast ones, those of the N³ costs: kept if all
@@ -98,11 +100,12 @@ class NegMMIOT(ContrastiveLoss):
         sharpness: float | str | None = None,
         empty: str = "raise",
         check: str = "full",
+        group: Group = None,
         memory: str = "auto",
         memory_budget: float = DEFAULT_BUDGET,
         kernel_tol: float = 1e-3,
     ) -> None:
-        super().__init__(empty=empty, check=check)
+        super().__init__(empty=empty, check=check, group=group)
         checks.positive_number("epsilon", epsilon)
         self.epsilon = epsilon
         self._set_scale(temperature, sharpness, epsilon)
@@ -119,12 +122,13 @@ class NegMMIOT(ContrastiveLoss):
     def compute(self, batch: Batch) -> Tensor:
         """KL(P̃‖P) = −H(P̃) + ⟨P̃, C⟩/ε − Σ ⟨target marginal, log-scaling⟩ (mathematics §2)."""
         batch = batch.weighed(self.sweeps.marginals)
+        how = batch.shared(self.sweeps)
         cost, target = self._cost(), batch.relation.triplets()
         masses = torch.cat(target.marginals)
         sizes = [len(mass) for mass in target.marginals]
-        imposed = batch.imposed(self.sweeps, masses, sizes)
+        imposed = batch.imposed(how, masses, sizes)
         factor = cost.factor(batch.temperature)
-        mean, potentials = cost.solved(batch, target, factor, imposed, self.sweeps)
+        mean, potentials = cost.solved(batch, target, factor, imposed, how)
         loss = mean - target.entropy - expectation(masses, potentials)
         return loss.to(batch.dtype)
 

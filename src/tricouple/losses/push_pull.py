@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
+from tricouple.distributed import Group
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.coupling import pair_divergence
@@ -44,6 +45,7 @@ class PushPull(ContrastiveLoss):
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
         check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
             accelerator (docs/accelerators.md).
+        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``.
         memory_budget: Bytes.
         negatives: A⁻. ``"projected"``, as in the paper's Algorithm 1: the (anchor, negative) pairs
@@ -77,11 +79,12 @@ class PushPull(ContrastiveLoss):
         sharpness: float | str | None = None,
         empty: str = "raise",
         check: str = "full",
+        group: Group = None,
         memory: str = "auto",
         memory_budget: float = DEFAULT_BUDGET,
         negatives: str = "projected",
     ) -> None:
-        super().__init__(empty=empty, check=check)
+        super().__init__(empty=empty, check=check, group=group)
         checks.positive_number("epsilon_pos", epsilon_pos)
         checks.positive_number("epsilon_neg", epsilon_neg)
         resolve(shaping)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
+from tricouple.distributed import Group
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.numeric import cosines
@@ -33,6 +34,7 @@ class VICReg(ContrastiveLoss):
         empty: ``"raise"`` or ``"zero"`` for batches with fewer than two pairs.
         check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
             accelerator (docs/accelerators.md).
+        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
 
     Example:
         >>> criterion = VICReg()
@@ -54,8 +56,9 @@ class VICReg(ContrastiveLoss):
         *,
         empty: str = "raise",
         check: str = "full",
+        group: Group = None,
     ) -> None:
-        super().__init__(empty=empty, check=check)
+        super().__init__(empty=empty, check=check, group=group)
         checks.non_negative_number("invariance", invariance)
         checks.non_negative_number("variance", variance)
         checks.non_negative_number("covariance", covariance)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
+from tricouple.distributed import Shard
 from tricouple.memory import (
     CACHED,
     DEFAULT_BUDGET,
@@ -87,6 +88,7 @@ class Sweeps:
     marginals: str = "uniform"  # ``"uniform"``, ``"target"`` or ``"classes"``
     memory: str = "auto"  # ``"auto"``, ``"matrices"`` or ``"streamed"``
     memory_budget: float = DEFAULT_BUDGET  # bytes
+    shard: Shard | None = None  # processes that share the kernels, if there are several
 
     def __post_init__(self) -> None:
         checks.sweeps(self.n_iters, self.tol)

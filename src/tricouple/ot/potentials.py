@@ -239,8 +239,8 @@ def _embedding_gradients(
     gradient = _score_gradient(ctx, cotangent)
     if to_costs:
         gradient = ctx.solution.coupling.with_costs(gradient, ctx.weights, *to_costs)
-    slope = ctx.needs_input_grad[2]
-    result = pull(gradient, ctx.factor, anchors, references, slope=slope)
+    slope, shard = ctx.needs_input_grad[2], ctx.solution.coupling.shard
+    result = pull(gradient, ctx.factor, anchors, references, slope=slope, shard=shard)
     # A loss is often kept until the next one is there: its matrices need not be.
     ctx.solution.coupling.release()
     return result

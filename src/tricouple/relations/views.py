@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
+from tricouple.distributed import Group, Team, own
 from tricouple.relations.identities import Identities
 
 
-def pair_views(*views: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def pair_views(*views: Tensor | Sequence[Tensor], group: Group = None) -> tuple[Tensor, Tensor]:
     """Stack views and number their instances, ready for any loss.
 
     Args:
         views: Two or more tensors of shape (N, d), or one list of them; row i of each is a view of
             instance i.
+        group: Processes whose instances are numbered together, as in every loss: each goes on
+            where the one before it ends.
 
     Returns:
         Embeddings, shape (views·N, d), and the instance of each row, shape (views·N,).
@@ -27,6 +30,30 @@ def pair_views(*views: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         >>> identities
         tensor([0, 1, 0, 1])
     """
+    team = None if group is None else Team.of(group)
+    if team is None:
+        several = _checked(views, empty=False)
+        first = 0
+    else:
+        several, first = _numbered(views, team)
+    n = len(several[0])
+    identities = torch.arange(first, first + n, device=several[0].device)
+    return torch.cat(tuple(several)), identities.repeat(len(several))
+
+
+def _numbered(views: Sequence[Any], team: Team) -> tuple[Sequence[Tensor], int]:
+    """The views, and how many instances the processes before this one have."""
+    several: Sequence[Tensor] = []
+    problem = None
+    try:
+        several = _checked(views, empty=True)
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    counts = [n for (n,) in team.exchange([len(several[0]) if several else 0], problem)]
+    return several, own(counts, team.rank).start
+
+
+def _checked(views: Sequence[Any], *, empty: bool) -> Sequence[Tensor]:
     several: Sequence[Any] = views
     if len(views) == 1 and isinstance(views[0], list | tuple):
         several = views[0]
@@ -34,14 +61,13 @@ def pair_views(*views: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         raise ValueError(f"pair_views needs at least 2 views of each instance, got {len(several)}")
     first = several[0]
     for number, view in enumerate(several):
-        checks.matrix(f"view {number}", view)
+        checks.matrix(f"view {number}", view, empty=empty)
         if view.shape != first.shape:
             raise ValueError(
                 f"view {number} has shape {tuple(view.shape)}, view 0 {tuple(first.shape)}: "
                 "row i of every view must belong to instance i"
             )
-    identities = torch.arange(len(first), device=first.device)
-    return torch.cat(tuple(several)), identities.repeat(len(several))
+    return several
 
 
 def view_pairs(relation: Identities) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from tricouple.distributed import Shard
 from tricouple.numeric import Patch, ScoreGradient, divide_or_zero
 
 
@@ -82,6 +83,7 @@ class Coupling(ABC):
     """Kernels that can be scaled to marginals, and whose plans can be differentiated."""
 
     dtype: torch.dtype  # the dtype that it is computed in
+    shard: Shard | None = None  # the processes that share its kernels, if there are several
 
     @abstractmethod
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
