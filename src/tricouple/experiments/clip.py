@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -26,7 +27,7 @@ from tricouple.data.captions import (
     Tokens,
     tokenise,
 )
-from tricouple.data.images import ImageSet
+from tricouple.data.images import DataError, ImageSet
 from tricouple.data.images.sets import Normalisation
 from tricouple.evaluation.features import embed_images, embed_texts
 from tricouple.evaluation.geometry import measure_modalities
@@ -107,6 +108,14 @@ class RunCaptions:
 def own_files(config: Clip) -> list[Path]:
     """The files of captions of one's own, and the images that they name."""
     return captions.files(Source(**asdict(config.data))) if config.data.own else []
+
+
+def published(config: Clip) -> tuple[Path, list[Path]]:
+    """The files of a published data set; none if it is not complete."""
+    source = Source(**asdict(config.data))
+    with suppress(DataError):  # loading says it better
+        return captions.root_of(source), captions.files(source)
+    return captions.root_of(source), []
 
 
 def load_captions(config: Clip) -> RunCaptions:
@@ -384,6 +393,7 @@ CLIP = RunKind(
     prefix=("clip",),
     network=attrgetter("model.name"),
     files=own_files,
+    published=published,
     load=load_captions,
     encoder=make_encoder,
     method=make_method,

@@ -70,6 +70,11 @@ def own_files(config: Train) -> list[Path]:
     return [path for images in find_images(roots, []) for path in images] + start
 
 
+def published(config: Train) -> tuple[Path, list[Path]]:
+    """The files of a published data set."""
+    return images.published_files(config.data.name, config.data.root)
+
+
 def load_images(config: Train) -> RunImages:
     """Load the data set of a run and cut it to size.
 
@@ -311,6 +316,7 @@ VISION = RunKind(
     setting=attrgetter("setting.name"),
     network=attrgetter("backbone.name"),
     files=own_files,
+    published=published,
     load=load_images,
     encoder=make_encoder,
     about=about,

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,21 @@ def test_own_captions_and_zero_shot_images_make_a_run(tiny, console, tmp_path, m
     (tmp_path / "images/0.png").touch()
     with pytest.raises(ValueError, match=r"images have other names, sizes or dates"):
         train(tiny(*words), console)
+
+
+def test_a_published_set_of_captions_is_known_by_its_files(tiny, tmp_path):
+    annotations = tmp_path / "flickr8k/annotations"
+    annotations.mkdir(parents=True)
+    config = tiny("data=flickr8k", f"data.root={tmp_path}/flickr8k")
+    assert CLIP.listing(config) == {}  # nothing is there yet: loading says so
+    for part in ("train", "val", "test"):
+        write_coco(tmp_path / "flickr8k", name=f"annotations/captions_{part}.json")
+    found = CLIP.listing(config)
+    assert found["flickr8k"]["files"] == 6
+    shutil.copytree(tmp_path / "flickr8k", tmp_path / "copy")
+    assert CLIP.listing(tiny("data=flickr8k", f"data.root={tmp_path}/copy")) == found
+    (tmp_path / "copy/images/0.png").unlink()
+    assert CLIP.listing(tiny("data=flickr8k", f"data.root={tmp_path}/copy")) != found
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,23 @@
 
 import json
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from image_files import write_classes, write_image
+from image_files import (
+    write_cifar10,
+    write_cifar100,
+    write_classes,
+    write_image,
+    write_mnist,
+    write_svhn,
+    write_tiny_imagenet,
+)
 from tricouple import cli
+from tricouple.data import images
 from tricouple.experiments.runs.folder import RunError
 from tricouple.experiments.runs.identity import data_name, digest, former_digest, listing
 from tricouple.experiments.runs.run import run_once
@@ -122,6 +133,75 @@ def test_evaluate_refuses_changed_data_unless_others_are_named(pictures, tiny, c
 def test_published_data_are_known_by_their_name(tiny):
     assert VISION.listing(tiny()) == {}
     assert digest(tiny("data.root=a")) == digest(tiny("data.root=b"))
+
+
+PUBLISHED = ("data=cifar10", "data.train_size=20", "training.epochs=1", "training.batch_size=10",
+             "evaluation.neighbours=3")  # fmt: skip
+
+
+def test_a_published_set_is_the_same_everywhere_and_another_when_completed(
+    tmp_path, tiny, console, monkeypatch
+):
+    config = tiny(*PUBLISHED)
+    place = write_cifar10(tmp_path / "a", batches=(1, 2)).parent
+    monkeypatch.setenv("TRICOUPLE_DATA", str(place))
+    folder = run_once(VISION, config, console).folder
+    assert json.loads(folder.data.read_text())["cifar10"]["files"] == 4
+    shutil.copytree(place, tmp_path / "b")
+    (tmp_path / "b/cifar-10-batches-py/readme.html").write_text("not read")
+    monkeypatch.setenv("TRICOUPLE_DATA", str(tmp_path / "b"))
+    assert run_once(VISION, config, console).skipped
+    monkeypatch.setenv("TRICOUPLE_DATA", str(write_cifar10(tmp_path / "c").parent))
+    with pytest.raises(RunError, match=r"have changed since: cifar10 has 7 files, 4 then: choose"):
+        run_once(VISION, config, console)
+    assert cli.main(["evaluate", str(folder.path)]) == 2
+    other = write_cifar10(tmp_path / "d", batches=(1, 2), n=30).parent
+    with pytest.raises(RunError, match=r"files in cifar10 have other names or sizes"):
+        run_once(VISION, tiny(*PUBLISHED, f"data.root={other}"), console)
+    monkeypatch.setenv("TRICOUPLE_DATA", str(tmp_path / "nowhere"))  # nothing that contradicts
+    assert run_once(VISION, config, console).skipped
+
+
+def test_a_published_set_is_noted_once_it_is_downloaded(tmp_path, tiny, console):
+    def download(config):
+        write_cifar10(tmp_path)
+        return VISION.load(config)
+
+    config = tiny(*PUBLISHED, f"data.root={tmp_path}")
+    finished = run_once(replace(VISION, load=download), config, console)
+    assert json.loads(finished.folder.data.read_text()) == finished.evaluation["files"] != {}
+    assert run_once(VISION, config, console).skipped
+
+
+def test_a_run_that_noted_nothing_of_published_data_is_accepted(tmp_path, tiny, console):
+    write_cifar10(tmp_path)
+    config = tiny(*PUBLISHED, f"data.root={tmp_path}")
+    folder = run_once(VISION, config, console).folder
+    folder.data.unlink()
+    content = folder.read_evaluation()
+    del content["files"]
+    folder.evaluation.write_text(json.dumps(content))
+    assert run_once(VISION, config, console).skipped
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "count"),
+    [("mnist", write_mnist, 4), ("svhn", write_svhn, 2), ("cifar100", write_cifar100, 3),
+     ("tiny_imagenet", write_tiny_imagenet, 17), ("digits", lambda root: None, 0)],
+)  # fmt: skip
+def test_files_of_published_sets_are_found(name, write, count, tmp_path):
+    write(tmp_path)
+    found = images.published_files(name, tmp_path)[1]
+    assert len(found) == count
+    assert all(path.is_file() for path in found)
+
+
+def test_packed_files_count_where_there_are_no_others(tmp_path):
+    folder = write_mnist(tmp_path, packed=True)
+    names = [path.name for path in images.published_files("mnist", tmp_path)[1]]
+    assert names == sorted(path.name for path in folder.iterdir())
+    (folder / names[0].removesuffix(".gz")).write_bytes(b"")
+    assert images.published_files("mnist", tmp_path)[1][0].suffix == ""
 
 
 def test_a_listing_tells_folders_apart_and_ignores_the_order(tmp_path):

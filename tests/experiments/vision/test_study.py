@@ -183,6 +183,13 @@ def test_a_record_of_the_version_before_counts(study, console, tmp_path, monkeyp
     (tmp_path / "out" / "runs.jsonl").write_text(json.dumps(old) + "\n")
     monkeypatch.setattr(study_module, "run_once", None)
     run_study(VISION, one, tmp_path / "out", tmp_path / "runs", console)
+    changed = {"digits": {"files": 3, "bytes": 1, "digest": "of other files"}}
+    Store(tmp_path / "out").append(old | {"files": changed})
+    file = tmp_path / "digits.csv"
+    file.write_text("0")
+    kind = replace(VISION, published=lambda config: (tmp_path, [file]))
+    with pytest.raises(CommandError, match=r"changed since digits-.* digits has 1 files, 3 then"):
+        run_study(kind, one, tmp_path / "out", tmp_path / "runs", console)
 
 
 def test_a_run_that_diverges_is_a_result_of_accuracy_zero(study, console, tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """Captioned images of any format: checked, decoded once, tokenised and batched."""
 
-from tricouple.data.captions.readers import Source, files, load
+from tricouple.data.captions.readers import Source, files, load, root_of
 from tricouple.data.captions.sets import (
     CaptionData,
     CaptionedImages,
@@ -19,5 +19,6 @@ __all__ = [
     "Tokens",
     "files",
     "load",
+    "root_of",
     "tokenise",
 ]

@@ -158,11 +158,12 @@ def files(wanted: Source) -> list[Path]:
             images = [entry.image for entry in entries]
             found |= {image.path if isinstance(image, Member) else image for image in images}
             if wanted.format != "shards":
-                found.add(_root(wanted) / getattr(wanted, part))
+                found.add(root_of(wanted) / getattr(wanted, part))
     return sorted(found)
 
 
-def _root(wanted: Source) -> Path:
+def root_of(wanted: Source) -> Path:
+    """The folder that the files of a data set are named from."""
     if wanted.root is not None:
         return Path(wanted.root).expanduser()
     return data_home() / (wanted.folder or wanted.name)
@@ -181,7 +182,7 @@ def _read(wanted: Source, part: str, notes: list[str]) -> list[Entry]:
     name = getattr(wanted, part)
     if name is None:
         raise ValueError(f"data={wanted.name} needs data.{part}: a file of captions")
-    root = _root(wanted)
+    root = root_of(wanted)
     if not root.is_dir():
         above = f", or TRICOUPLE_DATA to the folder that has {wanted.folder}/" * bool(wanted.folder)
         raise DataError(f"{root}: there is no such folder: set data.root{above}")

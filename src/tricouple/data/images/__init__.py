@@ -7,7 +7,7 @@
 """
 
 from tricouple.data.images.files import DataError
-from tricouple.data.images.readers import NAMES, load
+from tricouple.data.images.readers import NAMES, load, published_files
 from tricouple.data.images.sets import (
     ImageData,
     ImageSet,
@@ -26,6 +26,7 @@ __all__ = [
     "check_supervised",
     "load",
     "loader",
+    "published_files",
     "split",
     "subset",
 ]

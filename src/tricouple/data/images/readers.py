@@ -108,6 +108,39 @@ def load(
     )
 
 
+# Of each published data set: the folders that may hold it, and its files there.
+_FILES = {
+    "mnist": (("MNIST/raw",), ("*-ubyte", "*-ubyte.gz")),
+    "svhn": (("SVHN", "."), ("train_32x32.mat", "test_32x32.mat")),
+    "cifar10": (("cifar-10-batches-py",), ("data_batch_?", "test_batch", "batches.meta")),
+    "cifar100": (("cifar-100-python",), ("train", "test", "meta")),
+    "tiny_imagenet": (
+        ("tiny-imagenet-200",),
+        ("train/**/*.JPEG", "val/**/*.JPEG", "val/val_annotations.txt", "words.txt"),
+    ),
+}
+
+
+def published_files(name: str, root: Path | str | None = None) -> tuple[Path, list[Path]]:
+    """The folder of a published data set, and the files there that ``load`` would read now.
+
+    Example:
+        >>> published_files("cifar100", "/nowhere")[1]
+        []
+    """
+    home = data_home() if root is None else Path(root).expanduser()
+    places, patterns = _FILES.get(name, ((".",), ()))
+    for place in places:
+        folder = home / place
+        found = {path for pattern in patterns for path in folder.glob(pattern)}
+        if found:
+            break
+    # Packed files are read where the same is not there unpacked.
+    return folder, [
+        path for path in sorted(found) if path.suffix != ".gz" or path.with_suffix("") not in found
+    ]
+
+
 def data_home() -> Path:
     """The folder that data sets live in: TRICOUPLE_DATA, or ``~/.cache/tricouple``."""
     return Path(os.environ.get("TRICOUPLE_DATA") or "~/.cache/tricouple").expanduser()

@@ -276,11 +276,11 @@ examples:
             runs = [(folder, folder.read(Train)) for folder in folders]
             for folder, config in runs:
                 wanted = override(config, settings)
-                if not elsewhere:
-                    folder.check_data(VISION.listing(config), todo)
                 origin, trained = collect_provenance(), folder.read_trained(config)
                 with folder.held(console):
                     data, before = VISION.load(wanted), folder.provenance()
+                    if not elsewhere:
+                        folder.check_data(VISION.listing(config), todo)
                     found = evaluate_run(
                         VISION, wanted, data, trained, folder, console, origin, before
                     )

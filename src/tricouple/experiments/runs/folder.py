@@ -2,7 +2,7 @@
 
 ===========================  ===================================================================
 ``config.yaml``              every setting
-``data.json``                which files of one's own it was trained on
+``data.json``                which files it was trained on
 ``metrics.csv``              the curves, one row an epoch
 ``tensorboard/``             the same and the loss of every step, for TensorBoard
 ``last.ckpt``                where training continues; gone when the run is finished
@@ -35,6 +35,7 @@ from tricouple.experiments.runs.identity import (
     digest,
     former_digest,
     identity,
+    of_ones_own,
     resolved,
 )
 from tricouple.experiments.runs.record import Store
@@ -130,7 +131,7 @@ class RunFolder:
 
     @property
     def data(self) -> Path:
-        """Which files of one's own the run was trained on."""
+        """Which files the run was trained on."""
         return self.path / "data.json"
 
     def read(self, kind: type[C]) -> C:
@@ -231,7 +232,7 @@ class RunFolder:
             RunError: If another configuration lives here, or the data have changed.
         """
         self.check(config, data)
-        if data:
+        if data:  # also for a run of an earlier version, which noted nothing of published data
             write_text(self.data, json.dumps(data, indent=1) + "\n")
         write_text(self.config, to_yaml(resolved(config)))
 
@@ -259,7 +260,7 @@ class RunFolder:
             raise RunError(f"{self.path} has weights but no config.yaml: {choose}")
 
     def check_data(self, data: Listing, todo: str) -> None:
-        """See that files of one's own are those that the run was trained on.
+        """See that the files are those that the run was trained on.
 
         Raises:
             RunError: If they are not, or the run does not say; ``todo`` is what to do then.
@@ -267,7 +268,7 @@ class RunFolder:
         if not data:
             return
         there = _read_json(self.data, todo)
-        if not there:
+        if not there and of_ones_own(data):
             raise RunError(
                 f"{self.path} was made by an earlier version, which did not note its data: {todo}"
             )

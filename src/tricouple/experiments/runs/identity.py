@@ -1,15 +1,17 @@
 """What a run is: the settings that decide its weights, and the files that it is trained on.
 
-A published data set is known by its name; of files of one's own a run remembers how many there are,
-their names, sizes and times, by folder.
+Of files of one's own a run remembers how many there are, their names, sizes and times, by folder.
+Of a published data set it remembers the same without times and places: a whole copy is the same
+everywhere, a partial one is not.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +23,8 @@ from tricouple.training.trainer import SPEED_ONLY
 
 C = TypeVar("C", bound=RunConfig)
 
-# Of each folder with files: how many, how large, and a digest of names, sizes and times.
+# Of each folder with files of one's own, by its path, and of a published data set, by its name: how
+# many, how large, and a digest of what is known of each.
 Listing: TypeAlias = dict[str, dict[str, Any]]
 
 
@@ -38,27 +41,53 @@ def listing(files: Iterable[Path]) -> Listing:
             about = path.stat()
             entry = path.name, about.st_size, about.st_mtime_ns
             folders.setdefault(str(path.parent.resolve()), []).append(entry)
+    return {folder: _summary(entries) for folder, entries in sorted(folders.items())}
+
+
+def published(name: str, folder: Path, files: Iterable[Path]) -> Listing:
+    """What there is of a published data set; nothing if it is not here yet.
+
+    Example:
+        >>> published("cifar10", Path("cifar-10-batches-py"), [])
+        {}
+    """
+    entries = [
+        (Path(os.path.relpath(path, folder)).as_posix(), path.stat().st_size) for path in files
+    ]
+    return {name: _summary(entries)} if entries else {}
+
+
+def _summary(entries: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     return {
-        folder: {
-            "files": len(entries),
-            "bytes": sum(size for _, size, _ in entries),
-            "digest": hashlib.sha256(repr(sorted(entries)).encode()).hexdigest()[:16],
-        }
-        for folder, entries in sorted(folders.items())
+        "files": len(entries),
+        "bytes": sum(entry[1] for entry in entries),
+        "digest": hashlib.sha256(repr(sorted(entries)).encode()).hexdigest()[:16],
     }
 
 
+def of_ones_own(listed: Listing) -> Listing:
+    """The part of a listing that is no published data set."""
+    return {place: found for place, found in listed.items() if Path(place).is_absolute()}
+
+
 def changes(there: Listing, here: Listing) -> Iterator[str]:
-    """How the files here differ from those there, a clause a folder."""
-    for folder in sorted({**there, **here}):
-        old, new = there.get(folder), here.get(folder)
+    """How the files here differ from those there, a clause a folder or published data set.
+
+    One that only one side knows of is no change: it was not noted by an earlier version, or is not
+    downloaded yet.
+    """
+    own = of_ones_own({**there, **here})
+    for place in sorted({**there, **here}):
+        old, new = there.get(place), here.get(place)
         if old is None or new is None:
-            yield f"{folder} is {'new' if old is None else 'gone or empty'}"
+            if place in own:
+                yield f"{place} is {'new' if old is None else 'gone or empty'}"
         elif not isinstance(old, dict) or old.get("files") != new["files"]:
             then = old.get("files") if isinstance(old, dict) else "other"
-            yield f"{folder} has {new['files']} files, {then} then"
+            yield f"{place} has {new['files']} files, {then} then"
         elif old != new:
-            yield f"files in {folder} have other names, sizes or dates"
+            dates = ", sizes or dates" if place in own else " or sizes"
+            yield f"files in {place} have other names{dates}"
 
 
 def data_name(config: RunConfig) -> str:

@@ -21,6 +21,7 @@ from tricouple.experiments.runs.identity import (
     digest,
     former_digest,
     listing,
+    published,
     resolved,
 )
 from tricouple.training.module import Training
@@ -55,7 +56,7 @@ class RunKind(Generic[C, D]):
     config: type[C]  # the dataclass of its settings
     prefix: tuple[str, ...]  # first words of the names of folders
     network: Callable[[C], str]  # name of what is trained
-    files: Callable[[C], Sequence[Path]]  # of one's own that it trains on; none of published data
+    files: Callable[[C], Sequence[Path]]  # of one's own that it trains on
     load: Callable[[C], D]  # load the data; refuse what training or evaluation could only fail at
     # What is trained and kept, with the initial weights of the run's seed.
     encoder: Callable[[C, D], nn.Module]
@@ -69,6 +70,8 @@ class RunKind(Generic[C, D]):
     chosen_by: str  # the metric that studies choose settings by
     gallery: bool = False  # whether studies keep the examples that evaluations leave
     setting: Callable[[C], str] | None = None  # what losses are compared on beside the data
+    # Of published data: their folder, and the files there that ``load`` reads.
+    published: Callable[[C], tuple[Path, Sequence[Path]]] | None = None
     # What it takes to use the encoder without the data.
     about: Callable[[C, D], dict[str, Any]] | None = None
 
@@ -93,8 +96,12 @@ class RunKind(Generic[C, D]):
         return before if before.path.exists() else named(data_name(config), digest(config))
 
     def listing(self, config: C) -> Listing:
-        """The files of one's own that a run is about, and the weights that it starts from."""
-        return listing(self.files(resolved(config)))
+        """The files that a run is about, and the weights that it starts from."""
+        config = resolved(config)
+        found = listing(self.files(config))
+        if config.data.own or self.published is None:
+            return found
+        return found | published(config.data.name, *self.published(config))
 
     def settings(self, config: C) -> dict[str, Any]:
         """The settings that tell runs apart, in one level."""

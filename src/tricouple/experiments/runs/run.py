@@ -22,6 +22,7 @@ from tricouple.conf.words import check
 from tricouple.experiments.runs.folder import RunError, RunFolder, Trained
 from tricouple.experiments.runs.identity import (
     Listing,
+    changes,
     data_name,
     digest,
     resolved,
@@ -86,6 +87,7 @@ def run_once(
         return finished
     origin = origin or collect_provenance()
     data = kind.load(config)
+    files = kind.listing(config)  # once more: they may just have been downloaded
     for note in data.notes:
         console.print(f"[yellow]{escape(data_name(config))}:[/] {escape(note)}", soft_wrap=True)
     if apart := note_on_processes(config.trainer):
@@ -301,6 +303,7 @@ def evaluated(
         seconds=sum(evaluation["seconds"].values()),
         steps=evaluation["curves"]["step"][-1],
         **kind.kept(evaluation),
+        files=evaluation.get("files", {}),
         curves=evaluation["curves"],
         provenance=evaluation["provenance"],
     )
@@ -337,6 +340,6 @@ def _is_whole(
     return (
         evaluation.get("epoch") == config.training.epochs
         and evaluation.get("settings") == asdict(config.evaluation)
-        and evaluation.get("files", {}) == files
+        and not any(changes(evaluation.get("files", {}), files))
         and (folder.gallery.is_file() or not kind.gallery)
     )

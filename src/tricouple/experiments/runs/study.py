@@ -29,7 +29,7 @@ from rich.console import Console
 from tricouple.conf.compose import configure, loss_words
 from tricouple.conf.schema import Study
 from tricouple.experiments.runs.folder import RunFolder
-from tricouple.experiments.runs.identity import data_name
+from tricouple.experiments.runs.identity import changes, data_name
 from tricouple.experiments.runs.kind import C, D, RunKind
 from tricouple.experiments.runs.record import (
     DONE,
@@ -212,6 +212,13 @@ class Trials(Generic[C, D]):
                 f"{self.store.runs}: {name} was run with other settings than the study has now: "
                 "choose another --out, or delete the line"
             )
+        elif "files" in record:
+            changed = list(changes(record["files"], self.kind.listing(config)))
+            if changed:
+                raise CommandError(
+                    f"{self.store.runs}: the data have changed since {name}: {changed[0]}: choose "
+                    "another --out, or delete the line"
+                )
         return float(record["metrics"][self.kind.chosen_by]) if record["status"] == DONE else 0.0
 
     def name(self, trial: Trial, config: C) -> str:
