@@ -89,6 +89,7 @@ class Evaluation:
     """What is measured of the trained encoder; not part of a run's identity."""
 
     part: str  # ``test``, or ``validation`` for the images that ``data.validation_size`` held out
+    max_test_size: int | None  # measure on a stratified subset of this many; None for all
     neighbours: int  # k of k-NN
     probe_epochs: int  # of the linear probe
     probe_learning_rate: float  # of its AdamW

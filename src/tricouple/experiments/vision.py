@@ -103,6 +103,9 @@ def load_images(config: Train) -> RunImages:
     data = replace(data, train=train, probe=probe, normalisation=_normalisation(config, data))
     check_trainable(config, data)
     measured = data.test if config.evaluation.part == "test" else validation
+    limit = config.evaluation.max_test_size
+    if measured is not None and limit is not None:
+        measured = _at_most(measured, limit, seed=0)  # the same for all runs
     followed = validation or data.test
     if followed is None:
         return RunImages(data, measured, None)
@@ -298,6 +301,7 @@ def flat(config: Train) -> dict[str, Any]:
         "image_size": data.image_size,
         "pretrained": backbone.pretrained or None,
         "head_dim": backbone.head_dim,
+        "max_test_size": config.evaluation.max_test_size,
     }
     return {
         "validation_size": data.validation_size,

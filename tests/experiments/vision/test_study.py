@@ -90,7 +90,7 @@ def test_the_study_of_the_project_gives_every_loss_the_same_budget():
 
 
 def test_two_processes_do_not_do_a_loss_at_the_same_time(tmp_path, monkeypatch, console):
-    trials = Trials(VISION, GRID, Store(tmp_path / "out"), tmp_path / "runs", {})
+    trials = Trials(VISION, GRID, Store(tmp_path / "out"), tmp_path / "runs", {}, console)
     done: list[str] = []
 
     def work(self, block, loss, shown):
@@ -100,7 +100,7 @@ def test_two_processes_do_not_do_a_loss_at_the_same_time(tmp_path, monkeypatch, 
         done.append("ends")
 
     monkeypatch.setattr(Trials, "_go", work)
-    crew = [Thread(target=trials.go, args=(("data=mnist",), "iot", console)) for _ in range(2)]
+    crew = [Thread(target=trials.go, args=(("data=mnist",), "iot")) for _ in range(2)]
     for worker in crew:
         worker.start()
     for worker in crew:

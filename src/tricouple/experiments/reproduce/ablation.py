@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tricouple.conf.compose import configure
-from tricouple.conf.schema import Train
 from tricouple.experiments.reproduce.items import (
     NOTHING,
     Item,
@@ -22,8 +20,9 @@ from tricouple.experiments.reproduce.items import (
     Shown,
     fill,
     finished,
+    trained,
 )
-from tricouple.experiments.runs.record import Record, Store
+from tricouple.experiments.runs.record import Record
 from tricouple.names import AXES, loss_name
 from tricouple.report.numbers import MeanStd, listing, percent, plain
 from tricouple.report.page import asset
@@ -137,20 +136,10 @@ class Ablation(Item):
 
 
 def _measure(cell: Cell, seed: int, request: Request) -> Record:
-    from tricouple.experiments.runs.run import run_once
-    from tricouple.experiments.vision import VISION
-
-    words = [
-        f"scale={request.scale}", *BUDGET[request.scale], "setting=scl", "backbone=resnet18",
-        *cell.words(), f"seed={seed}", f"runs={Path('runs') / 'ablation'}",
-        "evaluation.figures=false", "progress=false",
-    ]  # fmt: skip
-    config = configure(words, Train)
-    folder = VISION.folder(config)
-    run_once(VISION, config, request.console, request.origin)
-    record = Store(folder.path).records()[folder.path.name]
+    words = [*BUDGET[request.scale], *cell.words(), f"seed={seed}"]
+    record = trained(request, "ablation", words)
     extra = {"axis": cell.axis, "value": cell.value}
-    return record | {"part": "final", "config": record["config"] | extra}
+    return record | {"config": record["config"] | extra}
 
 
 def _sharpness(cell: Cell) -> str:

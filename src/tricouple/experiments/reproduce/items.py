@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from tricouple.conf.compose import configure
+from tricouple.conf.schema import Train
 from tricouple.experiments.runs.record import DONE, Record, Store, open_store
 from tricouple.report.chart import Chart
 from tricouple.report.tables import Table
@@ -96,6 +98,19 @@ def fill(request: Request, name: str, wanted: Mapping[str, Callable[[], Record]]
         if key not in known:
             store.append(run() | {"id": key})
             request.console.print(f"{name}: {number} of {len(wanted)}: {key}", markup=False)
+
+
+def trained(request: Request, name: str, words: Sequence[str]) -> Record:
+    """The record of a ResNet-18 trained with labels, as some words say, and evaluated."""
+    from tricouple.experiments.runs.run import run_once
+    from tricouple.experiments.vision import VISION
+
+    shared = [f"scale={request.scale}", "setting=scl", "backbone=resnet18"]
+    quiet = [f"runs={Path('runs') / name}", "evaluation.figures=false", "progress=false"]
+    config = configure([*shared, *words, *quiet], Train)
+    folder = VISION.folder(config)
+    run_once(VISION, config, request.console, request.origin)
+    return Store(folder.path).records()[folder.path.name] | {"part": "final"}
 
 
 def finished(folder: Path) -> list[Record]:

@@ -27,12 +27,13 @@ from tricouple.experiments.reproduce.items import (
     Shown,
     fill,
     finished,
+    trained,
 )
-from tricouple.experiments.runs.record import DONE, Record, Store, make_record
+from tricouple.experiments.runs.record import DONE, Record, make_record
 from tricouple.names import BACKBONES, DATA, SETTINGS, loss_name
 from tricouple.provenance import line_provenance
 from tricouple.report.chart import Axis, Chart, Line, Panel
-from tricouple.report.numbers import MeanStd, listing, number
+from tricouple.report.numbers import listing, number
 from tricouple.report.page import asset
 from tricouple.report.palette import style
 from tricouple.report.tables import Table
@@ -202,28 +203,20 @@ def _ends(line: Line) -> str:
 
 
 def _accuracy(loss: str, size: int, request: Request) -> Record:
-    from tricouple.experiments.runs.run import run_once
-    from tricouple.experiments.vision import VISION
-
     budget = {
         "smoke": ("data=digits", "data.max_train_size=256", "training.epochs=1",
                   "evaluation.probe_epochs=5"),
         "cpu": ("data=cifar10", "data.max_train_size=2560"),
         "paper": ("data=cifar10",),
     }[request.scale]  # fmt: skip
-    words = [
-        f"scale={request.scale}", *budget, "setting=scl", "backbone=resnet18", f"loss={loss}",
-        f"training.batch_size={size}", f"runs={Path('runs') / 'efficiency'}",
-        "evaluation.figures=false", "progress=false",
-    ]  # fmt: skip
-    config = configure(words, Train)
-    folder = VISION.folder(config)
-    run_once(VISION, config, request.console, request.origin)
-    record = Store(folder.path).records()[folder.path.name]
-    seconds = MeanStd.of(record["curves"]["seconds"]).mean / max(1, record["steps"])
-    metrics = {"size": float(size), "linear": 100 * record["metrics"]["penultimate/linear"],
-               "seconds": seconds}  # fmt: skip
-    return record | {"part": "final", "metrics": metrics}
+    words = [*budget, f"loss={loss}", f"training.batch_size={size}"]
+    record = trained(request, "efficiency", words)
+    metrics = {
+        "size": float(size),
+        "linear": 100 * record["metrics"]["penultimate/linear"],
+        "seconds": record["curves"]["seconds"][-1] / max(1, record["steps"]),
+    }
+    return record | {"metrics": metrics}
 
 
 def weigh(loss: str, size: int, request: Request) -> Record:

@@ -13,17 +13,12 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import multiprocessing
 import shutil
-import signal
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
-import torch
 from rich.console import Console
 
 from tricouple.conf.compose import configure, loss_words
@@ -40,6 +35,7 @@ from tricouple.experiments.runs.record import (
     same_settings,
 )
 from tricouple.experiments.runs.run import run_once
+from tricouple.experiments.runs.workers import in_workers
 from tricouple.files import locked
 from tricouple.options import CommandError
 from tricouple.provenance import collect_provenance
@@ -128,34 +124,10 @@ def run_study(
     origin = collect_provenance()
     config = {**asdict(study), "chosen_by": f"{kind.chosen_by} on validation images"}
     store = open_store(out, kind.name, study.name, config, origin, extend=True)
-    trials = Trials(kind, study, store, runs, origin)
+    trials = Trials(kind, study, store, runs, origin, console if workers == 1 else None)
     tasks = [(tuple(block), loss) for block in study.blocks for loss in study.losses]
-    if workers == 1:
-        for block, loss in tasks:
-            trials.go(block, loss, console)
-        return
-    # Forking a process that has threads may hang.
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, spawn, initializer=prepare_worker) as pool:
-        try:
-            for done in as_completed([pool.submit(trials.go, *task) for task in tasks]):
-                done.result()
-        except BaseException as error:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for worker in multiprocessing.active_children():
-                worker.terminate()
-            if isinstance(error, BrokenProcessPool):
-                raise CommandError(
-                    f"a worker ended; what was done is kept in {out}: start the study again to go "
-                    "on, with fewer --workers if memory was short"
-                ) from error
-            raise
-
-
-def prepare_worker() -> None:
-    """One thread; Ctrl-C reaches all processes of a terminal, but only the first decides."""
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for _ in in_workers(trials.go, tasks, workers, out):
+        pass
 
 
 @dataclass(frozen=True)
@@ -167,10 +139,11 @@ class Trials(Generic[C, D]):
     store: Store  # of the results
     runs: Path  # folder of the runs
     origin: Mapping[str, Any]  # provenance of the study
+    console: Console | None = None  # says what happens; None for one of the process at work
 
-    def go(self, block: tuple[str, ...], loss: str, console: Console | None = None) -> None:
+    def go(self, block: tuple[str, ...], loss: str) -> None:
         """Do all of a loss in a block; one process at a time."""
-        shown = console or Console()
+        shown = self.console or Console()
 
         def waiting(who: str) -> None:
             task = " ".join((*block, f"loss={loss}"))

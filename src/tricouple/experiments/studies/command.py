@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from operator import methodcaller
 from pathlib import Path
 
@@ -15,12 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tricouple.experiments.runs.command import user_errors
 from tricouple.experiments.runs.record import Record, Store
-from tricouple.experiments.runs.study import prepare_worker
+from tricouple.experiments.runs.workers import in_workers
 from tricouple.experiments.studies.hubs import Hubs
 from tricouple.experiments.studies.length import Length
 from tricouple.experiments.studies.noise import Noise
 from tricouple.experiments.studies.plan import (
-    Condition,
     Conduct,
     Plan,
     Results,
@@ -70,37 +66,11 @@ def run(args: argparse.Namespace) -> int:
     going_on = f"what was done is kept in {out}: the same command goes on from here"
     with user_errors(going_on), Progress(*columns, console=console) as progress:
         bar = progress.add_task("methods in conditions", total=len(tasks))
-        for condition, method, count in _work(conduct, tasks, args.workers):
+        for (condition, method), count in in_workers(conduct.finish, tasks, args.workers, out):
             progress.console.print(f"{describe(condition)}: {method}: {count} runs", markup=False)
             progress.advance(bar)
     _publish(study, plan, store, console)
     return 0
-
-
-def _work(
-    conduct: Conduct, tasks: list[tuple[Condition, str]], workers: int
-) -> Iterator[tuple[Condition, str, int]]:
-    """Do all tasks, and say which are done."""
-    if workers == 1:
-        for task in tasks:
-            yield *task, finish(conduct, *task)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, spawn, initializer=prepare_worker) as pool:
-        waiting = {pool.submit(finish, conduct, *task): task for task in tasks}
-        try:
-            for done in as_completed(waiting):
-                yield *waiting[done], done.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for worker in multiprocessing.active_children():
-                worker.terminate()
-            raise
-
-
-def finish(conduct: Conduct, condition: Condition, method: str) -> int:
-    """Do what is missing of a method in a condition, and count it."""
-    return sum(1 for _ in conduct.go(condition, method))
 
 
 def _scale_of(out: Path) -> str:

@@ -232,6 +232,10 @@ class Conduct:
             [Trial(condition, method, c, seed, FINAL) for c in grid for seed in self.plan.seeds]
         )
 
+    def finish(self, condition: Condition, method: str) -> int:
+        """Do what is missing of a method in a condition, and count it."""
+        return sum(1 for _ in self.go(condition, method))
+
     def score(self, trial: Trial) -> float:
         """The measure that c is chosen by; 0 for a run that diverged."""
         return float(self.known[trial.id]["metrics"].get(self.plan.chosen_by) or 0.0)
