@@ -136,6 +136,13 @@ class _UnitRows(torch.autograd.Function):
         return torch.addcmul(gradient, unit, along, value=-1) / norms, None
 
 
+NO_SECOND_DERIVATIVES = (
+    "tricouple has no second derivatives of couplings and of InfoNCE: their gradient is computed "
+    "by hand, once. Use first derivatives (create_graph=False), finite differences of gradients, "
+    "or a loss that has them, DBOT, InvaSpread or VICReg, with torch.autograd and uncompiled"
+)
+
+
 def first_derivative_only(
     backward: Callable[..., tuple[Tensor | None, ...]],
 ) -> Callable[..., tuple[Tensor | None, ...]]:
@@ -172,11 +179,7 @@ class _Final(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> None:
-        raise RuntimeError(
-            "tricouple has no second derivatives of couplings and of InfoNCE: their gradient is "
-            "computed by hand, once. Use first derivatives (create_graph=False), finite "
-            "differences of gradients, or a loss that has them: DBOT, InvaSpread, VICReg"
-        )
+        raise RuntimeError(NO_SECOND_DERIVATIVES)
 
 
 def uniform(sizes: Sequence[int], like: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tricouple import checks
 from tricouple.checks import Labels
 from tricouple.distributed import Group, Team, check_group
+from tricouple.losses import operator
 from tricouple.losses.batch import Batch, IndicesTuple, prepare
 from tricouple.losses.diagnostics import diagnose
 from tricouple.losses.gather import Call, gathered
@@ -60,6 +61,7 @@ class ContrastiveLoss(nn.Module, ABC):
         self.check = check
         self.group = group
         self._last: Batch | None = None
+        self._number = operator.numbered(self)
 
     def _set_scale(
         self, value: float | Tensor | None, sharpness: float | str | None, epsilon: float = 1.0
@@ -160,26 +162,18 @@ class ContrastiveLoss(nn.Module, ABC):
         Returns:
             A scalar, float32 or float64.
         """
-        settings = temperature, ref_index
-        return self._run(embeddings, labels, indices_tuple, ref_emb, ref_labels, *settings)
+        call = Call(embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index)
+        if operator.called_for():
+            return operator.apply(self, self._number, call, temperature)
+        return self._run(call, temperature)
 
     @never_compiled
-    def _run(
-        self,
-        embeddings: Tensor,
-        labels: Labels | None,
-        indices_tuple: IndicesTuple | None,
-        ref_emb: Tensor | None,
-        ref_labels: Labels | None,
-        temperature: float | Tensor | None,
-        ref_index: Labels | None,
-    ) -> Tensor:
+    def _run(self, call: Call, temperature: float | Tensor | None) -> Tensor:
         self._last, shard = None, None
         team = None if self.group is None else Team.of(self.group)
         if team is not None:
-            call = Call(embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index)
             call, shard = gathered(team, call, lambda: self._scale(temperature))
-            embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index = call
+        embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index = call
         checks.matrix("embeddings", embeddings)
         temperature = self._scale(temperature)
         # Half precision cannot hold a coupling: the loss is a float32 island under autocast.
@@ -248,6 +242,11 @@ class ContrastiveLoss(nn.Module, ABC):
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles do not carry the last batch."""
         return self.__dict__ | {"_last": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """They have numbers of their own."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._number = operator.numbered(self)
 
     def _scale(self, temperature: float | Tensor | None) -> float | Tensor:
         """What divides the similarities in a call that gives this temperature, or none."""

@@ -1,0 +1,241 @@
+"""A loss as one operator: how compiled and exported graphs and ``torch.func`` see it.
+
+None of them can look into a coupling: how many sweeps are done, and by which solver, depends on the
+data, and the compiled module works on addresses. The operator runs the ordinary code of a loss. As
+a loss is one number, its gradients are taken at once, where they are wanted; the backward pass only
+multiplies them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from tricouple.losses.gather import Call
+from tricouple.numeric import NO_SECOND_DERIVATIVES, compute_dtype, never_compiled
+
+# The losses that live, by the numbers under which graphs know them.
+_living: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def numbered(criterion: Any) -> int:
+    """A number by which the operator finds a loss."""
+    number = next(_numbers)
+    _living[number] = criterion
+    return number
+
+
+def called_for() -> bool:
+    """Whether the running code is being compiled, exported or transformed."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def apply(criterion: Any, number: int, call: Call, temperature: float | Tensor | None) -> Tensor:
+    """A call of the loss that has this number."""
+    if temperature is None and criterion.scale is not None:
+        own = getattr(criterion, criterion.scale)
+        temperature = own if isinstance(own, Tensor) else None
+    given = call._asdict()
+    del given["indices_tuple"]
+    if call.indices_tuple is not None:
+        given |= {f"{_INDICES}{place}": index for place, index in enumerate(call.indices_tuple)}
+    fixed = None
+    if isinstance(temperature, Tensor):
+        given["temperature"] = temperature
+    elif temperature is not None:
+        fixed = float(temperature)
+    for name, parameter in criterion.named_parameters():
+        if name != criterion.scale:
+            given[_PARAMETER + name] = parameter
+    device = call.embeddings.device
+    tensors = {
+        name: value if isinstance(value, Tensor) else torch.as_tensor(value, device=device)
+        for name, value in given.items()
+        if value is not None
+    }
+    compiling = torch.compiler.is_compiling()
+    # Inside ``vmap`` a tensor does not say whether it requires a gradient.
+    wanted = [
+        torch.is_grad_enabled()
+        and tensor.is_floating_point()
+        and (tensor.requires_grad or not compiling)
+        for tensor in tensors.values()
+    ]
+    settings = list(tensors), wanted, fixed, number
+    if compiling:
+        return torch.ops.tricouple.loss(*settings, list(tensors.values()))  # type: ignore[no-any-return]
+    return _Loss.apply(*settings, *tensors.values())[0]  # type: ignore[no-any-return, no-untyped-call]
+
+
+_INDICES, _PARAMETER = "indices ", "parameter "
+
+
+@never_compiled
+def _loss_and_gradients(
+    names: list[str],
+    wanted: list[bool],
+    temperature: float | None,
+    number: int,
+    values: list[Tensor],
+) -> list[Tensor]:
+    """The value, and the gradient of each tensor for which it is wanted."""
+    criterion = _living.get(number)
+    if criterion is None:
+        raise RuntimeError(
+            "the loss of this graph is gone: a compiled or exported graph needs the loss it was "
+            "made with, alive and in the same process"
+        )
+    if not any(wanted):
+        value = _called(criterion, temperature, names, values)
+        return [value.detach().to(_dtype(names, values), copy=True)]
+    # Operators run below autograd, and this is the way back up.
+    with torch.inference_mode(False), torch.enable_grad():
+        inner = [
+            value.detach().to(compute_dtype(value.dtype), copy=True).requires_grad_()
+            if want
+            else value
+            for value, want in zip(values, wanted, strict=True)
+        ]
+        leaves = [leaf for leaf, want in zip(inner, wanted, strict=True) if want]
+        value = _called(criterion, temperature, names, inner)
+        if value.requires_grad:
+            gradients = torch.autograd.grad(
+                value, leaves, allow_unused=True, materialize_grads=True
+            )
+        else:
+            gradients = tuple(map(torch.zeros_like, leaves))
+    value = value.detach().to(_dtype(names, values), copy=True)
+    return [value, *(gradient.contiguous() for gradient in gradients)]
+
+
+def _called(
+    criterion: Any, temperature: float | None, names: list[str], values: list[Tensor]
+) -> Tensor:
+    """The ordinary call of a loss."""
+    given = dict(zip(names, values, strict=True))
+    parameters = _taken(given, _PARAMETER)
+    indices = tuple(_taken(given, _INDICES).values())
+    arguments = {"temperature": temperature} | given | {"indices_tuple": indices or None}
+    loss: Tensor
+    if parameters:
+        loss = torch.func.functional_call(criterion, parameters, (), arguments)
+    else:
+        loss = criterion.forward(**arguments)
+    return loss
+
+
+def _taken(given: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """What has names of this prefix, without it, removed from what was given."""
+    names = [name for name in given if name.startswith(prefix)]
+    return {name.removeprefix(prefix): given.pop(name) for name in names}
+
+
+def _dtype(names: list[str], values: list[Tensor]) -> torch.dtype:
+    """That of the loss."""
+    embedded = [v.dtype for n, v in zip(names, values, strict=True) if n in _EMBEDDED]
+    return torch.float64 if torch.float64 in embedded else torch.float32
+
+
+_EMBEDDED = ("embeddings", "ref_emb")
+
+
+def _fake(
+    names: list[str],
+    wanted: list[bool],
+    temperature: float | None,
+    number: int,
+    values: list[Tensor],
+) -> list[Tensor]:
+    """What the operator returns, without numbers."""
+    return [
+        values[0].new_empty((), dtype=_dtype(names, values)),
+        *(
+            value.new_empty(value.shape, dtype=compute_dtype(value.dtype))
+            for value, want in zip(values, wanted, strict=True)
+            if want
+        ),
+    ]
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        names: list[str],
+        wanted: list[bool],
+        temperature: float | None,
+        number: int,
+        *values: Tensor,
+    ) -> tuple[Tensor, ...]:
+        operator = torch.ops.tricouple.loss_and_gradients
+        return tuple(operator(names, wanted, temperature, number, list(values)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, ctx.wanted, _, _, *values = inputs
+        ctx.dtypes = [value.dtype for value in values]
+        ctx.save_for_backward(*output[1:])
+        ctx.set_materialize_grads(
+            False
+        )  # the gradients have cotangents in second derivatives alone
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        cotangent, *second = cotangents
+        if any(found is not None for found in second):
+            raise RuntimeError(NO_SECOND_DERIVATIVES)
+        gradients = iter(ctx.saved_tensors)
+        # Multiplied before it is rounded to half precision, where a GradScaler needs it to be.
+        return *(None,) * 4, *(
+            (cotangent * next(gradients)).to(dtype) if want and cotangent is not None else None
+            for want, dtype in zip(ctx.wanted, ctx.dtypes, strict=True)
+        )
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[Any, ...],
+        names: list[str],
+        wanted: list[bool],
+        temperature: float | None,
+        number: int,
+        *values: Tensor,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """One batch after the other."""
+        results = []
+        for batch in range(info.batch_size):
+            own = (
+                value if axis is None else value.select(axis, batch)
+                for value, axis in zip(values, in_dims[4:], strict=True)
+            )
+            results.append(_Loss.apply(names, wanted, temperature, number, *own))  # type: ignore[no-untyped-call]
+        stacked = tuple(torch.stack(result) for result in zip(*results, strict=True))
+        return stacked, (0,) * len(stacked)
+
+
+def _loss(
+    names: list[str],
+    wanted: list[bool],
+    temperature: float | None,
+    number: int,
+    values: list[Tensor],
+) -> Tensor:
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            "PyTorch's operators know no transforms of torch.func inside compiled code: transform "
+            "the loss outside of torch.compile, or use torch.autograd"
+        )
+    return _Loss.apply(names, wanted, temperature, number, *values)[0]  # type: ignore[no-any-return, no-untyped-call]
+
+
+_ARGUMENTS = "(str[] names, bool[] wanted, float? temperature, int number, Tensor[] values)"
+_library = torch.library.Library("tricouple", "DEF")
+_library.define(f"loss_and_gradients{_ARGUMENTS} -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
+_library.impl("loss_and_gradients", _loss_and_gradients, "CompositeExplicitAutograd")
+torch.library.register_fake("tricouple::loss_and_gradients", _fake, lib=_library)
+_library.define(f"loss{_ARGUMENTS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+_library.impl("loss", _loss, "CompositeImplicitAutograd")
