@@ -34,11 +34,64 @@ def in_processes(world: int, folder: Path, function: Callable[[int], Any]) -> li
     return results
 
 
-def _work(rank: int, world: int, folder: Path, function: Callable[[int], Any]) -> None:
+class Pool:
+    """Processes that wait for functions: starting them costs more than most of these.
+
+    Args:
+        world: How many.
+        folder: Where they meet.
+    """
+
+    def __init__(self, world: int, folder: Path) -> None:
+        fork = multiprocessing.get_context("fork")
+        pipes = [fork.Pipe() for _ in range(world)]
+        self._ends = [here for here, _ in pipes]
+        self._workers = [
+            fork.Process(target=_serve, args=(rank, world, folder, there), daemon=True)
+            for rank, (_, there) in enumerate(pipes)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What ``function(rank, *args)`` returns on each; a function that can be imported."""
+        for end in self._ends:
+            end.send((function, args))
+        answers = []
+        for rank, end in enumerate(self._ends):
+            assert end.poll(60), f"process {rank} did not answer"
+            failure, result = end.recv()
+            answers.append(result)
+            assert not failure, failure
+        return answers
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self._workers:
+            worker.kill()
+            worker.join()
+
+
+def _serve(rank: int, world: int, folder: Path, end: Any) -> None:
+    _join(rank, world, folder)
+    while True:
+        function, args = end.recv()
+        try:
+            answer = ("", function(rank, *args))
+        except BaseException:
+            answer = (traceback.format_exc(), None)
+        end.send(answer)
+
+
+def _join(rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
     meeting = (folder / "meeting").absolute().as_uri()
     options = {"rank": rank, "world_size": world, "timeout": timedelta(seconds=30)}
     dist.init_process_group("gloo", init_method=meeting, **options)
+
+
+def _work(rank: int, world: int, folder: Path, function: Callable[[int], Any]) -> None:
+    _join(rank, world, folder)
     try:
         answer = ("", function(rank))
     except BaseException:

@@ -9,7 +9,7 @@ round differently, and a process that took another way would be waited for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,10 +69,10 @@ class Team:
         dist.all_reduce(values, dist.ReduceOp.MAX, self.group)
         return values
 
-    def agree(self, decision: bool, like: Tensor) -> bool:
+    def agree(self, decision: bool) -> bool:
         """Whether all processes decide so; one message of one number."""
-        against = like.new_tensor(0.0 if decision else 1.0)
-        return float(self.max_(against)) == 0.0
+        against = torch.tensor(int(not decision), device=self._talking_device())
+        return int(self.max_(against)) == 0
 
     def gather(self, values: Tensor, counts: Sequence[int]) -> Tensor:
         """The rows of all processes in the order of their ranks, so many of each; one message."""
@@ -134,6 +134,10 @@ class Shard(Team):
     def columns(self) -> slice:
         """Which references are this process's own."""
         return own(self.references, self.rank)
+
+    def mirrored(self) -> Shard:
+        """The same with anchors for references."""
+        return replace(self, anchors=self.references, references=self.anchors)
 
 
 def own(counts: Sequence[int], rank: int) -> slice:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.distributed import Group
+from tricouple.distributed import Group, Shard
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch, exclude_own_
 from tricouple.memory import DEFAULT_BUDGET, MEMORY_MODES, choose_storage
 from tricouple.numeric import (
+    OwnGradient,
     Patch,
     ScoreGradient,
     first_derivative_only,
@@ -84,7 +85,13 @@ class InfoNCE(ContrastiveLoss):
         shape = (len(batch.anchors), len(batch.references))
         tiles = choose_storage("streamed", self.memory_budget, shape, batch.anchors, matrices=0)
         partition: Tensor = _LogPartition.apply(  # type: ignore[no-untyped-call]
-            batch.anchors, batch.references, sharpness, weights, excluded, tiles.tile_entries
+            batch.anchors,
+            batch.references,
+            sharpness,
+            weights,
+            excluded,
+            tiles.tile_entries,
+            batch.shard,
         )
         return (partition - sharpness * batch.inner(target)).to(batch.dtype)
 
@@ -93,7 +100,8 @@ class _LogPartition(torch.autograd.Function):
     """``Σ_i w_i log Σ_j exp(sharpness · s_ij)``, without an anchor itself; wide dtype.
 
     Tiles of similarities, in the forward and again in the backward pass, no N×M matrix: computing
-    a tile twice costs less than writing it to memory and reading it back.
+    a tile twice costs less than writing it to memory and reading it back. Of several processes each
+    has the rows of its own anchors, and for the gradient those of its own references.
     """
 
     @staticmethod
@@ -105,12 +113,17 @@ class _LogPartition(torch.autograd.Function):
         weights: Tensor,
         excluded: bool | Tensor,
         tile_entries: int,
+        shard: Shard | None,
     ) -> Tensor:
         ctx.factor, ctx.excluded, ctx.tile_entries = float(sharpness), excluded, tile_entries
         ctx.factor_dtype = sharpness.dtype if isinstance(sharpness, Tensor) else None
-        logs = torch.empty_like(weights)
-        for rows, scores in _scores(anchors, references, ctx.factor, excluded, tile_entries):
+        ctx.shard = shard
+        logs = torch.zeros_like(weights)
+        own = None if shard is None else shard.rows
+        for rows, scores in _scores(anchors, references, ctx.factor, excluded, tile_entries, own):
             logs[rows] = torch.logsumexp(scores, 1)
+        if shard is not None:
+            shard.sum_(logs)
         learnt = sharpness if isinstance(sharpness, Tensor) else None
         ctx.save_for_backward(anchors, references, weights, logs, learnt)
         return weights @ logs
@@ -120,34 +133,73 @@ class _LogPartition(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         anchors, references, weights, logs, _ = ctx.saved_tensors
+        shard = ctx.shard
+        # g w_i softmax_ij = exp(score_ij − log-partition_i) · g w_i
+        scale, shift = (gradient * weights).to(anchors.dtype), logs.to(anchors.dtype)
+        settings = ctx.factor, ctx.excluded, ctx.tile_entries
 
-        def score_gradient() -> ScoreGradient:
-            # g w_i softmax_ij = exp(score_ij − log-partition_i) · g w_i
-            scale = (gradient * weights).to(anchors.dtype)
-            shift = logs.to(anchors.dtype)
-            tiles = _scores(anchors, references, ctx.factor, ctx.excluded, ctx.tile_entries)
-            for rows, scores in tiles:
+        def of_anchors(own: slice | None) -> Iterator[Patch]:
+            for rows, scores in _scores(anchors, references, *settings, own):
                 scores.sub_(shift[rows, None]).exp_().mul_(scale[rows, None])
                 yield Patch(rows, scores)
 
+        def of_references(own: slice) -> Iterator[Patch]:
+            for rows, scores in _scores(references, anchors, *_mirrored(settings, references), own):
+                yield Patch(rows, scores.sub_(shift).exp_().mul_(scale))
+
+        def of_both(own: slice) -> Iterator[Patch]:
+            """Within one set s_ij is s_ji: one tile has both entries of a pair."""
+            for rows, scores in _scores(anchors, references, *settings, own):
+                mirrored = torch.sub(scores, shift).exp_().mul_(scale)
+                scores.sub_(shift[rows, None]).exp_().mul_(scale[rows, None]).add_(mirrored)
+                yield Patch(rows, scores)
+
+        patches: ScoreGradient = of_anchors(None)
+        if shard is not None and ctx.excluded is True:
+            patches = OwnGradient(of_both(shard.rows))
+        elif shard is not None:
+            patches = OwnGradient(of_anchors(shard.rows), of_references(shard.columns))
         to_embeddings, slope = pull(
-            score_gradient(), ctx.factor, anchors, references, slope=ctx.needs_input_grad[2]
+            patches, ctx.factor, anchors, references, slope=ctx.needs_input_grad[2], shard=shard
         )
         to_factor = None if slope is None else slope.to(ctx.factor_dtype)
-        return *to_embeddings, to_factor, None, None, None
+        return *to_embeddings, to_factor, None, None, None, None
 
 
 def _scores(
-    anchors: Tensor, references: Tensor, factor: float, excluded: bool | Tensor, tile_entries: int
+    anchors: Tensor,
+    references: Tensor,
+    factor: float,
+    excluded: bool | Tensor,
+    tile_entries: int,
+    own: slice | None,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """``factor · s`` in tiles that the next tile overwrites, −∞ where an anchor meets itself."""
-    blocks = row_blocks(len(anchors), len(references), tile_entries)
-    buffer = anchors.new_empty(blocks[0].stop, len(references))
-    scaled = anchors * factor
-    for rows in blocks:
-        tile = torch.mm(scaled[rows], references.T, out=buffer[: rows.stop - rows.start])
+    """``factor · s`` in tiles that the next tile overwrites, −∞ where an anchor meets itself.
+
+    Of all anchors, or of some.
+    """
+    first, last = (0, len(anchors)) if own is None else (own.start, own.stop)
+    blocks = row_blocks(last - first, len(references), tile_entries)
+    buffer = anchors.new_empty(blocks[0].stop if blocks else 0, len(references))
+    scaled = anchors[first:last] * factor
+    for block in blocks:
+        tile = torch.mm(scaled[block], references.T, out=buffer[: block.stop - block.start])
+        rows = slice(first + block.start, first + block.stop)
         if isinstance(excluded, Tensor):
             exclude_own_(tile, excluded[rows], -torch.inf)
         elif excluded:
             tile.diagonal(rows.start).fill_(-torch.inf)
         yield rows, tile
+
+
+def _mirrored(
+    settings: tuple[float, bool | Tensor, int], references: Tensor
+) -> tuple[float, bool | Tensor, int]:
+    """Settings of scores of references, with the anchor that each of them is, −1 for none."""
+    factor, excluded, tile_entries = settings
+    if not isinstance(excluded, Tensor):
+        return settings
+    own = excluded.new_full((len(references),), -1)
+    rows = (excluded >= 0).nonzero()[:, 0]
+    own[excluded[rows]] = rows
+    return factor, own, tile_entries

@@ -144,11 +144,12 @@ class Pairs:
 
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
         """By scaling, then by logarithms."""
-        storage = _storage(source, self.within, how, matrices=1)
-        for kernels in _kernels(source, [factor], self.within, storage):
+        shard = shared(source, how)
+        storage = _storage(source, self.within, how, shard, matrices=1)
+        for kernels in _kernels(source, [factor], self.within, storage, shard):
             small = isinstance(kernels, native.NativeKernels)
             yield native.NativePair(kernels) if small else ScaledPair(kernels)
-        yield LogPair(source, factor, within=self.within, storage=storage)
+        yield LogPair(source, factor, within=self.within, storage=storage, shard=shard)
 
 
 @dataclass(frozen=True)
@@ -168,14 +169,15 @@ class LinearTriplets(_Triplets):
 
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
         """By scaling, then by logarithms."""
-        storage = _storage(source, self.within, how, matrices=2)
-        kinds = _kernels(source, [factor, -factor], self.within, storage)
+        shard = shared(source, how)
+        storage = _storage(source, self.within, how, shard, matrices=2)
+        kinds = _kernels(source, [factor, -factor], self.within, storage, shard)
         for kernels in kinds:
             lost = CANCELLATION if kernels.like.dtype == source.like.dtype else WIDE_CANCELLATION
             small = isinstance(kernels, native.NativeKernels)
             scaled = native.NativeTriplet if small else ScaledTriplet
             yield scaled(kernels, within=self.within, cancellation=lost)
-        yield LogLinearTriplet(source, factor, within=self.within, storage=storage)
+        yield LogLinearTriplet(source, factor, within=self.within, storage=storage, shard=shard)
 
     def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
         """In logarithms, which are right for any sharpness."""
@@ -303,16 +305,35 @@ class ShapedTriplets(_Triplets):
         )
 
 
-def _storage(source: Similarities, within: bool, how: Sweeps, *, matrices: int) -> Storage:
+def shared(source: Similarities, how: Sweeps) -> Shard | None:
+    """The processes that share a coupling; of a small one each does all, and waits for nobody."""
+    n, m = source.shape
+    return how.shard if isinstance(source, Products) and n * m > LARGEST else None
+
+
+def _storage(
+    source: Similarities,
+    within: bool,
+    how: Sweeps,
+    shard: Shard | None = None,
+    *,
+    matrices: int,
+) -> Storage:
     """Whether so many N×M matrices, or halves of them, are stored or streamed."""
     if isinstance(source, Matrix):  # not worth streaming what is there
         return IN_MATRICES
     needed = matrices / 2 if _can_be_halved(source, within) else matrices
+    if shard is not None:
+        needed /= shard.size
     return choose_storage(how.memory, how.memory_budget, source.shape, source.like, matrices=needed)
 
 
 def _kernels(
-    source: Similarities, factors: Sequence[float], within: bool, storage: Storage
+    source: Similarities,
+    factors: Sequence[float],
+    within: bool,
+    storage: Storage,
+    shard: Shard | None = None,
 ) -> Iterator[Kernels]:
     """``exp(factor · s)`` for each factor, in the source's digits and then in more."""
     n, m = source.shape
@@ -322,9 +343,9 @@ def _kernels(
         if in_c and n * m <= LARGEST and not storage.streamed:
             yield native.NativeKernels(digits, factors, within=within)
         elif _can_be_halved(digits, within):
-            yield SymmetricKernels(digits, factors, storage)
+            yield SymmetricKernels(digits, factors, storage, shard)
         else:
-            yield LinearKernels(digits, factors, within=within, storage=storage)
+            yield LinearKernels(digits, factors, within=within, storage=storage, shard=shard)
 
 
 def _can_be_halved(source: Similarities, within: bool) -> TypeGuard[Products]:

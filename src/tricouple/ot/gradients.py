@@ -44,7 +44,7 @@ def implicit(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
     """
     plan = solution.plan()
     sink = solution.coupling.sink()
-    for axis, weights in enumerate(_solve(plan, cotangents)):
+    for axis, weights in enumerate(_solve(plan, cotangents, solution.coupling.agreed)):
         plan.push(axis, -weights, sink)
     return sink.total()
 
@@ -71,7 +71,7 @@ def warn_unless_converged(plan: Plan, imposed: Sequence[Tensor]) -> None:
         )
 
 
-def _solve(plan: Plan, right: Sequence[Tensor]) -> list[Tensor]:
+def _solve(plan: Plan, right: Sequence[Tensor], agreed: Callable[[bool], bool]) -> list[Tensor]:
     """Conjugate gradients with a diagonal preconditioner for J w = right.
 
     J is positive semi-definite. Its null space (a constant moved from one axis to another) is kept
@@ -106,11 +106,12 @@ def _solve(plan: Plan, right: Sequence[Tensor]) -> list[Tensor]:
     rounding = torch.finfo(residual.dtype).eps
     goal = energy * rounding**2
     for _ in range(2 * len(residual) + 100):
-        if energy <= goal:
+        if agreed(bool(energy <= goal)):
             break
         image = apply(direction)
         curvature = direction @ image
-        if curvature <= 100 * rounding * (direction @ (diagonal * direction)):
+        flat = curvature <= 100 * rounding * (direction @ (diagonal * direction))
+        if agreed(bool(flat)):
             break  # the direction is in the null space but for rounding
         step = energy / curvature
         solution = solution + step * direction

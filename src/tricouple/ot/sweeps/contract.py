@@ -93,6 +93,10 @@ class Coupling(ABC):
     def sink(self) -> GradientSink:
         """A new, empty collector of score gradients."""
 
+    def agreed(self, decision: bool) -> bool:
+        """A decision on how to go on, which all processes must take alike."""
+        return decision if self.shard is None else self.shard.agree(decision)
+
     def release(self) -> None:  # noqa: B027 (most have nothing to give)
         """Give up the matrices until they are needed again."""
 

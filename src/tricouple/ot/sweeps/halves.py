@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tricouple.distributed import Shard
 from tricouple.memory import Loan, Storage
-from tricouple.numeric import Patch, ScoreGradient, wide_dtype
+from tricouple.numeric import OwnGradient, Patch, ScoreGradient, row_blocks, wide_dtype
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.kernels import Factors, Kernels, Products
 from tricouple.ot.sweeps.threads import dealt, in_passing_threads, in_threads
@@ -48,9 +49,17 @@ class SymmetricKernels(Kernels):
         factors: The factors, of one size; negative for a repelling kernel.
         storage: Whether the kernels are stored, or recomputed a tile at a time. Some similarities
             are kept even then: half of them, or what half of the budget holds.
+        shard: Processes, each of which has a share of the tiles.
     """
 
-    def __init__(self, similarities: Products, factors: Sequence[float], storage: Storage) -> None:
+    def __init__(
+        self,
+        similarities: Products,
+        factors: Sequence[float],
+        storage: Storage,
+        shard: Shard | None = None,
+    ) -> None:
+        self.shard = shard
         self.like = similarities.anchors.contiguous()
         self.shape = similarities.shape
         self.factors = tuple(factors)
@@ -58,11 +67,14 @@ class SymmetricKernels(Kernels):
         budget = storage.budget / self.like.element_size()
         height = budget / 8 // n if storage.streamed else max(LINE // n, ROWS // 4)
         self._parts = triangle(n, int(min(max(1, height), ROWS)))
+        if shard is not None:  # the more tiles, the more even the shares
+            height = min(self._parts[0].shape[0], -(-n // (8 * shard.size)))
+            self._parts = stored_anew(dealt(triangle(n, height), shard.rank, shard.size))
         self._n_threads = max(1, torch.get_num_threads())
         split = [part.split(self._n_threads) for part in self._parts]
         shares = [[line[k] for line in split if k < len(line)] for k in range(self._n_threads)]
         self._tables = [(len(share), table(share)) for share in shares if share]
-        entries = self._parts[-1].stop
+        entries = self._parts[-1].stop if self._parts else 0
         self._matrices: list[Tensor] = []
         self._kept = self._nothing = self.like.new_empty(0)
         if storage.streamed:
@@ -101,7 +113,8 @@ class SymmetricKernels(Kernels):
             self._add_stored(which, weights.contiguous(), sums)
         else:
             self._add_streamed(which, weights.contiguous(), sums)
-        return sums.sum(0, keepdim=True)
+        total = sums.sum(0, keepdim=True)
+        return total if self.shard is None else self.shard.sum_(total)
 
     def _add_stored(self, which: int, weights: Tensor, sums: Tensor) -> None:
         matrix, x = native.addresses(self._matrices[which], weights)
@@ -112,12 +125,13 @@ class SymmetricKernels(Kernels):
             y = native.address(sums) + thread * n * size
             native.compiled.tiles_product(size, count, n, native.address(parts), matrix, x, y)
 
-        in_threads(work, range(len(self._tables)))
+        if self._tables:  # a process may have no tile
+            in_threads(work, range(len(self._tables)))
 
     def _add_streamed(self, which: int, weights: Tensor, sums: Tensor) -> None:
         """Every thread computes blocks of its own, and uses them while they are in its cache."""
         n, size, factor = len(weights), weights.element_size(), self.factors[which]
-        height = self._parts[0].shape[0]
+        height = max((part.shape[0] for part in self._parts), default=0)
         rooms = self.like.new_empty(self._n_threads, height * min(COLUMNS, n))
         few_rows = self.like.new_empty(self._n_threads, 4 * n)
         vectors = native.addresses(self._shifts[_side(factor)], weights)
@@ -161,21 +175,40 @@ class SymmetricKernels(Kernels):
     def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
         """Slopes are ±1, relative to the first kernel's score; every pair comes once."""
         n = len(self.like)
+        if self.shard is not None:
+            self.release()
+            own = self.shard.rows
+            blocks = row_blocks(own.stop - own.start, n, LINE)
+            rows = [slice(own.start + block.start, own.start + block.stop) for block in blocks]
+            # Whole rows, whose first n columns are on the diagonal.
+            lines = [Part(few, n, n, few.start, 0) for few in rows]
+            return OwnGradient(self._gradient(factors, lines))
+        return self._gradient(factors, self._parts)
+
+    def _gradient(self, factors: Sequence[Factors], parts: Sequence[Part]) -> Iterator[Patch]:
+        n = len(self.like)
         signs = [factor / self.factors[0] for factor in self.factors]
         lefts = [left[:, 0] for left, _ in factors]
         # An entry and its mirror image in one product.
         ahead = [torch.cat([left, right]) for left, (_, right) in zip(lefts, factors, strict=True)]
         back = [torch.cat([right, left]) for left, (_, right) in zip(lefts, factors, strict=True)]
-        room = self._room()
-        buffers = self.like.new_empty(2, self._parts[0].size)
-        for part in self._parts:
+        room, spare = self._room(parts), self._room(parts)
+        buffers = self.like.new_empty(2, max((part.size for part in parts), default=0))
+        for part in parts:
             columns = slice(n - part.width, n)
             total, weights = (buffer[: part.size].view(part.shape) for buffer in buffers)
+            scores = self._nothing if self._matrices else self._similarities(part, room)
             for which, sign in enumerate(signs):
                 product = weights if which else total
                 torch.mm(ahead[which][:, part.rows].T, back[which][:, columns], out=product)
-                self._weigh(part, sign, self._tile(which, part, room), product, total)
-            total[:, : part.own] /= 2  # on the diagonal block each pair is there twice
+                if self._matrices:
+                    tile = _stored(self._matrices[which], part)
+                else:
+                    self._exponentiate(which, part, scores, spare)
+                    tile = spare
+                self._weigh(part, sign, tile, product, total)
+            if self.shard is None:
+                total[:, : part.own] /= 2  # on the diagonal block each pair is there twice
             yield Patch(part.rows, total, columns)
 
     def _weigh(self, part: Part, sign: float, tile: Tensor, weights: Tensor, out: Tensor) -> None:
@@ -226,7 +259,7 @@ class SymmetricKernels(Kernels):
         """The largest ``±s_ij − u_j`` of every sample, shape (2, N)."""
         n, size = len(self.like), self.like.element_size()
         tops = self.like.new_full((self._n_threads, 2, n), -torch.inf)
-        room = self._room()
+        room = self._room(self._parts)
         for part in self._parts:
             tile = native.address(self._similarities(part, room))
 
@@ -237,18 +270,14 @@ class SymmetricKernels(Kernels):
                 native.compiled.tile_tops(size, *shape, mine, native.address(shifts), found)
 
             self._in_rows(part, work)
-        return tops.amax(0)
+        highest = tops.amax(0)
+        return highest if self.shard is None else self.shard.max_(highest)
 
-    def _room(self) -> Tensor:
+    def _room(self, parts: Sequence[Part]) -> Tensor:
         """Where tiles are computed."""
-        return self._nothing if self._matrices else self.like.new_empty(self._parts[0].size)
-
-    def _tile(self, which: int, part: Part, room: Tensor) -> Tensor:
-        """A tile of a kernel, stored or computed."""
         if self._matrices:
-            return _stored(self._matrices[which], part)
-        self._exponentiate(which, part, self._similarities(part, room), room)
-        return room
+            return self._nothing
+        return self.like.new_empty(max((part.size for part in parts), default=0))
 
     def _similarities(self, part: Part, room: Tensor) -> Tensor:
         """A tile of similarities, kept or computed."""
@@ -329,6 +358,17 @@ class Part(NamedTuple):
             for begin, end in pairwise(ends)
             if end > begin
         ]
+
+
+def stored_anew(parts: Sequence[Part]) -> list[Part]:
+    """The same tiles, one after the other in memory.
+
+    Example:
+        >>> [part.start for part in stored_anew(triangle(5, height=2)[1:])]
+        [0, 6]
+    """
+    ends = [0, *accumulate(part.size for part in parts)]
+    return [part._replace(start=start) for part, start in zip(parts, ends[:-1], strict=True)]
 
 
 def table(parts: Sequence[Part]) -> Tensor:

@@ -9,6 +9,7 @@ trust). Kernels come in tiles: stored, or recomputed whenever they pass.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from tricouple.distributed import Shard
 from tricouple.memory import CACHED, IN_MATRICES, Loan, Storage, empty_matrix
-from tricouple.numeric import Patch, ScoreGradient, exponential_, row_blocks, wide_dtype
+from tricouple.numeric import (
+    OwnGradient,
+    Patch,
+    ScoreGradient,
+    exponential_,
+    row_blocks,
+    wide_dtype,
+)
 
 
 class Similarities(Protocol):
@@ -99,6 +108,10 @@ class Products:
         """All products."""
         return self.tile(slice(None), empty_matrix(self.anchors, *self.shape))
 
+    def mirrored(self) -> Products:
+        """Transposed."""
+        return Products(self.references, self.anchors)
+
     def bound(self) -> float:
         """What no product exceeds in size."""
         norms = [side.norm(dim=1).max() for side in (self.anchors, self.references)]
@@ -131,6 +144,7 @@ class Kernels(ABC):
 
     shape: tuple[int, int]  # (N, M)
     n_terms: int = 1  # Q
+    shard: Shard | None = None  # the processes that have a share of them, if there are several
     like: Tensor  # a tensor with the dtype and device of the entries
     # Logarithm of the product of both kernels' entries at j = k, summed over terms (mathematics §2:
     # there E⁺E⁻ = 1).
@@ -204,36 +218,46 @@ class LowRankSink:
 
 
 class RowTiles(Kernels):
-    """Sums over kernels that come in tiles of whole rows."""
+    """Sums over kernels that come in tiles of whole rows; of several processes each has its own."""
 
     @abstractmethod
     def tiles(self, which: Sequence[int], entries: int | None = None) -> Iterator[Tile]:
-        """All rows of some kernels, from the first to the last."""
+        """All rows of some kernels that are this process's, from the first to the last."""
 
     def row_sums(self, which: int, weights: Tensor) -> Tensor:
         """``Σ_j kernel_qij weights_j``, shape (Q, N)."""
-        sums = weights.new_empty(self.n_terms, self.shape[0])
+        new = weights.new_empty if self.shard is None else weights.new_zeros
+        sums = new(self.n_terms, self.shape[0])
         for rows, (kernel,) in self.tiles([which]):
             sums[:, rows] = _rows(kernel, weights)
-        return sums
+        return sums if self.shard is None else self.shard.sum_(sums)
 
     def column_sums(self, which: int, weights: Tensor) -> Tensor:
         """``Σ_qi kernel_qij weights_qi``, shape (M,)."""
         sums = weights.new_zeros(self.shape[1])
         for rows, (kernel,) in self.tiles([which]):
             _add_columns(sums, kernel, weights[:, rows])
-        return sums
+        return sums if self.shard is None else self.shard.sum_(sums)
 
     def through(
         self, near: int, far: int, weights: Tensor, between: Callable[[slice, Tensor], Tensor]
     ) -> Tensor:
-        """Both in one pass over the tiles."""
+        """Both in one pass over the tiles; of several processes, in one message."""
         which = [near] if near == far else [near, far]
-        received = weights.new_zeros(self.shape[1])
+        n = self.n_terms * self.shape[0] if self.shard is not None else 0
+        found = weights.new_zeros(n + self.shape[1])
+        sums, received = found[:n].view(self.n_terms, -1), found[n:]
         # Rows that are used twice are best used twice while they are in the cache.
         for rows, used in self.tiles(which, CACHED if near == far else None):
-            left = between(rows, _rows(used[0], weights))
-            _add_columns(received, used[-1], left)
+            mine = _rows(used[0], weights)
+            _add_columns(received, used[-1], between(rows, mine))
+            if self.shard is not None:
+                sums[:, rows] = mine
+        if self.shard is not None:
+            self.shard.sum_(found)
+            own = self.shard.rows
+            for rows in (slice(0, own.start), slice(own.stop, self.shape[0])):
+                between(rows, sums[:, rows])
         return received
 
 
@@ -257,6 +281,7 @@ class LinearKernels(RowTiles):
         factors: The factors; negative for a repelling kernel.
         within: Exclude the diagonal.
         storage: Whether the kernels are stored, or recomputed a tile at a time.
+        shard: Processes, each of which has the rows of its own anchors.
     """
 
     def __init__(
@@ -266,8 +291,10 @@ class LinearKernels(RowTiles):
         *,
         within: bool,
         storage: Storage = IN_MATRICES,
+        shard: Shard | None = None,
     ) -> None:
         self.similarities, self.factors, self.within = similarities, tuple(factors), within
+        self.shard = shard
         self.shape, self.like = similarities.shape, similarities.like
         self.tile_entries = storage.tile_entries
         self.stored = not storage.streamed
@@ -277,20 +304,36 @@ class LinearKernels(RowTiles):
 
     def _build(self) -> list[tuple[Tensor, Tensor]]:
         """Fill the matrices; return the tops of their rows and columns."""
-        self.loan = Loan(len(self.factors), self.like, *self.shape)
+        n_rows = self._own.stop - self._own.start
+        self.loan = Loan(len(self.factors), self.like, n_rows, self.shape[1])
         self.matrices = self.loan.matrices
         tops = self._tops(self.matrices)
-        for block in row_blocks(*self.shape):
+        for block in row_blocks(n_rows, self.shape[1]):
             for matrix, factor, (_, columns) in zip(self.matrices, self.factors, tops, strict=True):
                 exponential_(matrix[block].sub_(columns).mul_(abs(factor)))
         return tops
+
+    @property
+    def _own(self) -> slice:
+        """The rows that are this process's."""
+        return slice(0, self.shape[0]) if self.shard is None else self.shard.rows
+
+    def _blocks(self, entries: int) -> list[slice]:
+        own = self._own
+        blocks = row_blocks(own.stop - own.start, self.shape[1], entries)
+        return [slice(own.start + block.start, own.start + block.stop) for block in blocks]
+
+    def _rooms(self, number: int, blocks: Sequence[slice]) -> Tensor:
+        """Room for so many tiles."""
+        height = max((block.stop - block.start for block in blocks), default=0)
+        return self.like.new_empty(number, height, self.shape[1])
 
     def release(self) -> None:
         """Give the matrices back; whoever asks for them again has them built again."""
         self.loan, self.matrices = None, []
 
     def whole(self, number: int) -> Tensor:
-        """A stored kernel, shape (N, M)."""
+        """A stored kernel, shape (N, M); of several processes, this one's rows."""
         if not self.matrices:
             self._build()
         return self.matrices[number]
@@ -318,16 +361,17 @@ class LinearKernels(RowTiles):
         """
         n, m = self.shape
         lowest = torch.finfo(self.like.dtype).min  # stands for −∞ where a whole line is excluded
-        tops = [(self.like.new_empty(n), self.like.new_full((m,), lowest)) for _ in self.factors]
-        blocks = row_blocks(n, m, self.tile_entries)
-        similarity, spare = self.like.new_empty(2, blocks[0].stop, m)
+        found = self.like.new_full((len(self.factors), n + m), lowest)
+        tops = [(of_kernel[:n], of_kernel[n:]) for of_kernel in found]
+        blocks, first = self._blocks(self.tile_entries), self._own.start
+        similarity, spare = self._rooms(2, blocks)
         for block in blocks:
-            size = block.stop - block.start
+            size, here = block.stop - block.start, slice(block.start - first, block.stop - first)
             tile = self.similarities.tile(block, similarity[:size])
             for number, (factor, (rows, columns)) in enumerate(
                 zip(self.factors, tops, strict=True)
             ):
-                out = spare[:size] if logs is None else logs[number][block]
+                out = spare[:size] if logs is None else logs[number][here]
                 sign = 1.0 if factor > 0 else -1.0
                 if self.within:  # keep the diagonal out of the top
                     tile.diagonal(block.start).fill_(-torch.inf * sign)
@@ -335,18 +379,21 @@ class LinearKernels(RowTiles):
                 rows[block] = top.clamp_min_(lowest)
                 torch.add(-rows[block, None], tile, alpha=sign, out=out)
                 torch.maximum(columns, out.amax(0), out=columns)
+        if self.shard is not None:
+            self.shard.max_(found)
         return tops
 
     def tiles(self, which: Sequence[int], entries: int | None = None) -> Iterator[Tile]:
         """Views of what is stored, else tiles in buffers that the next tile overwrites."""
-        n, m = self.shape
         if self.stored:
-            for block in [slice(0, n)] if entries is None else row_blocks(n, m, entries):
-                yield Tile(block, [self.whole(number)[None, block] for number in which])
+            first = self._own.start
+            for block in [self._own] if entries is None else self._blocks(entries):
+                here = slice(block.start - first, block.stop - first)
+                yield Tile(block, [self.whole(number)[None, here] for number in which])
             return
         floor = math.log(2 * torch.finfo(self.like.dtype).tiny)
-        blocks = row_blocks(n, m, self.tile_entries)
-        buffers = self.like.new_empty(1 + len(which), blocks[0].stop, m)
+        blocks = self._blocks(self.tile_entries)
+        buffers = self._rooms(1 + len(which), blocks)
         shifts = [
             [side[number].to(self.like.dtype) for side in (self.row_shifts, self.column_shifts)]
             for number in which
@@ -366,9 +413,25 @@ class LinearKernels(RowTiles):
 
     def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
         """Slopes are ±1, relative to the first kernel's score; a tile is valid until the next."""
+        if self.shard is None:
+            return self._gradient(factors)
+        mirrored = [Factors(right[:, None], left[:, 0]) for left, right in factors]
+        return OwnGradient(self._gradient(factors), self._mirrored(self.shard)._gradient(mirrored))
+
+    def _mirrored(self, shard: Shard) -> LinearKernels:
+        """The transposed kernels, of which a process has the rows of its own references."""
+        assert isinstance(self.similarities, Products)
+        mirror = copy.copy(self)
+        mirror.similarities = self.similarities.mirrored()
+        mirror.shape, mirror.shard = mirror.similarities.shape, shard.mirrored()
+        mirror.tops = [(columns, rows) for rows, columns in self.tops]
+        mirror.row_shifts, mirror.column_shifts = self.column_shifts, self.row_shifts
+        mirror.stored, mirror.loan, mirror.matrices = False, None, []
+        return mirror
+
+    def _gradient(self, factors: Sequence[Factors]) -> Iterator[Patch]:
         signs = [factor / self.factors[0] for factor in self.factors]
-        blocks = row_blocks(*self.shape, self.tile_entries)
-        buffers = self.like.new_empty(2, blocks[0].stop, self.shape[1])
+        buffers = self._rooms(2, self._blocks(self.tile_entries))
         for block, kernels in self.tiles(range(len(self.factors)), self.tile_entries):
             size = block.stop - block.start
             total, weights = buffers[0, :size], buffers[1, :size]

@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from tricouple.distributed import Shard
 from tricouple.memory import Storage
 from tricouple.numeric import ScoreGradient
 from tricouple.ot.sweeps.contract import (
@@ -53,16 +54,20 @@ class _LogCoupling(Coupling):
         factor: What turns them into scores.
         within: Anchors are the references: all indices distinct.
         storage: How much memory there is.
+        shard: Processes, each of which has the rows of its own anchors.
     """
 
     def __init__(
-        self, source: Similarities, factor: float, *, within: bool, storage: Storage
+        self,
+        source: Similarities,
+        factor: float,
+        *,
+        within: bool,
+        storage: Storage,
+        shard: Shard | None = None,
     ) -> None:
-        self.tiles, self.factor, self.within = (
-            LogTiles(source, within=within, storage=storage),
-            factor,
-            within,
-        )
+        self.factor, self.within, self.shard = factor, within, shard
+        self.tiles = LogTiles(source, within=within, storage=storage, shard=shard)
         self.dtype = self.tiles.like.dtype
 
     def sink(self) -> TermSink:
@@ -91,7 +96,11 @@ class LogPair(_LogCoupling):
         stages: list[Stage] = []
         for sweep in range(n_iters):
             sums = self.tiles.rows(self.factor, g).total
-            if tol is not None and sweep > 0 and _error(f + sums, masses.values[0]) <= tol:
+            if (
+                tol is not None
+                and sweep > 0
+                and self.agreed(_error(f + sums, masses.values[0]) <= tol)
+            ):
                 break
             f = log_scaling(log_rows, sums)
             stages.append(Stage(0, LogPairPlan(self, f, g)))
@@ -140,8 +149,10 @@ class LogLinearTriplet(_LogCoupling):
             if (
                 tol is not None
                 and sweep > 0
-                and _error(plan.phi + sums, masses.values[0]) <= tol
-                and _error(plan.f + self.tiles.columns(plan.attract), masses.values[1]) <= tol
+                and self.agreed(_error(plan.phi + sums, masses.values[0]) <= tol)
+                and self.agreed(
+                    _error(plan.f + self.tiles.columns(plan.attract), masses.values[1]) <= tol
+                )
             ):
                 break
             # Marginals 1, 2 and 3 of mathematics §2, each set in turn.

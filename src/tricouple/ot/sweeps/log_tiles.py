@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tricouple.distributed import Shard
 from tricouple.memory import Loan, Storage
 from tricouple.numeric import Patch, ScoreGradient, row_blocks
 from tricouple.ot.sweeps import native
@@ -167,12 +168,22 @@ class LogTiles:
         similarities: s; computed in the wide dtype.
         within: Anchors are the references: the diagonal is excluded.
         storage: The similarities are kept if half of its budget allows.
+        shard: Processes, each of which has the rows of its own anchors.
     """
 
-    def __init__(self, similarities: Similarities, *, within: bool, storage: Storage) -> None:
+    def __init__(
+        self,
+        similarities: Similarities,
+        *,
+        within: bool,
+        storage: Storage,
+        shard: Shard | None = None,
+    ) -> None:
         self.similarities, self.within = similarities.widened(), within
         self.shape, self.like = similarities.shape, self.similarities.like
-        n, m = self.shape
+        self.shard, (n, m) = shard, self.shape
+        self._own = slice(0, n) if shard is None else shard.rows
+        n_rows = self._own.stop - self._own.start
         self._compiled = native.compiled is not None and self.like.device.type == "cpu"
         self.fine, self._scores, self._unit = self.like.dtype, self.like, 1.0
         if self._compiled and isinstance(similarities, Products):
@@ -181,7 +192,7 @@ class LogTiles:
             if self.fine == torch.float32:
                 self._unit = similarities.bound() / 2**30
                 self._scores = self.like.new_empty(0, dtype=torch.int32)
-        self._keep = n * m * self._scores.element_size() <= storage.budget / 2
+        self._keep = n_rows * m * self._scores.element_size() <= storage.budget / 2
         self._entries = max(m, storage.tile_entries // 2)
         self._loan: Loan | None = None
 
@@ -191,24 +202,27 @@ class LogTiles:
 
     def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
         """Similarities in tiles; of the compiled module's type, which is a multiple of the unit."""
-        blocks = row_blocks(*self.shape, self._entries)
+        first, n_rows = self._own.start, self._own.stop - self._own.start
+        places = row_blocks(n_rows, self.shape[1], self._entries)
+        blocks = [slice(first + place.start, first + place.stop) for place in places]
         if self._keep and self._loan is not None:
-            yield from ((block, self._loan.matrices[0][block]) for block in blocks)
+            stored = self._loan.matrices[0]
+            yield from ((block, stored[place]) for block, place in zip(blocks, places, strict=True))
             return
-        loan = Loan(1, self._scores, *self.shape) if self._keep else None
-        buffer = self.like.new_empty(blocks[0].stop, self.shape[1])
-        for block in blocks:
+        loan = Loan(1, self._scores, n_rows, self.shape[1]) if self._keep else None
+        buffer = self.like.new_empty(places[0].stop if places else 0, self.shape[1])
+        for block, place in zip(blocks, places, strict=True):
             tile = self.similarities.tile(block, buffer[: block.stop - block.start])
             if self._unit != 1.0:
                 tile = tile.mul_(1 / self._unit).round_().to(torch.int32)
-            yield block, tile if loan is None else loan.matrices[0][block].copy_(tile)
+            yield block, tile if loan is None else loan.matrices[0][place].copy_(tile)
         self._loan = loan
 
     def rows(self, factor: float, v: Tensor) -> Apart:
         """``Σ_j exp(factor · s_ij + v_j)`` of every row."""
         n, m = self.shape
-        index = torch.empty(n, dtype=torch.int64, device=self.like.device)
-        top, rest = self.like.new_empty(2, n).unbind()
+        index = torch.zeros(n, dtype=torch.int64, device=self.like.device)
+        top, rest = self.like.new_zeros(2, n).unbind()
 
         def compiled(block: slice, tile: Tensor, thread: int) -> None:
             parts = tile, v, index[block], top[block], rest[block], work[thread]
@@ -217,11 +231,13 @@ class LogTiles:
         if self._compiled:
             v, work = v.contiguous(), self.like.new_empty(self._n_threads, m)
             self._in_threads(compiled)
-            return Apart(index, top, rest)
-        for block, tile in self._tiles():
+        for block, tile in [] if self._compiled else self._tiles():
             logs = self._excluded(block, factor * tile + v)
             top[block], index[block] = logs.max(1)
             rest[block] = torch.logsumexp(logs.scatter_(1, index[block, None], -torch.inf), 1)
+        if self.shard is not None:  # the rows of the others are zeros
+            place, top, rest = self.shard.sum_(torch.stack([index.to(top.dtype), top, rest]))
+            index = place.long()
         return Apart(index, top, rest)
 
     def columns(self, side: Side) -> Tensor:
@@ -246,7 +262,7 @@ class LogTiles:
         if self._compiled:
             work = self.like.new_empty(threads, 19 * m)
             self._in_threads(compiled)
-            return torch.logsumexp(peak + sums.log(), 0)
+            return self._log_total(torch.logsumexp(peak + sums.log(), 0))
         logs = self.like.new_full((m,), -torch.inf)
         for block, tile in self._tiles():
             scores = side.factor * tile
@@ -258,11 +274,18 @@ class LogTiles:
                 terms.scatter_(1, at, scores.gather(1, at) + apart_weight[block, None])
             terms = self._excluded(block, terms)
             logs = torch.logaddexp(logs, torch.logsumexp(terms, 0))
-        return logs
+        return self._log_total(logs)
+
+    def _log_total(self, logs: Tensor) -> Tensor:
+        """The logarithm of the sum over processes of what has these logarithms."""
+        if self.shard is None:
+            return logs
+        peak = _finite(self.shard.max_(logs.clone()))
+        return self.shard.sum_(torch.exp(logs - peak)).log_() + peak
 
     def means(self, factor: float, v: Tensor, sums: Apart, weights: Tensor) -> Tensor:
         """Means of the columns' weights in every row, without the largest term."""
-        out = self.like.new_empty(self.shape[0])
+        out = self.like.new_zeros(self.shape[0])
 
         def compiled(block: slice, tile: Tensor, thread: int) -> None:
             parts = tile, v, sums.index[block], sums.rest[block], weights, out[block]
@@ -271,18 +294,17 @@ class LogTiles:
         if self._compiled:
             v, weights = v.contiguous(), weights.contiguous()
             self._in_threads(compiled)
-            return out
-        for block, tile in self._tiles():
+        for block, tile in [] if self._compiled else self._tiles():
             logs = self._excluded(block, factor * tile + v - _finite(sums.rest[block, None]))
             out[block] = logs.scatter_(1, sums.index[block, None], -torch.inf).exp_() @ weights
-        return out
+        return out if self.shard is None else self.shard.sum_(out)
 
     def sums(self, term: Term) -> tuple[Tensor, Tensor]:
         """A plan's pairs times weights, summed over columns and over rows."""
         n, m = self.shape
         side, of_rows, of_columns = term.side, term.of_rows, term.of_columns
         threads = self._n_threads if self._compiled else 1
-        rows, columns = self.like.new_empty(n), self.like.new_zeros(threads, m)
+        rows, columns = self.like.new_zeros(n), self.like.new_zeros(threads, m)
 
         def compiled(block: slice, tile: Tensor, thread: int) -> None:
             apart = None if side.partner is None else side.partner.index[block]
@@ -293,12 +315,14 @@ class LogTiles:
         if self._compiled:
             work = self.like.new_empty(threads, 5 * m)
             self._in_threads(compiled)
-            return rows, columns.sum(0)
-        for block, tile in self._tiles():
+        for block, tile in [] if self._compiled else self._tiles():
             values = self._pairs(term, block, tile, excluded=True)
             rows[block] = values.sum(1)
             columns[0] += values.sum(0)
-        return rows, columns[0]
+        if self.shard is None:
+            return rows, columns.sum(0)
+        of_rows, of_columns = self.shard.sum_(torch.cat([rows, columns.sum(0)])).split([n, m])
+        return of_rows, of_columns
 
     def gradient(self, terms: Sequence[Term]) -> ScoreGradient:
         """The sum of all terms, in tiles that the next one overwrites."""

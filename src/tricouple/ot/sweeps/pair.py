@@ -19,7 +19,7 @@ class ScaledPair(Coupling):
     """Entropic transport by scaling one kernel."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self.kernels, self.dtype = kernels, kernels.like.dtype
+        self.kernels, self.dtype, self.shard = kernels, kernels.like.dtype, kernels.shard
 
     def release(self) -> None:
         """Give up the kernel's matrix until it is needed again."""
@@ -35,7 +35,7 @@ class ScaledPair(Coupling):
         start = torch.exp(-shift).to(self.dtype)  # log-scalings at zero
         history = self._sweep(start, masses, n_iters, tol)
         u, v = history.u, history.v
-        if not _trustworthy(u, v, history.r, masses.values[1]):
+        if not self.agreed(_trustworthy(u, v, history.r, masses.values[1])):
             return None
         logs = torch.cat([u[-1], v[-1]]).to(wide_dtype(start.device)).log_()
         potentials = logs + torch.cat([self.kernels.row_shift, shift])
@@ -53,7 +53,7 @@ class ScaledPair(Coupling):
             u, r = torch.empty_like(rows), torch.empty_like(rows)
             sums = self.kernels.through(0, 0, v, partial(_scale, rows, u, r))
             # The sweep went on in the same pass; if there was no need, it is forgotten.
-            if tol is not None and sweep > 0 and _error(all_u[-1], r, rows) <= tol:
+            if tol is not None and sweep > 0 and self.agreed(_error(all_u[-1], r, rows) <= tol):
                 break
             v = columns / sums
             all_u.append(u)

@@ -47,7 +47,7 @@ class ScaledTriplet(Coupling):
         self, kernels: Kernels, *, within: bool, cancellation: float = CANCELLATION
     ) -> None:
         self.kernels, self.within, self.cancellation = kernels, within, cancellation
-        self.dtype = kernels.like.dtype
+        self.dtype, self.shard = kernels.like.dtype, kernels.shard
 
     @cached_property
     def exclusion(self) -> Exclusion:
@@ -68,7 +68,7 @@ class ScaledTriplet(Coupling):
         # Log-scalings start at zero.
         start = [torch.exp(-shift).to(self.dtype) for shift in shifts]
         scalings = self._sweep(start[ATTRACT], start[REPEL], masses, n_iters, tol)
-        if not trustworthy(self.exclusion, scalings, masses, self.cancellation):
+        if not self.agreed(trustworthy(self.exclusion, scalings, masses, self.cancellation)):
             return None
         last = torch.cat([scalings.a[-1], scalings.b[-1], scalings.h[-1]])
         logs = last.to(wide_dtype(last.device)).log_()
@@ -97,7 +97,7 @@ class ScaledTriplet(Coupling):
             if tol is not None and sweep > 0:
                 before = exclusion.anchors(all_a[-1])
                 plan = ScaledTripletPlan(kernels, exclusion, before, b, h, r_plus, r_minus)
-                if _settled(plan, sums, mass_a, mass_b, tol):
+                if self._settled(plan, sums, mass_a, mass_b, tol):
                     break
             # Marginal 2: b_j = p²_j / [(E⁺ᵀ (a ∘ r⁻))_j − h_j Σ_{i≠j} a_i].
             anchors = exclusion.anchors(a)
@@ -111,6 +111,15 @@ class ScaledTriplet(Coupling):
             ):  # fmt: skip
                 values.append(value)
         return Scalings(*map(torch.stack, (all_a, all_b, all_h, all_plus, all_minus)))
+
+    def _settled(
+        self, plan: ScaledTripletPlan, sums: Tensor, mass_a: Tensor, mass_b: Tensor, tol: float
+    ) -> bool:
+        """Whether marginals 1 and 2 are within tol (the third is exact after a sweep)."""
+        error = float((plan.anchors.scaling * sums - mass_a).abs().sum())
+        if not self.agreed(error <= tol):
+            return False
+        return self.agreed(float((plan.marginal(1) - mass_b).abs().sum()) <= tol)
 
 
 def _scale(
@@ -134,15 +143,6 @@ def _carry(a: Tensor, r_plus: Tensor, rows: slice, row_sums: Tensor) -> Tensor:
     """Weights ``a r⁺`` of some anchors for the negatives; the sums are noted."""
     r_plus[:, rows] = row_sums
     return a[rows] * row_sums
-
-
-def _settled(
-    plan: ScaledTripletPlan, sums: Tensor, mass_a: Tensor, mass_b: Tensor, tol: float
-) -> bool:
-    """Whether marginals 1 and 2 are within tol (the third is exact after a sweep)."""
-    if float((plan.anchors.scaling * sums - mass_a).abs().sum()) > tol:
-        return False
-    return float((plan.marginal(1) - mass_b).abs().sum()) <= tol
 
 
 def trustworthy(
