@@ -22,6 +22,7 @@ examples:
   tricouple bench --sizes 8192,32768 --only 'NegMMIOT' --only '* streamed'   what streaming costs
   tricouple bench --training-step --out step.json   a ResNet-18 step with each loss (a minute)
   tricouple bench --training-step clip              a CLIP step with each loss, both directions
+  tricouple bench --processes 2,4                   one batch over several processes, gathered peers
   tricouple bench --read bench.json                 print an earlier run again
   tricouple bench --read bench.json --readme README.md    put an earlier run into a README
 """
@@ -63,10 +64,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=tuple(STEPS),
         help="instead: whole training steps, of a ResNet-18 or of a small CLIP, loss beside loss",
     )
+    add(
+        "--processes",
+        type=process_counts,
+        metavar="R,…",
+        help="instead: one batch over so many processes of a thread each, beside gathered peers",
+    )
     add("--seed", type=int, default=problem.seed, help="seed of the random batches")
     add("--out", type=Path, default=Path("bench.json"), help="JSON file with all measurements")
     add("--read", type=Path, metavar="JSON", help="read an earlier run instead of measuring")
     add("--readme", type=Path, metavar="FILE", help="put the run between the markers of FILE")
+
+
+def process_counts(text: str) -> tuple[int, ...]:
+    """Read numbers of processes such as ``2,4``."""
+    return tuple(sorted({at_least(2)(part) for part in text.split(",")}))
 
 
 def run(args: argparse.Namespace) -> int:

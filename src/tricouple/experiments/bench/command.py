@@ -14,6 +14,7 @@ from tricouple.experiments.bench import targets
 from tricouple.experiments.bench.contenders import CONTENDERS
 from tricouple.experiments.bench.measure import QUICK, Effort, Report, measure, measure_steps
 from tricouple.experiments.bench.problem import Problem
+from tricouple.experiments.bench.processes import QUICK_GROUP, GroupEffort, measure_processes
 from tricouple.experiments.bench.training import QUICK_STEPS, STEPS
 from tricouple.files import write_text
 from tricouple.options import CommandError, explained, require_writable
@@ -38,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
             report = Report.from_json(args.read.read_text(encoding="utf-8"))
     else:
         require_writable(args.out)
-        report = (measure_training if args.training_step else measure_losses)(args, console)
+        kinds = {args.training_step: measure_training, args.processes: measure_shared}
+        do = next((do for asked, do in kinds.items() if asked), measure_losses)
+        report = do(args, console)
     found = targets.claims(report)
     for table in (*targets.tables(report), *([targets.claims_table(found)] if found else [])):
         console.print(to_terminal(table))
@@ -101,6 +104,25 @@ def measure_losses(args: argparse.Namespace, console: Console) -> Report:
             report = replace(report, measurements=(*report.measurements, measurement))
             write_text(args.out, report.to_json())
             progress.update(task, advance=1, text="done", refresh=True)
+    return report
+
+
+def measure_shared(args: argparse.Namespace, console: Console) -> Report:
+    """Measure one batch over several processes; the file is written after every measurement."""
+    usual = QUICK_GROUP if args.quick else GroupEffort()
+    effort = replace(
+        usual,
+        processes=args.processes,
+        sizes=args.sizes or usual.sizes,
+        rounds=args.rounds or usual.rounds,
+        memory=usual.memory and not args.no_memory,
+        only=tuple(args.only),
+    )
+    report = Report(Problem(seed=args.seed), (), circumstances(console))
+    with console.status("") as status:
+        for row in measure_processes(effort, Problem(seed=args.seed), status.update):
+            report = replace(report, measurements=(*report.measurements, row))
+            write_text(args.out, report.to_json())
     return report
 
 

@@ -50,9 +50,13 @@ class Effort:
     memory: bool = True
     only: tuple[str, ...] = ()  # patterns of names; none for all
 
+    def names(self, name: str) -> bool:
+        """Whether a contender of this name runs."""
+        return not self.only or any(fnmatch(name, pattern) for pattern in self.only)
+
     def meets(self, contender: Contender, size: int) -> bool:
         """Whether this contender runs at this size."""
-        if self.only and not any(fnmatch(contender.name, pattern) for pattern in self.only):
+        if not self.names(contender.name):
             return False
         largest = self.largest_cubic if contender.cubic else contender.largest
         return contender.smallest <= size <= largest
@@ -81,6 +85,11 @@ class Measurement:
     peak_bytes: int | None = None
     extra_bytes: int | None = None  # the part of the peak above imports and inputs
     note: str = ""  # why something is missing, for example "not installed"
+    # Over several processes: how many, d, and what one of them sends in a call.
+    processes: int = 1
+    dim: int | None = None
+    messages: int | None = None
+    sent_bytes: int | None = None
 
     @property
     def extra_matrices(self) -> float | None:
@@ -106,6 +115,17 @@ class Report:
         wanted = (contender, size)
         found = (row for row in self.measurements if (row.contender, row.size) == wanted)
         return next(found, None)
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes share a batch."""
+        return any(row.processes > 1 for row in self.measurements)
+
+    def over(self, processes: int, size: int, dim: int | None = None) -> list[Measurement]:
+        """Return the losses measured over so many processes, of one d or of all."""
+        wanted = (processes, size)
+        found = [row for row in self.measurements if (row.processes, row.size) == wanted]
+        return [row for row in found if row.dim and dim in (None, row.dim)]
 
     def ratio(self, contender: str, other: str, size: int) -> float | None:
         """Return how many times as long a contender takes as another, None if not measured."""
@@ -248,6 +268,7 @@ def time_together(
     rounds: int,
     seconds_per_round: float,
     on_turn: Callable[[str], None] = lambda name: None,
+    clock: Callable[[Step], float] | None = None,
 ) -> dict[str, list[float]]:
     """Time all steps in interleaved rounds.
 
@@ -255,11 +276,12 @@ def time_together(
     all of them alike. The order rotates from round to round: no step always follows the same one.
     The first call of a turn finds the caches and the other libraries' thread pools as the previous
     contender left them; it is not counted, unless it alone fills the turn: then that is negligible.
-    The steps are expected to have been called once already.
+    The steps are expected to have been called once already. The clock is `time_call` unless given.
 
     Returns:
         The durations of all counted calls in seconds, by name.
     """
+    clock = clock or time_call
     durations: dict[str, list[float]] = {name: [] for name in steps}
     order = deque(steps)
     gc.collect()
@@ -268,9 +290,9 @@ def time_together(
         for _ in range(rounds):
             for name in order:
                 on_turn(name)
-                first = time_call(steps[name])
+                first = clock(steps[name])
                 calls = int(seconds_per_round / first)
-                durations[name] += [time_call(steps[name]) for _ in range(calls)] or [first]
+                durations[name] += [clock(steps[name]) for _ in range(calls)] or [first]
             order.rotate(-1)
     finally:
         gc.enable()

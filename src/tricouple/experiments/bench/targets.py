@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
 
+from tricouple.experiments.bench import gathered
 from tricouple.experiments.bench.contenders import HARD, LOSS, PAIR_PLAN, TRIPLET_PLAN
+from tricouple.experiments.bench.machines import shared_tables
 from tricouple.experiments.bench.measure import Measurement, Report
 from tricouple.experiments.bench.problem import Problem
 from tricouple.experiments.bench.training import BASELINE
@@ -46,6 +48,10 @@ GROWS = (
     (LOG_SIGMOID, "time", 512, 2048, 2.2),
     (HINGE, "time", 512, 2048, 2.2),
 )
+# Over processes: of whose batch, N and d, and how much at most.
+SHARED_MEMORY = (OURS, 4, LARGE, 0.40)  # N×N float32 matrices a process
+SENT = (gathered.BOTH, gathered.CLIP, 4, LARGE, 512, 0.7)  # times another's bytes
+AS_FAST_AS_PEERS = (OURS, 2, (4096, LARGE), 1.0)  # times the fastest peer's time
 
 CAPTIONS = {
     LOSS: "Value and gradient of a loss, best time in ms",
@@ -68,6 +74,8 @@ class Claim:
 
 def claims(report: Report) -> list[Claim]:
     """Return all claims for which this report has the measurements."""
+    if report.shared:
+        return list(shared_claims(report))
     found = []
     for ours, peer, size, least in FASTER:
         if ratio := report.ratio(peer, ours, size):
@@ -108,6 +116,34 @@ def claims(report: Report) -> list[Claim]:
     return found
 
 
+def shared_claims(report: Report) -> Iterator[Claim]:
+    """Claims about a batch that several processes share."""
+    name, processes, size, most = SHARED_MEMORY
+    for row in report.over(processes, size):
+        if row.contender == name and row.extra_matrices:
+            needs = f"{row.extra_matrices:.2f} N×N float32 matrices a process"
+            text = f"{name} over {processes} processes needs {needs} at N={size}, d={row.dim}"
+            yield Claim(text, f"at most {most}", row.extra_matrices <= most)
+    name, peer, processes, size, dim, share = SENT
+    sent = {row.contender: row.sent_bytes for row in report.over(processes, size, dim)}
+    if (ours := sent.get(name)) and (theirs := sent.get(peer)):
+        ratio = ours / theirs
+        text = f"{name} sends {ratio:.2f}× the bytes of {peer} over {processes} processes"
+        yield Claim(f"{text} at N={size}, d={dim}", f"at most {share}×", ratio <= share)
+    name, processes, sizes, slower = AS_FAST_AS_PEERS
+    for size in sizes:
+        for dim in sorted({row.dim for row in report.over(processes, size) if row.dim}):
+            rows = report.over(processes, size, dim)
+            times = {row.contender: row.seconds for row in rows if row.seconds}
+            peers = [other for other in times if gathered.BY_NAME[other].package]
+            if name in times and peers:
+                fastest = min(peers, key=lambda other: times[other])
+                ratio = times[name] / times[fastest]
+                text = f"{name} takes {ratio:.2f}× the time of {fastest}, the fastest gathered peer"
+                where = f"{text}, over {processes} processes at N={size}, d={dim}"
+                yield Claim(where, f"at most {slower:g}×", ratio <= slower)
+
+
 def growth(report: Report, contender: str, what: str, smallest: int, largest: int) -> float | None:
     """Return the power of N that a contender's "time" or "extra memory" grows with.
 
@@ -129,6 +165,8 @@ def exponent(values: Mapping[int, float]) -> float:
 
 def tables(report: Report) -> list[Table]:
     """Return the times of each task, with a row a contender, and how they and memory grow."""
+    if report.shared:
+        return shared_tables(report)
     if not isinstance(report.problem, Problem):
         return [step_table(report)]
     found = [times_table(report, task, report.sizes()) for task in CAPTIONS]
@@ -184,7 +222,7 @@ def claims_table(found: Sequence[Claim]) -> Table:
 
 def short_section(report: Report) -> str:
     """Return Markdown for a README: the losses beside their peers, ratios, conditions."""
-    if not isinstance(report.problem, Problem):
+    if report.shared or not isinstance(report.problem, Problem):
         return full_section(report)
     sizes = report.sizes()
     if len(sizes) > ROOM:
@@ -258,6 +296,12 @@ def conditions(report: Report) -> str:
     )
     if not isinstance(problem, Problem):
         return f"{machine}; best of {problem.rounds} interleaved rounds on {facts['date'][:10]}."
+    if report.shared:
+        return (
+            f"{machine}, {problem.classes} unbalanced classes, τ = {problem.temperature:g}, "
+            f"ε = {problem.epsilon:g}, {problem.n_iters} sweeps, gloo; best of interleaved rounds "
+            f"of the slowest process on {facts['date'][:10]}."
+        )
     return (
         f"{machine}, d = {problem.dim}, {problem.classes} unbalanced classes, "
         f"τ = {problem.temperature:g}, ε = {problem.epsilon:g}, {problem.n_iters} sweeps; best of "

@@ -1,0 +1,211 @@
+"""What a batch costs over several processes, here and by a model of larger machines.
+
+A step of R processes on N samples of d dimensions takes
+
+    (α·d + β)·N²/R / speed  +  M·2·log₂(R)·hop  +  sent/bandwidth:
+
+its arithmetic, shared; the latency of M collectives, each of which goes up and down a tree; and the
+bytes of a ring, ``4·N·(x·d + y)·(R − 1)/R``. Bare all-reduces give hop and bandwidth of this
+machine, counted bytes give x and y, and what is left of the measured steps gives α and β.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tricouple.experiments.bench.gathered import OURS
+from tricouple.experiments.bench.measure import Measurement, Report
+from tricouple.experiments.bench.processes import NETWORK
+from tricouple.report.numbers import number
+from tricouple.report.tables import Table
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices and what connects them."""
+
+    name: str
+    hop: float  # seconds that a message takes to the next process
+    bandwidth: float  # bytes a second that a process sends
+    speed: float = 1.0  # of a device, in cores of the machine that was measured
+
+
+# Round numbers of common hardware, for which nothing was measured here.
+ASSUMED = (
+    Machine("nodes of 32 cores, 25 Gb/s", 2e-5, 3e9, 32.0),
+    Machine("accelerators of 200 cores, 200 Gb/s", 5e-6, 2.5e10, 200.0),
+)
+
+# Processes and N: a batch that more and more processes share, and one that grows with them.
+CASES = (
+    *((ranks, 32768) for ranks in (8, 64, 1024)),
+    *((ranks, 1024 * ranks) for ranks in (8, 64, 1024)),
+)
+DIM = 512
+
+
+@dataclass(frozen=True)
+class Step:
+    """Time and memory of one process in a step."""
+
+    arithmetic: float  # seconds
+    latency: float
+    transfer: float
+    kernels: float  # bytes of its share of the matrices
+    embeddings: float  # bytes of all embeddings, which every process has
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.arithmetic + self.latency + self.transfer
+
+    @property
+    def limit(self) -> str:
+        """What takes longest."""
+        parts = ("arithmetic", "latency", "transfer")
+        return max(parts, key=lambda name: float(getattr(self, name)))
+
+
+@dataclass(frozen=True)
+class Model:
+    """The fitted numbers of a loss."""
+
+    machine: Machine
+    messages: float  # M
+    x: float  # how many times all embeddings are sent
+    y: float  # further numbers sent for each sample
+    matrices: float  # N×N float32 matrices that all processes have together
+    alpha: float = 0.0  # seconds for a dimension of a pair
+    beta: float = 0.0  # seconds for a pair
+    error: float = 0.0  # the largest relative error of a measured time
+
+    @classmethod
+    def of(cls, report: Report, contender: str = OURS) -> Model | None:
+        """Fit; None where a report has not two sizes and two dimensions.
+
+        More processes than cores wait for each other: their times are not fitted.
+        """
+        cores = report.provenance["cores"]
+        rows = [row for row in report.measurements if 1 < row.processes <= cores and row.seconds]
+        network = [row for row in rows if row.contender == NETWORK]
+        steps = [row for row in rows if row.contender == contender and row.dim]
+        if len({row.size for row in steps}) < 2 or len({row.dim for row in steps}) < 2:
+            return None
+        delays = [(2 * math.log2(row.processes), row.sent_bytes or 0) for row in network]
+        hop, slowness = _fit(delays, [row.seconds or 0.0 for row in network])
+        sent = [
+            (row.sent_bytes or 0) / (4 * row.size) * row.processes / (row.processes - 1)
+            for row in steps
+        ]
+        weighed = report.largest_weighed(contender)
+        matrices = (weighed.extra_matrices or 0.0) * weighed.processes if weighed else math.nan
+        model = cls(
+            Machine("this machine", hop, 1 / max(slowness, 1e-12)),
+            float(np.mean([row.messages or 0 for row in steps])),
+            *_fit([(row.dim or 0, 1.0) for row in steps], sent),
+            matrices,
+        )
+        cases = [(row.processes, row.size, row.dim or 0) for row in steps]
+        seconds = np.array([row.seconds for row in steps])
+        pairs = [(size**2 / ranks * dim, size**2 / ranks) for ranks, size, dim in cases]
+        left = [t - model.at(*case).seconds for t, case in zip(seconds, cases, strict=True)]
+        alpha, beta = _fit(pairs, left)
+        model = replace(model, alpha=alpha, beta=beta)
+        found = np.array([model.at(*case).seconds for case in cases])
+        return replace(model, error=float(np.abs(found / seconds - 1).max()))
+
+    def at(self, ranks: int, size: int, dim: int, machine: Machine | None = None) -> Step:
+        """The step of a batch on a machine, by default on the one that was measured."""
+        machine = machine or self.machine
+        sent = 4 * size * (self.x * dim + self.y) * (ranks - 1) / ranks
+        return Step(
+            (self.alpha * dim + self.beta) * size**2 / ranks / machine.speed,
+            self.messages * 2 * math.log2(ranks) * machine.hop,
+            sent / machine.bandwidth,
+            4 * self.matrices * size**2 / ranks,
+            4.0 * size * dim,
+        )
+
+
+def _fit(terms: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[float, float]:
+    """Two coefficients ≥ 0 of least relative squares."""
+    scale = np.maximum(np.asarray(values, float), 1e-12)
+    scaled = np.asarray(terms, float) / scale[:, None]
+    first, second = np.linalg.lstsq(scaled, np.ones(len(scale)), rcond=None)[0]
+    if min(first, second) >= 0:
+        return float(first), float(second)
+    alone = [float(column.sum() / (column @ column)) for column in scaled.T]
+    return (alone[0], 0.0) if second < 0 else (0.0, alone[1])
+
+
+def shared_tables(report: Report) -> list[Table]:
+    """Return what a step costs over each number of processes, and what larger machines would do."""
+    rows = [row for row in report.measurements if row.dim]
+    counts = sorted({row.processes for row in rows})
+    found = [_table(count, [row for row in rows if row.processes == count]) for count in counts]
+    model = Model.of(report)
+    return found if model is None else [*found, _model_table(model)]
+
+
+def _table(processes: int, rows: Sequence[Measurement]) -> Table:
+    sizes, dims = sorted({row.size for row in rows}), sorted({row.dim or 0 for row in rows})
+    by = {(row.contender, row.size, row.dim): row for row in rows}
+    cells = []
+    for name in dict.fromkeys(row.contender for row in rows):
+        cases = [by.get((name, size, dim)) for size in sizes for dim in dims]
+        largest = cases[-len(dims) :]
+        cells.append(
+            (
+                name,
+                *(_number(row.seconds if row else None, 1e3) for row in cases),
+                *(_number(row.extra_matrices if row else None) for row in largest),
+                *(_number(row.sent_bytes if row else None, 2**-20) for row in largest),
+                *(str(row.messages) if row and row.messages else "–" for row in largest[-1:]),
+            )
+        )
+    each = [f"d = {dim}" for dim in dims]
+    head = ("", *(f"N = {size}, {dim}" for size in sizes for dim in each), *each, *each, "messages")
+    widths = (("", 1), ("ms", len(sizes) * len(dims)), ("N²", len(dims)), ("MiB sent", len(dims)))
+    notes = sorted({f"{row.contender}: {row.note}" for row in rows if row.note})
+    return Table(
+        f"{processes} processes of one thread: best time of value and gradient; at N = {sizes[-1]} "
+        "the extra memory of a process, in N×N float32 matrices, what it sends, and messages",
+        head,
+        cells,
+        spans=widths,
+        note="; ".join(notes),
+    )
+
+
+def _number(value: float | None, scale: float = 1.0) -> str:
+    return number(math.nan if value is None else value * scale)
+
+
+def _model_table(model: Model) -> Table:
+    rows = []
+    for machine in (model.machine, *ASSUMED):
+        for ranks, size in CASES:
+            step = model.at(ranks, size, DIM, machine)
+            times = (step.seconds, step.arithmetic, step.latency, step.transfer)
+            sizes = (number(part / 2**20) for part in (step.kernels, step.embeddings))
+            case = machine.name, str(ranks), str(size)
+            rows.append((*case, *(number(1e3 * time) for time in times), *sizes, step.limit))
+    here = model.machine
+    titles = ("", "R", "N", "step", "arithmetic", "latency", "transfer", "kernels", "embeddings")
+    others = "; ".join(f"{machine.name}, {1e6 * machine.hop:.0f} µs a hop" for machine in ASSUMED)
+    return Table(
+        f"{OURS} on larger machines by the model, d = {DIM}, in ms and MiB of a process",
+        (*titles, "limit"),
+        rows,
+        note=(
+            f"Fitted: {model.alpha:.2e} s for a dimension of a pair and {model.beta:.2e} s for a "
+            f"pair, {model.messages:.0f} collectives, {1e6 * here.hop:.0f} µs a hop, "
+            f"{here.bandwidth / 1e9:.2f} GB/s, {model.x:.2f}·d + {model.y:.0f} numbers sent for a "
+            f"sample; measured times are met to {100 * model.error:.0f} %. The other machines are "
+            f"assumed: {others}."
+        ),
+    )
