@@ -40,6 +40,7 @@ figures: $(STAMP)  ## redraw the README's pictures and tables from results
 	$(BIN)/tricouple report results/vision --figures docs/assets
 	$(BIN)/tricouple report results/clip --figures docs/assets
 	$(BIN)/tricouple verify --read results/theory/theory.json --docs docs/theory.md docs/quadrature.md docs/shaping.md --figures docs/assets
+	$(BIN)/tricouple bench --read results/bench/processes.json --readme docs/many-processes.md
 
 docs: $(VENV)/.docs  ## build the documentation site into docs/_build, notebooks executed (minutes)
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html

@@ -18,6 +18,7 @@ from torch.nn.functional import normalize
 from tricouple.experiments.bench.contenders import neg_mmiot, push_pull
 from tricouple.experiments.bench.problem import Problem, make_batch
 from tricouple.losses import BothDirections, InfoNCE
+from tricouple.torchvision_ops import declare_missing
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Gathered:
 
     def prepare(self, share: Share, problem: Problem) -> Callable[[], object]:
         """Return a call that evaluates the loss and the gradients of this process's own rows."""
+        declare_missing()  # peers import torchvision
         criterion = self.build(share, problem)
         embeddings = share.embeddings.clone().requires_grad_()
         if not self.pairs:

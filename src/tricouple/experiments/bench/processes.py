@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,6 @@ from tricouple.experiments.bench.measure import (
 )
 from tricouple.experiments.bench.memory import WARM_UP_SIZE, available_bytes, peak_memory_of
 from tricouple.experiments.bench.problem import Problem
-from tricouple.torchvision_ops import declare_missing
 
 NETWORK = "all-reduce"
 
@@ -97,23 +97,19 @@ def measure_processes(
     effort: GroupEffort, problem: Problem, on_turn: Callable[[str], None] = lambda text: None
 ) -> Iterator[Measurement]:
     """Yield the measurement of every contender for every number of processes, size and d."""
-    for world in effort.processes:
-        on_turn(f"{world} processes: bare all-reduces")
-        yield from _ask(world, {"do": "network", "rounds": effort.rounds})
-        for size in effort.sizes:
-            for dim in effort.dims:
-                here, where = replace(problem, dim=dim), f"{world} processes, N={size}, d={dim}"
-                on_turn(where)
-                for row in _timed(world, size, here, effort):
-                    if not (effort.memory and size >= SMALLEST_WEIGHED and row.seconds):
-                        yield row
-                        continue
-                    on_turn(f"{where}: memory of {row.contender}")
-                    yield _weighed(row, here)
+    for world, size, dim in product(effort.processes, effort.sizes, effort.dims):
+        here, where = replace(problem, dim=dim), f"{world} processes, N={size}, d={dim}"
+        on_turn(where)
+        for row in _timed(world, size, here, effort):
+            if effort.memory and row.dim and row.seconds and size >= SMALLEST_WEIGHED:
+                on_turn(f"{where}: memory of {row.contender}")
+                yield _weighed(row, here)
+            else:
+                yield row
 
 
 def _timed(world: int, size: int, problem: Problem, effort: GroupEffort) -> list[Measurement]:
-    """All contenders of one size, those that can run in interleaved rounds."""
+    """All contenders of one size, those that can run in interleaved rounds; bare all-reduces."""
     rows, free = {}, available_bytes()
     for contender in GATHERED:
         if effort.names(contender.name):
@@ -131,7 +127,8 @@ def _timed(world: int, size: int, problem: Problem, effort: GroupEffort) -> list
         found = _ask(world, request | {"rows": [asdict(row) for row in able]})
     except RUN_FAILURES as error:
         found = [replace(row, note=f"failed: {error}") for row in able]
-    return list((rows | {row.contender: row for row in found}).values())
+    known = {row.contender: row for row in found if row.dim}
+    return [*(row for row in found if not row.dim), *(rows | known).values()]
 
 
 def _weighed(row: Measurement, problem: Problem) -> Measurement:
@@ -179,8 +176,6 @@ def _ask(world: int, request: dict[str, Any]) -> list[Measurement]:
 
 def answer(request: dict[str, Any]) -> list[Measurement]:
     """Do in this process, together with the others, what is asked for."""
-    if request["do"] == "network":
-        return _network(request["rounds"])
     problem = Problem(**request["problem"])
     if request["do"] == "weigh":
         row = Measurement(**request["row"])
@@ -198,7 +193,8 @@ def answer(request: dict[str, Any]) -> list[Measurement]:
         messages, sent = map(int, _largest(counted.messages, counted.sent_bytes))
         rows[name] = replace(rows[name], messages=messages, sent_bytes=sent)
     timed = time_together(steps, request["rounds"], request["seconds"], clock=_slowest)
-    return [rows[name].timed(durations) for name, durations in timed.items()]
+    losses = [rows[name].timed(durations) for name, durations in timed.items()]
+    return [*_network(request["rounds"]), *losses]
 
 
 def _step(name: str, size: int, problem: Problem) -> Step:
@@ -211,7 +207,7 @@ def _network(rounds: int) -> list[Measurement]:
     world, rows = dist.get_world_size(), []
     for payload in PAYLOADS:
         values = torch.zeros(payload // 4)
-        timed = [_slowest(lambda v=values: dist.all_reduce(v)) for _ in range(20 * rounds)]  # type: ignore[misc]
+        timed = [_slowest(lambda v=values: dist.all_reduce(v)) for _ in range(10 * rounds)]  # type: ignore[misc]
         sent = int(2 * payload * (world - 1) / world)
         row = Measurement(NETWORK, NETWORK, payload, processes=world, messages=1, sent_bytes=sent)
         rows.append(row.timed(timed))
@@ -237,7 +233,6 @@ def work(meeting: str, request: str) -> None:
     """The life of one process."""
     # Peers call functions of torch.distributed that are to be renamed.
     warnings.simplefilter("ignore", FutureWarning)
-    declare_missing()  # peers import torchvision
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", meeting, PATIENCE, world_size=world, rank=rank)
