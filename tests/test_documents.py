@@ -13,7 +13,12 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
+import pytest
 from scipy import stats
+
+from tricouple.experiments.runs.record import Store
+from tricouple.experiments.studies.command import STUDIES, as_markdown
+from tricouple.experiments.studies.plan import Results
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -497,3 +502,20 @@ def test_synthetic_lines_name_commit_command_machine_load_and_steps():
         assert not origin["commit"].endswith("-dirty")
         assert {"command", "cpu", "cores", "load", "date", "torch"} <= set(origin)
         assert run["config"]["steps"] == run["curves"]["step"][-1] or run["status"] == "diverged"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (RESULTS / "studies").iterdir()))
+def test_a_study_verdict_is_what_its_runs_say(name):
+    study, folder = STUDIES[name], RESULTS / "studies" / name
+    runs = list(Store(folder).records().values())
+    plan = study.plan(json.loads((folder / "study.json").read_text())["config"]["scale"])
+    verdict = study.judge(plan, Results(runs))
+    said = (folder / "verdict.md").read_text()
+    assert said == as_markdown(study, plan, verdict, runs)
+    assert {"Hypothesis", "Refuted if"} <= set(re.findall(r"^([A-Z][a-z ]+):", said, re.MULTILINE))
+    page = section("docs/studies.md", "## What they found")
+    assert f"`{name}`: {verdict.word}" in page.replace("**", "")
+    numbers = re.compile(r"\d[\d.]*\d|\d")
+    line = next(each for each in page.split(" - ") if each.startswith(f"**`{name}`"))
+    told = set(numbers.findall(NAMES.sub("", line)))
+    assert told <= set(numbers.findall(" ".join(verdict.sentences)))
