@@ -9,6 +9,7 @@ multiplies them.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -162,6 +163,19 @@ def _fake(
     ]
 
 
+def _scaled(
+    cotangent: Tensor, gradients: Sequence[Tensor], causes: Sequence[Tensor]
+) -> list[Tensor]:
+    """Gradients times what comes in, in the dtypes of the tensors of which they are gradients.
+
+    Multiplied before it is rounded to half precision, as a GradScaler needs it. In a compiled
+    backward pass this is an operator, from which the compiler learns that gradients depend on their
+    causes: so it refuses a second derivative, and does not take them for constants.
+    """
+    pairs = zip(gradients, causes, strict=True)
+    return [(cotangent * gradient).to(cause.dtype) for gradient, cause in pairs]
+
+
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -177,23 +191,20 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         _, ctx.wanted, _, _, *values = inputs
-        ctx.dtypes = [value.dtype for value in values]
-        ctx.save_for_backward(*output[1:])
-        ctx.set_materialize_grads(
-            False
-        )  # the gradients have cotangents in second derivatives alone
+        causes = itertools.compress(values, ctx.wanted)
+        ctx.save_for_backward(*output[1:], *causes)
+        ctx.set_materialize_grads(False)  # gradients get cotangents in second derivatives alone
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         cotangent, *second = cotangents
         if any(found is not None for found in second):
             raise RuntimeError(NO_SECOND_DERIVATIVES)
-        gradients = iter(ctx.saved_tensors)
-        # Multiplied before it is rounded to half precision, where a GradScaler needs it to be.
-        return *(None,) * 4, *(
-            (cotangent * next(gradients)).to(dtype) if want and cotangent is not None else None
-            for want, dtype in zip(ctx.wanted, ctx.dtypes, strict=True)
-        )
+        count = sum(ctx.wanted)
+        gradients, causes = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        scale = torch.ops.tricouple.scaled if torch.compiler.is_compiling() else _scaled
+        results = iter([] if cotangent is None else scale(cotangent, gradients, causes))
+        return *(None,) * 4, *(next(results, None) if want else None for want in ctx.wanted)
 
     @staticmethod
     def vmap(
@@ -233,9 +244,14 @@ def _loss(
 
 
 _ARGUMENTS = "(str[] names, bool[] wanted, float? temperature, int number, Tensor[] values)"
+_SCALED = "(Tensor cotangent, Tensor[] gradients, Tensor[] causes)"
 _library = torch.library.Library("tricouple", "DEF")
-_library.define(f"loss_and_gradients{_ARGUMENTS} -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
-_library.impl("loss_and_gradients", _loss_and_gradients, "CompositeExplicitAutograd")
-torch.library.register_fake("tricouple::loss_and_gradients", _fake, lib=_library)
+for _schema, _kernel, _fake_kernel in (
+    (f"loss_and_gradients{_ARGUMENTS} -> Tensor[]", _loss_and_gradients, _fake),
+    (f"scaled{_SCALED} -> Tensor[]", _scaled, _scaled),
+):
+    _name = _library.define(_schema, tags=torch.Tag.pt2_compliant_tag)
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tricouple::{_name}", _fake_kernel, lib=_library)
 _library.define(f"loss{_ARGUMENTS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _library.impl("loss", _loss, "CompositeImplicitAutograd")
