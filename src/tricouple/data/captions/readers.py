@@ -7,13 +7,11 @@ any other data, and an interrupted run continues exactly, which streamed shuffli
 
 from __future__ import annotations
 
-import csv
 import glob
 import json
-import re
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +22,7 @@ from tricouple.data.captions.sets import CaptionData, CaptionedImages
 from tricouple.data.captions.shapes import N_SHAPES, draw_shapes
 from tricouple.data.images.files import DataError, ImageFiles, Member, is_image
 from tricouple.data.images.readers import data_home
+from tricouple.data.tables import Problems, clean, require_columns, table
 
 FORMATS = ("shapes", "coco", "csv", "shards")
 PARTS = ("test", "validation")
@@ -64,42 +63,6 @@ class Entry(NamedTuple):
 
     image: Path | Member
     captions: tuple[str, ...]
-
-
-@dataclass
-class Problems:
-    """Counts what cannot be used, by kind, and remembers the first offender of each.
-
-    Args:
-        source: The file that the captions come from.
-
-    Example:
-        >>> problems = Problems("captions.csv")
-        >>> problems.add("empty captions", "line 3")
-        >>> problems.add("empty captions", "line 9")
-        >>> problems.settle(skip=True)
-        ['captions.csv: left out 2 empty captions, the first is line 3']
-    """
-
-    source: str
-    found: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, kind: str, offender: object) -> None:
-        """Count one."""
-        self.found.setdefault(kind, []).append(str(offender))
-
-    def settle(self, *, skip: bool) -> list[str]:
-        """A note for each kind, if the user accepts to ``skip`` the offenders; else an error."""
-        counted = [
-            f"{len(offenders)} {kind}, the first is {offenders[0]}"
-            for kind, offenders in self.found.items()
-        ]
-        if counted and not skip:
-            raise DataError(
-                f"{self.source} has {'; '.join(counted)}: repair them, or leave them out with "
-                "data.skip=true"
-            )
-        return [f"{self.source}: left out {text}" for text in counted]
 
 
 def load(wanted: Source, side: int, seed: int) -> CaptionData:
@@ -274,7 +237,7 @@ def read_coco(path: Path, images: Path, problems: Problems) -> list[Entry]:
         if not isinstance(text, str):
             problems.add("captions that are no text", f"{where}: {text!r}")
             continue
-        text = _clean(text)
+        text = clean(text)
         if key not in files:
             problems.add("captions of unknown images", f"{where}, image_id {key!r}")
         elif not text:
@@ -294,39 +257,20 @@ def read_table(
     """A CSV file with a row of column names; rows of one image file are one image."""
     captions: dict[Path, list[str]] = {}
     missing: dict[Path, bool] = {}
-    if len(separator) != 1:
-        raise ValueError(
-            f"data.separator must be one character, got {separator!r}; a tab is $'\\t' in a shell"
-        )
-    try:
-        # Spreadsheets begin their UTF-8 files with a mark, which is no part of the first name.
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            # Strict: a quote that is not closed would swallow the rows after it.
-            rows = csv.DictReader(file, delimiter=separator, strict=True)
-            names = list(rows.fieldnames or [])
-            settings = dict(zip(("image_column", "caption_column"), columns, strict=True))
-            absent = {name: column for name, column in settings.items() if column not in names}
-            if absent:
-                raise DataError(
-                    f"{path} has no column {' and no '.join(map(repr, absent.values()))} but "
-                    f"{', '.join(map(repr, names)) or 'none'}: set "
-                    f"{' and '.join(f'data.{name}' for name in absent)}, or data.separator (now "
-                    f"{separator!r})"
-                )
-            for row in rows:
-                name, text = (row[column] or "" for column in columns)
-                image, text = images / name, _clean(text)
-                if image not in missing:
-                    missing[image] = not (name and image.is_file())
-                    if missing[image]:
-                        problems.add("missing image files", f"{image} (line {rows.line_num})")
-                if not text:
-                    problems.add("empty captions", f"line {rows.line_num}, of {name}")
-                elif not missing[image]:
-                    captions.setdefault(image, []).append(text)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        line = f" (line {rows.line_num} or before)" if isinstance(error, csv.Error) else ""
-        raise DataError(f"{path} is not a readable table: {error}{line}") from error
+    with table(path, separator) as rows:
+        settings = dict(zip(("image_column", "caption_column"), columns, strict=True))
+        require_columns(path, list(rows.fieldnames or []), settings, separator)
+        for row in rows:
+            name, text = (row[column] or "" for column in columns)
+            image, text = images / name, clean(text)
+            if image not in missing:
+                missing[image] = not (name and image.is_file())
+                if missing[image]:
+                    problems.add("missing image files", f"{image} (line {rows.line_num})")
+            if not text:
+                problems.add("empty captions", f"line {rows.line_num}, of {name}")
+            elif not missing[image]:
+                captions.setdefault(image, []).append(text)
     return [Entry(image, tuple(texts)) for image, texts in captions.items()]
 
 
@@ -387,11 +331,5 @@ def _texts(content: bytes, name: str, where: str, problems: Problems) -> tuple[s
     for line in lines:
         if not isinstance(line, str):
             problems.add("captions that are no text", f"{where}: {line!r}")
-    cleaned = [_clean(line) for line in lines if isinstance(line, str)]
+    cleaned = [clean(line) for line in lines if isinstance(line, str)]
     return tuple(line for line in cleaned if line)
-
-
-def _clean(text: str) -> str:
-    """A caption that can be printed and written: no control characters, no halves of letters."""
-    whole = re.sub("[\ud800-\udfff]", "\ufffd", text)
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", whole).strip()

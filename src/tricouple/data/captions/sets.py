@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tricouple.data.images.files import ImageFiles
-from tricouple.data.images.sets import BatchedSet
+from tricouple.data.images.sets import BatchedImages
 from tricouple.torchvision_ops import declare_missing
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class PairBatch(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class PairSamples(BatchedSet):
+class PairSamples(BatchedImages):
     """What an epoch consists of: every image, or every caption.
 
     Attributes:

@@ -18,23 +18,34 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class BatchedSet(Dataset[Any]):
-    """Images, and what else a subclass knows of them, in batches by ``__getitems__(indices)``."""
+    """Samples in batches, by ``__getitems__(indices)``."""
 
+    noun = "samples"  # what they are called
+    in_memory: bool = True  # whether batches cost no decoding, so that loaders need no workers
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BatchedImages(BatchedSet):
+    """Images, and what else a subclass knows of them."""
+
+    noun = "images"
     images: Tensor | ImageFiles
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
-    def in_memory(self) -> bool:
-        """Whether batches cost no decoding, so that loaders need no worker processes."""
+    def in_memory(self) -> bool:  # type: ignore[override]
+        """Whether they are decoded."""
         return isinstance(self.images, Tensor)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ImageSet(BatchedSet):
+class ImageSet(BatchedImages):
     """Images and their labels, as PyTorch's loaders take them.
 
     Attributes:
@@ -293,12 +304,12 @@ def check_supervised(data: ImageData) -> None:
         )
 
 
-def check_batch_size(images: ImageSet, batch_size: int, *, name: str = "batch_size") -> None:
-    """Require a batch of at least two images that the set can fill.
+def check_batch_size(samples: BatchedSet, batch_size: int, *, name: str = "batch_size") -> None:
+    """Require a batch of at least two samples that the set can fill.
 
     Args:
-        images: The training set.
-        batch_size: Images in a batch.
+        samples: The training set.
+        batch_size: Samples in a batch.
         name: What error messages call ``batch_size``.
 
     Raises:
@@ -311,8 +322,8 @@ def check_batch_size(images: ImageSet, batch_size: int, *, name: str = "batch_si
     checks.count(name, batch_size)
     if batch_size < 2:
         raise ValueError(f"{name} must be at least 2 to hold a negative, got {batch_size}")
-    if batch_size > len(images):
+    if batch_size > len(samples):
         raise ValueError(
-            f"{name} is {batch_size}, but there are only {len(images)} training images: "
-            f"use {len(images)} or less"
+            f"{name} is {batch_size}, but there are only {len(samples)} training {samples.noun}: "
+            f"use {len(samples)} or less"
         )

@@ -2,78 +2,103 @@
 
 from __future__ import annotations
 
+from typing import Protocol, TypeVar
+
 import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.data.images.sets import ImageSet
 
 
-def subset(images: ImageSet, size: int, seed: int = 0, *, name: str = "size") -> ImageSet:
-    """A random subset with the class proportions of the whole, and at least one image a class.
+class Samples(Protocol):
+    """A set of images or texts."""
+
+    noun: str  # what its samples are called
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The class of each, shape (n,); None if unknown."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def take(self: S, indices: Tensor) -> S:
+        """A smaller set, of the samples at some positions."""
+
+
+S = TypeVar("S", bound=Samples)
+
+
+def subset(samples: S, size: int, seed: int = 0, *, name: str = "size") -> S:
+    """A random subset with the class proportions of the whole, and at least one sample a class.
 
     Args:
-        images: The whole set; without labels the subset is drawn uniformly.
-        size: How many images to keep.
+        samples: The whole set; without labels the subset is drawn uniformly.
+        size: How many samples to keep.
         seed: Equal seeds give equal subsets.
         name: What error messages call ``size``.
 
     Example:
+        >>> from tricouple.data.images.sets import ImageSet
         >>> ten = ImageSet(torch.zeros(10, 1, 2, 2, dtype=torch.uint8), torch.arange(10) // 5)
         >>> subset(ten, 4).labels
         tensor([0, 0, 1, 1])
     """
     checks.count(name, size)
-    if size > len(images):
-        raise ValueError(f"{name} is {size}, but there are only {len(images)} images")
-    labels = _strata(images)
+    if size > len(samples):
+        raise ValueError(f"{name} is {size}, but there are only {len(samples)} {samples.noun}")
+    labels = _strata(samples)
     n_classes = len(labels.unique())
     if size < n_classes:
         raise ValueError(
             f"{name} is {size}, but there are {n_classes} classes: "
-            f"use {n_classes} or more, so that each has an image"
+            f"use {n_classes} or more, so that each has one"
         )
-    return images.take(stratified(labels, size, seed, least=1).nonzero().flatten())
+    return samples.take(stratified(labels, size, seed, least=1).nonzero().flatten())
 
 
-def split(images: ImageSet, held_out: int | float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+def split(
+    samples: S, held_out: int | float, seed: int = 0, *, name: str = "held_out"
+) -> tuple[S, S]:
     """Part a set in two, both with the class proportions of the whole.
 
-    Both parts have an image of each class; the only image of a class stays in the first part.
+    Both parts have a sample of each class; the only sample of a class stays in the first part.
 
     Args:
-        images: The whole set; without labels the split is uniform.
-        held_out: Size of the second part: a number of images, or a fraction between 0 and 1.
+        samples: The whole set; without labels the split is uniform.
+        held_out: Size of the second part: a number of samples, or a fraction between 0 and 1.
         seed: Equal seeds give equal splits.
+        name: What error messages call ``held_out``.
 
     Returns:
         The rest and the part held out.
 
     Example:
+        >>> from tricouple.data.images.sets import ImageSet
         >>> ten = ImageSet(torch.zeros(10, 1, 2, 2, dtype=torch.uint8), torch.arange(10) // 5)
         >>> rest, validation = split(ten, 0.4)
         >>> rest.labels, validation.labels
         (tensor([0, 0, 0, 1, 1, 1]), tensor([0, 0, 1, 1]))
     """
-    labels = _strata(images)
+    labels = _strata(samples)
     most = labels.unique(return_counts=True)[1] - 1
     low, high = int(most.clamp_max(1).sum()), int(most.sum())
     if isinstance(held_out, float):
         if not 0 < held_out < 1:
             raise ValueError(
-                f"held_out must be a fraction between 0 and 1 or a whole number, got {held_out}"
+                f"{name} must be a fraction between 0 and 1 or a whole number, got {held_out}"
             )
-        size = min(max(round(held_out * len(images)), low), high)
+        size = min(max(round(held_out * len(samples)), low), high)
     else:
-        checks.count("held_out", held_out)
+        checks.count(name, held_out)
         size = held_out
     if size == 0 or not low <= size <= high:
         raise ValueError(
-            f"held_out is {held_out}, but {len(images)} images of {len(most)} classes can spare "
-            f"{low} to {high}, if each class is to be in both parts"
+            f"{name} is {held_out}, but {len(samples)} {samples.noun} of {len(most)} classes can "
+            f"spare {low} to {high}, if each class is to be in both parts"
         )
     drawn = stratified(labels, size, seed, least=1, left=1)
-    return images.take((~drawn).nonzero().flatten()), images.take(drawn.nonzero().flatten())
+    return samples.take((~drawn).nonzero().flatten()), samples.take(drawn.nonzero().flatten())
 
 
 def stratified(labels: Tensor, size: int, seed: int, *, least: int = 0, left: int = 0) -> Tensor:
@@ -117,8 +142,8 @@ def stratified(labels: Tensor, size: int, seed: int, *, least: int = 0, left: in
     return drawn
 
 
-def _strata(images: ImageSet) -> Tensor:
-    """The labels; without any, all images are of one class."""
-    if images.labels is None:
-        return torch.zeros(len(images), dtype=torch.int64)
-    return images.labels
+def _strata(samples: Samples) -> Tensor:
+    """The labels; without any, all samples are of one class."""
+    if samples.labels is None:
+        return torch.zeros(len(samples), dtype=torch.int64)
+    return samples.labels
