@@ -27,6 +27,7 @@ examples:
   tricouple verify                 the paper's theory as a table of verdicts
   tricouple train scale=smoke      train and evaluate an image encoder (half a minute)
   tricouple clip scale=smoke       train image and text encoders on coloured shapes (a minute)
+  tricouple text scale=smoke       train a sentence encoder on phrases (seconds)
   tricouple bench --quick          a first look at speed and memory
   tricouple bench --help           the options of one command
 """
@@ -86,6 +87,11 @@ COMMANDS = {
         "tricouple.experiments.runs.command:CLIP",
         "train image and text encoders on captions: retrieval, zero-shot classification",
         "train,clip",
+    ),
+    "text": Command(
+        "tricouple.experiments.runs.command:TEXT",
+        "train sentence encoders on labelled or paired texts: few-shot, out of scope, retrieval",
+        "train,text",
     ),
     "reproduce": Command(
         "tricouple.experiments.reproduce",

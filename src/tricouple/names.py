@@ -61,6 +61,11 @@ DATA = {
     "folder": "own images",
     "flickr8k": "Flickr8k",
     "coco": "MS-COCO",
+    "banking77": "BANKING77",
+    "clinc150": "CLINC150",
+    "clinc150_imbalanced": "CLINC150, imbalanced",
+    "phrases": "phrases",
+    "csv": "own texts",
 }
 BACKBONES = {
     "resnet18": "ResNet-18",
@@ -73,6 +78,7 @@ FEATURES = {
     "embedding": "embeddings after the projection",
 }
 MEASURES = {"linear": "linear probe", "knn": "k-NN"}
+ENCODERS = {"minilm": "MiniLM", "words": "bag of words"}
 QUANTITIES = {
     "nc1": "NC1, scatter within classes",
     "nc2_std": "NC2, std of class-mean cosines",
@@ -94,6 +100,7 @@ QUANTITIES = {
     "image_rank": "effective rank, images",
     "text_rank": "effective rank, texts",
     "sharpness": "sharpness c that learns",
+    "recall": "recall@1, mean of both directions",
 }
 AXES = {
     "epsilon": "ε",

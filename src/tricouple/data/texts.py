@@ -329,8 +329,8 @@ def _read(path: Path, wanted: Source, notes: list[str]) -> tuple[str, list[tuple
                 "data.label_column=null for pairs, or data.pair_column=null for classes"
             )
         if not there:
-            other = "label_column" if wanted.label_column is not None else "pair_column"
-            there = {other: str(getattr(wanted, other))}
+            settings = "label_column for classes, data.pair_column for pairs"
+            there = {settings: wanted.label_column or wanted.pair_column or "label"}
         require_columns(path, names, columns | there, wanted.separator)
         ((setting, column),) = there.items()
         rows = []

@@ -1,4 +1,4 @@
-"""What frozen features know of classes: a linear classifier, and the votes of nearest neighbours.
+"""What frozen features know of classes: a linear classifier, nearest neighbours, class means.
 
 The paper's linear probe is AdamW, 1e-3, 500 epochs, batches of 256; its k-NN has k = 20 and cosine
 distance.
@@ -221,3 +221,61 @@ def knn_predictions(
         winners.append(votes.argmax(1))  # the first of equals: the smallest label
     predictions: Tensor = classes[torch.cat(winners)]
     return predictions
+
+
+def nearest_mean(
+    train_features: Tensor, train_labels: Tensor, test_features: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The class whose mean direction is nearest to each test sample, and how near it is.
+
+    Args:
+        train_features: Shape (n, d), need not be normalised.
+        train_labels: Class of each training sample, any integers, shape (n,).
+        test_features: Shape (m, d).
+
+    Returns:
+        A label and a cosine for each test sample, shape (m,) both.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> nearest_mean(z, torch.tensor([3, 5]), torch.tensor([[0.6, 0.8]]))
+        (tensor([5]), tensor([0.8000]))
+    """
+    check_labelled("train", train_features, train_labels)
+    check_features("test_features", test_features)
+    check_same_width(train_features, test_features)
+    classes, codes = train_labels.unique(return_inverse=True)
+    train, test = (normalize(part.detach(), dim=1) for part in (train_features, test_features))
+    sums = train.new_zeros(len(classes), train.shape[1]).index_add(0, codes, train)
+    cosines, winners = (test @ normalize(sums, dim=1).T).max(1)
+    return classes[winners], cosines
+
+
+@dataclass(frozen=True)
+class Detection:
+    """How well a score tells samples of known classes from others."""
+
+    auroc: float  # chance that one of the first scores higher than one of the others; ties half
+    fpr95: float  # share of the others at or above the score that 95 % of the first reach
+
+
+def detect(inside: Tensor, outside: Tensor) -> Detection:
+    """Detection by a score that is high inside.
+
+    Args:
+        inside: Scores of samples of known classes, shape (n,).
+        outside: Scores of others, shape (m,).
+
+    Example:
+        >>> detect(torch.tensor([0.9, 0.8, 0.7]), torch.tensor([0.1, 0.75]))
+        Detection(auroc=0.8333333333333334, fpr95=0.5)
+    """
+    inside, outside = inside.double().sort().values, outside.double().sort().values
+    below, reached = (
+        torch.searchsorted(outside, inside, right=right).double().mean() for right in (False, True)
+    )
+    threshold = inside[int(0.05 * len(inside))]
+    return Detection(
+        float((below + reached) / 2 / len(outside)),
+        float((outside >= threshold).double().mean()),
+    )

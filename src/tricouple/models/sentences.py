@@ -1,7 +1,7 @@
 """Sentence encoders: what sentence-transformers loads, or one made here; and a head on it.
 
-A backbone takes texts to features of ``width`` dimensions. It is trained, or it stays as it is: then
-a run trains the head alone, on features that are computed once.
+A backbone takes texts to features. It is trained, or it stays as it is: then a run trains the head
+alone, on features that are computed once.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 It reads result files alone and knows nothing of the code that wrote them. Anybody can use its
 engine: ``tables``, ``chart`` (data) → ``draw_plotly``, ``draw_matplotlib``; ``page``. A study goes
 ``read`` (files → runs) → ``groups`` (runs that differ in their seed) → a specification for its kind
-(``synthetic``, ``vision``, ``clip``: which tables, charts and ``sentences``) → ``command``.
+(``synthetic``, ``vision``, ``clip``, ``text``: tables, charts and ``sentences``) → ``command``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ examples:
   tricouple report results/synthetic                         writes results/synthetic/report.html
   tricouple report results/vision                            image encoders; prints the tables too
   tricouple report results/clip                              image and text; likewise
+  tricouple report results/text                              sentence encoders; likewise
   tricouple report runs                                      the runs of tricouple train -m
   tricouple report results/a results/b --out both.html       two studies on one page
   tricouple report results/synthetic --figures docs/assets   the README's pictures (PNG), no page

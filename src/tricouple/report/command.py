@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tricouple.files import WriteError, write_atomically, write_text
 from tricouple.options import CommandError, require_writable
-from tricouple.report import clip, synthetic, vision
+from tricouple.report import clip, synthetic, text, vision
 from tricouple.report.numbers import duration
 from tricouple.report.page import Article, Section, items, page, provenance_section
 from tricouple.report.read import Study, StudyError, read_studies, read_study
@@ -21,7 +21,7 @@ from tricouple.report.read import Study, StudyError, read_studies, read_study
 # Each says of a study: `article`, its part of a page, to which what is missing and where numbers
 # come from are added here; `files`, what the documentation shows, by name, None where there is no
 # data for it; `terminal`, what is printed beside the page. A new kind is a module and a word here.
-KINDS = {"clip": clip, "synthetic": synthetic, "vision": vision}
+KINDS = {"clip": clip, "synthetic": synthetic, "text": text, "vision": vision}
 
 
 def run(args: argparse.Namespace) -> int:

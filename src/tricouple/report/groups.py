@@ -20,7 +20,7 @@ from tricouple.report.read import Run, Study, StudyError
 Needs = Mapping[str, type | tuple[type, ...]]
 
 # Parts of a study of training runs; the runs of a folder of runs are all of the last kind.
-SHARPNESS, FINAL, MAIN = "sharpness", "final", "main"
+SHARPNESS, FINAL, EQUAL, MAIN = "sharpness", "final", "equal", "main"
 
 # They follow from the sharpness.
 _DERIVED = ("temperature", "epsilon", "epsilon_pos", "epsilon_neg", "regularisation")
@@ -256,7 +256,8 @@ def _count(study: Study) -> Iterator[str]:
     losses, blocks = _list(study, "losses"), _list(study, "blocks") or [()]
     if losses:
         rates = max(len(_list(study, "learning_rates")) - 1, 0)
-        each = len(_list(study, "sharpness")) + rates + len(_list(study, "seeds"))
+        cs, seeds = len(_list(study, "sharpness")), len(_list(study, "seeds"))
+        each = cs + rates + seeds * (cs if study.config.get("equal") else 1)
         planned = len(blocks) * len(losses) * each
     if planned is not None and len(study.runs) < planned:
         yield f"{len(study.runs)} of {planned} planned runs have been recorded."

@@ -91,7 +91,7 @@ class ShuffledBatches(L.LightningDataModule):
         if len(order) < self.batch_size:
             raise ValueError(
                 f"training.batch_size is {self.batch_size}, but each of {n_processes} processes "
-                f"has only {len(order)} training images: use fewer trainer.devices"
+                f"has only {len(order)} training {self.samples.noun}: use fewer trainer.devices"
             )
         return loader(self.samples, self.batch_size, order=order, drop_last=True)
 

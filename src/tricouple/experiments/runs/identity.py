@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from tricouple.conf.schema import RunConfig, Train
+from tricouple.conf.schema import RunConfig, Text, Train
 from tricouple.names import DATA
 from tricouple.training.trainer import SPEED_ONLY
 
@@ -93,9 +93,9 @@ def changes(there: Listing, here: Listing) -> Iterator[str]:
 def data_name(config: RunConfig) -> str:
     """The name of the data set in folders and reports: of one's own, that of its folder."""
     data = config.data
-    if not data.own or data.root is None:
+    if not data.own or data.place is None:
         return data.name
-    name = re.sub(r"[^\w.-]+", "_", Path(data.root).expanduser().resolve().name).strip("._-")
+    name = re.sub(r"[^\w.-]+", "_", Path(data.place).expanduser().resolve().name).strip("._-")
     return f"{data.name}-{name}" if name in DATA or not name else name
 
 
@@ -107,9 +107,11 @@ def resolved(config: C) -> C:
         paths = {name: str(Path(text).expanduser().resolve()) for name, text in found.items()}
         return replace(part, **paths)
 
-    parts = {"data": whole(config.data, "root", "eval_root")}
+    parts = {"data": whole(config.data, "root", "eval_root", "path", "test_path")}
     if isinstance(config, Train):
         parts["backbone"] = whole(config.backbone, "weights")
+    if isinstance(config, Text) and Path(config.model.path or "").is_dir():
+        parts["model"] = whole(config.model, "path")
     return replace(config, **parts)
 
 

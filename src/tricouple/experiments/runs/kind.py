@@ -1,4 +1,4 @@
-"""What is particular to a kind of run: image encoders, or image and text encoders."""
+"""What is particular to a kind of run: encoders of images, of images and texts, or of texts."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ class RunKind(Generic[C, D]):
     flat: Callable[[C], dict[str, Any]]  # settings that tell runs apart, beside those of every kind
     table: Callable[[Mapping[str, Any]], Table | str]  # an evaluation on the terminal
     chosen_by: str  # the metric that studies choose settings by
+    chosen_on: str = "validation images"  # and on what
     gallery: bool = False  # whether studies keep the examples that evaluations leave
     setting: Callable[[C], str] | None = None  # what losses are compared on beside the data
     # Of published data: their folder, and the files there that ``load`` reads.

@@ -194,7 +194,7 @@ class Fitting(Generic[C, D]):
         """
         kind, config, folder, trainer = self.kind, self.config, self.folder, self.trainer
         training, resumed = config.training, folder.checkpoint.exists()
-        what = f"{len(self.data.samples)} images, epochs: {training.epochs}"
+        what = f"{len(self.data.samples)} {self.data.samples.noun}, epochs: {training.epochs}"
         said = f"{'Continuing' if resumed else 'Training'} ({what}): {folder.path}"
         self.console.print(said, soft_wrap=True, markup=False)
         batches = ShuffledBatches(self.data.samples, training.batch_size, config.seed)

@@ -2,8 +2,9 @@
 
 Within a block (a data set and a setting), for each loss: the sharpness is chosen at the first
 learning rate, then the learning rate at that sharpness, at the first seed and on validation
-images; what was chosen is then measured on the test set, for all seeds. The test set is not looked
-at before. A study that leaves no choice has final runs only.
+samples; what was chosen is then measured on the test set, for all seeds. The test set is not looked
+at before. Where losses are to be compared at equal sharpness too, the other values of c follow. A
+study that leaves no choice has final runs only.
 
 Every finished run is a line of ``runs.jsonl``. A study that is started again reads them, and goes
 on with what is missing. Losses do not wait for each other: several processes share them out.
@@ -41,14 +42,14 @@ from tricouple.options import CommandError
 from tricouple.provenance import collect_provenance
 from tricouple.training.module import DivergenceError
 
-SHARPNESS, LEARNING_RATE, FINAL = "sharpness", "learning_rate", "final"
+SHARPNESS, LEARNING_RATE, FINAL, EQUAL = "sharpness", "learning_rate", "final", "equal"
 
 
 @dataclass(frozen=True)
 class Trial:
     """One run that a study wants."""
 
-    part: str  # what it is for: ``sharpness``, ``learning_rate`` or ``final``
+    part: str  # what it is for: ``sharpness``, ``learning_rate``, ``final`` or ``equal``
     block: tuple[str, ...]  # words of its block
     loss: str  # name of the loss
     sharpness: float | None  # c; None for what the scale gives the loss
@@ -63,7 +64,7 @@ class Trial:
             *([] if self.sharpness is None else [f"loss.sharpness={self.sharpness:g}"]),
             f"training.learning_rate={self.learning_rate:g}",
             f"seed={self.seed}",
-            f"evaluation.part={'test' if self.part == FINAL else 'validation'}",
+            f"evaluation.part={'test' if self.part in (FINAL, EQUAL) else 'validation'}",
         ]
 
 
@@ -91,6 +92,10 @@ def run_loss(
         chosen = best(scores)
     for number in study.seeds:
         measure(replace(chosen, part=FINAL, seed=number))
+    for c in sharpness if study.equal else []:
+        if c != chosen.sharpness:
+            for number in study.seeds:
+                measure(replace(chosen, part=EQUAL, sharpness=c, seed=number))
 
 
 def best(scores: Mapping[Trial, float]) -> Trial:
@@ -122,7 +127,7 @@ def run_study(
         CommandError: If the folder holds another study, or runs with other settings.
     """
     origin = collect_provenance()
-    config = {**asdict(study), "chosen_by": f"{kind.chosen_by} on validation images"}
+    config = {**asdict(study), "chosen_by": f"{kind.chosen_by} on {kind.chosen_on}"}
     store = open_store(out, kind.name, study.name, config, origin, extend=True)
     trials = Trials(kind, study, store, runs, origin, console if workers == 1 else None)
     tasks = [(tuple(block), loss) for block in study.blocks for loss in study.losses]

@@ -128,21 +128,6 @@ class Scaled:
         return (features - self.mean) / self.std
 
 
-def nearest_mean(train: tuple[Tensor, Tensor], test: Tensor) -> Tensor:
-    """The class whose mean direction is nearest to each test sample, shape (m,).
-
-    Example:
-        >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> nearest_mean((z, torch.tensor([3, 5])), torch.tensor([[0.9, 0.1]]))
-        tensor([3])
-    """
-    embeddings, labels = train
-    classes, codes = labels.unique(return_inverse=True)
-    sums = embeddings.new_zeros(len(classes), embeddings.shape[1]).index_add(0, codes, embeddings)
-    winners: Tensor = classes[(test @ normalize(sums, dim=1).T).argmax(1)]
-    return winners
-
-
 def class_accuracies(predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The classes there are, and the share of each that was recognised."""
     classes, codes = labels.unique(return_inverse=True)

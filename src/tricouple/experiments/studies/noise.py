@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tricouple.data.images.split import stratified
-from tricouple.evaluation.probe import knn_accuracy
+from tricouple.evaluation.probe import knn_accuracy, nearest_mean
 from tricouple.experiments.studies.features import frozen
 from tricouple.experiments.studies.findings import lines_panel, methods_table
-from tricouple.experiments.studies.heads import Budget, nearest_mean, train_head
+from tricouple.experiments.studies.heads import Budget, train_head
 from tricouple.experiments.studies.methods import METHODS
 from tricouple.experiments.studies.plan import (
     CHOOSE,
@@ -93,7 +93,7 @@ class Noise(Study):
         embed = train_head(x, noisy, criterion, budget, trial.seed)
         z, w = embed(x), embed(test)
         return {
-            NEAREST: float((nearest_mean((z, noisy), w) == truth).double().mean()),
+            NEAREST: float((nearest_mean(z, noisy, w)[0] == truth).double().mean()),
             NEIGHBOURS: knn_accuracy(z, noisy, w, truth),
         }
 

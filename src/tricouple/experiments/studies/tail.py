@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from tricouple.data.images.split import stratified
+from tricouple.evaluation.probe import nearest_mean
 from tricouple.experiments.studies.features import frozen
 from tricouple.experiments.studies.findings import against, methods_table
-from tricouple.experiments.studies.heads import Budget, class_accuracies, nearest_mean, train_head
+from tricouple.experiments.studies.heads import Budget, class_accuracies, train_head
 from tricouple.experiments.studies.methods import METHODS
 from tricouple.experiments.studies.plan import (
     CHOOSE,
@@ -73,7 +74,7 @@ class Tail(Study):
         test, truth = test[known], truth[known]
         criterion = METHODS[trial.method].build(trial.sharpness)
         embed = train_head(x, y, criterion, budget, trial.seed)
-        classes, shares = class_accuracies(nearest_mean((embed(x), y), embed(test)), truth)
+        classes, shares = class_accuracies(nearest_mean(embed(x), y, embed(test))[0], truth)
         sizes = y.bincount(minlength=int(classes.max()) + 1)[classes]
         few, medium, many = shares[sizes.argsort(stable=True)].tensor_split(3)
         parts = {BALANCED: shares, MANY: many, MEDIUM: medium, FEW: few}

@@ -1,0 +1,333 @@
+"""Sentence encoders: accuracy at equal and at the best c, nearest texts, confused classes, a map."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from operator import neg, pos
+from typing import Any
+
+import numpy as np
+from rich.table import Table as RichTable
+
+from tricouple.names import DATA, ENCODERS, loss_name, rank
+from tricouple.report import curves
+from tricouple.report.chart import Chart, Cloud, Panel
+from tricouple.report.draw_matplotlib import png
+from tricouple.report.embeddings import tsne
+from tricouple.report.groups import (
+    EQUAL,
+    FINAL,
+    SHARPNESS,
+    Group,
+    Needs,
+    by_place,
+    gaps,
+    group,
+    steps_of,
+)
+from tricouple.report.numbers import MeanStd, percent, plain
+from tricouple.report.page import Article, Section, chart_html, chart_sections, paragraph
+from tricouple.report.read import Arrays, Study, StudyError, read_arrays
+from tricouple.report.sentences import LEVEL, best, one_seed
+from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
+
+NEEDS: Needs = {"loss": str, "data": str, "model": str, "seed": int}
+LEAD = (
+    "Sentence encoders trained with contrastive losses on texts of one class, or on pairs of texts, "
+    "then asked for the class of a text by the nearest class mean, by neighbours and by a linear "
+    "probe, whether it belongs to any, or which text belongs to it."
+)
+RIGHT = "right"
+MEASURES = {
+    "ncm": ("nearest class mean", neg),
+    "knn": ("k-NN", neg),
+    "linear": ("linear probe", neg),
+    "auroc": ("out of scope: AUROC", neg),
+    "fpr95": ("FPR at 95 % TPR", pos),
+    "there/at1": ("text → pair @1", neg),
+    "there/at5": ("text → pair @5", neg),
+    "back/at1": ("pair → text @1", neg),
+    "back/at5": ("pair → text @5", neg),
+}
+CURVES = ("loss", "recall", "alpha", "beta", "effective_rank", "nc2_deviation")
+OVER_C = (
+    "Test texts classified by the nearest class mean (of pairs: recall@1, the mean of both "
+    "directions) over the sharpness c = 1/(τε) (1/ε for IOT, 1/τ for InfoNCE)."
+)
+NEAREST = (
+    "Texts drawn at random, and the ones whose embeddings are nearest; numbers are cosines, ✓ marks "
+    "one of the same class or the right answer."
+)
+CONFUSED = "Classes that the nearest class mean takes for others most often, and a text of each"
+MAP = (
+    "Texts by t-SNE of their features before and after training, coloured and shaped by class; of "
+    "many classes the ones that are confused most. It keeps neighbours together and nothing else: "
+    "read whether classes are apart, not how far."
+)
+MOST_GALLERIES = 6
+
+
+def article(study: Study) -> Article:
+    """Return everything the page says about a study, or about runs."""
+    groups, everywhere = finals(study), at_every_c(study)
+    sections = []
+    if groups:
+        tables = [*accuracy_tables(groups), *equal_tables(groups, everywhere)]
+        sections.append(Section("results", "What was measured", "\n".join(map(to_html, tables))))
+    sections += gallery_sections(study, groups)
+    sections += chart_sections([sharpness_chart(study), curves_chart(groups)])
+    return Article(
+        title=f"Texts: {study.name}",
+        lead=LEAD,
+        sections=sections,
+        found=headline(groups, everywhere),
+        missing=gaps(study, groups),
+    )
+
+
+def files(study: Study) -> dict[str, bytes | None]:
+    """What the documentation shows: the tables, accuracy over c, a map."""
+    groups, chart = finals(study), sharpness_chart(study)
+    tables = [*accuracy_tables(groups), *equal_tables(groups, at_every_c(study))]
+    points = "".join(f"- {text}\n" for text in headline(groups, at_every_c(study)))
+    maps = [map_chart(arrays, 0) for arrays in galleries(study, groups).values()][:1]
+    return {
+        "text-table.md": "\n".join([*map(to_markdown, tables), points]).encode()
+        if tables
+        else None,
+        "text-sharpness.png": png(chart, height=3.5) if chart.panels else None,
+        "text-map.png": png(maps[0], columns=2, height=5) if maps else None,
+    }
+
+
+def terminal(study: Study) -> list[RichTable | str]:
+    """The tables for a terminal, and what is missing."""
+    groups = finals(study)
+    tables = [*accuracy_tables(groups), *equal_tables(groups, at_every_c(study))]
+    return [*map(to_terminal, tables), *gaps(study, groups)[:1]]
+
+
+def finals(study: Study) -> list[Group]:
+    """The final runs of every loss that has a finished one."""
+    found = group(study.part(FINAL), NEEDS, _place, _order)
+    return [own for own in found if own.finished]
+
+
+def at_every_c(study: Study) -> list[Group]:
+    """The runs on test texts at every c: of a study, the ones that were not chosen too."""
+    runs = [*study.part(FINAL), *study.part(EQUAL)]
+    return [own for own in group(runs, NEEDS, _place, _order) if own.finished]
+
+
+def _place(config: dict[str, Any]) -> str:
+    """What losses are compared on."""
+    data, model, shots = config["data"], config["model"], config.get("shots")
+    few = f", {shots} texts a class" if shots else ""
+    return f"{DATA.get(data, data)}{few}, {ENCODERS.get(model, model)}"
+
+
+def _order(config: dict[str, Any]) -> tuple[object, ...]:
+    return (rank(config["data"], DATA), config.get("shots") or math.inf, config["model"])
+
+
+def accuracy_tables(groups: Sequence[Group]) -> list[Table]:
+    """Every measure at the c of each loss, below the encoder as it was; one table a place."""
+    tables = []
+    for place, own in by_place(groups).items():
+        names = [(each.name, each.c) for each in own]
+        frozen = not own[0].config["model"].endswith("-tuned")
+        if frozen:
+            names.append(("the encoder as it is", "–"))
+        columns = []
+        for key, (title, badness) in MEASURES.items():
+            values = [each.percent(f"embedding/{key}") for each in own]
+            if any(math.isfinite(value.mean) for value in values):
+                before = [own[0].percent(f"penultimate/{key}")] if frozen else []
+                columns.append(Column(title, [*values, *before], badness, percent))
+        caption = f"{place}: test texts, %, after {steps_of(own)}, mean ± std over seeds"
+        tables.append(measured_table(caption, ("loss", "c"), names, columns))
+    return tables
+
+
+def equal_tables(groups: Sequence[Group], everywhere: Sequence[Group]) -> list[Table]:
+    """The nearest class mean (of pairs: recall@1) at each c, and at the chosen one."""
+    tables = []
+    chosen = {(own.place, own.loss): own for own in groups}
+    alone = len(chosen) == len(groups)  # otherwise nothing was chosen: a folder of runs
+    for place, own in by_place(everywhere).items():
+        cs = sorted({each.sharpness for each in own if math.isfinite(each.sharpness)})
+        losses = list(dict.fromkeys(each.loss for each in own if math.isfinite(each.sharpness)))
+        if len(cs) < 2:
+            continue
+        nothing = MeanStd(math.nan, math.nan, 0)
+        at = {(each.loss, each.sharpness): each.percent(RIGHT) for each in own}
+        columns = [
+            Column(f"c = {plain(c)}", [at.get((k, c), nothing) for k in losses], neg, percent)
+            for c in cs
+        ]
+        if alone:
+            best_c = [chosen.get((place, key)) for key in losses]
+            values = [each.percent(RIGHT) if each else nothing for each in best_c]
+            columns.append(Column("at its own c", values, neg, percent))
+        names = [(loss_name(key),) for key in losses]
+        what = "nearest class mean" if own[0].metric("embedding/ncm").count else "recall@1"
+        note = "; its own c was chosen on validation texts, at the first seed" if alone else ""
+        caption = f"{place}: {what} at equal c, %, the best of a column in bold{note}"
+        tables.append(measured_table(caption, ("loss",), names, columns))
+    return tables
+
+
+def sharpness_chart(study: Study) -> Chart:
+    """Test accuracy over c; of a study without such runs, that on validation texts."""
+    runs = at_every_c(study) if study.part(EQUAL) or not study.part(SHARPNESS) else None
+    groups = group(study.part(SHARPNESS), NEEDS, _place, _order) if runs is None else runs
+    lines = curves.over_sharpness(groups, RIGHT, ring=False)
+    told = f"{OVER_C} After {steps_of(groups)}." if groups else OVER_C
+    if runs is None:
+        told = told.replace("Test texts", "Validation texts")
+    return curves.sharpness_chart(
+        lines, {RIGHT: "right, %"}, "Which sharpness suits each loss", told
+    )
+
+
+def curves_chart(groups: Sequence[Group]) -> Chart:
+    """Loss and geometry, or recall, of held-out texts over the epochs."""
+    caption = (
+        "Over the epochs, means over seeds, band ± one standard deviation; all but the loss on "
+        "held-out texts. Losses are on scales of their own: compare shapes, not heights."
+    )
+    panels = curves.during_training(groups, CURVES, x="epoch", log=("nc2_deviation",))
+    return Chart("curves", "During training", caption, panels)
+
+
+def headline(groups: Sequence[Group], everywhere: Sequence[Group]) -> list[str]:
+    """What was found; nothing if nothing has finished."""
+    places = by_place(groups)
+    own = {place: {g.name: g.percent(RIGHT) for g in found} for place, found in places.items()}
+    single = len(groups) == 1
+    found = [
+        f"{place}: {name} answers {percent(value)} % of the test texts right."
+        for place, named in own.items()
+        for name, value in named.items()
+        if single
+    ]
+    found += best("Right at the c of each loss, %", own, percent)
+    equal = {
+        f"{place} at c = {plain(c)}": {
+            loss_name(g.loss): g.percent(RIGHT) for g in here if g.sharpness == c
+        }
+        for place, here in by_place(everywhere).items()
+        for c in sorted({g.sharpness for g in here if math.isfinite(g.sharpness)})
+    }
+    if len(equal) > len(places):
+        found += best("Right at equal c, %", equal, percent)
+    before = {
+        place: here[0].percent("penultimate/ncm")
+        for place, here in places.items()
+        if not here[0].config["model"].endswith("-tuned")
+    }
+    found += [
+        f"{place}: the encoder as it is has {percent(value)} % by the nearest class mean."
+        for place, value in before.items()
+        if math.isfinite(value.mean)
+    ]
+    rule = [] if single or not found else [LEVEL]
+    return [*found, *rule, *one_seed(groups)]
+
+
+# --- texts, classes and maps, as an evaluation left them -----------------------------------------
+
+
+def galleries(study: Study, groups: Sequence[Group]) -> dict[str, Arrays]:
+    """What evaluations left to show, by the name of the run: one seed each, not too many."""
+    found: dict[str, Arrays] = {}
+    for own in groups:
+        for run in own.finished[:1]:
+            paths = [study.folder / "galleries" / f"{run.id}.npz", study.folder / run.id]
+            paths = [paths[0], paths[1] / "gallery.npz"]
+            if len(study.runs) == 1:  # the folder of the run itself
+                paths.append(study.folder / "gallery.npz")
+            arrays = next(filter(None, (read_arrays(path, "gallery") for path in paths)), None)
+            if arrays and len(found) < MOST_GALLERIES:
+                found[f"{own.full_name}, c = {own.c}, seed {run.config['seed']}"] = arrays
+    return found
+
+
+def gallery_sections(study: Study, groups: Sequence[Group]) -> list[Section]:
+    """Nearest texts, confused classes and a map, of each loss."""
+    found = galleries(study, groups)
+    parts: dict[str, list[str]] = {}
+    for number, (name, arrays) in enumerate(found.items()):
+        heading = f"<h3>{escape(name)}</h3>\n" if len(found) > 1 else ""
+        try:
+            for title, html in _drawn(arrays, number):
+                parts.setdefault(title, []).append(heading + html)
+        except (LookupError, TypeError, ValueError) as error:
+            raise StudyError(
+                f"{name}: its gallery.npz is damaged ({error!r}): delete it"
+            ) from error
+    return [
+        Section(title.lower().replace(" ", "-"), title, "\n".join(htmls))
+        for title, htmls in parts.items()
+    ]
+
+
+def _drawn(arrays: Arrays, number: int) -> Iterator[tuple[str, str]]:
+    yield "Nearest texts", nearest_html(arrays)
+    if len(arrays.get("confused", ())):
+        yield "Confused classes", to_html(confused_table(arrays))
+    yield "A map of the texts", chart_html(map_chart(arrays, number))
+
+
+def nearest_html(arrays: Arrays) -> str:
+    """Texts with the ones that are nearest, right ones marked."""
+    classes = [str(name) for name in arrays["classes"]]
+    queries = []
+    for row, query in enumerate(arrays["queries"]):
+        own = f" ({classes[arrays['query_labels'][row]]})" if classes else ""
+        answers = []
+        for place, answer in enumerate(arrays["answers"][row]):
+            named = f" ({classes[arrays['answer_labels'][row, place]]})" if classes else ""
+            same = (
+                arrays["answer_labels"][row, place] == arrays["query_labels"][row]
+                if classes
+                else arrays["right"][row, place]
+            )
+            right, mark = (' class="right"', " ✓") if same else ("", "")
+            score = f'<span class="score">{arrays["scores"][row, place]:.2f}{mark}</span>'
+            answers.append(f"<li{right}>{escape(str(answer) + named)} {score}</li>")
+        queries.append(
+            f'<div class="query"><div><strong>{escape(str(query))}</strong>{escape(own)}</div>'
+            f"<ol>{''.join(answers)}</ol></div>"
+        )
+    return f'{paragraph(NEAREST)}\n<div class="gallery">{"".join(queries)}</div>'
+
+
+def confused_table(arrays: Arrays) -> Table:
+    """Which classes are taken for which."""
+    classes = [str(name) for name in arrays["classes"]]
+    keys = ("confused", "confused_count", "confused_of", "confused_text")
+    rows = [
+        (classes[true], classes[taken], f"{count} of {of}", str(text))
+        for (true, taken), count, of, text in zip(*(arrays[key] for key in keys), strict=True)
+    ]
+    head = ("true class", "taken for", "how often", "for instance")
+    return Table(CONFUSED, head, rows, words=4)
+
+
+def map_chart(arrays: Arrays, number: int) -> Chart:
+    """The texts in the plane, before and after training."""
+    labels = arrays["map_labels"].astype(np.int64)
+    names = [str(name) for name in arrays["map_names"]]
+    panels = [
+        Panel(
+            words,
+            f"{len(labels)} texts of {len(names)} kinds, {words}, by t-SNE.",
+            [Cloud(tsne(arrays[f"map_{kind}"].astype(np.float64)), labels, names=names)],
+            reach=1.08,
+        )
+        for kind, words in {"penultimate": "before the head", "embedding": "after the head"}.items()
+    ]
+    return Chart(f"map-{number}", "A map of the texts", MAP, panels)
