@@ -1,9 +1,9 @@
-"""Sentence encoders: accuracy at equal and at the best c, nearest texts, confused classes, a map."""
+"""Sentence encoders: accuracy at equal and at the best c, nearest texts, confusions, a map."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from operator import neg, pos
 from typing import Any
@@ -35,12 +35,12 @@ from tricouple.report.tables import Column, Table, measured_table, to_html, to_m
 
 NEEDS: Needs = {"loss": str, "data": str, "model": str, "seed": int}
 LEAD = (
-    "Sentence encoders trained with contrastive losses on texts of one class, or on pairs of texts, "
-    "then asked for the class of a text by the nearest class mean, by neighbours and by a linear "
-    "probe, whether it belongs to any, or which text belongs to it."
+    "Sentence encoders trained with contrastive losses on texts with classes or on pairs of texts. "
+    "The class of a text is asked for, by the nearest class mean, by neighbours and by a linear "
+    "probe, and whether it belongs to any; or which text belongs to it."
 )
 RIGHT = "right"
-MEASURES = {
+MEASURES: dict[str, tuple[str, Callable[[float], float]]] = {
     "ncm": ("nearest class mean", neg),
     "knn": ("k-NN", neg),
     "linear": ("linear probe", neg),
@@ -57,8 +57,8 @@ OVER_C = (
     "directions) over the sharpness c = 1/(τε) (1/ε for IOT, 1/τ for InfoNCE)."
 )
 NEAREST = (
-    "Texts drawn at random, and the ones whose embeddings are nearest; numbers are cosines, ✓ marks "
-    "one of the same class or the right answer."
+    "Texts drawn at random, and the ones whose embeddings are nearest; numbers are cosines. ✓ is "
+    "for one of the same class, or the right answer."
 )
 CONFUSED = "Classes that the nearest class mean takes for others most often, and a text of each"
 MAP = (
@@ -92,11 +92,10 @@ def files(study: Study) -> dict[str, bytes | None]:
     groups, chart = finals(study), sharpness_chart(study)
     tables = [*accuracy_tables(groups), *equal_tables(groups, at_every_c(study))]
     points = "".join(f"- {text}\n" for text in headline(groups, at_every_c(study)))
+    written = "\n".join([*map(to_markdown, tables), points]).encode()
     maps = [map_chart(arrays, 0) for arrays in galleries(study, groups).values()][:1]
     return {
-        "text-table.md": "\n".join([*map(to_markdown, tables), points]).encode()
-        if tables
-        else None,
+        "text-table.md": written if tables else None,
         "text-sharpness.png": png(chart, height=3.5) if chart.panels else None,
         "text-map.png": png(maps[0], columns=2, height=5) if maps else None,
     }
@@ -187,9 +186,8 @@ def sharpness_chart(study: Study) -> Chart:
     told = f"{OVER_C} After {steps_of(groups)}." if groups else OVER_C
     if runs is None:
         told = told.replace("Test texts", "Validation texts")
-    return curves.sharpness_chart(
-        lines, {RIGHT: "right, %"}, "Which sharpness suits each loss", told
-    )
+    title = "Which sharpness suits each loss"
+    return curves.sharpness_chart(lines, {RIGHT: "right"}, title, told)
 
 
 def curves_chart(groups: Sequence[Group]) -> Chart:
@@ -245,8 +243,10 @@ def galleries(study: Study, groups: Sequence[Group]) -> dict[str, Arrays]:
     found: dict[str, Arrays] = {}
     for own in groups:
         for run in own.finished[:1]:
-            paths = [study.folder / "galleries" / f"{run.id}.npz", study.folder / run.id]
-            paths = [paths[0], paths[1] / "gallery.npz"]
+            paths = [
+                study.folder / "galleries" / f"{run.id}.npz",
+                study.folder / run.id / "gallery.npz",
+            ]
             if len(study.runs) == 1:  # the folder of the run itself
                 paths.append(study.folder / "gallery.npz")
             arrays = next(filter(None, (read_arrays(path, "gallery") for path in paths)), None)
