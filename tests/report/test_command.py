@@ -56,7 +56,7 @@ def test_folders_that_are_no_runs_are_named_and_left_out(small, tmp_path, capsys
     shown = capsys.readouterr().out
     page = (runs / "report.html").read_text()
     for told in (
-        f'Left out: {runs}/strange is of kind "weather", none of clip, synthetic and vision.',
+        f'Left out: {runs}/strange is of kind "weather", none of clip, synthetic, text and vision.',
         f"Left out: {runs}/torn/runs.jsonl, line 2: not JSON",
         f"Left out: {runs}/photos is no run.",
         f"Left out: {runs}/older is a run of an earlier version",
@@ -104,7 +104,7 @@ def test_figures_without_data_are_left_out(small, tmp_path):
     [
         (["nowhere"], "nowhere: no such folder"),
         (["empty"], "empty is not a study: it has no study.json and no runs"),
-        (["strange"], 'kind "weather" is not one of: clip, synthetic, vision'),
+        (["strange"], 'kind "weather" is not one of: clip, synthetic, text, vision'),
         (["broken"], "broken/runs.jsonl, line 2: not JSON"),
         (["senseless"], "senseless: study.json or a record has a value that makes no sense"),
         (["small", "--out", "file.txt/page.html"], "cannot write file.txt/page.html"),

@@ -10,7 +10,10 @@ from tricouple import cli
 
 PACKAGE = Path(tricouple.__file__).parent
 # What every loss has in common with every use of it; tests of the losses count these.
-CORE = ("ot", "losses", "relations", "checks", "geometry", "memory", "numeric", "shaping")
+CORE = (
+    "ot", "losses", "relations", "checks", "distributed", "geometry", "memory", "numeric",
+    "shaping",
+)  # fmt: skip
 WORDS = [
     "data=digits", "setting=scl", "loss=neg_mmiot", "scale=smoke", "backbone.name=test_resnet",
     "data.train_size=200", "data.image_size=8", "training.epochs=1", "evaluation.probe_epochs=2",
