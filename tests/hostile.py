@@ -4,6 +4,7 @@
 grid      degenerate batches × losses × sharpness × dtypes × gradients × storage against the dense
           losses of ``reference``, value and gradient
 kill      a training that is killed (SIGKILL) and continued ends in the numbers of a whole one
+calm      Ctrl-C at ten moments of a training: one line each, and the same command goes on
 address   the C code under the address and undefined-behaviour sanitizers of gcc, through tests/ot
 memory    3000 steps of every loss with a coupling leave the process as large as 300 do
 ========  ==========================================================================================
@@ -20,6 +21,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -176,7 +178,7 @@ def kill() -> Outcome:
             for number, rows in enumerate(moments):
                 runs = Path(place) / f"{command}-killed{number}"
                 for count in rows:
-                    killed_after(command, runs, count)
+                    stopped(command, runs, epochs(count), signal.SIGKILL)
                 if results(finish(command, runs)) != whole:
                     return False, f"{command} killed after {rows} rows ends in other numbers"
                 done += 1
@@ -196,17 +198,70 @@ def start(command: str, runs: Path) -> list[str]:
     return [sys.executable, "-m", "tricouple.cli", command, *TINY[command], *more]
 
 
-def killed_after(command: str, runs: Path, count: int) -> None:
-    """Run until the curves have that many rows, and kill."""
-    process = subprocess.Popen(start(command, runs), env=ONE_THREAD, stdout=subprocess.DEVNULL)
+def stopped(command: str, runs: Path, when: Callable, how: signal.Signals) -> tuple[int, str]:
+    """Run until a moment, send a signal; returns the exit code and what was said of errors."""
+    began = time.time()
+    process = subprocess.Popen(
+        start(command, runs),
+        env=ONE_THREAD,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
-        while not any(len(rows_of_csv(path)) > count for path in runs.glob("*/metrics.csv")):
+        while not when(process, runs, began):
             if process.poll() is not None:
-                raise RuntimeError(f"{command} ended before it was killed: {process.returncode}")
-            time.sleep(0.01)
+                raise RuntimeError(f"{command} ended before: {process.communicate()[1]}")
+            time.sleep(0.005)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.send_signal(how)
+        said = process.communicate()[1]
+    return process.returncode, said
+
+
+def seconds(count: float) -> Callable:
+    """The moment after so much of the processor's time."""
+
+    def when(process: subprocess.Popen, runs: Path, began: float) -> bool:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") >= count
+
+    return when
+
+
+def epochs(count: int) -> Callable:
+    """The moment when the curves have more rows than this."""
+    return lambda process, runs, began: any(
+        len(rows_of_csv(path)) > count for path in runs.glob("*/metrics.csv")
+    )
+
+
+def written(name: str) -> Callable:
+    """The moment when this file of a run is new."""
+    return lambda process, runs, began: any(
+        path.stat().st_mtime > began for path in runs.glob(f"*/{name}")
+    )
+
+
+MOMENTS = {
+    **{f"after {count} s": seconds(count) for count in (0.15, 0.5, 2, 4)},
+    **{f"when {name} is new": written(name) for name in ("config.yaml", "last.ckpt")},
+    **{f"after {count} epochs": epochs(count) for count in (3, 6, 9)},
+    "in the evaluation": written("encoder.pt"),
+}
+
+
+def calm() -> Outcome:
+    """One run that is interrupted ten times, ever later, and then finished."""
+    with tempfile.TemporaryDirectory() as place:
+        runs = Path(place)
+        for name, when in MOMENTS.items():
+            code, said = stopped("train", runs, when, signal.SIGINT)
+            if code != 130 or not re.fullmatch(r"interrupted: the same command .*\n", said):
+                return False, f"{name}: exit code {code}: {said[-500:]!r}"
+        whole = results(finish("train", runs / "whole"))
+        same = results(finish("train", runs)) == whole
+    return same, f"{len(MOMENTS)} interruptions" + " end in other numbers" * (not same)
 
 
 def rows_of_csv(path: Path) -> list[dict[str, str]]:
@@ -309,7 +364,7 @@ def resident() -> float:
 
 
 PARTS: dict[str, Callable[[], Outcome]] = {
-    "address": address, "grid": grid, "kill": kill, "memory": memory,
+    "address": address, "grid": grid, "kill": kill, "calm": calm, "memory": memory,
 }  # fmt: skip
 
 

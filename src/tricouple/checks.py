@@ -83,7 +83,10 @@ def identities(name: str, value: Labels, length: int, device: torch.device) -> T
         try:
             value = torch.as_tensor(value, device=device)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"{name} must be integers: {error}") from error
+            raise TypeError(
+                f"{name} must be integers: {error}; texts become integers by "
+                f"numpy.unique({name}, return_inverse=True)[1]"
+            ) from error
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
     if value.is_floating_point() and value.ndim == 2 and value.shape[1] > 1:

@@ -78,6 +78,10 @@ MISTAKES = {
     ("loss.sharpness=-1",): "^loss.sharpness must be finite and > 0, got -1$",
     ("loss.sharpness=0",): "^loss.sharpness must be finite and > 0, got 0$",
     ("loss.epsilon=nan",): "loss.epsilon must be finite and > 0, got nan",
+    (
+        "loss.name=infonce",
+    ): "tricouple.NegMMIOT is not the loss 'infonce': choose a loss by its word",
+    ("loss._target_=os.system",): "os.system is not the loss 'neg_mmiot'",
     ("data=folder",): "data=folder needs data.root: the folder of images",
     ("data=folder", "data.root=gone"): "data.root=gone: .*/gone is not a folder",
     ("data=folder", "data.root=photos", "data.eval_root=notes.txt"): "data.eval_root=notes.txt",

@@ -254,6 +254,14 @@ def test_vicreg_refuses_embeddings_whose_covariances_overflow():
     with pytest.raises(ValueError, match=r"embeddings as large as .*e\+30 make VICReg overflow"):
         tc.VICReg()(large, torch.arange(90) // 2)
     assert torch.isfinite(tc.VICReg()(large.double(), torch.arange(90) // 2))
+    with pytest.raises(ValueError, match=r"make VICReg overflow in torch\.float32"):
+        tc.VICReg()(large[:8], torch.arange(8) // 2)
+    assert torch.isfinite(tc.VICReg()(large[:8].double(), torch.arange(8) // 2))
+
+
+def test_labels_that_are_texts_are_told_how_to_become_integers():
+    with pytest.raises(TypeError, match=r"numpy.unique\(labels, return_inverse=True\)\[1\]"):
+        tc.NegMMIOT()(rows(), ["cat"] * 6)
 
 
 @pytest.mark.parametrize("module", [*COUPLED, tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.VICReg])

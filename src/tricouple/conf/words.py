@@ -200,9 +200,21 @@ def check(config: schema.RunConfig) -> None:
     Raises:
         ConfigurationError: It names each setting and its value.
     """
-    wrong = [*_wrong_numbers(config), *_wrong_places(config), *_wrong_device(config.trainer)]
+    wrong = [
+        *_wrong_loss(config.loss),
+        *_wrong_numbers(config),
+        *_wrong_places(config),
+        *_wrong_device(config.trainer),
+    ]
     if wrong:
         raise ConfigurationError("; ".join(wrong))
+
+
+def _wrong_loss(loss: Mapping[str, Any]) -> Iterator[str]:
+    """A name is part of what a word chooses: alone it would call one loss by another's name."""
+    name, target = loss["name"], loss.get("_target_")
+    if name not in LOSSES or LOSSES[name].target not in (None, target):
+        yield f"{target} is not the loss {name!r}: choose a loss by its word, such as loss=infonce"
 
 
 def _above_zero(value: Any) -> bool:

@@ -84,14 +84,14 @@ class VICReg(ContrastiveLoss):
     def compute(self, batch: Batch) -> Tensor:
         """The three terms, weighted."""
         views = _views(batch)
-        loss = torch.stack(self._terms(*views)).sum()
+        loss = torch.stack(self._terms(*views)).sum().to(batch.dtype)
         if self._reads and not bool(torch.isfinite(loss.detach())):
             largest = float(torch.stack([view.detach().abs().max() for view in views]).max())
             raise ValueError(
                 f"embeddings as large as {largest:.2g} make VICReg overflow in {loss.dtype}: it "
                 "squares them twice; make them smaller, or call .double()"
             )
-        return loss.to(batch.dtype)
+        return loss
 
     def _terms(self, first: Tensor, second: Tensor) -> list[Tensor]:
         """Invariance, variance and covariance."""

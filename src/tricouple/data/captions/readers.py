@@ -160,9 +160,10 @@ def _read(wanted: Source, part: str, notes: list[str]) -> list[Entry]:
         entries = read_table(path, images, problems, columns, wanted.separator)
     else:
         entries = read_shards(root, name, problems)
-    notes += problems.settle(skip=wanted.skip)
+    left_out = problems.settle(skip=wanted.skip)
     if not entries:
-        raise DataError(f"{path} has no image with a caption")
+        raise DataError("; ".join([f"{path} has no image with a caption", *left_out]))
+    notes += left_out
     return entries
 
 
