@@ -289,7 +289,8 @@ def pull(
     else:
         for rows, tile, columns in gradient:
             part = tile.to(anchors.dtype)
-            if anchors is references and part.shape[0] == len(anchors) <= _SMALL:
+            whole = shard is None and anchors is references and part.shape[0] == len(anchors)
+            if whole and len(anchors) <= _SMALL:
                 torch.mm(part + part.T, anchors, out=to_anchors)
                 to_factor = _inner(anchors, to_anchors) / 2 if slope else None
                 return (to_anchors.mul_(factor), None), to_factor

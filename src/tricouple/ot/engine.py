@@ -58,6 +58,9 @@ LARGEST = 1024 * 1024
 # sixteen digits, nine may go.
 WIDE_CANCELLATION = 1e9
 
+# How many times as long as a linear cost another takes: so much earlier it is worth sharing.
+_DEAR = 16
+
 # Entries of a tile of costs: a few matrices of them in float64 stay in the cache.
 _COSTS = 1 << 17
 
@@ -259,10 +262,10 @@ class HingeTriplets(_Triplets):
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
         """By scaling, then by logarithms."""
         # Scores, three indices of two bytes, a gradient: fewer than four matrices.
-        storage = IN_MATRICES
+        storage, shard = IN_MATRICES, shared(source, how, LARGEST // _DEAR)
         if not isinstance(source, Matrix):
-            budget = how.memory, how.memory_budget
-            storage = choose_storage(*budget, source.shape, source.like, matrices=4)
+            budget, number = (how.memory, how.memory_budget), 4 / (shard.size if shard else 1)
+            storage = choose_storage(*budget, source.shape, source.like, matrices=number)
         on_cpu = source.like.device.type == "cpu"
         if native.compiled is not None and on_cpu and source.shape[1] <= COLUMNS:
             for dtype in dict.fromkeys((source.like.dtype, torch.float64)):
@@ -273,15 +276,25 @@ class HingeTriplets(_Triplets):
                     within=self.within,
                     storage=storage,
                     dtype=dtype,
+                    shard=shard,
                 )
-        yield self.careful(source, factor, storage.tile_entries)
+        yield self.careful(source, factor, storage.tile_entries, shard)
 
     def careful(
-        self, source: Similarities, factor: float, tile_entries: int = CACHED
+        self,
+        source: Similarities,
+        factor: float,
+        tile_entries: int = CACHED,
+        shard: Shard | None = None,
     ) -> HingeTriplet:
         """In logarithms, which are right for any sharpness."""
         return HingeTriplet(
-            source.widened(), factor, self.hinge, within=self.within, tile_entries=tile_entries
+            source.widened(),
+            factor,
+            self.hinge,
+            within=self.within,
+            tile_entries=tile_entries,
+            shard=shard,
         )
 
 
@@ -305,10 +318,11 @@ class ShapedTriplets(_Triplets):
         )
 
 
-def shared(source: Similarities, how: Sweeps) -> Shard | None:
+def shared(source: Similarities, how: Sweeps, smallest: int | None = None) -> Shard | None:
     """The processes that share a coupling; of a small one each does all, and waits for nobody."""
     n, m = source.shape
-    return how.shard if isinstance(source, Products) and n * m > LARGEST else None
+    smallest = LARGEST if smallest is None else smallest
+    return how.shard if isinstance(source, Products) and n * m > smallest else None
 
 
 def _storage(

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tricouple.distributed import Shard
 from tricouple.memory import CACHED
 from tricouple.numeric import Patch, ScoreGradient, row_blocks
 from tricouple.ot.sweeps.contract import (
@@ -54,6 +55,7 @@ class HingeTriplet(LogDomainTriplet):
         hinge: ψ/ε as a function of t/ε.
         within: Anchors are the references: i, j, k distinct. Otherwise only j ≠ k.
         tile_entries: Numbers in a tile of scores.
+        shard: Processes, each of which has its own anchors; what is summed over them is sent.
     """
 
     def __init__(
@@ -64,10 +66,13 @@ class HingeTriplet(LogDomainTriplet):
         *,
         within: bool,
         tile_entries: int = CACHED,
+        shard: Shard | None = None,
     ) -> None:
         self.source, self.factor, self.hinge = source, factor, hinge
-        self.within, self.tile_entries = within, tile_entries
+        self.within, self.tile_entries, self.shard = within, tile_entries, shard
         self.dtype = source.like.dtype
+        n = source.shape[0]
+        self.anchors = slice(0, n) if shard is None else shard.rows  # this process's
 
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep: anchors, positives, negatives; vectors alone are kept."""
@@ -80,14 +85,14 @@ class HingeTriplet(LogDomainTriplet):
             if tol is not None and sweep > 0:
                 before = plans[-1]
                 error = (torch.exp(before.phi + row_sums) - mass_a).abs().sum()
-                if float(error) <= tol:
+                if self.agreed(float(error) <= tol):
                     found = before.push(0, torch.ones_like(phi))[1]
-                    if float((found - mass_b).abs().sum()) <= tol:
+                    if self.agreed(float((found - mass_b).abs().sum()) <= tol):
                         break
             f = log_scaling(log_b, columns)  # marginal 2
             g = log_scaling(log_h, self.negative_sums(phi, f))  # marginal 3
             plans.append(LogTripletPlan(self, phi, f, g))
-        if not self.trusts(plans):
+        if not self.agreed(self.trusts(plans)):
             return None
         potentials = torch.cat([plans[-1].phi, plans[-1].f, plans[-1].g])
         history = self.history(masses, plans)
@@ -108,14 +113,14 @@ class HingeTriplet(LogDomainTriplet):
 
     def scale_anchors(self, log_mass: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         """``log Σ_jk e^{f+g} K`` of each anchor, the φ that it asks for, ``log Σ_ik e^{φ+g} K``."""
-        sums, columns = torch.empty_like(log_mass), torch.full_like(f, -torch.inf)
-        phi = torch.empty_like(log_mass)
+        sums, columns = torch.zeros_like(log_mass), torch.full_like(f, -torch.inf)
+        phi = torch.zeros_like(log_mass)
         for block, rows in self._rows():
             pairs = rows.log_sums(g)[0]
             sums[block] = torch.logsumexp(pairs + f, 1)
             phi[block] = log_scaling(log_mass[block], sums[block])
             columns = torch.logaddexp(columns, torch.logsumexp(pairs + phi[block, None], 0))
-        return sums, phi, columns
+        return self.total(sums), self.total(phi), self._log_total(columns)
 
     def negative_sums(self, phi: Tensor, f: Tensor) -> Tensor:
         """``log Σ_ij e^{φ+f} K`` of each negative."""
@@ -123,7 +128,18 @@ class HingeTriplet(LogDomainTriplet):
         for block, rows in self._rows(-1):
             pairs = rows.log_sums(f)[0] + phi[block, None]
             columns = torch.logaddexp(columns, torch.logsumexp(pairs, 0))
-        return columns
+        return self._log_total(columns)
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum of what each process has, in place; anchors of others are 0 in its vectors."""
+        return part if self.shard is None else self.shard.sum_(part)
+
+    def _log_total(self, logs: Tensor) -> Tensor:
+        if self.shard is None:
+            return logs
+        top = self.shard.max_(logs.clone())
+        top = torch.where(top == -torch.inf, 0.0, top)
+        return self.shard.sum_(torch.exp(logs - top)).log_().add_(top)
 
     def positive_pairs(self, g: Tensor) -> Tensor:
         """``log Σ_{k≠j} K_ijk exp(g_k)``, shape (N, M)."""
@@ -147,7 +163,7 @@ class HingeTriplet(LogDomainTriplet):
     def costs(self, weights: Weights) -> Tensor:
         """``Σ_ijk plus_ij minus_ik ψ(x_ij − x_ik)/ε``."""
         parts = [rows.costs(*self._typed(weights(block)))[0] for block, rows in self._rows()]
-        return torch.stack(parts).sum()
+        return self.total(sum(parts, self.source.like.new_zeros(())))
 
     def with_costs(
         self, gradient: ScoreGradient, weights: Weights, scale: Tensor
@@ -161,6 +177,11 @@ class HingeTriplet(LogDomainTriplet):
     def _typed(self, weights: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         plus, minus = weights
         return plus.to(self.source.like.dtype), minus.to(self.source.like.dtype)
+
+    def marginal(self, plan: LogTripletPlan, axis: int) -> Tensor:
+        """What comes from another axis with all of its mass."""
+        other = 1 if axis == 0 else 0
+        return self.push(plan, other, torch.ones_like((plan.phi, plan.f)[other]), None)[axis]
 
     def sink(self) -> HingeSink:
         """A collector for this coupling."""
@@ -178,7 +199,8 @@ class HingeTriplet(LogDomainTriplet):
         del pushed[axis]
         if isinstance(sink, HingeSink):
             sink.add(plan, axis, weights)
-        return pushed
+        received = self.total(torch.cat(list(pushed.values())))
+        return dict(zip(pushed, received.split([len(p) for p in pushed.values()]), strict=True))
 
     def forces(self, terms: Sequence[Term]) -> ScoreGradient:
         """``∂/∂x Σ weights · marginal_axis`` of the terms' plans, summed."""
@@ -211,7 +233,13 @@ class HingeTriplet(LogDomainTriplet):
             yield block, raised, lowered
 
     def _blocks(self) -> list[slice]:
-        return row_blocks(*self.source.shape, max(1, self.tile_entries // _WORKSPACE))
+        return self.blocks(max(1, self.tile_entries // _WORKSPACE))
+
+    def blocks(self, entries: int) -> list[slice]:
+        """This process's anchors, some at a time."""
+        first, last = self.anchors.start, self.anchors.stop
+        blocks = row_blocks(last - first, self.source.shape[1], entries)
+        return [slice(first + block.start, first + block.stop) for block in blocks]
 
     def _rows(
         self, sign: int = 1, blocks: Sequence[slice] | None = None

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tricouple.distributed import Shard
 from tricouple.memory import Loan, Storage
 from tricouple.numeric import Patch, ScoreGradient, row_blocks
 from tricouple.ot.sweeps import native
@@ -78,6 +79,7 @@ class NativeHinge(HingeTriplet):
         within: Anchors are the references: i, j, k distinct. Otherwise only j ≠ k.
         storage: Whether sorted scores are stored, or sorted again a tile at a time in every pass.
         dtype: Of the scores, less the middle of each row, and of the gradient.
+        shard: Processes, each of which has its own anchors.
     """
 
     def __init__(
@@ -89,9 +91,10 @@ class NativeHinge(HingeTriplet):
         within: bool,
         storage: Storage,
         dtype: torch.dtype,
+        shard: Shard | None = None,
     ) -> None:
         entries = min(storage.tile_entries, _TILE)
-        super().__init__(source, factor, hinge, within=within, tile_entries=entries)
+        super().__init__(source, factor, hinge, within=within, tile_entries=entries, shard=shard)
         self.like = source.like.new_empty(0, dtype=dtype)
         self.storage = storage
         self._widest = source.like.new_zeros(1, dtype=torch.float64)
@@ -106,6 +109,8 @@ class NativeHinge(HingeTriplet):
         if self.hinge.margin > _HELD:
             return None
         collections.deque(self.tiles(), maxlen=0)  # sorted once, it is known how wide they are
+        if self.shard is not None:
+            self.shard.max_(self._widest)
         if not float(self._widest) <= _WIDEST[self.like.dtype]:
             return None
         return super().solve(masses, n_iters, tol)
@@ -125,9 +130,10 @@ class NativeHinge(HingeTriplet):
 
     def scale_anchors(self, log_mass: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         """``log Σ_jk e^{f+g} K`` of each anchor, the φ that it asks for, ``log Σ_ik e^{φ+g} K``."""
-        a = torch.empty_like(log_mass)
+        a = torch.zeros_like(log_mass)
         found = self.form(a, f.exp(), g.exp(), mass=log_mass.exp(), positives=True)
-        return found.anchors.log(), a.log(), found.positives.log()
+        sums, a = self.total(torch.stack([found.anchors, a]))
+        return sums.log(), a.log(), found.positives.log()
 
     def negative_sums(self, phi: Tensor, f: Tensor) -> Tensor:
         """``log Σ_ij e^{φ+f} K`` of each negative."""
@@ -142,7 +148,8 @@ class NativeHinge(HingeTriplet):
         if isinstance(sink, HingeSink):
             sink.add(plan, axis, weights)
         scalings = plan.phi.exp(), plan.f.exp(), plan.g.exp()
-        return {other: scalings[other] * found[other] for other in range(3) if other != axis}
+        received = [found[0] if axis == 0 else self.total(found[0]), *found[1:]]
+        return {other: scalings[other] * received[other] for other in range(3) if other != axis}
 
     def forces(self, terms: Sequence[Term]) -> ScoreGradient:
         """``∂/∂x Σ weights · marginal_axis`` of the terms' plans, summed, a tile at a time."""
@@ -163,7 +170,7 @@ class NativeHinge(HingeTriplet):
             for tile in self.tiles()
             for rows in row_blocks(len(tile.x), self.source.shape[1], self.tile_entries)
         ]
-        return torch.cat(parts).sum()
+        return self.total(sum((part.sum() for part in parts), self.source.like.new_zeros(())))
 
     def with_costs(
         self, gradient: ScoreGradient, weights: Weights, scale: Tensor
@@ -217,15 +224,15 @@ class NativeHinge(HingeTriplet):
             mass: Imposed masses of the anchors, or with e their inverses.
             sums: With e, what the anchors received before.
             gradient: To which the derivative by the scores is added, shape (N, M), in the order
-                in which they are sorted.
+                in which they are sorted; of this process's anchors.
         """
-        sums = torch.empty_like(a) if sums is None else sums
+        sums = torch.zeros_like(a) if sums is None else sums
         columns = f.new_zeros(2, torch.get_num_threads(), len(f))
         wanted = [columns[0] if positives else None, columns[1] if negatives else None]
         for tile in self.tiles():
-            rows = None if gradient is None else gradient[tile.rows]
+            rows = None if gradient is None else gradient[self._place(tile.rows)]
             self._add(tile, a, f, g, other, mass, sums, wanted, rows)
-        to_f, to_g = columns.sum(1)
+        to_f, to_g = self.total(columns.sum(1))
         return Derivatives(sums, to_f, to_g)
 
     def _add(
@@ -283,30 +290,35 @@ class NativeHinge(HingeTriplet):
 
     def tiles(self, blocks: Sequence[slice] | None = None) -> Iterator[SortedTile]:
         """All anchors at once if they are stored, else some at a time; or the blocks asked for."""
-        if self.storage.streamed:
+        if self.storage.streamed or self.anchors.start == self.anchors.stop:
             yield from self._sorted(blocks)
             return
         if self._stored is None:
-            n, m = self.source.shape
-            loans = [Loan(1, self.like, n, m), Loan(3, _indices(self.like, 0), n, m)]
+            shape = self.anchors.stop - self.anchors.start, self.source.shape[1]
+            loans = [Loan(1, self.like, *shape), Loan(3, _indices(self.like, 0), *shape)]
             arrays = [array for loan in loans for array in loan.matrices]
             collections.deque(self._sorted(None, arrays), maxlen=0)
-            self._stored = SortedTile(slice(0, n), *arrays), loans
+            self._stored = SortedTile(self.anchors, *arrays), loans
         tile = self._stored[0]
-        yield from [tile] if blocks is None else map(tile.part, blocks)
+        yield from [tile] if blocks is None else map(tile.part, map(self._place, blocks))
+
+    def _place(self, rows: slice) -> slice:
+        """Where some anchors are among this process's."""
+        return slice(rows.start - self.anchors.start, rows.stop - self.anchors.start)
 
     def _sorted(
         self, blocks: Sequence[slice] | None, arrays: Sequence[Tensor] | None = None
     ) -> Iterator[SortedTile]:
         """Sort, into arrays of all anchors or into a tile that the next one overwrites."""
-        n, m = self.source.shape
-        blocks = row_blocks(n, m, self.tile_entries) if blocks is None else blocks
-        height = max(block.stop - block.start for block in blocks)
+        m = self.source.shape[1]
+        blocks = self.blocks(self.tile_entries) if blocks is None else blocks
+        height = max((block.stop - block.start for block in blocks), default=0)
         scores, kind = self.source.like.new_empty(height, m), self.like
         room = [] if arrays else [kind.new_empty(height, m), *_indices(kind, height, m)]
         for block in blocks:
             n_rows = block.stop - block.start
-            own = [array[block] for array in arrays] if arrays else [a[:n_rows] for a in room]
+            place = self._place(block) if arrays else slice(0, n_rows)
+            own = [array[place] for array in arrays or room]
             tile = SortedTile(block, *own)
             self._sort(self.source.tile(block, scores[:n_rows]), tile)
             yield tile
@@ -362,8 +374,8 @@ class NativeHistory:
         """
         coupling, (per_a, per_b, per_h) = self.coupling, self.masses.inverses
         grad_a, grad_b, grad_h = cotangents
-        n, m = coupling.source.shape
-        loan = Loan(1, coupling.like, n, m)
+        n_rows, m = coupling.anchors.stop - coupling.anchors.start, coupling.source.shape[1]
+        loan = Loan(1, coupling.like, n_rows, m)
         gradient = loan.matrices[0].zero_()
         scalings = [tuple(map(torch.exp, (plan.phi, plan.f, plan.g))) for plan in self.plans]
         for t in reversed(range(1, len(scalings))):

@@ -58,6 +58,10 @@ class LogDomainTriplet(Coupling):
     def partners(self, plan: LogTripletPlan) -> Tensor:
         """P²³, shape (M, M)."""
 
+    def marginal(self, plan: LogTripletPlan, axis: int) -> Tensor:
+        """Sums of P¹² or P¹³."""
+        return plan.negatives().sum(0) if axis == 2 else plan.positives().sum(1 - axis)
+
     @abstractmethod
     def push(
         self, plan: LogTripletPlan, axis: int, weights: Tensor, sink: GradientSink | None
@@ -116,8 +120,8 @@ class LogTripletPlan:
         return self.coupling.partners(self)
 
     def marginal(self, axis: int) -> Tensor:
-        """Sums of P¹² or P¹³."""
-        return self.negatives().sum(0) if axis == 2 else self.positives().sum(1 - axis)
+        """The plan's own marginal on an axis."""
+        return self.coupling.marginal(self, axis)
 
     def push(
         self, axis: int, weights: Tensor, sink: GradientSink | None = None
