@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,16 @@ import torch
 import torch.distributed as dist
 
 
-def in_processes(world: int, folder: Path, function: Callable[[int], Any]) -> list[Any]:
-    """What ``function(rank)`` returns on each of ``world`` processes, forked from this one."""
+def in_processes(
+    world: int,
+    folder: Path,
+    function: Callable[[int], Any],
+    expected: Sequence[int] | None = None,
+) -> list[Any]:
+    """What ``function(rank)`` returns on each of ``world`` processes, forked from this one.
+
+    On all of them, or on those that are expected to return.
+    """
     fork = multiprocessing.get_context("fork")
     workers = [
         fork.Process(target=_work, args=(rank, world, folder, function)) for rank in range(world)
@@ -25,7 +33,7 @@ def in_processes(world: int, folder: Path, function: Callable[[int], Any]) -> li
         worker.join(60)
         worker.kill()
     results = []
-    for rank in range(world):
+    for rank in range(world) if expected is None else expected:
         answer = folder / f"answer{rank}.pt"
         assert answer.exists(), f"process {rank} of {world} did not answer"
         failure, result = torch.load(answer, weights_only=False)
@@ -60,10 +68,10 @@ class Pool:
         answers = []
         for rank, end in enumerate(self._ends):
             assert end.poll(60), f"process {rank} did not answer"
-            failure, result = end.recv()
-            answers.append(result)
+            answers.append(end.recv())
+        for failure, _ in answers:
             assert not failure, failure
-        return answers
+        return [result for _, result in answers]
 
     def close(self) -> None:
         """End all processes."""

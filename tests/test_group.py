@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import tricouple as tc
-from processes import Pool
+from processes import Pool, in_processes
 from tricouple.ot import engine
 
 SIZES = {
@@ -137,3 +140,321 @@ def test_processes_stop_after_the_same_sweep(pools, make, within):
     settings = {"sharpness": 10.0, "n_iters": 100, "tol": 1e-4}
     assert compare(pools, make, settings, [9, 7], within) < 1e-12
     assert compare(pools, make, settings | {"sharpness": 2000.0}, [9, 7], within) < 1e-10
+
+
+def counted(rank, make, settings, parts):
+    """Sizes of the messages, forward and backward."""
+    sent: list[int] = []
+
+    def noted(collective):
+        def call(values, *args, **kwargs):
+            several = values if isinstance(values, list) else [values]
+            sent.append(sum(map(torch.numel, several)))
+            return collective(values, *args, **kwargs)
+
+        return mock.patch.object(dist, collective.__name__, call)
+
+    embeddings = [part[rank][0].requires_grad_() for part in parts]
+    references = {}
+    if len(parts) > 1:
+        references = {"ref_emb": embeddings[1], "ref_labels": parts[1][rank][1]}
+    with mock.patch.object(engine, "LARGEST", 0), noted(dist.all_gather), noted(dist.all_reduce):
+        value = make(**settings, group="world")(embeddings[0], parts[0][rank][1], **references)
+        forward = sent.copy()
+        value.backward()
+    return forward, sent[len(forward) :]
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
+@pytest.mark.parametrize("memory", ["matrices", "streamed"])
+def test_a_sweep_takes_four_messages_there_and_four_back(pools, memory, within):
+    """Of N numbers; across two sets they go in pairs. Embeddings are sent once, gradients never."""
+    n, d, sizes = 60, 64, [30, 30]
+    samples = batch(within, n=n, d=d)
+    found = {}
+    for sweeps in (4, 9):
+        settings = {"n_iters": sweeps, "memory": memory}
+        parts = [shares(part, sizes) for part in samples]
+        found[sweeps] = pools(2).run(counted, tc.NegMMIOT, settings, parts)[0]
+    for way in (0, 1):
+        more = len(found[9][way]) - len(found[4][way])
+        assert more == 5 * (4 if within else 2)
+    forward, backward = found[9]
+    assert sum(size >= n * d for size in forward) == len(samples)
+    assert max(backward) <= sum(len(rows) for rows, _ in samples)
+    constant = len(forward) + len(backward) - 9 * (8 if within else 4)
+    assert constant <= 12
+
+
+def test_info_nce_sends_one_message_of_n_numbers(pools):
+    samples = batch(True, n=60, d=64)
+    parts = [shares(part, [30, 30]) for part in samples]
+    forward, backward = pools(2).run(counted, tc.InfoNCE, {}, parts)[0]
+    assert sorted(forward)[-3:] == [60, 60, 60 * 64]  # labels too
+    assert backward == []
+
+
+def refusal(rank, kind, within):
+    """What a process says of a call that is bad on rank 1 alone."""
+    torch.manual_seed(rank)
+    rows, labels = torch.randn(4, 3, requires_grad=True), torch.arange(4)
+    bad = rank == 1
+    arguments = {"embeddings": rows, "labels": labels}
+    if not within:
+        arguments |= {"ref_emb": torch.randn(5, 3), "ref_labels": torch.arange(5)}
+    changes = {
+        "NaN": {"embeddings": rows * torch.nan},
+        "zero vector": {"embeddings": torch.cat([rows[:2], torch.zeros(2, 3)])},
+        "dimensions": {"embeddings": rows[:, :2]},
+        "dtype": {"embeddings": rows.double()},
+        "no gradient": {"embeddings": rows.detach()},
+        "no labels": {"labels": None},
+        "a label too few": {"labels": labels[1:]},
+        "not a tensor": {"embeddings": [[1.0]]},
+        "temperature": {"temperature": -1.0},
+        "no references": {"ref_emb": None, "ref_labels": None},
+        "indices": {"labels": None, "indices_tuple": ([0], [1], [2])},
+    }
+    try:
+        tc.NegMMIOT(group="world")(**arguments | (changes[kind] if bad else {}))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+KINDS = {
+    "NaN": "found NaN or infinity in row 4 (row 0 of rank 1)",
+    "zero vector": "row 6 has no direction (row 2 of rank 1)",
+    "dimensions": "embeddings.shape[1] is 3 on rank 0, 2 on rank 1",
+    "dtype": "embeddings.dtype is float32 on rank 0, float64 on rank 1",
+    "no gradient": "embeddings.requires_grad is yes on rank 0, no on rank 1",
+    "no labels": "labels is given on rank 0, missing on rank 1",
+    "a label too few": "rank 1 of 3: labels must hold one identity a sample, shape (4,), got (3,)",
+    "not a tensor": "rank 1 of 3: embeddings must be a torch.Tensor, got list",
+    "temperature": "rank 1 of 3: temperature must be finite and > 0, got -1.0",
+    "no references": "ref_emb.shape[1] is 3 on rank 0, none on rank 1",
+    "indices": "labels is given on rank 0, missing on rank 1",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_wrong_on_one_process_is_said_by_all(pools, kind):
+    answers = pools(3).run(refusal, kind, kind != "no references")
+    assert len(set(answers)) == 1
+    assert KINDS[kind] in answers[0]
+
+
+class Learning(torch.nn.Module):
+    """An encoder and a loss whose temperature learns."""
+
+    def __init__(self, make, group):
+        super().__init__()
+        torch.manual_seed(1)
+        self.encoder = torch.nn.Linear(6, 4).double()
+        self.temperature = torch.nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+        settings = {"n_iters": 3} if make in (tc.NegMMIOT, tc.PushPull) else {}
+        self.criterion = make(**settings, group=group)
+
+    def forward(self, rows, labels):
+        return self.criterion(self.encoder(rows), labels, temperature=self.temperature)
+
+
+def trained(rank, make, parts, group="world"):
+    """Losses and parameters of ten steps."""
+    model = Learning(make, group)
+    if group is not None:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    values = []
+    with mock.patch.object(engine, "LARGEST", 0):
+        for _ in range(10):
+            optimiser.zero_grad()
+            value = model(*parts[rank])
+            value.backward()
+            optimiser.step()
+            values.append(value.detach())
+    return torch.stack(values), torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.InfoNCE, tc.InvaSpread])
+@pytest.mark.parametrize("sizes", [[6, 5, 5], [11, 0, 5]], ids=["even", "with none"])
+def test_training_in_several_processes_is_training_in_one(pools, make, sizes):
+    (samples,) = batch(True)
+    wanted = trained(0, make, [samples], group=None)
+    for found in pools(len(sizes)).run(trained, make, shares(samples, sizes)):
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert float((ours - theirs).abs().max()) < 1e-10
+
+
+def test_it_does_not_matter_which_process_has_which_sample(pools):
+    (samples,) = batch(True)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(3))
+    gradients = []
+    for rows in (torch.arange(16), order):
+        parts = [shares([part[rows] for part in samples], [9, 3, 4])]
+        answers = pools(3).run(together, tc.NegMMIOT, {}, parts, None, 0)
+        gradient = torch.cat([found[0] for _, found in answers])
+        gradients.append((answers[0][0], torch.empty_like(gradient).index_copy(0, rows, gradient)))
+    for first, second in zip(*gradients, strict=True):
+        assert float((first - second).abs().max()) < 1e-13
+
+
+def numbered(rank):
+    rows = torch.zeros((3, 0, 2)[rank], 4)
+    return tc.pair_views(rows, rows, group="world")[1].tolist()
+
+
+def misshapen(rank):
+    try:
+        tc.pair_views(torch.zeros(2, 3), torch.zeros(2 + rank // 2, 3), group="world")
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_instances_are_numbered_over_all_processes(pools):
+    assert pools(3).run(numbered) == [[0, 1, 2, 0, 1, 2], [], [3, 4, 3, 4]]
+    (message,) = set(pools(3).run(misshapen))
+    assert "rank 2 of 3: view 1 has shape (3, 3), view 0 (2, 3)" in message
+
+
+def mined(rank, make, four):
+    """A loss of triplets or pairs that each process lists of its own samples."""
+    ((rows, _),) = batch(True)
+    starts, sizes = (0, 9), (9, 7)
+    indices = [torch.tensor([0, 3, 5]), torch.tensor([1, 4, 6]), torch.tensor([2, 0, 3])]
+    if four:
+        indices.insert(2, indices[0])
+    listed = tuple(torch.cat([part, part + 9]) for part in indices)
+    leaf = rows.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(make()(leaf, indices_tuple=listed), leaf)
+    own = slice(starts[rank], starts[rank] + sizes[rank])
+    leaf = rows[own].clone().requires_grad_()
+    with mock.patch.object(engine, "LARGEST", 0):
+        value = make(group="world")(leaf, indices_tuple=tuple(indices))
+        (found,) = torch.autograd.grad(value, leaf)
+    return float((found / 2 - wanted[own]).abs().max())
+
+
+@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.InfoNCE])
+@pytest.mark.parametrize("four", [False, True], ids=["triplets", "pairs"])
+def test_each_process_lists_triplets_of_its_own_samples(pools, make, four):
+    assert max(pools(2).run(mined, make, four)) < 1e-13
+
+
+def among_references(rank, make):
+    """A loss of anchors that are their process's first references."""
+    (rows, labels), (more, more_labels) = batch(False)
+    starts, sizes = (0, 9), (9, 7)
+    own = slice(starts[rank], starts[rank] + sizes[rank])
+    halves = [
+        (torch.cat([rows[of], more[of]]), torch.cat([labels[of], more_labels[of]]))
+        for of in (slice(0, 9), slice(9, 16))
+    ]
+    everything = [torch.cat(parts) for parts in zip(*halves, strict=True)]
+    index = torch.cat([torch.arange(9), 18 + torch.arange(7)])
+    leaf = rows.clone().requires_grad_()
+    references = dict(zip(("ref_emb", "ref_labels"), everything, strict=True))
+    value = make()(leaf, labels, **references, ref_index=index)
+    (wanted,) = torch.autograd.grad(value, leaf)
+    leaf = rows[own].clone().requires_grad_()
+    references = dict(zip(("ref_emb", "ref_labels"), halves[rank], strict=True))
+    with mock.patch.object(engine, "LARGEST", 0):
+        again = make(group="world")(
+            leaf, labels[own], **references, ref_index=torch.arange(sizes[rank])
+        )
+        (found,) = torch.autograd.grad(again, leaf)
+    return float(abs(again - value).detach()), float((found / 2 - wanted[own]).abs().max())
+
+
+@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.InfoNCE])
+def test_anchors_are_found_among_the_references_of_their_process(pools, make):
+    assert max(map(max, pools(2).run(among_references, make))) < 1e-13
+
+
+def in_parts(rank):
+    """Values of several kinds of groups, and of none."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    ((rows, labels),) = batch(True, n=16)
+    own = [rows[4 * rank :][:4], labels[4 * rank :][:4]]
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    half = slice(8 * (rank // 2), 8 * (rank // 2) + 8)
+    wanted = float(tc.InfoNCE()(rows[half], labels[half]))
+    groups = [pairs[rank // 2], mesh["inner"]]
+    found = [float(tc.InfoNCE(group=group)(*own)) for group in groups]
+    errors = []
+    for group in (mesh, pairs[1 - rank // 2], "everybody"):
+        with pytest.raises(ValueError, match="group") as error:
+            tc.InfoNCE(group=group)(*own)
+        errors.append(str(error.value))
+    return wanted, found, errors
+
+
+def test_groups_may_be_parts_of_the_world(pools):
+    for wanted, found, errors in pools(4).run(in_parts):
+        assert found == pytest.approx([wanted] * 2, rel=1e-14)
+        assert "DeviceMesh of one dimension, got 2" in errors[0]
+        assert 'group must be None, "world"' in errors[2]
+
+
+def test_a_process_alone_is_a_group_of_its_own():
+    (samples,) = batch(True)
+    assert tc.NegMMIOT(group="world")(*samples) == tc.NegMMIOT()(*samples)
+
+
+def asked(rank, parts):
+    """Diagnostics of one process, which the others do not wait for."""
+    criterion = tc.NegMMIOT(group="world")
+    with mock.patch.object(engine, "LARGEST", 0):
+        criterion(*parts[rank])
+        return criterion.diagnostics() if rank == 1 else None
+
+
+def test_one_process_may_ask_for_diagnostics_of_all_samples(pools):
+    (samples,) = batch(True)
+    criterion = tc.NegMMIOT()
+    criterion(*samples)
+    found = pools(2).run(asked, shares(samples, [9, 7]))[1]
+    assert found == pytest.approx(criterion.diagnostics())
+
+
+def left_alone(rank):
+    """A process that waits for one that is gone."""
+    if rank == 1:
+        os._exit(0)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError):
+        tc.NegMMIOT(group="world")(torch.randn(4, 3), torch.arange(4) % 2)
+    return time.monotonic() - began
+
+
+def test_a_process_that_dies_is_not_waited_for(tmp_path):
+    (seconds,) = in_processes(2, tmp_path, left_alone, expected=[0])
+    assert seconds < 25
+
+
+def rungs(rank, parts, sharpness):
+    """Which couplings were tried."""
+    tried = []
+
+    def noting(problem, *args):
+        for coupling in couplings(problem, *args):
+            tried.append((type(coupling).__name__, str(coupling.dtype), coupling.shard is not None))
+            yield coupling
+
+    couplings = engine.LinearTriplets.couplings
+    small = mock.patch.object(engine, "LARGEST", 0)
+    with small, mock.patch.object(engine.LinearTriplets, "couplings", noting):
+        tc.NegMMIOT(sharpness=sharpness, group="world")(*parts[rank])
+    return tried
+
+
+def test_all_rungs_of_the_ladder_are_shared(pools):
+    (samples,) = batch(True, torch.float32, n=80)
+    for sharpness in (10.0, 3000.0):
+        first, second = pools(2).run(rungs, shares(samples, [50, 30]), sharpness)
+        assert first == second
+        assert all(shared for _, _, shared in first)
+    assert [name for name, _, _ in first] == ["ScaledTriplet", "ScaledTriplet", "LogLinearTriplet"]

@@ -16,7 +16,7 @@ from tricouple.distributed import Group, Team, check_group
 from tricouple.losses import operator
 from tricouple.losses.batch import Batch, IndicesTuple, prepare
 from tricouple.losses.diagnostics import diagnose
-from tricouple.losses.gather import Call, gathered
+from tricouple.losses.gather import Call, gathered, located
 from tricouple.numeric import never_compiled
 
 DEFAULT_SHARPNESS = 10.0
@@ -178,17 +178,22 @@ class ContrastiveLoss(nn.Module, ABC):
         temperature = self._scale(temperature)
         # Half precision cannot hold a coupling: the loss is a float32 island under autocast.
         with torch.autocast(embeddings.device.type, enabled=False):
-            batch = prepare(
-                embeddings,
-                labels,
-                indices_tuple,
-                ref_emb,
-                ref_labels,
-                temperature,
-                ref_index,
-                unit_length=self.unit_length,
-                read=self._reads,
-            )
+            try:
+                batch = prepare(
+                    embeddings,
+                    labels,
+                    indices_tuple,
+                    ref_emb,
+                    ref_labels,
+                    temperature,
+                    ref_index,
+                    unit_length=self.unit_length,
+                    read=self._reads,
+                )
+            except ValueError as error:
+                if shard is None:
+                    raise
+                raise ValueError(located(str(error), shard)) from error
             batch = replace(batch, shard=shard)
             self._check_setting(batch)
             missing = self._missing(batch)

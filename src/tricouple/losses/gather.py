@@ -7,6 +7,7 @@ that it was not given, it tells the others before anything of size is sent.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -83,6 +84,17 @@ def gathered(team: Team, call: Call, check: Callable[[], object]) -> tuple[Call,
     )
     indices: Any = None if call.indices_tuple is None else tuple(received)
     return Call(embeddings, labels, indices, ref_emb, ref_labels, ref_index), shard
+
+
+def located(message: str, shard: Shard) -> str:
+    """An error about a row of all processes' samples that also says whose it is."""
+    found = re.search(r"\brow (\d+)", message)
+    if found is None:
+        return message
+    row = int(found[1])
+    counts = shard.references if message.startswith("ref_emb") else shard.anchors
+    rank = next(rank for rank in range(shard.size) if row < own(counts, rank).stop)
+    return f"{message} (row {row - own(counts, rank).start} of rank {rank})"
 
 
 def gathered_rows(rows: Tensor, team: Team, counts: tuple[int, ...]) -> Tensor:
