@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tricouple.distributed import Shard
 from tricouple.losses.batch import Batch
-from tricouple.numeric import Patch, first_derivative_only, pull
+from tricouple.numeric import Patch, first_derivative_only, pull, wide_dtype
 from tricouple.ot.engine import LogSigmoidTriplets
 from tricouple.relations import ListedTriplets, TripletTarget
 from tricouple.shaping import Margins, Shaping, log_sigmoid
@@ -68,7 +69,11 @@ class _TripletSum(torch.autograd.Function):
 
 
 def mean_log_sigmoid_cost(
-    batch: Batch, target: TripletTarget, factor: float | Tensor, problem: LogSigmoidTriplets
+    batch: Batch,
+    target: TripletTarget,
+    factor: float | Tensor,
+    problem: LogSigmoidTriplets,
+    shard: Shard | None = None,
 ) -> Tensor:
     """``⟨P̃, log(1 + e^{−(x_ij − x_ik)})⟩``, x = factor · s, in O(Q·N²) and O(N·d) memory.
 
@@ -77,12 +82,13 @@ def mean_log_sigmoid_cost(
         target: P̃.
         factor: 1/τ.
         problem: The triplets, which know how their costs are summed.
+        shard: Processes that sum those of their own anchors, if there are several.
     """
     relation = batch.relation
     if isinstance(relation, ListedTriplets):
         return log_sigmoid(listed_margins(relation, factor * batch.similarity())).mean()
     embedded = batch.anchors, batch.references
-    mean: Tensor = _PairwiseSum.apply(*embedded, factor, target, problem)  # type: ignore[no-untyped-call]
+    mean: Tensor = _PairwiseSum.apply(*embedded, factor, target, problem, shard)  # type: ignore[no-untyped-call]
     return mean
 
 
@@ -97,24 +103,26 @@ class _PairwiseSum(torch.autograd.Function):
         factor: float | Tensor,
         target: TripletTarget,
         problem: LogSigmoidTriplets,
+        shard: Shard | None,
     ) -> Tensor:
-        totals: list[Tensor] = []
+        total = torch.zeros((), dtype=wide_dtype(anchors.device), device=anchors.device)
+        own = slice(0, len(anchors)) if shard is None else shard.rows
 
         def patches() -> Iterator[Patch]:
-            for sums, patch in problem.costs(anchors, references, number, target.weights):
-                totals.append(sums.sum())
+            for sums, patch in problem.costs(anchors, references, number, target.weights, own):
+                total.add_(sums.sum())
                 yield patch
 
         number, learnt = float(factor), ctx.needs_input_grad[2]
-        gradients, slope = pull(patches(), number, anchors, references, slope=learnt)
+        gradients, slope = pull(patches(), number, anchors, references, slope=learnt, shard=shard)
         ctx.save_for_backward(*gradients, slope)
-        return torch.stack(totals).sum()
+        return total if shard is None else shard.sum_(total)
 
     @staticmethod
     @first_derivative_only
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         gradients = (part if part is None else part * outer[0] for part in ctx.saved_tensors)
-        return *gradients, None, None
+        return *gradients, None, None, None
 
 
 def read_out(log_plan: Tensor, positives: Tensor, variant: str) -> Tensor:

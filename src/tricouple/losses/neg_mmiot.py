@@ -223,7 +223,8 @@ class _LogSigmoid(_Cost):
         self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
     ) -> Tensor:
         problem = self.problem(batch, how)
-        return mean_log_sigmoid_cost(batch, target, factor, problem) / self.epsilon
+        shard = problem.shard((len(batch.anchors), len(batch.references)), how)
+        return mean_log_sigmoid_cost(batch, target, factor, problem, shard) / self.epsilon
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -196,7 +196,8 @@ class LogSigmoidTriplets(_Triplets):
 
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
         """By scaling, in float32, in float64 and with what is excluded apart; by logarithms."""
-        storage = _storage(source, self.within, how, matrices=1)
+        shard = self.shard(source.shape, how)
+        storage = _storage(source, self.within, how, shard, matrices=1)
         rule = rule_of(1 / self.epsilon, self.tolerance)
         compiled = native.compiled is not None and source.like.device.type == "cpu"
         kind = NativeTermKernels if compiled else TermKernels
@@ -204,11 +205,17 @@ class LogSigmoidTriplets(_Triplets):
         for digits in (source,) if wide.like.dtype == source.like.dtype else (source, wide):
             blocks = Blocks.of(rule, self.tolerance, digits.like.dtype, source.shape[1])
             if blocks is not None:
-                kernels = kind(digits, factor, rule, blocks, within=self.within, storage=storage)
+                settings: dict[str, Any] = {"within": self.within, "storage": storage}
+                kernels = kind(digits, factor, rule, blocks, **settings, shard=shard)
                 yield LogSigmoidTriplet(kernels, within=self.within)
                 if isinstance(kernels, NativeTermKernels) and digits.like.dtype == wide.like.dtype:
-                    yield ApartTriplet(kernels, *self._terms(source, factor))
+                    whole = NativeTermKernels(digits, factor, rule, blocks, **settings)
+                    yield ApartTriplet(whole if shard else kernels, *self._terms(source, factor))
         yield self.careful(source, factor)
+
+    def shard(self, shape: tuple[int, int], how: Sweeps) -> Shard | None:
+        """The processes that share it, each with its own anchors."""
+        return _shard(shape, how, LARGEST // _DEAR)
 
     def _terms(self, source: Similarities, factor: float) -> tuple[Tensor, LogSigmoidTerms]:
         """The scores, and terms for all of them."""
@@ -233,6 +240,7 @@ class LogSigmoidTriplets(_Triplets):
         references: Tensor,
         factor: float,
         weights: Callable[[slice], tuple[Tensor, Tensor]],
+        own: slice,
     ) -> Iterator[tuple[Tensor, Patch]]:
         """Sums of costs over the pairs of each anchor, with their gradient, a tile at a time.
 
@@ -241,11 +249,13 @@ class LogSigmoidTriplets(_Triplets):
             references: Shape (M, d).
             factor: 1/τ.
             weights: Of the positives and of the negatives of some anchors, in the wide dtype.
+            own: Which anchors.
         """
         splits, source = splits_of(self.epsilon, self.tolerance), Products(anchors, references)
-        blocks = row_blocks(*source.shape, _COSTS)
-        buffer = source.like.new_empty(blocks[0].stop, source.shape[1])
-        for rows in blocks:
+        blocks = row_blocks(own.stop - own.start, source.shape[1], _COSTS)
+        buffer = source.like.new_empty(blocks[0].stop if blocks else 0, source.shape[1])
+        for block in blocks:
+            rows = slice(own.start + block.start, own.start + block.stop)
             positives, negatives = weights(rows)
             tile = source.tile(rows, buffer[: rows.stop - rows.start])
             scores = tile.to(positives.dtype, copy=True).mul_(factor)
@@ -262,7 +272,7 @@ class HingeTriplets(_Triplets):
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
         """By scaling, then by logarithms."""
         # Scores, three indices of two bytes, a gradient: fewer than four matrices.
-        storage, shard = IN_MATRICES, shared(source, how, LARGEST // _DEAR)
+        storage, shard = IN_MATRICES, _shard(source.shape, how, LARGEST // _DEAR)
         if not isinstance(source, Matrix):
             budget, number = (how.memory, how.memory_budget), 4 / (shard.size if shard else 1)
             storage = choose_storage(*budget, source.shape, source.like, matrices=number)
@@ -318,11 +328,13 @@ class ShapedTriplets(_Triplets):
         )
 
 
-def shared(source: Similarities, how: Sweeps, smallest: int | None = None) -> Shard | None:
+def shared(source: Similarities, how: Sweeps) -> Shard | None:
     """The processes that share a coupling; of a small one each does all, and waits for nobody."""
-    n, m = source.shape
-    smallest = LARGEST if smallest is None else smallest
-    return how.shard if isinstance(source, Products) and n * m > smallest else None
+    return _shard(source.shape, how, LARGEST) if isinstance(source, Products) else None
+
+
+def _shard(shape: tuple[int, int], how: Sweeps, smallest: int) -> Shard | None:
+    return how.shard if shape[0] * shape[1] > smallest else None
 
 
 def _storage(

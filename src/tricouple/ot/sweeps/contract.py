@@ -23,6 +23,12 @@ class Masses:
     sizes: tuple[int, ...]  # lengths of the axes
     dtype: torch.dtype  # the dtype of the coupling
 
+    def of_anchors(self, rows: slice) -> Masses:
+        """Those of some anchors, and of everything else."""
+        anchors, *others = self.marginals.split(self.sizes)
+        own = anchors[rows]
+        return Masses(torch.cat([own, *others]), (len(own), *self.sizes[1:]), self.dtype)
+
     @cached_property
     def _flat(self) -> Tensor:
         return self.marginals.to(self.dtype)

@@ -23,21 +23,23 @@ import cmath
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from tricouple.distributed import Shard
 from tricouple.memory import Loan, Storage
 from tricouple.numeric import Patch, ScoreGradient, exponential_, row_blocks, wide_dtype
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.contract import Masses, Solution
-from tricouple.ot.sweeps.kernels import Factors, Kernels, Matrix, Similarities
+from tricouple.ot.sweeps.kernels import Factors, Kernels, Matrix, Products, Similarities
 from tricouple.ot.sweeps.threads import in_threads
 from tricouple.ot.sweeps.triplet import ScaledTriplet
-from tricouple.ot.sweeps.triplet_adjoint import ATTRACT, ScaledTripletHistory
+from tricouple.ot.sweeps.triplet_adjoint import ATTRACT, Exclusion, ScaledTripletHistory
+from tricouple.ot.sweeps.triplet_own import OwnExclusion, OwnHistory
 
 # Squarings of one exponential, and one: each doubles the error of rounding. _log_sigmoid.h unrolls
 # as many.
@@ -237,6 +239,7 @@ class TermKernels(Kernels):
         blocks: How the nodes are taken together.
         within: Exclude the diagonal.
         storage: Whether s is stored, or recomputed a tile at a time. The factors never are.
+        shard: Processes, each of which has the rows of its own anchors and of no others.
     """
 
     def __init__(
@@ -248,7 +251,13 @@ class TermKernels(Kernels):
         *,
         within: bool,
         storage: Storage,
+        shard: Shard | None = None,
     ) -> None:
+        self.shard, self.first = shard, 0  # the first row's sample
+        if shard is not None:
+            assert isinstance(similarities, Products)
+            self.first = shard.rows.start
+            similarities = Products(similarities.anchors[shard.rows], similarities.references)
         self.similarities, self.factor, self.rule, self.blocks = similarities, factor, rule, blocks
         self.within, self.shape, self.like = within, similarities.shape, similarities.like
         self.log_excluded = -rule.power * math.log(2)
@@ -260,8 +269,8 @@ class TermKernels(Kernels):
         wide = wide_dtype(self.like.device)
         self._highest = self._tops.to(wide) * factor
         self._starts, self._counts = rule.nodes(lowest.to(wide) * factor, self._highest)
-        self.n_terms = int(self._counts.max())
         n, m = self.shape
+        self.n_terms = int(self._counts.max()) if n else 1
         self.row_shifts = [self._highest.new_zeros(n)]
         self.column_shifts = [self._highest.new_zeros(m)] * 2
 
@@ -274,7 +283,8 @@ class TermKernels(Kernels):
         n, m = self.shape
         tops, lows = self.like.new_empty(2, n).unbind()
         blocks = row_blocks(n, m, self._tile_entries)
-        buffer = None if self._loan else self.like.new_empty(blocks[0].stop, m)
+        height = blocks[0].stop if blocks else 0
+        buffer = None if self._loan else self.like.new_empty(height, m)
         for block in blocks:
             room = self._loan.matrices[0][block] if self._loan else buffer
             assert room is not None
@@ -284,15 +294,17 @@ class TermKernels(Kernels):
                 (torch.amin, lows, torch.inf),
             ):
                 if self.within:
-                    tile.diagonal(block.start).fill_(nothing)
+                    tile.diagonal(self.first + block.start).fill_(nothing)
                 ends(tile, 1, out=out[block])
             if self.within:
-                tile.diagonal(block.start).copy_(tops[block])
+                tile.diagonal(self.first + block.start).copy_(tops[block])
         return tops, lows
 
     def tiles(self) -> Iterator[tuple[slice, Tensor]]:
         """All rows of s, from the first to the last; what is stored in one tile."""
         n, m = self.shape
+        if not n:
+            return
         if self._loan is not None:
             yield slice(0, n), self._loan.matrices[0]
         elif isinstance(self.similarities, Matrix):
@@ -315,7 +327,7 @@ class TermKernels(Kernels):
         received = self._highest.new_zeros(self.shape[1])
         for rows, tile in self.tiles():
             self._columns(which, rows, tile, weights.contiguous(), received)
-        return received.to(weights.dtype)
+        return self._total(received).to(weights.dtype)
 
     def through(
         self, near: int, far: int, weights: Tensor, between: Callable[[slice, Tensor], Tensor]
@@ -327,21 +339,26 @@ class TermKernels(Kernels):
             self._rows(near, rows, tile, weights.contiguous(), sums)
             sums[:, rows] = between(rows, sums[:, rows])
             self._columns(far, rows, tile, sums, received)
-        return received.to(weights.dtype)
+        return self._total(received).to(weights.dtype)
+
+    def _total(self, received: Tensor) -> Tensor:
+        """What the columns receive from the anchors of all processes."""
+        return received if self.shard is None else self.shard.sum_(received)
 
     def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
         """Chain the gradients of all factors with their slopes; a tile is valid until the next."""
         for rows, tile in self.tiles():
             for part in row_blocks(len(tile), self.shape[1], self._tile_entries):
                 own = slice(rows.start + part.start, rows.start + part.stop)
-                yield Patch(own, self._slopes(own, tile[part], factors))
+                samples = slice(self.first + own.start, self.first + own.stop)
+                yield Patch(samples, self._slopes(own, tile[part], factors))
 
     def _terms(self, rows: slice, tile: Tensor) -> Iterator[_Block]:
         """The factors of some rows, block by block and term by term."""
         rule, (levels, right, ceiling, *_) = self.rule, self.blocks
         x = (tile - self._tops[rows, None]).mul_(self.factor)
         if self.within:
-            x.diagonal(rows.start).fill_(_NOWHERE)
+            x.diagonal(self.first + rows.start).fill_(_NOWHERE)
         size, count = rule.splits * levels, int(self._counts[rows].max())
 
         def heights(node: int) -> Tensor:  # v_q + the largest x, shape (rows, 1)
@@ -442,7 +459,8 @@ class NativeTermKernels(TermKernels):
         for begin, end in pairwise(ends):
             nodes = (part[begin:end] for part in (self._tops, self._starts, self._counts))
             work = self.like.new_empty(8 * self._width + room)
-            place = (end - begin, self.shape[1], begin if self.within else -1, self.shape[0])
+            sample = self.first + begin if self.within else -1
+            place = (end - begin, self.shape[1], sample, self.shape[0])
             arrays = (self._table, tile[begin - rows.start :], *nodes)
             shares.append(Share(begin, place, native.addresses(*arrays), work))
         return shares
@@ -497,8 +515,17 @@ class LogSigmoidTriplet(ScaledTriplet):
 
     kernels: TermKernels
 
+    @cached_property
+    def exclusion(self) -> Exclusion:
+        """What j ≠ k takes away."""
+        if self.shard is None:
+            return Exclusion(self.kernels, within=self.within)
+        return OwnExclusion(self.kernels, self.shard, within=self.within)
+
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep; None when the result cannot be trusted."""
+        if self.shard is not None:
+            masses = masses.of_anchors(self.shard.rows)
         solution = super().solve(masses, n_iters, tol)
         if solution is None:
             return None
@@ -506,12 +533,21 @@ class LogSigmoidTriplet(ScaledTriplet):
         a, b, h, *_ = solution.history.scalings
         wide = wide_dtype(a.device)
         # What no entry was ever larger than, against the marginal that it is part of.
-        sums = [values.to(wide).sum(1).amax().log() for values in (a, b, h)]
+        totals = self.exclusion.total(a.to(wide)), b.to(wide).sum(1), h.to(wide).sum(1)
+        sums = [total.amax().log() for total in totals]
+        shares = zip((a, b, h), masses.inverses, strict=True)
         tops = [
-            (values * inverse).amax().to(wide).log()
-            for values, inverse in zip((a, b, h), masses.inverses, strict=True)
+            torch.amax(values * inverse).to(wide).log() if len(inverse) else sums[0]
+            for values, inverse in shares
         ]
         total = torch.stack(sums).sum()
         worst = torch.stack([total - own + top for own, top in zip(sums, tops, strict=True)]).amax()
         lost = float(worst) + self.kernels.blocks.log_lost
-        return solution if lost <= math.log(torch.finfo(self.dtype).eps) else None
+        if not self.agreed(lost <= math.log(torch.finfo(self.dtype).eps)):
+            return None
+        if self.shard is None:
+            return solution
+        anchors, *others = solution.potentials.split(masses.sizes)
+        potentials = torch.cat([self.shard.gather(anchors, self.shard.anchors), *others])
+        history = OwnHistory(solution.history, self.shard)
+        return Solution(self, potentials, history.plan, history, solution.n_sweeps)

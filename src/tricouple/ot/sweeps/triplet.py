@@ -116,8 +116,8 @@ class ScaledTriplet(Coupling):
         self, plan: ScaledTripletPlan, sums: Tensor, mass_a: Tensor, mass_b: Tensor, tol: float
     ) -> bool:
         """Whether marginals 1 and 2 are within tol (the third is exact after a sweep)."""
-        error = float((plan.anchors.scaling * sums - mass_a).abs().sum())
-        if not self.agreed(error <= tol):
+        error = self.exclusion.total((plan.anchors.scaling * sums - mass_a).abs())
+        if not self.agreed(float(error) <= tol):
             return False
         return self.agreed(float((plan.marginal(1) - mass_b).abs().sum()) <= tol)
 
@@ -163,7 +163,9 @@ def trustworthy(
     rows = a[:, None]
     per_a, per_b, per_h = masses.inverses
     excluded_a, excluded_h = exclusion.row * a, exclusion.column * h
-    lost = excluded_a.sum(1, keepdim=True)  # Σ_i a_i
+    lost = exclusion.total(excluded_a)[:, None]  # Σ_i a_i
+    if not a.numel():  # a process without anchors trusts the others
+        return True
     taken = (excluded_h[:-1] * b[:-1]).sum(1, keepdim=True)  # Σ_j b_j h_j
     cancelled = (
         excluded_a * (taken * per_a),  # a_i Σ_j b_j h_j / p¹_i, marginal 1

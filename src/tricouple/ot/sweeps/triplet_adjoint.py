@@ -50,6 +50,10 @@ class Exclusion:
         total = values.sum()
         return total - values if self.within else total.expand(self.n_anchors)
 
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over anchors, the last axis."""
+        return values.sum(-1)
+
     def anchors(self, a: Tensor) -> Anchors:
         """Anchors with scaling a."""
         excluded = self.row * a
