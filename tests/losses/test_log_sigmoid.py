@@ -178,7 +178,8 @@ def test_mean_cost_counts_every_triplet_once(language):
     problem = LogSigmoidTriplets(True, 1.0, 1e-8)
     z = torch.nn.functional.normalize(draw(12, 5))
     positives, negatives = torch.rand(2, 12, 12, dtype=torch.float64).round_()
-    ((sums, patch),) = problem.costs(z, z, 30.0, lambda _: (positives, negatives))
+    weights = lambda _: (positives, negatives)  # noqa: E731
+    ((sums, patch),) = problem.costs(z, z, 30.0, weights, slice(0, 12))
     x = (30 * z @ z.T).requires_grad_()
     costs = log_sigmoid(x[:, :, None] - x[:, None, :])
     exact = (costs * positives[:, :, None] * negatives[:, None, :]).sum((1, 2))
