@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +83,30 @@ def require_writable(path: Path) -> None:
         raise CommandError(f"cannot write {path}: {error.strerror}") from error
     if not existed:
         path.unlink()
+
+
+def first_process() -> bool:
+    """Whether this process decides, writes and speaks for all processes of a training.
+
+    Launchers number their processes in the environment: torchrun by RANK, Slurm by SLURM_PROCID,
+    Lightning by LOCAL_RANK on each machine and NODE_RANK among machines.
+    """
+    names = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
+    return all(os.environ.get(name, "0") == "0" for name in names)
+
+
+def speaks() -> bool:
+    """Whether it is for this process to say what went wrong: of several, the first that finds it.
+
+    What the others then find is that a process is gone.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not (dist.is_available() and dist.is_initialized()):
+        return "RANK" not in os.environ or first_process()  # torchrun's all find the same
+    try:
+        return int(dist.distributed_c10d._get_default_store().add("tricouple: errors", 1)) == 1
+    except RuntimeError:  # the first process, which kept the count, is gone
+        return False
 
 
 def interrupted(error: BaseException | None) -> bool:

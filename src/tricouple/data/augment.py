@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
 
 from tricouple.data.images.sets import ImageData, Normalisation, to_unit_range
+from tricouple.data.sampler import Share
 
 Range = tuple[float, float]
 
@@ -69,13 +70,17 @@ def recipe_for(data: ImageData) -> Recipe:
 
 
 @torch.no_grad()
-def random_view(images: Tensor, recipe: Recipe, generator: torch.Generator) -> Tensor:
+def random_view(
+    images: Tensor, recipe: Recipe, generator: torch.Generator, share: Share | None = None
+) -> Tensor:
     """One random view of each image; another call gives another, independent view.
 
     Args:
         images: Shape (n, c, h, w) with h = w; 8-bit, or floating point in [0, 1].
         recipe: What to do, and how often.
         generator: Draws the parameters; on the CPU, whatever device the images are on.
+        share: Which images of a larger batch these are: what happens to an image does not depend
+            on how many processes share its batch.
 
     Returns:
         Shape (n, c, size, size), float32 and normalised; row i is image i.
@@ -91,7 +96,9 @@ def random_view(images: Tensor, recipe: Recipe, generator: torch.Generator) -> T
     n, _, height, width = images.shape
     if height != width:
         raise ValueError(f"images must be square, got {height}×{width}: resize or crop them first")
-    parameters = draw_parameters(recipe, n, height, generator)
+    parameters = draw_parameters(recipe, share.total if share else n, height, generator)
+    if share:
+        parameters = parameters.of(share.rows)
     # Half precision has fewer grey levels than the images.
     with torch.autocast(images.device.type, enabled=False):
         view = transform(to_unit_range(images), parameters, recipe.normalisation.size)
@@ -114,6 +121,10 @@ class Parameters:
     grey: Tensor  # whether colours are removed
     blurred: Tensor  # whether the image is blurred
     sigma: Tensor  # standard deviation of the blur, in pixels
+
+    def of(self, rows: slice) -> Parameters:
+        """What happens to some of the images."""
+        return Parameters(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 
 def draw_parameters(recipe: Recipe, n: int, side: int, generator: torch.Generator) -> Parameters:

@@ -1,9 +1,15 @@
-"""Batches with equally many samples of each class (the paper's Algorithm 4)."""
+"""Batches with equally many samples of each class (the paper's Algorithm 4), and shares of batches.
+
+Several processes draw the same batches and take a share of each: together they have the batch that
+one process would have had, and no sample is in it twice. (torch's ``DistributedSampler`` fills up
+by repeating samples, which a contrastive loss takes for negatives of themselves.)
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +17,57 @@ from torch import Tensor
 from torch.utils.data import BatchSampler
 
 from tricouple import checks
+
+
+@dataclass(frozen=True)
+class Share:
+    """One process's part of a batch: every R-th sample, as cards are dealt.
+
+    Example:
+        >>> torch.arange(7)[Share(7, rank=1, n_processes=3).rows]
+        tensor([1, 4])
+    """
+
+    total: int  # samples of the batch, of all processes together
+    rank: int = 0  # of the process
+    n_processes: int = 1  # R
+
+    @property
+    def rows(self) -> slice:
+        """Which of the samples are its own."""
+        return slice(self.rank, self.total, self.n_processes)
+
+
+class SharedBatches(BatchSampler):
+    """One process's share of every batch; shares differ by one sample at most.
+
+    Any sampler of batches will do that draws the same ones in every process. Of batches with
+    equally many samples of each class, every process has equally many of each, up to one.
+
+    Args:
+        batches: The batches of all processes together.
+        rank: Of this process.
+        n_processes: How many processes there are.
+
+    Example:
+        >>> batches = BatchSampler(range(10), batch_size=5, drop_last=True)
+        >>> [list(SharedBatches(batches, rank, 2)) for rank in range(2)]
+        [[[0, 2, 4], [5, 7, 9]], [[1, 3], [6, 8]]]
+    """
+
+    def __init__(self, batches: BatchSampler, rank: int, n_processes: int) -> None:
+        # Trainers tell the epoch to its sampler.
+        super().__init__(batches.sampler, batches.batch_size, batches.drop_last)
+        self.batches = batches
+        self.rank = rank
+        self.n_processes = n_processes
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.batches:
+            yield batch[Share(len(batch), self.rank, self.n_processes).rows]
 
 
 class ClassUniformBatchSampler(BatchSampler):

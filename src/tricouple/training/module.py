@@ -1,7 +1,8 @@
 """What Lightning trains: an encoder, and a loss of what it makes of a batch; and the batches.
 
 No state of a random generator is ever saved: whatever is drawn for a step depends on the seed, the
-epoch, the step and the process alone. A run that was interrupted continues as if it had not been.
+epoch and the step alone. A run that was interrupted continues as if it had not been, and several
+processes, which share each batch, train as one would: the same samples, views and loss.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from tricouple.data.augment import Recipe, random_view
 from tricouple.data.images.sets import BatchedSet, loader
+from tricouple.data.sampler import Share
 from tricouple.relations import Identities, view_pairs
 from tricouple.training.byol import BYOL, momentum_at, predictor_head
 
@@ -39,10 +41,7 @@ def derived_seed(seed: int, *place: int | str) -> int:
 
 
 class EpochOrder(Sampler[int]):
-    """A random order of samples for each epoch; with several processes, a share of it for each.
-
-    The remainder of samples is left out of the epoch. Not torch's ``DistributedSampler``, which
-    draws other orders than the stored studies had.
+    """A random order of samples for each epoch.
 
     Example:
         >>> order = EpochOrder(5, seed=0)
@@ -50,11 +49,9 @@ class EpochOrder(Sampler[int]):
         [0, 1, 2, 3, 4]
     """
 
-    def __init__(self, n_samples: int, seed: int, rank: int = 0, n_processes: int = 1) -> None:
+    def __init__(self, n_samples: int, seed: int) -> None:
         self.n_samples = n_samples
         self.seed = seed
-        self.rank = rank
-        self.n_processes = n_processes
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -63,15 +60,14 @@ class EpochOrder(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(derived_seed(self.seed, "order", self.epoch))
-        order = torch.randperm(self.n_samples, generator=generator)
-        return iter(order[self.rank :: self.n_processes][: len(self)].tolist())
+        return iter(torch.randperm(self.n_samples, generator=generator).tolist())
 
     def __len__(self) -> int:
-        return self.n_samples // self.n_processes
+        return self.n_samples
 
 
 class ShuffledBatches(L.LightningDataModule):
-    """Shuffled batches for Lightning, of each process; the last, incomplete one is left out.
+    """Shuffled batches for Lightning, shared by all processes; an incomplete last one is left out.
 
     All batches then have the same size, which the scale of a contrastive loss depends on.
     """
@@ -83,17 +79,28 @@ class ShuffledBatches(L.LightningDataModule):
         self.seed = seed
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """The batches of this process."""
-        rank, n_processes = 0, 1
-        if self.trainer is not None:
-            rank, n_processes = self.trainer.global_rank, self.trainer.world_size
-        order = EpochOrder(len(self.samples), self.seed, rank, n_processes)
-        if len(order) < self.batch_size:
+        """This process's share of the batches."""
+        share = self.share
+        if self.batch_size < share.n_processes:
             raise ValueError(
-                f"training.batch_size is {self.batch_size}, but each of {n_processes} processes "
-                f"has only {len(order)} training {self.samples.noun}: use fewer trainer.devices"
+                f"training.batch_size is {self.batch_size}, but {share.n_processes} processes "
+                "share each batch: use fewer trainer.devices, or larger batches"
             )
-        return loader(self.samples, self.batch_size, order=order, drop_last=True)
+        return loader(
+            self.samples,
+            self.batch_size,
+            order=EpochOrder(len(self.samples), self.seed),
+            drop_last=True,
+            rank=share.rank,
+            n_processes=share.n_processes,
+        )
+
+    @property
+    def share(self) -> Share:
+        """What this process has of each batch."""
+        if self.trainer is None:
+            return Share(self.batch_size)
+        return Share(self.batch_size, self.trainer.global_rank, self.trainer.world_size)
 
 
 class DivergenceError(FloatingPointError):
@@ -110,16 +117,18 @@ class Views:
     # Whether images of one class are positives (scl), or only views of one image (ucl).
     by_class: bool
 
-    def draw(self, images: Tensor, seed: int) -> list[Tensor]:
-        """The views of a batch: ``count`` tensors of shape (n, c, size, size)."""
+    def draw(self, images: Tensor, seed: int, share: Share) -> list[Tensor]:
+        """The views of a share of a batch: ``count`` tensors of shape (n, c, size, size)."""
         if not self.random:
             return [self.recipe.normalisation(images)] * self.count
         generator = torch.Generator().manual_seed(seed)
-        return [random_view(images, self.recipe, generator) for _ in range(self.count)]
+        return [random_view(images, self.recipe, generator, share) for _ in range(self.count)]
 
-    def identities(self, labels: Tensor) -> Tensor:
+    def identities(self, labels: Tensor, share: Share) -> Tensor:
         """Who is whose positive, for one view, shape (n,)."""
-        return labels if self.by_class else torch.arange(len(labels), device=labels.device)
+        if self.by_class:
+            return labels
+        return torch.arange(share.total, device=labels.device)[share.rows]
 
 
 class Training(L.LightningModule):
@@ -150,11 +159,12 @@ class Training(L.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Compute the loss, and stop if it is no number."""
-        place = self.current_epoch, batch_idx, self.global_rank
+        place = self.current_epoch, batch_idx
         # For dropout and its like, which draw from the global generators.
-        torch.manual_seed(derived_seed(self.seed, "network", *place))
-        loss = self.batch_loss(batch, derived_seed(self.seed, "views", *place))
-        if not bool(torch.isfinite(loss)):
+        torch.manual_seed(derived_seed(self.seed, "network", *place, self.global_rank))
+        # The zero was a rank when stored studies were made.
+        loss = self.batch_loss(batch, derived_seed(self.seed, "views", *place, 0))
+        if not self.everywhere(torch.isfinite(loss)):
             raise self.diverged(f"the loss is {float(loss)}")
         self.log(
             "loss",
@@ -169,9 +179,22 @@ class Training(L.LightningModule):
 
     def finite(self, embeddings: Tensor) -> Tensor:
         """The embeddings, or an error if some are no numbers."""
-        if not bool(torch.isfinite(embeddings).all()):
+        if not self.everywhere(torch.isfinite(embeddings).all()):
             raise self.diverged("embeddings are not finite")
         return embeddings
+
+    def everywhere(self, found: Tensor) -> bool:
+        """Whether it is so in all processes, which go on, or stop, together."""
+        if self._trainer is None:
+            return bool(found)
+        return self.trainer.strategy.reduce_boolean_decision(bool(found))
+
+    def share(self, n: int) -> Share:
+        """Which of the batch of all processes this process's n samples are."""
+        if self._trainer is None or self.trainer.world_size == 1:
+            return Share(n)
+        batches: ShuffledBatches = self.trainer.datamodule  # type: ignore[attr-defined]
+        return batches.share
 
     def diverged(self, what: str) -> DivergenceError:
         """The error that says where training broke, and what may help."""
@@ -209,8 +232,9 @@ class ViewTraining(Training):
     def batch_loss(self, batch: tuple[Tensor, Tensor], seed: int) -> Tensor:
         """Draw views of the images, compute their loss."""
         images, labels = batch
-        views = [view.to(self.dtype) for view in self.views.draw(images, seed)]
-        return self.loss(views, self.views.identities(labels))
+        share = self.share(len(images))
+        views = [view.to(self.dtype) for view in self.views.draw(images, seed, share)]
+        return self.loss(views, self.views.identities(labels, share))
 
 
 class LossTraining(ViewTraining):
@@ -232,8 +256,8 @@ class BYOLTraining(ViewTraining):
     """Training by prediction of a slowly moving target.
 
     In the supervised setting the two views are two images of one class, paired as VICReg pairs
-    them; with several views of an image the first two are taken. The momentum of the target rises
-    to 1 along half a cosine.
+    them, each process among its own; with several views of an image the first two are taken. The
+    momentum of the target rises to 1 along half a cosine.
     """
 
     def __init__(
@@ -253,10 +277,13 @@ class BYOLTraining(ViewTraining):
 
     def loss(self, views: list[Tensor], identities: Tensor) -> Tensor:
         """The symmetric prediction error of the two views."""
+        n, share = len(identities), self.share(len(identities))
+        # Of an uneven share, so that the mean over processes is the mean over images.
+        weight = n * share.n_processes / share.total
         if len(views) > 1:
-            return self.byol.loss(views[0], views[1])
+            return weight * self.byol.loss(views[0], views[1])
         first, second = view_pairs(Identities.within_one_set(identities))
-        return self.byol.loss(views[0][first], views[0][second])
+        return weight * self.byol.loss(views[0][first], views[0][second])
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Let the target follow."""

@@ -45,12 +45,13 @@ class PairTraining(Training):
     def batch_loss(self, batch: PairBatch, seed: int) -> Tensor:
         """Draw a crop and a caption for each image, compute their loss."""
         generator = torch.Generator().manual_seed(seed)
+        share = self.share(len(batch.images))
         if self.augment:
-            view = random_view(batch.images, self.recipe, generator)
+            view = random_view(batch.images, self.recipe, generator, share)
         else:
             view = self.recipe.normalisation(batch.images)
-        share = torch.rand(len(batch.counts), generator=generator).to(batch.counts.device)
-        chosen = (share * batch.counts).long()
+        which = torch.rand(share.total, generator=generator)[share.rows]
+        chosen = (which.to(batch.counts.device) * batch.counts).long()
         tokens = batch.tokens[torch.arange(len(chosen), device=chosen.device), chosen]
         view = view.to(self.dtype).contiguous(memory_format=torch.channels_last)
         towers = cast("CLIP", self.encoder)

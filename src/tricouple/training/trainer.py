@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import lightning as L
+import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar, Timer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
 from tricouple.files import load_tensors, save_tensors, write_text
 from tricouple.training.module import Training
+from tricouple.training.processes import SyncedNorms, cause, forget, part
 
 Row = dict[str, float | int]
 
@@ -139,7 +140,8 @@ _OWN = {
         "a contrastive loss compares the samples of one batch, so accumulating over small batches "
         "is not the loss of a large one; set training.batch_size"
     ),
-    "use_distributed_sampler": "every process already draws its own share of an epoch",
+    "use_distributed_sampler": "processes already share each batch",
+    "sync_batchnorm": "batch norm is of all processes wherever PyTorch can",
     "enable_checkpointing": "an interrupted run continues from its checkpoint",
     "fast_dev_run": "set training.epochs=1 and data.train_size",
     **dict.fromkeys(
@@ -150,8 +152,9 @@ _OWN = {
 # Flags that do not change what is computed, but where, how fast, for how long, and what is said.
 SPEED_ONLY = frozenset(
     {
-        "accelerator", "strategy", "max_time", "max_steps", "log_every_n_steps", "profiler",
-        "benchmark", "deterministic", "detect_anomaly", "inference_mode", "num_sanity_val_steps",
+        "accelerator", "devices", "num_nodes", "strategy", "max_time", "max_steps",
+        "log_every_n_steps", "profiler", "benchmark", "deterministic", "detect_anomaly",
+        "inference_mode", "num_sanity_val_steps",
     }
 )  # fmt: skip
 
@@ -218,11 +221,6 @@ class Limits(Timer):
         """Nothing."""
 
 
-def is_first_process() -> bool:
-    """Whether this is the one process of a training that writes files."""
-    return getattr(rank_zero_only, "rank", 0) == 0
-
-
 def _whole_epoch(trainer: L.Trainer) -> bool:
     """Whether the epoch that ends was not cut short by a limit."""
     return trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
@@ -243,17 +241,18 @@ def make_trainer(
         ValueError: If Lightning cannot do what the flags ask for.
     """
     check_flags(flags)
+    norms = SyncedNorms()
     bar = progress and sys.stdout.isatty()
     passed = {"log_every_n_steps": 10, **flags}
     try:
         limits = Limits(passed.pop("max_time", None), passed.pop("max_steps", -1))
         callbacks = [history, limits, SaveEachEpoch(checkpoint)]
-        return L.Trainer(
+        trainer = L.Trainer(
             max_epochs=epochs,
             default_root_dir=folder,
             callbacks=[*callbacks, *([RichProgressBar()] if bar else [])],
             logger=TensorBoardLogger(folder, name="", version="tensorboard"),
-            plugins=[AtomicCheckpointIO()],
+            plugins=[AtomicCheckpointIO(), norms],
             enable_progress_bar=bar,
             enable_model_summary=False,
             use_distributed_sampler=False,
@@ -262,6 +261,8 @@ def make_trainer(
     except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:
         given = ", ".join(f"trainer.{name}={value}" for name, value in flags.items())
         raise ValueError(f"{given}: {error}") from error
+    norms.device = trainer.strategy.root_device.type
+    return trainer
 
 
 def check_flags(flags: Mapping[str, Any]) -> None:
@@ -280,32 +281,18 @@ def check_flags(flags: Mapping[str, Any]) -> None:
     steps = flags.get("max_steps", -1)
     if not isinstance(steps, int) or steps == 0 or steps < -1:
         raise ValueError(f"trainer.max_steps is {steps}: use 1 or more, or leave it out")
+    strategy = str(flags.get("strategy", "auto"))
+    if not strategy.startswith(("auto", "ddp", "single")):
+        raise ValueError(
+            f"trainer.strategy={strategy}: runs keep whole networks in every process: use ddp, "
+            'ddp_spawn or ddp_fork; in a loop of your own, losses with group="world" work under '
+            "FSDP too"
+        )
     if flags.get("precision") in ("16-true", 16, "16"):
         raise ValueError(
             f"trainer.precision={flags['precision']}: Adam needs numbers that float16 does not "
             "have: use 16-mixed, bf16-mixed or bf16-true"
         )
-
-
-def note_on_processes(flags: Mapping[str, Any]) -> str:
-    """What several processes do to a contrastive loss, in a sentence; empty for one process.
-
-    Example:
-        >>> note_on_processes({"devices": 1, "num_nodes": 1})
-        ''
-    """
-    devices = flags.get("devices", 1)
-    here = len(devices) if isinstance(devices, list) else 1
-    if str(devices).isdigit():
-        here = int(devices)
-    count = here * int(flags.get("num_nodes", 1))
-    if count < 2:
-        return ""
-    return (
-        f"{count} processes: each has batches of training.batch_size and a coupling of its own; no "
-        "sample is compared with those of others. That is another loss than that of one process "
-        f"with {count} times the batch."
-    )
 
 
 def train_to_the_end(
@@ -318,9 +305,12 @@ def train_to_the_end(
 
     Raises:
         KeyboardInterrupt: If the user interrupts; Lightning would leave the program.
+        ConnectionError: If another process of the training is gone.
     """
+    threads = torch.get_num_threads()  # of which several processes of one machine have a part each
     try:
         trainer.fit(module, datamodule=batches, ckpt_path=checkpoint, weights_only=True)
+        part()
     except MisconfigurationException as error:
         raise ValueError(f"trainer: {error}") from error
     except SystemExit as error:
@@ -328,6 +318,13 @@ def train_to_the_end(
             raise
         signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores it from here
         raise KeyboardInterrupt from error
+    except Exception as error:
+        forget(trainer)
+        if (found := cause(error)) is not error:
+            raise found from error
+        raise
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager

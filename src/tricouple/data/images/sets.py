@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from tricouple import checks
 from tricouple.data.images.files import ImageFiles, usable_cores
+from tricouple.data.sampler import SharedBatches
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -237,6 +238,8 @@ def loader(
     order: Sampler[int] | None = None,
     drop_last: bool = False,
     workers: int | None = None,
+    rank: int = 0,
+    n_processes: int = 1,
 ) -> DataLoader[Any]:
     """Batches of a set; of an ``ImageSet`` uint8 of shape (b, c, h, w) and int64 of shape (b,).
 
@@ -247,6 +250,8 @@ def loader(
         drop_last: Leave out a last batch that is smaller than the others.
         workers: Processes that decode files; by default one a core, and none for images that are
             in memory, where indexing is all there is to do.
+        rank: Of this process, which has a share of each batch.
+        n_processes: Which share batches, and cores.
 
     Example:
         >>> five = ImageSet(torch.zeros(5, 1, 2, 2, dtype=torch.uint8))
@@ -254,12 +259,11 @@ def loader(
         [2, 2, 1]
     """
     if workers is None:
-        workers = 0 if samples.in_memory else usable_cores()
+        workers = 0 if samples.in_memory else max(1, usable_cores() // n_processes)
+    batches = BatchSampler(order or range(len(samples)), batch_size, drop_last)
     return DataLoader(
         samples,
-        batch_size,
-        sampler=order,
-        drop_last=drop_last,
+        batch_sampler=SharedBatches(batches, rank, n_processes),
         # Loaders draw a number even if nothing is random: not from the generator of a training run.
         generator=torch.Generator(),
         num_workers=workers,

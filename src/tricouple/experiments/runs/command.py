@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import _thread
 import argparse
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tricouple.conf.schema import Clip, RunConfig, Text, Train
-from tricouple.options import CommandError, at_least, interrupted
+from tricouple.options import CommandError, at_least, first_process, interrupted, speaks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=RunConfig)
 D = TypeVar("D", bound="Loaded")
+
+FAILED, INTERRUPTED = 2, 130  # exit codes of a process that leaves the word to another
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class TrainCommand(Generic[C, D]):
         """
         from rich.console import Console
 
-        # With several devices Lightning starts this command again for each; one of them speaks.
-        console = Console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
+        # With several devices launchers start this command for each; one of them speaks.
+        console = Console(quiet=not first_process())
         study = args.study is not None
         what = "study: what is done is kept" if study else "run from its last finished epoch"
         with user_errors(f"the same command continues the {what}"):
@@ -139,7 +140,11 @@ def user_errors(continued: str) -> Iterator[None]:
         yield
     except BaseException as error:
         if interrupted(error):
+            if not first_process():
+                raise SystemExit(INTERRUPTED) from error
             raise KeyboardInterrupt(continued) from error
+        if isinstance(error, Exception) and not speaks():
+            raise SystemExit(FAILED) from error
         if isinstance(error, ValueError | FloatingPointError | OSError):
             raise CommandError(" ".join(str(error).split())) from error
         raise

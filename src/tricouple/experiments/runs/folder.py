@@ -48,7 +48,7 @@ from tricouple.files import (
     write_text,
 )
 from tricouple.options import CommandError
-from tricouple.training.trainer import History, Row, is_first_process
+from tricouple.training.trainer import History, Row
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -206,13 +206,7 @@ class RunFolder:
 
     @contextmanager
     def held(self, console: Console) -> Iterator[None]:
-        """Work on the run alone: another process waits until this one is done.
-
-        Of the processes of one training, the first holds the folder for all.
-        """
-        if not is_first_process():
-            yield
-            return
+        """Work on the run alone: another command waits until this one is done."""
 
         def waiting(who: str) -> None:
             console.print(

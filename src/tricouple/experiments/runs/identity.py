@@ -132,7 +132,9 @@ def _digest(parts: dict[str, Any]) -> str:
 def identity(config: RunConfig) -> dict[str, Any]:
     """What decides the trained weights: all settings but those of the evaluation and the places."""
     parts = _parts(resolved(config))
-    parts["trainer"] = {k: v for k, v in parts["trainer"].items() if k not in SPEED_ONLY}
+    flags = {k: v for k, v in parts["trainer"].items() if k not in SPEED_ONLY}
+    # Several processes train as one does; these two are in the names of folders.
+    parts["trainer"] = flags | {"devices": 1, "num_nodes": 1}
     return parts
 
 

@@ -38,15 +38,16 @@ from tricouple.experiments.runs.record import (
     write_head,
 )
 from tricouple.files import write_text
+from tricouple.options import first_process
 from tricouple.provenance import collect_provenance, line_provenance
 from tricouple.training.module import DivergenceError, ShuffledBatches, derived_seed
+from tricouple.training.processes import announce, note_on_processes, training_begins
 from tricouple.training.trainer import (
     History,
     Row,
     check_flags,
     curves,
     make_trainer,
-    note_on_processes,
     quiet_lightning,
     train_to_the_end,
 )
@@ -82,7 +83,12 @@ def run_once(
     """
     check(config)
     check_flags(config.trainer)
-    folder, files = kind.folder(config), kind.listing(config)
+    folder = kind.folder(config)
+    if not first_process():
+        if training_begins():
+            Fitting(kind, config, kind.load(config), folder, console).train()
+        return Finished(folder, {})
+    files = kind.listing(config)
     if finished := _finished(kind, config, folder, files, console):
         return finished
     origin = origin or collect_provenance()
@@ -90,8 +96,6 @@ def run_once(
     files = kind.listing(config)  # once more: they may just have been downloaded
     for note in data.notes:
         console.print(f"[yellow]{escape(data_name(config))}:[/] {escape(note)}", soft_wrap=True)
-    if apart := note_on_processes(config.trainer):
-        console.print(f"[yellow]{apart}[/]", soft_wrap=True)
     fitting = None
     if not folder.encoder.exists():
         fitting = Fitting(kind, config, data, folder, console)
@@ -104,8 +108,6 @@ def run_once(
         if trained is None:
             fitting = fitting or Fitting(kind, config, data, folder, console)
             trained = fitting.run(origin)
-        if trained is None:  # one process evaluates
-            return Finished(folder, {})
         if trained.epoch < config.training.epochs:
             console.print(
                 f"Stopped after {trained.epoch} of {config.training.epochs} epochs: the same "
@@ -135,6 +137,7 @@ def _finished(
             f"{folder.evaluation} is damaged ({type(error).__name__}: {error}): delete it, and the "
             "same command evaluates again"
         ) from error
+    announce(False)
     console.print(f"[green]Already finished:[/] {escape(str(folder.path))}", soft_wrap=True)
     if Store(folder.path).records().get(folder.path.name) != record:
         _leave(kind, config, folder, record)  # an earlier version left none, or was killed
@@ -183,39 +186,44 @@ class Fitting(Generic[C, D]):
             "identity": digest(config),
         }
         encoder = initial_encoder(kind, config, data)
+        device = self.trainer.strategy.root_device.type
+        n_processes = self.trainer.world_size
+        if said := note_on_processes(n_processes, training.batch_size, encoder, device):
+            console.print(f"[yellow]{said}[/]", soft_wrap=True)
         self.module = kind.method(config, data, encoder, options)
 
-    def run(self, origin: Mapping[str, Any]) -> Trained | None:
-        """Train from the start, or from the last finished epoch, and keep the weights.
+    def train(self) -> None:
+        """Train to the end, from the start or from the last finished epoch; any process."""
+        config, checkpoint = self.config, self.folder.checkpoint
+        batches = ShuffledBatches(self.data.samples, config.training.batch_size, config.seed)
+        resumed = checkpoint if checkpoint.exists() else None
+        with quiet_lightning():
+            train_to_the_end(self.trainer, self.module, batches, resumed)
+
+    def run(self, origin: Mapping[str, Any]) -> Trained:
+        """Train and keep the weights, as the first process.
 
         Returns:
-            How far it came; the weights are on disk as well if that is the end. None in all
-            processes but the first.
+            How far it came; the weights are on disk as well if that is the end.
         """
-        kind, config, folder, trainer = self.kind, self.config, self.folder, self.trainer
+        kind, config, folder = self.kind, self.config, self.folder
         training, resumed = config.training, folder.checkpoint.exists()
         what = f"{len(self.data.samples)} {self.data.samples.noun}, epochs: {training.epochs}"
         said = f"{'Continuing' if resumed else 'Training'} ({what}): {folder.path}"
         self.console.print(said, soft_wrap=True, markup=False)
-        batches = ShuffledBatches(self.data.samples, training.batch_size, config.seed)
         record = _unfinished(kind, config, folder, self.history.rows, origin)
-        if trainer.is_global_zero and not Store(folder.path).runs.exists():
+        if not Store(folder.path).runs.exists():
             _leave(kind, config, folder, record)
+        announce(True)
         try:
-            with quiet_lightning():
-                train_to_the_end(
-                    trainer, self.module, batches, folder.checkpoint if resumed else None
-                )
+            self.train()
         except BaseException as error:
-            if trainer.is_global_zero:
-                record = _unfinished(kind, config, folder, self.history.rows, origin)
-                if isinstance(error, DivergenceError):
-                    record |= {"status": DIVERGED, "verdict": str(error)}
-                with suppress(OSError):  # a full disk may be the error
-                    _leave(kind, config, folder, record)
+            record = _unfinished(kind, config, folder, self.history.rows, origin)
+            if isinstance(error, DivergenceError):
+                record |= {"status": DIVERGED, "verdict": str(error)}
+            with suppress(OSError):  # a full disk may be the error
+                _leave(kind, config, folder, record)
             raise
-        if not trainer.is_global_zero:
-            return None
         if not folder.checkpoint.exists():
             raise RunError(
                 f"no epoch was finished in {folder.path}: allow more with trainer.max_time, "

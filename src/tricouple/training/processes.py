@@ -1,0 +1,131 @@
+"""Several processes that train one network: who begins, what they share, how they end together.
+
+Lightning starts them when training begins (``ddp``, ``ddp_spawn``, ``ddp_fork``), or a launcher
+such as torchrun starts all at once. Either way the first process decides, writes and speaks.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import lightning as L
+import torch.distributed as dist
+from lightning.pytorch.plugins import LayerSync
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from torch import nn
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+from tricouple.training.module import DivergenceError
+
+_PATIENCE = timedelta(days=7)  # the first process may have to fetch data, or to wait for a folder
+
+
+def note_on_processes(n_processes: int, batch_size: int, network: nn.Module, device: str) -> str:
+    """What several processes do, in a sentence or two; empty for one process.
+
+    Example:
+        >>> note_on_processes(2, 64, nn.Linear(2, 2), "cpu")
+        '2 processes share each batch of 64; the loss is that of the whole batch.'
+    """
+    if n_processes < 2:
+        return ""
+    who = f"{n_processes} processes share each batch of {batch_size}"
+    said = f"{who}; the loss is that of the whole batch."
+    if device == "cpu" and any(isinstance(part, _NORM) for part in network.modules()):
+        said += (
+            " Batch norm is of each process's share: PyTorch cannot synchronise it on a CPU, so "
+            "the numbers are not those of one process."
+        )
+    return said
+
+
+_NORM = nn.modules.batchnorm._BatchNorm
+
+
+class SyncedNorms(LayerSync):
+    """Batch norm of the batch of all processes, wherever PyTorch has it: not on a CPU.
+
+    timm's layers that are a batch norm and an activation in one keep their activation, which
+    Lightning's own ``sync_batchnorm`` loses.
+    """
+
+    device = "cpu"
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Replace the layers; their parameters and the names of these remain."""
+        if self.device == "cpu":
+            return model
+        from timm.layers.norm_act import convert_sync_batchnorm
+
+        found: nn.Module = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        return found
+
+    def revert(self, model: nn.Module) -> nn.Module:
+        """Nothing: what is kept of a training are its weights."""
+        return model
+
+
+# --- beginning -----------------------------------------------------------------------------------
+
+
+def announce(begins: bool) -> None:
+    """Say, as the first process, whether there is a training to begin."""
+    if (store := _launchers_store()) is not None:
+        store.set("begins", str(begins))
+
+
+def training_begins() -> bool:
+    """What the first process has to say about it; Lightning starts others only if there is one."""
+    store = _launchers_store()
+    if store is None:
+        return True
+    store.wait(["begins"], _PATIENCE)
+    return bool(store.get("begins") == b"True")
+
+
+def _launchers_store() -> PrefixStore | None:
+    """Where processes that were started together meet; None if there are none, or not yet."""
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        return None
+    store, *_ = next(rendezvous("env://"))
+    return PrefixStore("tricouple", store)
+
+
+# --- ending --------------------------------------------------------------------------------------
+
+
+def part() -> None:
+    """End the conversation, all at the same time, so that the first can go on alone."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def cause(error: BaseException) -> BaseException:
+    """What an error of several processes comes to, in a sentence where one says it."""
+    if isinstance(error, ProcessRaisedException):
+        # The text of a traceback: its last line names the error.
+        name, _, message = str(error).strip().splitlines()[-1].partition(": ")
+        if name.endswith(DivergenceError.__name__):
+            return DivergenceError(message)
+        if not _lost(message):
+            return RuntimeError(message) if name == "RuntimeError" else ValueError(message)
+    elif not (isinstance(error, ProcessExitedException) or _lost(str(error))):
+        return error
+    return ConnectionError(
+        "a process of this training is gone, killed perhaps for want of memory: the same command "
+        "continues the run from its last finished epoch"
+    )
+
+
+def forget(trainer: L.Trainer) -> None:
+    """Keep Lightning's watchman from killing this process before it has said what happened."""
+    launcher = trainer.strategy.launcher
+    if isinstance(launcher, _SubprocessScriptLauncher):
+        launcher.procs.clear()
+
+
+def _lost(message: str) -> bool:
+    return "gloo" in message or "NCCL" in message
