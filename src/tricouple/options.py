@@ -95,18 +95,21 @@ def first_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
-def speaks() -> bool:
+def speaks(error: BaseException) -> bool:
     """Whether it is for this process to say what went wrong: of several, the first that finds it.
 
-    What the others then find is that a process is gone.
+    What the others then find is that a process is gone. If it is gone without a word, the first
+    process of the training says so.
     """
+    if isinstance(error, ConnectionError) and not first_process():
+        return False
     dist = sys.modules.get("torch.distributed")
     if dist is None or not (dist.is_available() and dist.is_initialized()):
         return "RANK" not in os.environ or first_process()  # torchrun's all find the same
     try:
         return int(dist.distributed_c10d._get_default_store().add("tricouple: errors", 1)) == 1
-    except RuntimeError:  # the first process, which kept the count, is gone
-        return False
+    except RuntimeError:  # who kept the count is gone
+        return first_process()
 
 
 def interrupted(error: BaseException | None) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
-from tricouple.data.sampler import ClassUniformBatchSampler
+from tricouple.data.sampler import ClassUniformBatchSampler, SharedBatches
 
 
 @st.composite
@@ -91,6 +91,21 @@ def test_carry_over_is_rounded_down(carry_over, per_class, kept):
     for before, after in pairwise(batches):  # of all, the same batch for ever
         for label in (0, 1):
             assert len(set(before[label]) & set(after[label])) == kept
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_processes_share_class_uniform_batches_and_every_share_is_uniform_too(world):
+    labels = torch.arange(3).repeat_interleave(20)
+
+    def sampler():
+        return ClassUniformBatchSampler(labels, 8, 0.5, n_batches=6, seed=1)
+
+    shares = [list(SharedBatches(sampler(), rank, world)) for rank in range(world)]
+    for batch, *parts in zip(sampler(), *shares, strict=True):
+        assert sorted(index for part in parts for index in part) == sorted(batch)
+        for part in parts:
+            counts = torch.bincount(labels[part], minlength=3)
+            assert int(counts.max() - counts.min()) <= 1
 
 
 def test_coverage_goes_on_in_the_next_pass():

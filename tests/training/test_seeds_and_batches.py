@@ -33,18 +33,32 @@ def test_an_order_depends_on_seed_and_epoch_alone():
     assert sorted(first) == list(range(50))
 
 
-def test_processes_share_an_epoch_without_overlap():
-    shares = [list(EpochOrder(11, 0, rank, 3)) for rank in range(3)]
-    assert [len(share) for share in shares] == [3, 3, 3]
-    assert len({index for share in shares for index in share}) == 9
+def numbered(n):
+    return ImageSet(torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1), torch.arange(n))
 
 
-def test_a_share_that_fills_no_batch_is_refused():
-    few = ImageSet(torch.zeros(7, 1, 1, 1, dtype=torch.uint8))
-    batches = ShuffledBatches(few, 4, 0)
-    batches.trainer = SimpleNamespace(global_rank=1, world_size=2)
-    with pytest.raises(ValueError, match="each of 2 processes has only 3 training images"):
-        batches.train_dataloader()
+def of_process(rank, world, n=23, batch_size=5):
+    batches = ShuffledBatches(numbered(n), batch_size, 0)
+    batches.trainer = SimpleNamespace(global_rank=rank, world_size=world)
+    loader = batches.train_dataloader()
+    loader.batch_sampler.sampler.set_epoch(2)  # as Lightning does
+    return [labels for _, labels in loader]
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_processes_share_the_batches_of_one_and_no_sample_is_in_a_batch_twice(world):
+    whole, shares = of_process(0, 1), [of_process(rank, world) for rank in range(world)]
+    assert len(whole) == 4  # of 23 samples three are left out
+    for number, batch in enumerate(whole):
+        parts = [share[number] for share in shares]
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+        assert sorted(torch.cat(parts).tolist()) == sorted(batch.tolist())
+        assert len(set(batch.tolist())) == 5
+
+
+def test_a_batch_that_leaves_processes_without_a_sample_is_refused():
+    with pytest.raises(ValueError, match="batch_size is 5, but 6 processes share each batch"):
+        of_process(0, 6)
 
 
 def test_batches_are_full_and_hold_images_with_their_labels():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tricouple.training.trainer import as_csv, check_flags, curves, note_on_processes
+from tricouple.training.trainer import as_csv, check_flags, curves
 
 
 def test_flags_of_lightning_pass():
@@ -25,15 +25,10 @@ def test_other_flags_are_refused_with_the_reason(flag, complaint):
     assert f"trainer.{flag}" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("flags", "count"),
-    [({"devices": 4}, 4), ({"devices": "2", "num_nodes": 2}, 4), ({"devices": [0, 1]}, 2)],
-)
-def test_several_processes_are_told_to_be_several_losses(flags, count):
-    said = note_on_processes(flags)
-    assert said.startswith(f"{count} processes: each has")
-    assert f"{count} times the batch" in said
-    assert note_on_processes({"devices": "auto"}) == ""
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2", "model_parallel"])
+def test_strategies_that_take_networks_apart_are_refused(strategy):
+    with pytest.raises(ValueError, match=f"strategy={strategy}: runs keep whole networks"):
+        check_flags({"strategy": strategy})
 
 
 def test_curves_have_gaps_where_nothing_was_measured():

@@ -248,4 +248,6 @@ def build_loss(loss: Mapping[str, Any]) -> ContrastiveLoss:
         criterion = instantiate({"_target_": target, **loss_parameters(loss)}, _recursive_=False)
     except InstantiationException as error:
         raise ValueError(f"loss={loss['name']}: {error.__cause__ or error}") from error
-    return cast("ContrastiveLoss", criterion)
+    found = cast("ContrastiveLoss", criterion)
+    found.group = "world"  # processes of one training share each batch
+    return found

@@ -172,7 +172,7 @@ class Training(L.LightningModule):
             on_step=True,
             on_epoch=True,
             prog_bar=True,
-            batch_size=len(batch[0]),
+            batch_size=self.share(len(batch[0])).total,
             sync_dist=True,
         )
         return loss

@@ -143,7 +143,7 @@ def user_errors(continued: str) -> Iterator[None]:
             if not first_process():
                 raise SystemExit(INTERRUPTED) from error
             raise KeyboardInterrupt(continued) from error
-        if isinstance(error, Exception) and not speaks():
+        if isinstance(error, Exception) and not speaks(error):
             raise SystemExit(FAILED) from error
         if isinstance(error, ValueError | FloatingPointError | OSError):
             raise CommandError(" ".join(str(error).split())) from error
