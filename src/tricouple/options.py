@@ -95,6 +95,11 @@ def first_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
+def launched_together() -> bool:
+    """Whether a launcher such as torchrun has started this process among others."""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+
 def speaks(error: BaseException) -> bool:
     """Whether it is for this process to say what went wrong: of several, the first that finds it.
 
@@ -105,7 +110,7 @@ def speaks(error: BaseException) -> bool:
         return False
     dist = sys.modules.get("torch.distributed")
     if dist is None or not (dist.is_available() and dist.is_initialized()):
-        return "RANK" not in os.environ or first_process()  # torchrun's all find the same
+        return first_process() or not launched_together()  # who all find the same
     try:
         return int(dist.distributed_c10d._get_default_store().add("tricouple: errors", 1)) == 1
     except RuntimeError:  # who kept the count is gone

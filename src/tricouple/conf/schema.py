@@ -82,7 +82,7 @@ class Training:
     """The optimisation (Adam)."""
 
     epochs: int  # passes over the training images
-    batch_size: int  # images in a batch (of each process)
+    batch_size: int  # samples in a batch, of all processes together
     learning_rate: float  # of Adam
     weight_decay: float  # of Adam
     geometry_every: int  # epochs between two measurements of the geometry

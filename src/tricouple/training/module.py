@@ -172,7 +172,7 @@ class Training(L.LightningModule):
             on_step=True,
             on_epoch=True,
             prog_bar=True,
-            batch_size=self.share(len(batch[0])).total,
+            batch_size=self.share(len(batch[-1])).total,
             sync_dist=True,
         )
         return loss

@@ -6,11 +6,9 @@ such as torchrun starts all at once. Either way the first process decides, write
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 
 import lightning as L
-import torch.distributed as dist
 from lightning.pytorch.plugins import LayerSync
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import nn
@@ -18,20 +16,19 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
+from tricouple.options import launched_together
 from tricouple.training.module import DivergenceError
 
 _PATIENCE = timedelta(days=7)  # the first process may have to fetch data, or to wait for a folder
 
 
 def note_on_processes(n_processes: int, batch_size: int, network: nn.Module, device: str) -> str:
-    """What several processes do, in a sentence or two; empty for one process.
+    """What several processes do, in a sentence or two.
 
     Example:
         >>> note_on_processes(2, 64, nn.Linear(2, 2), "cpu")
         '2 processes share each batch of 64; the loss is that of the whole batch.'
     """
-    if n_processes < 2:
-        return ""
     who = f"{n_processes} processes share each batch of {batch_size}"
     said = f"{who}; the loss is that of the whole batch."
     if device == "cpu" and any(isinstance(part, _NORM) for part in network.modules()):
@@ -72,35 +69,26 @@ class SyncedNorms(LayerSync):
 
 
 def announce(begins: bool) -> None:
-    """Say, as the first process, whether there is a training to begin."""
-    if (store := _launchers_store()) is not None:
-        store.set("begins", str(begins))
+    """Say, as the first of processes that were started together, whether there is a training."""
+    _meeting().set("begins", str(begins))
 
 
 def training_begins() -> bool:
     """What the first process has to say about it; Lightning starts others only if there is one."""
-    store = _launchers_store()
-    if store is None:
+    if not launched_together():
         return True
-    store.wait(["begins"], _PATIENCE)
-    return bool(store.get("begins") == b"True")
+    meeting = _meeting()
+    meeting.wait(["begins"], _PATIENCE)
+    return bool(meeting.get("begins") == b"True")
 
 
-def _launchers_store() -> PrefixStore | None:
-    """Where processes that were started together meet; None if there are none, or not yet."""
-    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        return None
+def _meeting() -> PrefixStore:
+    """What processes that were started together can all read."""
     store, *_ = next(rendezvous("env://"))
     return PrefixStore("tricouple", store)
 
 
 # --- ending --------------------------------------------------------------------------------------
-
-
-def part() -> None:
-    """End the conversation, all at the same time, so that the first can go on alone."""
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def cause(error: BaseException) -> BaseException:

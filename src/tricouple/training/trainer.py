@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar, Timer
@@ -29,7 +30,7 @@ from torch import nn
 
 from tricouple.files import load_tensors, save_tensors, write_text
 from tricouple.training.module import Training
-from tricouple.training.processes import SyncedNorms, cause, forget, part
+from tricouple.training.processes import SyncedNorms, cause, forget
 
 Row = dict[str, float | int]
 
@@ -310,7 +311,8 @@ def train_to_the_end(
     threads = torch.get_num_threads()  # of which several processes of one machine have a part each
     try:
         trainer.fit(module, datamodule=batches, ckpt_path=checkpoint, weights_only=True)
-        part()
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()  # all at the same time: what follows one does alone
     except MisconfigurationException as error:
         raise ValueError(f"trainer: {error}") from error
     except SystemExit as error:

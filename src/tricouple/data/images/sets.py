@@ -263,7 +263,7 @@ def loader(
     batches = BatchSampler(order or range(len(samples)), batch_size, drop_last)
     return DataLoader(
         samples,
-        batch_sampler=SharedBatches(batches, rank, n_processes),
+        batch_sampler=SharedBatches(batches, rank, n_processes) if n_processes > 1 else batches,
         # Loaders draw a number even if nothing is random: not from the generator of a training run.
         generator=torch.Generator(),
         num_workers=workers,

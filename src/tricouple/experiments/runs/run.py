@@ -38,7 +38,7 @@ from tricouple.experiments.runs.record import (
     write_head,
 )
 from tricouple.files import write_text
-from tricouple.options import first_process
+from tricouple.options import first_process, launched_together
 from tricouple.provenance import collect_provenance, line_provenance
 from tricouple.training.module import DivergenceError, ShuffledBatches, derived_seed
 from tricouple.training.processes import announce, note_on_processes, training_begins
@@ -137,7 +137,8 @@ def _finished(
             f"{folder.evaluation} is damaged ({type(error).__name__}: {error}): delete it, and the "
             "same command evaluates again"
         ) from error
-    announce(False)
+    if launched_together():
+        announce(False)
     console.print(f"[green]Already finished:[/] {escape(str(folder.path))}", soft_wrap=True)
     if Store(folder.path).records().get(folder.path.name) != record:
         _leave(kind, config, folder, record)  # an earlier version left none, or was killed
@@ -186,9 +187,9 @@ class Fitting(Generic[C, D]):
             "identity": digest(config),
         }
         encoder = initial_encoder(kind, config, data)
-        device = self.trainer.strategy.root_device.type
-        n_processes = self.trainer.world_size
-        if said := note_on_processes(n_processes, training.batch_size, encoder, device):
+        if (world := self.trainer.world_size) > 1:
+            device = self.trainer.strategy.root_device.type
+            said = note_on_processes(world, training.batch_size, encoder, device)
             console.print(f"[yellow]{said}[/]", soft_wrap=True)
         self.module = kind.method(config, data, encoder, options)
 
@@ -214,7 +215,8 @@ class Fitting(Generic[C, D]):
         record = _unfinished(kind, config, folder, self.history.rows, origin)
         if not Store(folder.path).runs.exists():
             _leave(kind, config, folder, record)
-        announce(True)
+        if launched_together():
+            announce(True)
         try:
             self.train()
         except BaseException as error:
