@@ -316,15 +316,19 @@ def never_compiled(function: Callable[P, R]) -> Callable[P, R]:
     works on addresses: neither can be traced. ``torch.compiler.disable`` says so, but asking for it
     at import time would load the whole compiler for everybody.
     """
-
-    @functools.cache
-    def disabled() -> Callable[P, R]:
-        return torch.compiler.disable(function)  # type: ignore[no-any-return]
+    disabled: list[Callable[P, R]] = []  # made when the compiler has been loaded
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if "torch._dynamo" in sys.modules:
-            return disabled()(*args, **kwargs)
-        return function(*args, **kwargs)
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args, **kwargs)
 
+    # So the compiler does not look into this function either, and gives the reason.
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+        "couplings cannot be traced; tricouple's losses can be part of one graph"
+    )
     return call

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.numeric import compute_dtype, row_blocks, wide_dtype
+from tricouple.numeric import compute_dtype, never_compiled, row_blocks, wide_dtype
 from tricouple.ot.engine import Pairs, Sweeps
 from tricouple.ot.potentials import solve_potentials
 
@@ -83,6 +83,7 @@ def largest_error(found: tuple[Tensor, ...], imposed: tuple[Tensor, ...]) -> flo
     return max(float((a.detach() - b).abs().sum()) for a, b in pairs)
 
 
+@never_compiled
 def sinkhorn(
     cost: Tensor,
     epsilon: float,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tricouple import checks
 from tricouple.memory import DEFAULT_BUDGET
-from tricouple.numeric import compute_dtype, inverse_product, uniform, wide_dtype
+from tricouple.numeric import compute_dtype, inverse_product, never_compiled, uniform, wide_dtype
 from tricouple.ot.engine import (
     HingeTriplets,
     LinearTriplets,
@@ -117,6 +117,7 @@ class TripletPlan:
         )
 
 
+@never_compiled
 def triplet_sinkhorn(
     similarity: Tensor,
     temperature: float | Tensor,
