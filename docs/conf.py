@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import tricouple
 
@@ -36,3 +37,25 @@ autodoc_default_options = {"members": True, "show-inheritance": False}
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_class_signature = "mixed"
+
+# Where the sources are hosted, as owner/name: then pages of notebooks can be opened elsewhere.
+repository = os.environ.get("GITHUB_REPOSITORY", "")
+
+
+def open_elsewhere(
+    app: Any, page: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Put links to Colab and Binder above a notebook."""
+    if repository and page.startswith("notebooks/") and page != "notebooks/index":
+        place = f"docs/{page}.ipynb"
+        links = {
+            "Colab": f"https://colab.research.google.com/github/{repository}/blob/main/{place}",
+            "Binder": f"https://mybinder.org/v2/gh/{repository}/main?labpath={place}",
+        }
+        shown = " · ".join(f'<a href="{url}">{name}</a>' for name, url in links.items())
+        context["body"] = f"<p>Open in {shown}</p>{context['body']}"
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("html-page-context", open_elsewhere)

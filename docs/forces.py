@@ -1,4 +1,4 @@
-"""Pictures of the pages on losses: the force between two samples, from the real loss."""
+"""Pictures of the pages on losses, from the real losses: forces, and what they lead to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 N, DIM, ANCHORS, BATCHES = 48, 6, 4, 6
-STEP = 1e-3
+STEP = 1e-3  # of a numerical derivative
+DESCENT = 200  # steps
 BINS = torch.linspace(-0.9, 0.9, 19, dtype=torch.float64)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -62,4 +63,26 @@ def draw(losses: Mapping[str, Loss]) -> None:
         axis.axhline(0, color="grey", linewidth=0.8)
         axis.set(title=title, xlabel="cosine", ylabel="attraction")
     axes[0].legend(frameon=False, fontsize=8)
+    plt.show()
+
+
+def draw_spectra(losses: Mapping[str, Loss]) -> None:
+    """How the variance is shared out over directions, before and after free embeddings descend."""
+    generator = torch.Generator().manual_seed(0)
+    shrinking = 0.6 ** torch.arange(8.0)
+    labels = torch.arange(N // 2).repeat(2)
+    centres, noise = (torch.randn(n, 8, generator=generator) for n in (N // 2, N))
+    begin = (centres[labels] + 0.5 * noise) * shrinking
+    _, axis = plt.subplots(figsize=(5, 2.9), layout="constrained")
+    for name, criterion in {"before": None, **losses}.items():
+        z = begin.clone().requires_grad_()
+        optimiser = torch.optim.Adam([z], lr=0.02)
+        for _ in range(DESCENT if criterion else 0):
+            optimiser.zero_grad()
+            criterion(z, labels).backward()
+            optimiser.step()
+        variances = torch.linalg.eigvalsh(z.detach().T.cov()).flip(0)
+        axis.plot(range(1, 9), variances / variances.sum(), marker=".", label=name)
+    axis.set(xlabel="direction", ylabel="share of the variance")
+    axis.legend(frameon=False, fontsize=8)
     plt.show()

@@ -178,7 +178,9 @@ def kill() -> Outcome:
             for number, rows in enumerate(moments):
                 runs = Path(place) / f"{command}-killed{number}"
                 for count in rows:
-                    stopped(command, runs, epochs(count), signal.SIGKILL)
+                    code, said = stopped(command, runs, epochs(count), signal.SIGKILL)
+                    if code != -signal.SIGKILL:
+                        return False, f"{command} ended before it was killed: {code}: {said}"
                 if results(finish(command, runs)) != whole:
                     return False, f"{command} killed after {rows} rows ends in other numbers"
                 done += 1
@@ -208,14 +210,10 @@ def stopped(command: str, runs: Path, when: Callable, how: signal.Signals) -> tu
         stderr=subprocess.PIPE,
         text=True,
     )
-    try:
-        while not when(process, runs, began):
-            if process.poll() is not None:
-                raise RuntimeError(f"{command} ended before: {process.communicate()[1]}")
-            time.sleep(0.005)
-    finally:
-        process.send_signal(how)
-        said = process.communicate()[1]
+    while process.poll() is None and not when(process, runs, began):
+        time.sleep(0.005)
+    process.send_signal(how)  # nothing if it has ended, which the exit code then says
+    said = process.communicate()[1]
     return process.returncode, said
 
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACK = "from setuptools import build_meta; print(build_meta.build_{}('dist'))"
-LEFT_OUT = (".gitignore", ".ci/", ".github/")  # of use in a clone alone
+LEFT_OUT = (".gitignore", ".binder/", ".ci/", ".github/")  # of use in a clone alone
 
 
 def sources() -> list[str]:

@@ -1,17 +1,41 @@
-"""The documentation: every Python block runs, every page is reached, every picture is there."""
+"""The documentation: all its code runs, every page is reached, every picture is there."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tricouple import cli
+from tricouple.conf.compose import configure
+from tricouple.conf.words import STARTS, spelt
+from tricouple.names import LOSSES
+
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted(path for path in DOCS.rglob("*.md") if "assets" not in path.parts)
+PAGES = sorted(path for path in DOCS.rglob("*.md") if not {"assets", "_build"} & {*path.parts})
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+CELL = re.compile(r"^```\{code-cell\} python\n(?::[^\n]*\n)*(.*?)^```$", re.M | re.S)
 # A sketch of the call; what tests/adapters run; what needs a trained run (tests/experiments).
 ELSEWHERE = {"index.md", "adapters.md", "vision.md"}
+# Notebooks are shortened.
+SMALL = {
+    "first-loss": {"steps=200": "steps=5", "range(50)": "range(2)"},
+    "images": {"epochs=15": "epochs=1"},
+    "plans": {"n_iters=20_000": "n_iters=200"},
+    "sentences": {"range(600)": "range(120)", "num_train_epochs=3": "num_train_epochs=1"},
+}
+
+
+def run(blocks: list[str], name: str) -> dict[str, object]:
+    """The names that code leaves, which runs from top to bottom."""
+    names: dict[str, object] = {"__name__": name}
+    for block in blocks:
+        exec(compile(block, name, "exec"), names)
+    return names
 
 
 @pytest.mark.parametrize(
@@ -20,26 +44,115 @@ ELSEWHERE = {"index.md", "adapters.md", "vision.md"}
     ids=lambda page: page.stem,
 )
 def test_python_on_a_page_runs_from_top_to_bottom(page: Path) -> None:
-    names: dict[str, object] = {}
-    for block in FENCE.findall(page.read_text()):
-        exec(compile(block, str(page), "exec"), names)
-    assert names
+    assert len(run(FENCE.findall(page.read_text()), page.stem)) > 2
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Pictures that are drawn of less, and not shown; the titles of those that were."""
+    import matplotlib.pyplot as plt
+
+    monkeypatch.syspath_prepend(DOCS)
+    import forces
+
+    for name in ("BATCHES", "ANCHORS", "DESCENT"):
+        monkeypatch.setattr(forces, name, 1)
+    drawn: list[str] = []
+
+    def show() -> None:
+        axes = plt.gcf().axes
+        assert all(axis.has_data() or not axis.axison for axis in axes)
+        drawn.append(axes[0].get_title())
+        plt.close()
+
+    monkeypatch.setattr(plt, "show", show)
+    return drawn
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if CELL.search(p.read_text())], ids=lambda page: page.stem
+)
+def test_cells_of_a_page_draw_a_picture(page: Path, pictures: list[str]) -> None:
+    run(CELL.findall(page.read_text()), page.stem)
+    assert pictures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_from_top_to_bottom(
+    notebook: Path, pictures: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # as one of them does, for itself alone
+    cells = [
+        "".join(cell["source"])
+        for cell in json.loads(notebook.read_text())["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    for long, short in SMALL[notebook.stem].items():
+        assert any(long in cell for cell in cells)
+        cells = [cell.replace(long, short) for cell in cells]
+    assert "tc" in run(cells, notebook.stem)
+
+
+def commands() -> list[str]:
+    """The lines of all pages that start with our command, without what is said of them."""
+    blocks = re.compile(r"^```[^\n`]*\n(.*?)^```$", re.M | re.S)
+    texts = [block for page in PAGES for block in blocks.findall(page.read_text())]
+    lines = "\n".join(texts).replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.startswith("tricouple ")]
+
+
+def test_commands_on_pages_are_understood() -> None:
+    lines = commands()
+    assert len(lines) > 30
+    kinds = {start.name: kind for kind, start in STARTS.items()}
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        args = cli.build_parser(words[0]).parse_args(words)
+        if words[0] in kinds:
+            kind = kinds[words[0]]
+            if args.multirun:
+                assert spelt(args.words, kind, several=True)
+            elif args.words:
+                assert configure(args.words, kind)
+
+
+def test_notebooks_are_kept_without_what_they_printed() -> None:
+    for notebook in NOTEBOOKS:
+        cells = json.loads(notebook.read_text())["cells"]
+        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+
+
+def test_every_loss_has_a_page_with_formula_forces_use_and_parameters() -> None:
+    pages = {path: path.read_text() for path in (DOCS / "losses").glob("*.md")}
+    del pages[DOCS / "losses" / "index.md"]
+    for key, loss in LOSSES.items():
+        target = loss.target or "tricouple.training.byol.BYOL"
+        (own,) = [text for text in pages.values() if f".. autoclass:: {target}\n" in text]
+        if key.endswith(("_published", "_uniformity")):  # variants, on the page of their class
+            assert f"`loss={key}`" in own
+    for path, text in pages.items():
+        for part in ("\n    ", "## What its forces do", "## When to use it", "## Parameters"):
+            assert part in text, (path.name, part)
+        assert CELL.search(text), path.name
 
 
 def test_every_page_is_in_a_table_of_contents() -> None:
-    reached = {DOCS / "index.md"}
+    reached = {DOCS / "index"}
     for page in PAGES:
         for toc in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), re.S):
             words = [line for line in toc.splitlines() if line and not line.startswith(":")]
-            reached |= {(page.parent / f"{word}.md").resolve() for word in words}
-    assert {page.resolve() for page in PAGES} == {page.resolve() for page in reached}
+            reached |= {(page.parent / word).resolve() for word in words}
+    pages = {page.resolve().with_suffix("") for page in (*PAGES, *NOTEBOOKS)}
+    assert pages == {page.resolve() for page in reached}
 
 
 def test_links_between_pages_and_to_pictures_lead_somewhere() -> None:
     link = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
     broken = [
         f"{page.name}: {target}"
-        for page in PAGES
+        for page in (*PAGES, *NOTEBOOKS)
         for target in link.findall(page.read_text())
         if not (page.parent / target).exists()
     ]

@@ -220,6 +220,23 @@ def load_texts(name: str, root: Path | str | None = None) -> TextData:
     return _data(train, test, group, strangers, validation)
 
 
+def published_files(name: str, root: Path | str | None = None) -> tuple[Path, list[Path]]:
+    """The folder of a published data set, and the files there that ``load_texts`` would read now.
+
+    Example:
+        >>> published_files("banking77", "/nowhere")[1]
+        []
+    """
+    home = (data_home() if root is None else Path(root).expanduser()) / "intents"
+    folder = home / name.removesuffix("_imbalanced")
+    names = {
+        "banking77": ("train.csv", "test.csv"),
+        "clinc150": ("data_full.json", "domains.json"),
+        "clinc150_imbalanced": ("data_imbalanced.json", "domains.json"),
+    }.get(name, ())
+    return folder, [path for own in names if (path := folder / own).is_file()]
+
+
 def _data(
     train: Sequence[tuple[str, str]],
     test: Sequence[tuple[str, str]],

@@ -140,6 +140,11 @@ def own_files(config: Text) -> list[Path]:
     return [*tables, *sorted(path for path in folder.rglob("*") if path.is_file())]
 
 
+def published(config: Text) -> tuple[Path, list[Path]]:
+    """The files of a published data set."""
+    return texts.published_files(config.data.name, config.data.root)
+
+
 def load_texts(config: Text) -> RunTexts:
     """Load the texts of a run, and what a frozen encoder says of them.
 
@@ -428,6 +433,7 @@ TEXT = RunKind(
     prefix=("text",),
     network=network,
     files=own_files,
+    published=published,
     load=load_texts,
     encoder=make_encoder,
     about=about,

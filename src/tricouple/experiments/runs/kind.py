@@ -57,6 +57,8 @@ class RunKind(Generic[C, D]):
     prefix: tuple[str, ...]  # first words of the names of folders
     network: Callable[[C], str]  # name of what is trained
     files: Callable[[C], Sequence[Path]]  # of one's own that it trains on
+    # Of published data: their folder, and the files there that ``load`` reads.
+    published: Callable[[C], tuple[Path, Sequence[Path]]]
     load: Callable[[C], D]  # load the data; refuse what training or evaluation could only fail at
     # What is trained and kept, with the initial weights of the run's seed.
     encoder: Callable[[C, D], nn.Module]
@@ -71,8 +73,6 @@ class RunKind(Generic[C, D]):
     chosen_on: str = "validation images"  # and on what
     gallery: bool = False  # whether studies keep the examples that evaluations leave
     setting: Callable[[C], str] | None = None  # what losses are compared on beside the data
-    # Of published data: their folder, and the files there that ``load`` reads.
-    published: Callable[[C], tuple[Path, Sequence[Path]]] | None = None
     # What it takes to use the encoder without the data.
     about: Callable[[C, D], dict[str, Any]] | None = None
 
@@ -100,7 +100,7 @@ class RunKind(Generic[C, D]):
         """The files that a run is about, and the weights that it starts from."""
         config = resolved(config)
         found = listing(self.files(config))
-        if config.data.own or self.published is None:
+        if config.data.own:
             return found
         return found | published(config.data.name, *self.published(config))
 
