@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test hostile lint format bench figures docs clean
+.PHONY: help demo test hostile lint format bench figures docs release clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ figures: $(STAMP)  ## redraw the README's pictures and tables from results
 docs: $(VENV)/.docs  ## build the documentation site into docs/_build, notebooks executed (minutes)
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+release: $(STAMP)  ## VERSION=1.2.3: write it, check everything, build, commit and tag
+	$(BIN)/python .ci/release.py $(VERSION)
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis

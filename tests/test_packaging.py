@@ -1,5 +1,6 @@
 """What is packed: an sdist is the whole repository, a wheel what is imported."""
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -62,3 +63,32 @@ def test_a_wheel_has_what_is_imported_and_no_sources_of_c(clone, monkeypatch):
         for path in package.rglob(f"*.{suffix}")
     }
     assert names == wanted
+
+
+@pytest.fixture
+def release(tmp_path):
+    """What ``make release`` writes, on a copy of the files that it writes to."""
+    script = ROOT / ".ci/release.py"
+    if not script.exists():
+        pytest.skip("an unpacked sdist is released already")
+    spec = importlib.util.spec_from_file_location("release", script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in ("src/tricouple/__init__.py", "CITATION.cff", "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return lambda version: module.prepare(tmp_path, version, "2030-01-02")
+
+
+def test_a_release_says_its_version_everywhere_and_begins_a_new_changelog(release, tmp_path):
+    news = (ROOT / "CHANGELOG.md").read_text().partition("## [Unreleased]")[2].split("\n## [")[0]
+    release("9.1.0")
+    assert '__version__ = "9.1.0"\n' in (tmp_path / "src/tricouple/__init__.py").read_text()
+    assert "\nversion: 9.1.0\n" in (tmp_path / "CITATION.cff").read_text()
+    log = (tmp_path / "CHANGELOG.md").read_text()
+    assert f"## [Unreleased]\n\n## [9.1.0] - 2030-01-02\n\n{news.strip()}" in log
+    for version, complaint in {"9.1": "three numbers", "9.0.9": "last one is 9.1.0"}.items():
+        with pytest.raises(SystemExit, match=complaint):
+            release(version)
+    with pytest.raises(SystemExit, match="nothing under Unreleased"):
+        release("9.2.0")

@@ -1,0 +1,77 @@
+"""``make release VERSION=1.2.3``: write the version, check everything, build, commit and tag.
+
+Nothing leaves the machine: it ends with the commands that publish what it made.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# Where the version stands, and what surrounds it.
+VERSIONS = {
+    "src/tricouple/__init__.py": r'(?m)^(__version__ = ")(.*)(")$',
+    "CITATION.cff": r"(?m)^(version: )(.*)()$",
+}
+
+
+def prepare(root: Path, version: str, date: str) -> None:
+    """Write a version into the files that say it; "Unreleased" becomes its part of the changelog.
+
+    Raises:
+        SystemExit: If it is no version, not a later one, or nothing has changed since the last.
+    """
+    package = root / "src/tricouple/__init__.py"
+    now = re.search(VERSIONS["src/tricouple/__init__.py"], package.read_text())[2]
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        raise SystemExit(f"VERSION={version}: three numbers are asked for, such as 0.2.0")
+    log = root / "CHANGELOG.md"
+    head, title, rest = log.read_text().partition("## [Unreleased]\n")
+    news, _, before = rest.partition("\n## [")
+    released = f"## [{now}]" in rest
+    if numbers(version) < numbers(now) or (version == now and released):
+        raise SystemExit(f"VERSION={version}: the last one is {now}")
+    if not news.strip():
+        raise SystemExit("CHANGELOG.md says nothing under Unreleased: nothing to release")
+    for name, pattern in VERSIONS.items():
+        path = root / name
+        path.write_text(re.sub(pattern, rf"\g<1>{version}\g<3>", path.read_text(), count=1))
+    older = f"\n## [{before}" if before else ""
+    log.write_text(f"{head}{title}\n## [{version}] - {date}\n\n{news.strip()}\n{older}")
+
+
+def numbers(version: str) -> list[int]:
+    """A version that can be compared."""
+    return [int(part) for part in version.split(".")]
+
+
+def call(*command: str) -> str:
+    """Run a command in the repository; what it printed, if nobody is to see it."""
+    quiet = subprocess.PIPE if command[0] == "git" else None
+    done = subprocess.run(command, cwd=ROOT, check=True, text=True, stdout=quiet)
+    return done.stdout or ""
+
+
+def main(version: str) -> None:
+    """All steps; what fails leaves no commit and no tag."""
+    if call("git", "status", "--porcelain"):
+        raise SystemExit("commit your changes first: a release is made of a commit")
+    prepare(ROOT, version, datetime.date.today().isoformat())
+    try:
+        call("make", "lint", "test", "docs")
+        call(sys.executable, "-m", "pip", "install", "--quiet", "build")
+        call(sys.executable, "-m", "build")
+    except BaseException:
+        call("git", "checkout", "--", ".")
+        raise
+    call("git", "commit", "--all", "--message", f"Version {version}")
+    call("git", "tag", "--annotate", f"v{version}", "--message", f"Version {version}")
+    print(f"To publish: git push --follow-tags && twine upload dist/tricouple-{version}*")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "")
