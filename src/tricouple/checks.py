@@ -3,19 +3,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tricouple.numeric import on_host, wide_dtype
+
 Labels = Tensor | Sequence[int] | Any
 """Integer identities: a tensor, a list or a numpy array."""
 
 
-def positive_number(name: str, value: float | Tensor, *, read: bool = True) -> None:
-    """Require a finite number above zero (or a tensor holding one, if it may be read)."""
+class Doubts:
+    """Flags that a device holds about a batch: one reading settles all of them."""
+
+    def __init__(self) -> None:
+        self._flags: list[Tensor] = []
+        self._answers: list[str | Callable[[], object]] = []
+        self.number: Tensor | None = None  # a number to be read with them
+        self.known: float | None = None  # that number, afterwards
+
+    def add(self, wrong: Tensor, answer: str | Callable[[], object]) -> None:
+        """Something that may be wrong: what is missing then, or who raises an error for it."""
+        self._flags.append(wrong.reshape(()))
+        self._answers.append(answer)
+
+    def settle(self) -> str | None:
+        """Raise the first error, if there is one; or say what is missing, if anything is."""
+        flags = [flag.to(wide_dtype(flag.device)) for flag in self._flags]
+        if self.number is not None:
+            flags.append(self.number.reshape(()).to(flags[0].dtype))
+        found = torch.stack(flags).tolist()
+        if self.number is not None:
+            self.known = found.pop()
+        for wrong, answer in zip(found, self._answers, strict=True):
+            if wrong and isinstance(answer, str):
+                return answer
+            if wrong and callable(answer):
+                answer()
+        return None
+
+
+def positive_number(
+    name: str, value: float | Tensor, *, read: bool = True, doubts: Doubts | None = None
+) -> None:
+    """Require a finite number above zero (or a tensor holding one, if it may be read).
+
+    Args:
+        name: What it is.
+        value: The number.
+        read: Whether the value of a tensor may be read at all.
+        doubts: Where to leave the question about a tensor that is not on the host.
+    """
     if isinstance(value, Tensor):
         if value.numel() != 1 or not value.is_floating_point():
             raise ValueError(
@@ -23,6 +65,10 @@ def positive_number(name: str, value: float | Tensor, *, read: bool = True) -> N
                 f"{tuple(value.shape)} and dtype {value.dtype}"
             )
         if not read:
+            return
+        if doubts is not None and not on_host(value):
+            doubts.number = held = value.detach()
+            doubts.add(~((held > 0) & (held < torch.inf)), partial(positive_number, name, value))
             return
         number = float(value.detach())
     elif isinstance(value, bool) or not isinstance(value, Real):

@@ -19,6 +19,26 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+# Devices whose numbers can be read at once. Reading from any other makes the host wait for all
+# that the device still has to do: what runs there decides nothing by values.
+_HOSTS = frozenset({"cpu"})
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether a branch may depend on the numbers of this tensor (docs/accelerators.md)."""
+    return tensor.device.type in _HOSTS
+
+
+def told(number: Tensor) -> float | Tensor:
+    """A number for the host, unless that would have to wait for it."""
+    return float(number) if on_host(number) else number
+
+
+def logarithm(number: float | Tensor) -> float | Tensor:
+    """Of a number, or of one that a device keeps."""
+    return number.log() if isinstance(number, Tensor) else math.log(number)
+
+
 def wide_dtype(device: torch.device) -> torch.dtype:
     """The dtype of O(N) vectors whose large parts cancel: float64 wherever the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
@@ -52,11 +72,13 @@ def inverse_product(
         dtype: What scores of that size, and sums of them, are computed in.
 
     Raises:
-        ValueError: If it has no room for them.
+        ValueError: If it has no room for them, where that is known without asking a device.
     """
     if isinstance(temperature, Tensor):
         temperature = temperature.reshape(()).to(compute_dtype(temperature.dtype))
         learnt = 1 / (temperature * epsilon)
+        if not on_host(learnt):
+            return learnt
         sharpness: float | Tensor = learnt
         number = float(learnt.detach())
     else:
@@ -253,7 +275,7 @@ class OwnGradient(Iterable[Patch]):
 
 def pull(
     gradient: ScoreGradient,
-    factor: float,
+    factor: float | Tensor,
     anchors: Tensor,
     references: Tensor,
     *,

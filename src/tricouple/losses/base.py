@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
 from numbers import Number
 from typing import Any
@@ -17,7 +18,7 @@ from tricouple.losses import operator
 from tricouple.losses.batch import Batch, IndicesTuple, prepare
 from tricouple.losses.diagnostics import diagnose
 from tricouple.losses.gather import Call, gathered, located
-from tricouple.numeric import never_compiled
+from tricouple.numeric import never_compiled, on_host
 
 DEFAULT_SHARPNESS = 10.0
 
@@ -175,7 +176,9 @@ class ContrastiveLoss(nn.Module, ABC):
             call, shard = gathered(team, call, lambda: self._scale(temperature))
         embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index = call
         checks.matrix("embeddings", embeddings)
-        temperature = self._scale(temperature)
+        reads = self._reads and on_host(embeddings)
+        doubts = checks.Doubts() if self._reads and not reads else None
+        temperature = self._scale(temperature, doubts)
         # Half precision cannot hold a coupling: the loss is a float32 island under autocast.
         with torch.autocast(embeddings.device.type, enabled=False):
             try:
@@ -188,7 +191,8 @@ class ContrastiveLoss(nn.Module, ABC):
                     temperature,
                     ref_index,
                     unit_length=self.unit_length,
-                    read=self._reads,
+                    read=reads,
+                    doubts=doubts,
                 )
             except ValueError as error:
                 if shard is None:
@@ -196,11 +200,11 @@ class ContrastiveLoss(nn.Module, ABC):
                 raise ValueError(located(str(error), shard)) from error
             batch = replace(batch, shard=shard)
             self._check_setting(batch)
-            missing = self._missing(batch)
-            if missing is None:
-                loss = self.compute(batch)
-                self._last = batch.detached()
-                return loss
+            missing = self._missing(batch, doubts)
+            if doubts is not None:
+                batch = replace(batch, known_temperature=doubts.known)
+            if missing is None or isinstance(missing, Tensor):
+                return self._computed(batch, missing)
         if self.empty == "zero":
             zero = (batch.anchors.sum() + batch.references.sum()) * 0.0
             return zero.to(batch.dtype)
@@ -208,6 +212,16 @@ class ContrastiveLoss(nn.Module, ABC):
             f"the batch of {len(batch.anchors)} samples has no {missing}: use larger or "
             'class-balanced batches, or empty="zero" to skip such batches'
         )
+
+    def _computed(self, batch: Batch, missing: Tensor | None) -> Tensor:
+        """The loss, and where nobody knows whether something is missing what the flag asks for."""
+        if missing is not None and self.empty == "zero":
+            batch = batch.stopped(missing)
+        loss = self.compute(batch)
+        self._last = batch.detached()
+        if missing is None:
+            return loss
+        return torch.where(missing, 0.0 if self.empty == "zero" else torch.nan, loss)
 
     def diagnostics(self) -> dict[str, float | str]:
         """What happened in the last call, as plain numbers that any logger takes.
@@ -253,7 +267,9 @@ class ContrastiveLoss(nn.Module, ABC):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._number = operator.numbered(self)
 
-    def _scale(self, temperature: float | Tensor | None) -> float | Tensor:
+    def _scale(
+        self, temperature: float | Tensor | None, doubts: checks.Doubts | None = None
+    ) -> float | Tensor:
         """What divides the similarities in a call that gives this temperature, or none."""
         if self.scale is None:
             if temperature is not None:
@@ -264,9 +280,9 @@ class ContrastiveLoss(nn.Module, ABC):
             return 1.0
         if temperature is None:
             own: float | Tensor = getattr(self, self.scale)
-            checks.positive_number(self.scale, own, read=self._reads)
+            checks.positive_number(self.scale, own, read=self._reads, doubts=doubts)
             return own
-        checks.positive_number("temperature", temperature, read=self._reads)
+        checks.positive_number("temperature", temperature, read=self._reads, doubts=doubts)
         return temperature if isinstance(temperature, Tensor) else float(temperature)
 
     @property
@@ -277,12 +293,30 @@ class ContrastiveLoss(nn.Module, ABC):
     def _check_setting(self, batch: Batch) -> None:
         """Raise a ValueError where the loss has no meaning; most have one everywhere."""
 
-    def _missing(self, batch: Batch) -> str | None:
-        if batch.relation.n_positives == 0:
-            return "positive pair"
-        if self.needs_negatives and batch.relation.n_triplets == 0:
-            return "negative pair for an anchor that has a positive"
-        return None
+    def _missing(self, batch: Batch, doubts: checks.Doubts | None) -> str | Tensor | None:
+        """What is missing to learn from; a flag where that is not to be read from a device.
+
+        There all doubts about values are settled with the same reading.
+        """
+        wanting = self._wanting(batch)
+        flags: list[Tensor] = []
+        for lacking, what in wanting:
+            if isinstance(lacking, Tensor):
+                flags.append(lacking)
+                if doubts is not None:
+                    doubts.add(lacking, what)
+            elif lacking:
+                return what
+        if doubts is not None:
+            return doubts.settle()
+        return torch.stack(flags).any() if flags else None
+
+    def _wanting(self, batch: Batch) -> Iterator[tuple[bool | Tensor, str]]:
+        """What a batch needs, and whether it is without."""
+        yield batch.relation.n_positives == 0, "positive pair"
+        if self.needs_negatives:
+            missing = "negative pair for an anchor that has a positive"
+            yield batch.relation.n_triplets == 0, missing
 
     @abstractmethod
     def compute(self, batch: Batch) -> Tensor:

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.checks import Labels
 from tricouple.distributed import Shard
-from tricouple.numeric import compute_dtype, cosines, unit_rows, wide_dtype
+from tricouple.numeric import compute_dtype, cosines, on_host, unit_rows, wide_dtype
 from tricouple.ot.engine import Sweeps
 from tricouple.relations import (
     Identities,
@@ -47,6 +48,7 @@ class Batch:
     within: bool  # whether anchors and references are the same samples
     temperature: float | Tensor  # what divides the similarities
     own: Tensor | None = None  # across: the reference that each anchor is, −1 for none
+    known_temperature: float | None = None  # the same, if the host was told what a device holds
     places: Places | None = None  # of anchors and references, if couplings see them elsewhere
     shard: Shard | None = None  # who has which rows, if they come from several processes
 
@@ -70,7 +72,8 @@ class Batch:
         places = Places.of(self.own, len(self.references))
         relation = PlacedRelation(batch.relation, places)
         embedded = places.embed(self.anchors, self.references)
-        return Batch(self.dtype, *embedded, relation, True, self.temperature, None, places)
+        known = self.known_temperature
+        return Batch(self.dtype, *embedded, relation, True, self.temperature, None, known, places)
 
     def imposed(self, how: Sweeps, masses: Tensor, sizes: Sequence[int]) -> Tensor:
         """The marginals to impose, of all axes in one vector, where the target has these."""
@@ -98,6 +101,28 @@ class Batch:
         return replace(
             self, anchors=anchors, references=references, temperature=temperature, shard=None
         )
+
+    def stopped(self, flag: Tensor) -> Batch:
+        """The same numbers, from which no gradient flows back where a device's flag says so."""
+
+        def gate(values: Tensor) -> Tensor:
+            return torch.where(flag, values.detach(), values)
+
+        anchors, temperature = gate(self.anchors), self.temperature
+        if isinstance(temperature, Tensor):
+            temperature = gate(temperature)
+        same = self.references is self.anchors
+        references = anchors if same else gate(self.references)
+        return replace(self, anchors=anchors, references=references, temperature=temperature)
+
+    def reach(self, factor: float | Tensor) -> float:
+        """What no cosine over τ exceeds, rounded as they are; the factor is 1/τ.
+
+        A factor that a device holds is read, unless its temperature was.
+        """
+        if isinstance(factor, Tensor) and self.known_temperature is not None:
+            factor = 1 / self.known_temperature
+        return 1.01 * float(factor)
 
     def similarity(self) -> Tensor:
         """Cosines, shape (N, M)."""
@@ -143,12 +168,14 @@ def prepare(
     *,
     unit_length: bool = True,
     read: bool = True,
+    doubts: checks.Doubts | None = None,
 ) -> Batch:
     """Check the arguments of a loss and, unless told not to, normalise its embeddings.
 
-    Checks read values only if they may: NaN and zero vectors make the loss NaN otherwise.
+    Checks read values only if they may: NaN and zero vectors make the loss NaN otherwise, and
+    raise doubts for whoever collects them.
     """
-    vectors = _unit if unit_length else _finite
+    vectors = partial(_unit if unit_length else _finite, read=read, doubts=doubts)
     within = ref_emb is None
     dtype = compute_dtype(embeddings.dtype)
     if ref_emb is not None:
@@ -160,13 +187,13 @@ def prepare(
     # In a tiny batch nothing averages rounding errors out, and float64 costs nothing.
     tiny = len(embeddings) * len(others) <= _TINY
     work = wide_dtype(embeddings.device) if tiny else dtype
-    anchors = vectors("embeddings", _widened(embeddings, work), read)
+    anchors = vectors("embeddings", _widened(embeddings, work))
     if ref_emb is None:
         if ref_labels is not None:
             raise ValueError("ref_labels were given without ref_emb: pass both or neither")
         references = anchors
     else:
-        references = vectors("ref_emb", _widened(ref_emb, work), read)
+        references = vectors("ref_emb", _widened(ref_emb, work))
         if references.shape[1] != anchors.shape[1]:
             raise ValueError(
                 f"ref_emb has {references.shape[1]} dimensions, embeddings {anchors.shape[1]}: "
@@ -233,6 +260,8 @@ class _FromFloat16(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
         half = gradient.to(torch.float16)
+        if not on_host(half):  # a GradScaler looks for infinities by itself
+            return half, None
         largest = float(gradient.detach().abs().max())
         if math.isfinite(largest) and not bool(torch.isfinite(half.detach()).all()):
             warnings.warn(
@@ -244,14 +273,18 @@ class _FromFloat16(torch.autograd.Function):
         return half, None
 
 
-def _unit(name: str, values: Tensor, read: bool) -> Tensor:
+def _unit(name: str, values: Tensor, *, read: bool, doubts: checks.Doubts | None) -> Tensor:
     """Unit rows."""
-    if not read:
-        # Rows whose squares over- or underflow too, without a look at which they are.
-        values = values / values.detach().abs().amax(1, keepdim=True)
-        return unit_rows(values, torch.linalg.vector_norm(values.detach(), dim=1, keepdim=True))
     norms: Tensor = torch.linalg.vector_norm(values.detach(), dim=1, keepdim=True)
     tiny = torch.finfo(values.dtype).tiny ** 0.5
+    if not read:
+        # Rows whose squares over- or underflow are rescued too, without a look at which they are.
+        safe = (norms > tiny) & (norms < 1 / tiny)
+        scaled = values / torch.where(safe, 1.0, values.detach().abs().amax(1, keepdim=True))
+        unit = unit_rows(scaled, torch.linalg.vector_norm(scaled.detach(), dim=1, keepdim=True))
+        if doubts is not None:
+            doubts.add(~torch.isfinite(unit.detach()).all(), partial(_rescued, name, values))
+        return unit
     smallest, largest = torch.aminmax(norms)
     if not (float(smallest) > tiny and float(largest) < 1 / tiny):  # also if they are NaN
         values = _rescued(name, values)
@@ -264,18 +297,21 @@ def _rescued(name: str, values: Tensor) -> Tensor:
 
     Unit vectors do not change when a row is multiplied by a constant, so neither do gradients.
     """
-    size = _finite(name, values, read=True).detach().abs().amax(1, keepdim=True)
+    size = _finite(name, values, read=True, doubts=None).detach().abs().amax(1, keepdim=True)
     if bool((size == 0).any()):
         row = int((size[:, 0] == 0).nonzero()[0])
         raise ValueError(f"{name} must not hold zero vectors, row {row} has no direction")
     return values / size
 
 
-def _finite(name: str, values: Tensor, read: bool) -> Tensor:
+def _finite(name: str, values: Tensor, *, read: bool, doubts: checks.Doubts | None) -> Tensor:
     """The rows as they are, if they hold numbers."""
-    if not read:
+    if doubts is None and not read:
         return values
     bad = ~torch.isfinite(values.detach()).all(1)
+    if doubts is not None:
+        doubts.add(bad.any(), partial(_finite, name, values, read=True, doubts=None))
+        return values
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
         raise ValueError(f"{name} must be finite, found NaN or infinity in row {row}")

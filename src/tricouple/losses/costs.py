@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tricouple.distributed import Shard
 from tricouple.losses.batch import Batch
-from tricouple.numeric import Patch, first_derivative_only, pull, wide_dtype
+from tricouple.numeric import Patch, first_derivative_only, pull, told, wide_dtype
 from tricouple.ot.engine import LogSigmoidTriplets
 from tricouple.relations import ListedTriplets, TripletTarget
 from tricouple.shaping import Margins, Shaping, log_sigmoid
@@ -113,7 +113,8 @@ class _PairwiseSum(torch.autograd.Function):
                 total.add_(sums.sum())
                 yield patch
 
-        number, learnt = float(factor), ctx.needs_input_grad[2]
+        number = told(factor.detach()) if isinstance(factor, Tensor) else factor
+        learnt = ctx.needs_input_grad[2]
         gradients, slope = pull(patches(), number, anchors, references, slope=learnt, shard=shard)
         ctx.save_for_backward(*gradients, slope)
         return total if shard is None else shard.sum_(total)
@@ -143,4 +144,4 @@ def read_out(log_plan: Tensor, positives: Tensor, variant: str) -> Tensor:
     """
     if variant == "published":
         log_plan = torch.log_softmax(log_plan.exp(), 1)
-    return -log_plan[positives].mean()
+    return -torch.where(positives, log_plan, 0.0).sum() / positives.sum()

@@ -12,7 +12,7 @@ from tricouple.distributed import Group
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.costs import VARIANTS, read_out
-from tricouple.numeric import cosines
+from tricouple.numeric import cosines, on_host
 from tricouple.ot.pairwise import sinkhorn
 
 
@@ -94,6 +94,7 @@ class FusedGromov(ContrastiveLoss):
         """Update the cost, solve the plan, and again."""
         flipped = self.variant == "published"
         epsilon = 1.0 if flipped else batch.temperature
+        check = "full" if self._reads and on_host(batch.anchors) else "shapes"
         rows, columns = batch.inside()
         cost = 1 - batch.similarity()
         mass = len(cost)  # so that rows sum to one
@@ -102,7 +103,7 @@ class FusedGromov(ContrastiveLoss):
             cost = cost - self.alpha * cosines(cosines(rows, plan.T), columns)  # Σ P Σ
             # Divided by ε beforehand, so that an ε that learns receives its gradient.
             allowed = batch.exclude_(cost / epsilon, math.inf)
-            solved = sinkhorn(allowed, 1.0, n_iters=self.n_iters, anti=flipped)
+            solved = sinkhorn(allowed, 1.0, n_iters=self.n_iters, anti=flipped, check=check)
             plan = mass * solved.dense()
         f, g = solved.potentials
         signed = (cost if flipped else -cost) / epsilon

@@ -21,6 +21,7 @@ from tricouple.numeric import (
     inverse_product,
     pull,
     row_blocks,
+    told,
 )
 
 
@@ -115,7 +116,8 @@ class _LogPartition(torch.autograd.Function):
         tile_entries: int,
         shard: Shard | None,
     ) -> Tensor:
-        ctx.factor, ctx.excluded, ctx.tile_entries = float(sharpness), excluded, tile_entries
+        ctx.factor = told(sharpness.detach()) if isinstance(sharpness, Tensor) else sharpness
+        ctx.excluded, ctx.tile_entries = excluded, tile_entries
         ctx.factor_dtype = sharpness.dtype if isinstance(sharpness, Tensor) else None
         ctx.shard = shard
         logs = torch.zeros_like(weights)
@@ -169,7 +171,7 @@ class _LogPartition(torch.autograd.Function):
 def _scores(
     anchors: Tensor,
     references: Tensor,
-    factor: float,
+    factor: float | Tensor,
     excluded: bool | Tensor,
     tile_entries: int,
     own: slice | None,

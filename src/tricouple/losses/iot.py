@@ -13,7 +13,7 @@ from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.coupling import pair_divergence
 from tricouple.memory import DEFAULT_BUDGET
-from tricouple.numeric import inverse_product
+from tricouple.numeric import inverse_product, on_host
 from tricouple.ot.engine import Sweeps
 
 
@@ -112,6 +112,10 @@ class IOT(ContrastiveLoss):
 
 def _flatness(log_plan: Tensor, spread: Tensor) -> Tensor:
     """``KL(Q ‖ P)``: only the entries that Q replaces by their mean contribute."""
+    if not on_host(log_plan):
+        log_sum = torch.logsumexp(log_plan.masked_fill(~spread, -torch.inf), (0, 1))
+        log_mean = log_sum - spread.sum().to(log_plan.dtype).log()
+        return torch.where(spread, torch.exp(log_mean) * (log_mean - log_plan), 0.0).sum()
     logs = log_plan[spread]
     if not len(logs):
         return logs.sum()  # 0, with a gradient path

@@ -15,7 +15,7 @@ from tricouple.losses.batch import Batch
 from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
 from tricouple.losses.diagnostics import extreme_margins
 from tricouple.memory import DEFAULT_BUDGET
-from tricouple.numeric import expectation, inverse_product
+from tricouple.numeric import expectation, inverse_product, on_host
 from tricouple.ot.engine import (
     HingeTriplets,
     LinearTriplets,
@@ -167,12 +167,17 @@ class _Cost(ABC):
         return inverse_product(temperature, 1.0)
 
     @abstractmethod
-    def problem(self, batch: Batch, how: Sweeps) -> Problem:
+    def problem(self, batch: Batch, factor: float | Tensor, how: Sweeps) -> Problem:
         """What the engine is asked to couple."""
 
     @abstractmethod
     def mean(
-        self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
+        self,
+        batch: Batch,
+        target: TripletTarget,
+        factor: float | Tensor,
+        problem: Problem,
+        how: Sweeps,
     ) -> Tensor:
         """⟨P̃, C⟩/ε."""
 
@@ -185,8 +190,8 @@ class _Cost(ABC):
         how: Sweeps,
     ) -> tuple[Tensor, Tensor]:
         """⟨P̃, C⟩/ε, and the log-scalings of P."""
-        problem = self.problem(batch, how)
-        mean = self.mean(batch, target, factor, how)
+        problem = self.problem(batch, factor, how)
+        mean = self.mean(batch, target, factor, problem, how)
         embedded = batch.anchors, batch.references
         return mean, embedded_potentials(*embedded, factor, imposed, problem, how)
 
@@ -199,11 +204,16 @@ class _Linear(_Cost):
         """C = 1/(τε)."""
         return inverse_product(temperature, self.epsilon)
 
-    def problem(self, batch: Batch, how: Sweeps) -> Problem:
+    def problem(self, batch: Batch, factor: float | Tensor, how: Sweeps) -> Problem:
         return LinearTriplets(batch.within)
 
     def mean(
-        self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
+        self,
+        batch: Batch,
+        target: TripletTarget,
+        factor: float | Tensor,
+        problem: Problem,
+        how: Sweeps,
     ) -> Tensor:
         """−c⟨P̃¹² − P̃¹³, s⟩ (mathematics §2)."""
         return -factor * batch.inner(target.contrast)
@@ -215,14 +225,20 @@ class _LogSigmoid(_Cost):
 
     tolerance: float
 
-    def problem(self, batch: Batch, how: Sweeps) -> LogSigmoidTriplets:
+    def problem(self, batch: Batch, factor: float | Tensor, how: Sweeps) -> LogSigmoidTriplets:
         checks.quadrature_tolerance(self.tolerance, batch.anchors.dtype)
-        return LogSigmoidTriplets(batch.within, self.epsilon, self.tolerance)
+        reach = None if on_host(batch.anchors) else batch.reach(factor)
+        return LogSigmoidTriplets(batch.within, self.epsilon, self.tolerance, reach)
 
     def mean(
-        self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
+        self,
+        batch: Batch,
+        target: TripletTarget,
+        factor: float | Tensor,
+        problem: Problem,
+        how: Sweeps,
     ) -> Tensor:
-        problem = self.problem(batch, how)
+        assert isinstance(problem, LogSigmoidTriplets)
         shard = problem.shard((len(batch.anchors), len(batch.references)), how)
         return mean_log_sigmoid_cost(batch, target, factor, problem, shard) / self.epsilon
 
@@ -237,11 +253,16 @@ class _Hinge(_Cost):
         """C = 1/(τε)."""
         return inverse_product(temperature, self.epsilon)
 
-    def problem(self, batch: Batch, how: Sweeps) -> HingeTriplets:
+    def problem(self, batch: Batch, factor: float | Tensor, how: Sweeps) -> HingeTriplets:
         return HingeTriplets(batch.within, self.psi.over(self.epsilon))
 
     def mean(
-        self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
+        self,
+        batch: Batch,
+        target: TripletTarget,
+        factor: float | Tensor,
+        problem: Problem,
+        how: Sweeps,
     ) -> Tensor:
         """Of listed triplets."""
         scores = factor * batch.wide_similarity()
@@ -259,7 +280,7 @@ class _Hinge(_Cost):
         if isinstance(batch.relation, ListedTriplets):
             return super().solved(batch, target, factor, imposed, how)
         embedded = batch.anchors, batch.references
-        problem = self.problem(batch, how)
+        problem = self.problem(batch, factor, how)
         return hinge_potentials(*embedded, factor, imposed, problem, how, target.weights)
 
 
@@ -270,7 +291,7 @@ class _Shaped(_Cost):
     shaping: str | Shaping
     psi: Shaping
 
-    def problem(self, batch: Batch, how: Sweeps) -> Problem:
+    def problem(self, batch: Batch, factor: float | Tensor, how: Sweeps) -> Problem:
         if how.memory == "streamed":
             raise ValueError(
                 'memory="streamed" needs shaping="linear", "log_sigmoid" or a hinge, got '
@@ -280,8 +301,14 @@ class _Shaped(_Cost):
         return ShapedTriplets(batch.within, self.epsilon, self.psi, how.memory_budget)
 
     def mean(
-        self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
+        self,
+        batch: Batch,
+        target: TripletTarget,
+        factor: float | Tensor,
+        problem: Problem,
+        how: Sweeps,
     ) -> Tensor:
         scores = factor * batch.wide_similarity()
-        check_margins(self.psi, scores)
+        if on_host(scores):
+            check_margins(self.psi, scores)
         return mean_cost(batch, target, scores, self.psi, how.memory_budget) / self.epsilon

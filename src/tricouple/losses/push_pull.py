@@ -11,7 +11,7 @@ from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 from tricouple.losses.coupling import pair_divergence
 from tricouple.memory import DEFAULT_BUDGET
-from tricouple.numeric import inverse_product
+from tricouple.numeric import inverse_product, on_host
 from tricouple.ot.engine import Sweeps
 from tricouple.shaping import Shaping, check_decreasing, resolve
 
@@ -133,6 +133,7 @@ class PushPull(ContrastiveLoss):
         inverse = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
         margins = batch.similarity() * inverse
         psi = resolve(self.shaping)
-        lowest, highest = (float(end) for end in torch.aminmax(margins.detach()))
-        check_decreasing(psi, lowest, max(highest, lowest + 1e-3), margins)
+        if self._reads and on_host(margins):
+            lowest, highest = (float(end) for end in torch.aminmax(margins.detach()))
+            check_decreasing(psi, lowest, max(highest, lowest + 1e-3), margins)
         return psi(margins)

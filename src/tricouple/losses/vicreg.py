@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,8 +12,8 @@ from tricouple import checks
 from tricouple.distributed import Group
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
-from tricouple.numeric import cosines
-from tricouple.relations import Identities, view_pairs
+from tricouple.numeric import cosines, on_host
+from tricouple.relations import Identities, adjacent_views
 
 
 class VICReg(ContrastiveLoss):
@@ -75,55 +78,74 @@ class VICReg(ContrastiveLoss):
                 "pass labels, or pair_views(view0, view1)"
             )
 
-    def _missing(self, batch: Batch) -> str | None:
-        n_pairs = len(view_pairs(_identities(batch))[0])
-        if n_pairs == 1:
-            return "second positive pair, and a variance needs two samples of a view"
-        return None if n_pairs else "positive pair"
+    def _wanting(self, batch: Batch) -> Iterator[tuple[bool | Tensor, str]]:
+        n_pairs = _views(batch).number
+        yield n_pairs == 0, "positive pair"
+        yield n_pairs == 1, "second positive pair, and a variance needs two samples of a view"
 
     def compute(self, batch: Batch) -> Tensor:
         """The three terms, weighted."""
         views = _views(batch)
-        loss = torch.stack(self._terms(*views)).sum().to(batch.dtype)
-        if self._reads and not bool(torch.isfinite(loss.detach())):
-            largest = float(torch.stack([view.detach().abs().max() for view in views]).max())
+        loss = torch.stack(self._terms(views)).sum().to(batch.dtype)
+        if self._reads and on_host(loss) and not bool(torch.isfinite(loss.detach())):
+            largest = float(torch.stack([view.detach().abs().max() for view in views[:2]]).max())
             raise ValueError(
                 f"embeddings as large as {largest:.2g} make VICReg overflow in {loss.dtype}: it "
                 "squares them twice; make them smaller, or call .double()"
             )
         return loss
 
-    def _terms(self, first: Tensor, second: Tensor) -> list[Tensor]:
+    def _terms(self, views: _Views) -> list[Tensor]:
         """Invariance, variance and covariance."""
-        spread = _variance_hinge(first, self.eps) + _variance_hinge(second, self.eps)
+        first, second = (_centred(view, views) for view in views[:2])
+        apart = _met(views.first - views.second, views).square().sum(0) / views.number
+        spread = _variance_hinge(first, views, self.eps) + _variance_hinge(second, views, self.eps)
+        covariances = _squared_covariances(first, views) + _squared_covariances(second, views)
         return [
-            self.invariance * torch.nn.functional.mse_loss(first, second),
+            self.invariance * apart.mean(),
             self.variance / 2 * spread,
-            self.covariance * (_squared_covariances(first) + _squared_covariances(second)),
+            self.covariance * covariances,
         ]
 
     def _diagnose(self, batch: Batch) -> dict[str, float | str]:
         names = ("invariance", "variance", "covariance")
-        return dict(zip(names, map(float, self._terms(*_views(batch))), strict=True))
+        return dict(zip(names, map(float, self._terms(_views(batch))), strict=True))
 
 
-def _views(batch: Batch) -> tuple[Tensor, Tensor]:
-    first, second = view_pairs(_identities(batch))
-    return batch.anchors[first], batch.references[second]
+class _Views(NamedTuple):
+    first: Tensor  # shape (pairs, d)
+    second: Tensor
+    met: Tensor | None  # which rows are pairs, where nobody has counted them; None for all
+    number: int | Tensor  # of pairs
 
 
-def _identities(batch: Batch) -> Identities:
+def _views(batch: Batch) -> _Views:
     assert isinstance(batch.relation, Identities)
-    return batch.relation
+    first, second, met = adjacent_views(batch.relation)
+    if on_host(met):
+        first, second = first[met], second[met]
+        return _Views(batch.anchors[first], batch.references[second], None, len(first))
+    return _Views(batch.anchors[first], batch.references[second], met[:, None], met.sum())
 
 
-def _variance_hinge(view: Tensor, eps: float) -> Tensor:
+def _met(values: Tensor, views: _Views) -> Tensor:
+    """Values of pairs, 0 elsewhere."""
+    return values if views.met is None else torch.where(views.met, values, 0.0)
+
+
+def _centred(view: Tensor, views: _Views) -> Tensor:
+    return _met(view - _met(view, views).sum(0) / views.number, views)
+
+
+def _variance_hinge(centred: Tensor, views: _Views, eps: float) -> Tensor:
     """``mean_k relu(1 − √(var_k + eps))``."""
-    return torch.relu(1 - torch.sqrt(view.var(0) + eps)).mean()
+    variance = centred.square().sum(0) / (views.number - 1)
+    return torch.relu(1 - torch.sqrt(variance + eps)).mean()
 
 
-def _squared_covariances(view: Tensor) -> Tensor:
+def _squared_covariances(centred: Tensor, views: _Views) -> Tensor:
     """``Σ_{k≠l} cov_kl² / d``."""
-    centred = (view - view.mean(0)).T
-    covariance = cosines(centred, centred) / (len(view) - 1)
-    return (covariance.square().sum() - covariance.diagonal().square().sum()) / view.shape[1]
+    columns = centred.T
+    covariance = cosines(columns, columns) / (views.number - 1)
+    off_diagonal = covariance.square().sum() - covariance.diagonal().square().sum()
+    return off_diagonal / centred.shape[1]

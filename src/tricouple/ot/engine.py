@@ -8,7 +8,7 @@ that can be trusted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
@@ -25,7 +25,7 @@ from tricouple.memory import (
     Storage,
     choose_storage,
 )
-from tricouple.numeric import Patch, row_blocks, uniform
+from tricouple.numeric import Patch, on_host, row_blocks, uniform
 from tricouple.ot.gradients import GRADIENTS
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.contract import Coupling, Masses, Solution
@@ -120,13 +120,21 @@ class Problem(Protocol):
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
         """Couplings to try, the fastest first, the last one of which should never give up."""
 
+    def in_logarithms(self, source: Similarities, factor: float | Tensor, how: Sweeps) -> Coupling:
+        """The one that never gives up, and is never asked: nothing is read from its device."""
+
 
 def solve(
-    problem: Problem, source: Similarities, factor: float, marginals: Tensor, how: Sweeps
+    problem: Problem, source: Similarities, factor: float | Tensor, marginals: Tensor, how: Sweeps
 ) -> Solution:
-    """The answer of the first coupling that can be trusted."""
+    """The answer of the first coupling that can be trusted, or of the one that always can."""
     sizes = problem.sizes(source.shape)
-    for coupling in problem.couplings(source, factor, how):
+    couplings: Iterable[Coupling]
+    if on_host(source.like):
+        couplings = problem.couplings(source, float(factor), how)
+    else:
+        couplings = [problem.in_logarithms(source, factor, how)]
+    for coupling in couplings:
         masses = Masses(marginals, sizes, coupling.dtype)
         solution = coupling.solve(masses, how.n_iters, how.tol)
         if solution is not None:
@@ -153,6 +161,13 @@ class Pairs:
             small = isinstance(kernels, native.NativeKernels)
             yield native.NativePair(kernels) if small else ScaledPair(kernels)
         yield LogPair(source, factor, within=self.within, storage=storage, shard=shard)
+
+    def in_logarithms(self, source: Similarities, factor: float | Tensor, how: Sweeps) -> LogPair:
+        """By logarithms."""
+        shard = shared(source, how)
+        storage = _storage(source, self.within, how, shard, matrices=1)
+        scores = source.scaled(factor)
+        return LogPair(scores, 1.0, within=self.within, storage=storage, shard=shard)
 
 
 @dataclass(frozen=True)
@@ -182,6 +197,15 @@ class LinearTriplets(_Triplets):
             yield scaled(kernels, within=self.within, cancellation=lost)
         yield LogLinearTriplet(source, factor, within=self.within, storage=storage, shard=shard)
 
+    def in_logarithms(
+        self, source: Similarities, factor: float | Tensor, how: Sweeps
+    ) -> LogLinearTriplet:
+        """By logarithms."""
+        shard = shared(source, how)
+        storage = _storage(source, self.within, how, shard, matrices=2)
+        scores = source.scaled(factor)
+        return LogLinearTriplet(scores, 1.0, within=self.within, storage=storage, shard=shard)
+
     def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
         """In logarithms, which are right for any sharpness."""
         return LogTriplet(source.widened().matrix() * factor, LinearTerms(), within=self.within)
@@ -193,13 +217,15 @@ class LogSigmoidTriplets(_Triplets):
 
     epsilon: float  # ε
     tolerance: float  # relative error of the kernel, from which its quadrature is chosen
+    # What no score exceeds in size, where scores would have to be read from a device to find out.
+    reach: float | None = None
 
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
         """By scaling, in float32, in float64 and with what is excluded apart; by logarithms."""
         shard = self.shard(source.shape, how)
         storage = _storage(source, self.within, how, shard, matrices=1)
         rule = rule_of(1 / self.epsilon, self.tolerance)
-        compiled = native.compiled is not None and source.like.device.type == "cpu"
+        compiled = native.compiled is not None and on_host(source.like)
         kind = NativeTermKernels if compiled else TermKernels
         wide = source.widened()
         for digits in (source,) if wide.like.dtype == source.like.dtype else (source, wide):
@@ -217,14 +243,25 @@ class LogSigmoidTriplets(_Triplets):
         """The processes that share it, each with its own anchors."""
         return _shard(shape, how, LARGEST // _DEAR)
 
-    def _terms(self, source: Similarities, factor: float) -> tuple[Tensor, LogSigmoidTerms]:
+    def in_logarithms(
+        self, source: Similarities, factor: float | Tensor, how: Sweeps
+    ) -> LogDomainTriplet:
+        """By logarithms, with as many terms as the reach asks for; every process for itself."""
+        return self.careful(source, factor)
+
+    def _terms(
+        self, source: Similarities, factor: float | Tensor
+    ) -> tuple[Tensor, LogSigmoidTerms]:
         """The scores, and terms for all of them."""
-        scores = source.widened().matrix() * factor
-        lowest, highest = (float(end) for end in torch.aminmax(scores))
+        scores = source.scaled(factor).matrix()
+        if self.reach is None:
+            lowest, highest = (float(end) for end in torch.aminmax(scores))
+        else:
+            lowest, highest = -self.reach, self.reach
         terms = log_sigmoid_terms(1 / self.epsilon, lowest, highest, self.tolerance)
         return scores, terms
 
-    def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
+    def careful(self, source: Similarities, factor: float | Tensor) -> LogDomainTriplet:
         """In logarithms, which are right for any sharpness."""
         scores, terms = self._terms(source, factor)
         # Of few references all pairs are cheaper than all terms, and exact.
@@ -238,7 +275,7 @@ class LogSigmoidTriplets(_Triplets):
         self,
         anchors: Tensor,
         references: Tensor,
-        factor: float,
+        factor: float | Tensor,
         weights: Callable[[slice], tuple[Tensor, Tensor]],
         own: slice,
     ) -> Iterator[tuple[Tensor, Patch]]:
@@ -252,14 +289,16 @@ class LogSigmoidTriplets(_Triplets):
             own: Which anchors.
         """
         splits, source = splits_of(self.epsilon, self.tolerance), Products(anchors, references)
-        blocks = row_blocks(own.stop - own.start, source.shape[1], _COSTS)
+        spread = None if self.reach is None else 2 * self.reach
+        entries = _COSTS if self.reach is None else 32 * CACHED
+        blocks = row_blocks(own.stop - own.start, source.shape[1], entries)
         buffer = source.like.new_empty(blocks[0].stop if blocks else 0, source.shape[1])
         for block in blocks:
             rows = slice(own.start + block.start, own.start + block.stop)
             positives, negatives = weights(rows)
             tile = source.tile(rows, buffer[: rows.stop - rows.start])
             scores = tile.to(positives.dtype, copy=True).mul_(factor)
-            sums, slopes = pair_costs(scores, positives, negatives, splits)
+            sums, slopes = pair_costs(scores, positives, negatives, splits, spread)
             yield sums, Patch(rows, slopes)
 
 
@@ -276,7 +315,7 @@ class HingeTriplets(_Triplets):
         if not isinstance(source, Matrix):
             budget, number = (how.memory, how.memory_budget), 4 / (shard.size if shard else 1)
             storage = choose_storage(*budget, source.shape, source.like, matrices=number)
-        on_cpu = source.like.device.type == "cpu"
+        on_cpu = on_host(source.like)
         if native.compiled is not None and on_cpu and source.shape[1] <= COLUMNS:
             for dtype in dict.fromkeys((source.like.dtype, torch.float64)):
                 yield NativeHinge(
@@ -289,6 +328,13 @@ class HingeTriplets(_Triplets):
                     shard=shard,
                 )
         yield self.careful(source, factor, storage.tile_entries, shard)
+
+    def in_logarithms(
+        self, source: Similarities, factor: float | Tensor, how: Sweeps
+    ) -> HingeTriplet:
+        """By logarithms."""
+        shard = _shard(source.shape, how, LARGEST // _DEAR)
+        return self.careful(source.scaled(factor), 1.0, 8 * CACHED, shard)
 
     def careful(
         self,
@@ -320,9 +366,15 @@ class ShapedTriplets(_Triplets):
         """Exact, over a few anchors at a time."""
         yield self.careful(source, factor)
 
-    def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
+    def in_logarithms(
+        self, source: Similarities, factor: float | Tensor, how: Sweeps
+    ) -> LogDomainTriplet:
         """The same."""
-        scores = source.widened().matrix() * factor
+        return self.careful(source, factor)
+
+    def careful(self, source: Similarities, factor: float | Tensor) -> LogDomainTriplet:
+        """The same."""
+        scores = source.scaled(factor).matrix()
         return AnchorTriplet(
             scores, self.psi, self.epsilon, within=self.within, memory_budget=self.memory_budget
         )
@@ -363,7 +415,7 @@ def _kernels(
 ) -> Iterator[Kernels]:
     """``exp(factor · s)`` for each factor, in the source's digits and then in more."""
     n, m = source.shape
-    in_c = compiled() and source.like.device.type == "cpu"
+    in_c = compiled() and on_host(source.like)
     wide = source.widened()
     for digits in (source,) if wide.like.dtype == source.like.dtype else (source, wide):
         if in_c and n * m <= LARGEST and not storage.streamed:
@@ -381,5 +433,5 @@ def _can_be_halved(source: Similarities, within: bool) -> TypeGuard[Products]:
         and within
         and isinstance(source, Products)
         and source.anchors is source.references
-        and source.like.device.type == "cpu"
+        and on_host(source.like)
     )

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from tricouple.memory import empty_matrix
-from tricouple.numeric import ScoreGradient, first_derivative_only, never_compiled, pull, wide_dtype
+from tricouple.numeric import (
+    ScoreGradient,
+    first_derivative_only,
+    never_compiled,
+    pull,
+    told,
+    wide_dtype,
+)
 from tricouple.ot.engine import HingeTriplets, Problem, Sweeps, solve
 from tricouple.ot.gradients import GRADIENTS, implicit, marginal_error, warn_unless_converged
 from tricouple.ot.sweeps.contract import Solution
@@ -25,7 +32,7 @@ from tricouple.ot.sweeps.kernels import Matrix, Products, Similarities
 
 def solve_potentials(
     similarity: Tensor, factor: float | Tensor, marginals: Tensor, problem: Problem, how: Sweeps
-) -> tuple[Tensor, int]:
+) -> tuple[Tensor, int | Tensor]:
     """Log-scalings (wide dtype), all axes in one vector, and the number of sweeps done.
 
     Args:
@@ -92,7 +99,7 @@ class _OfSimilarities(torch.autograd.Function):
         marginals: Tensor,
         problem: Problem,
         how: Sweeps,
-    ) -> tuple[Tensor, int]:
+    ) -> tuple[Tensor, int | Tensor]:
         ctx.save_for_backward(similarity, _learnt(factor))
         solution = _remember(ctx, Matrix(similarity), factor, marginals, problem, how)
         return solution.potentials.clone(), solution.n_sweeps
@@ -172,7 +179,7 @@ def _remember(
     how: Sweeps,
 ) -> Solution:
     """Solve, and keep what the gradient needs."""
-    ctx.factor = float(factor)
+    ctx.factor = told(factor.detach()) if isinstance(factor, Tensor) else factor
     ctx.factor_dtype = factor.dtype if isinstance(factor, Tensor) else None
     ctx.imposed = marginals
     ctx.sizes, ctx.rule = problem.sizes(source.shape), GRADIENTS[how.gradient]
@@ -207,7 +214,7 @@ def watched_plans() -> Iterator[list[Watched]]:
 
 @torch.inference_mode()
 def _watched(solution: Solution, imposed: Tensor, sizes: tuple[int, ...]) -> Watched:
-    return Watched(solution.n_sweeps, marginal_error(solution.plan(), imposed.split(sizes)))
+    return Watched(int(solution.n_sweeps), marginal_error(solution.plan(), imposed.split(sizes)))
 
 
 # Sweeps are many small operations, and inference mode makes each of them cheaper.

@@ -214,7 +214,7 @@ def triplet_sinkhorn(
         (phi, f, g),
         (mass_a, mass_b, mass_h),
         within,
-        sweeps,
+        int(sweeps),
         tol,
         partial(problem.careful, source, number),
     )

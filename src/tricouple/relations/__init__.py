@@ -12,7 +12,7 @@ from tricouple.relations.identities import Identities
 from tricouple.relations.listed import ListedTriplets, MinedPairs
 from tricouple.relations.placed import PlacedRelation, Places
 from tricouple.relations.targets import PairTarget, Relation, TargetPairs, TripletTarget
-from tricouple.relations.views import pair_views, view_pairs
+from tricouple.relations.views import adjacent_views, pair_views, view_pairs
 from tricouple.relations.weighted import WeightedIdentities, by_class
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "TargetPairs",
     "TripletTarget",
     "WeightedIdentities",
+    "adjacent_views",
     "by_class",
     "pair_views",
     "view_pairs",

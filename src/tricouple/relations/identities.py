@@ -7,7 +7,6 @@ groups, and inner products with the similarities come from the groups' sums, O(N
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tricouple.numeric import divide_or_zero, wide_dtype
+from tricouple.numeric import divide_or_zero, logarithm, on_host, told, wide_dtype
 from tricouple.relations.targets import TargetPairs, TripletTarget
 
 
@@ -45,8 +44,17 @@ class Identities:
 
     @functools.cached_property
     def _groups(self) -> tuple[Tensor, Tensor]:
-        """The group, 0 … K−1, of each sample, and the number of samples in each group."""
+        """The group, 0 … K−1, of each sample, and the number of samples in each group.
+
+        Where K would have to be read from a device it is the number of samples, and some groups
+        are empty.
+        """
         samples = self.anchors if self.within else torch.cat([self.anchors, self.references])
+        if not on_host(samples):
+            ordered, places = samples.sort()
+            begun = (ordered[1:] != ordered[:-1]).cumsum(0)
+            codes = torch.zeros_like(places).scatter_(0, places[1:], begun)
+            return codes, _counts(codes, len(codes), wide_dtype(codes.device))
         _, codes, counts = torch.unique(samples, return_inverse=True, return_counts=True)
         return codes, counts.to(wide_dtype(codes.device))
 
@@ -63,7 +71,7 @@ class Identities:
         both = self._groups[1]
         if self.within:
             return both, both
-        anchors = torch.bincount(self.codes[0], minlength=len(both)).to(both.dtype)
+        anchors = _counts(self.codes[0], len(both), both.dtype)
         return anchors, both - anchors
 
     def anchor_sums(self, values: Tensor) -> Tensor:
@@ -78,15 +86,15 @@ class Identities:
         return references - int(self.within), len(self.references) - references
 
     @functools.cached_property
-    def n_triplets(self) -> float:
+    def n_triplets(self) -> float | Tensor:
         """|A| = Σ_i n⁺_i n⁻_i."""
         positives, negatives = self.partners
-        return float(self.sizes[0] @ (positives * negatives))
+        return told(self.sizes[0] @ (positives * negatives))
 
     @functools.cached_property
-    def n_positives(self) -> float:
+    def n_positives(self) -> float | Tensor:
         """Σ_i n⁺_i."""
-        return float(self.sizes[0] @ self.partners[0])
+        return told(self.sizes[0] @ self.partners[0])
 
     def triplets(self) -> TripletTarget:
         """P̃¹²_ij = W⁺_ij n⁻_i/|A| and P̃¹³_ik = W⁻_ik n⁺_i/|A| (mathematics §1)."""
@@ -95,7 +103,7 @@ class Identities:
         negatives = GroupedPairs(self, different=per_negative)
         contrast = GroupedPairs(self, same=per_positive, different=-per_negative)
         marginals = (*positives.marginals, negatives.marginals[1])
-        entropy, weight = math.log(self.n_triplets), 1 / self.n_triplets
+        entropy, weight = logarithm(self.n_triplets), 1 / self.n_triplets
         return TripletTarget(entropy, positives, negatives, contrast, marginals, weight)
 
     def attracting(self) -> TargetPairs:
@@ -123,10 +131,10 @@ class Identities:
     def _uniform(self, kept: Tensor, *, same: bool) -> TargetPairs:
         partners = self.partners[0 if same else 1]
         anchors = self.sizes[0] * kept
-        size = float(anchors @ partners)
+        size = told(anchors @ partners)
         weights = kept.to(partners.dtype) / size
         pairs = GroupedPairs(self, same=weights) if same else GroupedPairs(self, different=weights)
-        return TargetPairs(math.log(size), pairs)
+        return TargetPairs(logarithm(size), pairs)
 
 
 @dataclass(frozen=True)
@@ -253,6 +261,14 @@ class _Form(torch.autograd.Function):
         if torch.is_grad_enabled():  # a second derivative moves the sums too
             sums = ctx.partial_sums(*samples)
         return None, *(gradient * part for part in sums)
+
+
+def _counts(codes: Tensor, n_groups: int, dtype: torch.dtype) -> Tensor:
+    """The number of samples in each group, shape (K,)."""
+    if on_host(codes):
+        return torch.bincount(codes, minlength=n_groups).to(dtype)
+    ones = torch.ones_like(codes, dtype=dtype)
+    return ones.new_zeros(n_groups).index_add_(0, codes, ones)
 
 
 def all_but_own(values: Tensor) -> Tensor:

@@ -100,12 +100,12 @@ class PlacedRelation:
     places: Places
 
     @property
-    def n_triplets(self) -> float:
+    def n_triplets(self) -> float | Tensor:
         """|A|."""
         return self.relation.n_triplets
 
     @property
-    def n_positives(self) -> float:
+    def n_positives(self) -> float | Tensor:
         """The number of positive pairs."""
         return self.relation.n_positives
 
@@ -119,7 +119,7 @@ class PlacedRelation:
             places.reference_masses(third),
         )
         of_anchor, of_negative = target.anchor_weights, target.negative_weights
-        if isinstance(of_anchor, Tensor):
+        if isinstance(of_anchor, Tensor) and of_anchor.ndim:
             of_anchor = places.anchor_masses(of_anchor)
         if isinstance(of_negative, Tensor):
             of_negative = places.reference_masses(of_negative)

@@ -29,7 +29,9 @@ class PairTarget(Protocol):
 class TargetPairs:
     """A pair target with its entropy."""
 
-    entropy: float  # −Σ P̃ log P̃: the logarithm of the number of pairs where all weigh the same
+    entropy: (
+        float | Tensor
+    )  # −Σ P̃ log P̃: the logarithm of the number of pairs where all weigh the same
     pairs: PairTarget
 
 
@@ -37,7 +39,7 @@ class TargetPairs:
 class TripletTarget:
     """The target coupling of triplets, P̃_ijk = w_i v_k on A, seen through its pair marginals."""
 
-    entropy: float  # −Σ P̃ log P̃: log|A| where all triplets weigh the same
+    entropy: float | Tensor  # −Σ P̃ log P̃: log|A| where all triplets weigh the same
     positives: PairTarget  # P̃¹², its (anchor, positive) marginal
     negatives: PairTarget  # P̃¹³, its (anchor, negative) marginal
     # P̃¹² − P̃¹³, whose inner product with the similarities is the mean margin.
@@ -53,7 +55,7 @@ class TripletTarget:
         w_i at the positives of some anchors i, and v_k at their negatives, shape (rows, M) each.
         """
         wide, of_anchor = self.marginals[0].dtype, self.anchor_weights
-        if isinstance(of_anchor, Tensor):
+        if isinstance(of_anchor, Tensor) and of_anchor.ndim:
             of_anchor = of_anchor[rows, None]
         positives, negatives = (
             self.positives.mask(rows).to(wide),
@@ -66,11 +68,11 @@ class Relation(Protocol):
     """The admissible triplets of a batch and their projections on pairs."""
 
     @property
-    def n_triplets(self) -> float:
-        """|A|; a float, since it grows as N³."""
+    def n_triplets(self) -> float | Tensor:
+        """|A|; a float, since it grows as N³, or what a device knows of it."""
 
     @property
-    def n_positives(self) -> float:
+    def n_positives(self) -> float | Tensor:
         """The number of positive pairs, with or without a negative for their anchor."""
 
     def triplets(self) -> TripletTarget:

@@ -72,31 +72,29 @@ def _checked(views: Sequence[Any], *, empty: bool) -> Sequence[Tensor]:
 
 def view_pairs(relation: Identities) -> tuple[Tensor, Tensor]:
     """Indices of the first and of the second view of each pair, shape (pairs,) each."""
-    anchors, references = relation.codes
+    first, second, met = adjacent_views(relation)
+    return first[met], second[met]
+
+
+def adjacent_views(relation: Identities) -> tuple[Tensor, Tensor, Tensor]:
+    """The same among more indices, and which of them are pairs: nobody counts the pairs."""
+    anchors = relation.codes[0]
     n_groups = len(relation.sizes[0])
+    # A place, group and number in one: a pair is two samples at one place, next to each other.
     if relation.within:
-        number = _number_in_group(anchors)
-        views = [(number % 2 == side).nonzero()[:, 0] for side in (0, 1)]
-        places = [(anchors + n_groups * (number // 2))[view] for view in views]
+        places = anchors + n_groups * (_number_in_group(anchors, n_groups) // 2)
     else:
-        views = [torch.arange(len(codes), device=codes.device) for codes in (anchors, references)]
-        places = [codes + n_groups * _number_in_group(codes) for codes in (anchors, references)]
-    # A place, group and number in one, occurs once in a view: a pair is a place that both have.
-    first, second = (
-        view[order][torch.isin(own[order], other)]
-        for view, own, other, order in (
-            (views[0], places[0], places[1], places[0].argsort()),
-            (views[1], places[1], places[0], places[1].argsort()),
-        )
-    )
-    return first, second
+        places = torch.cat([c + n_groups * _number_in_group(c, n_groups) for c in relation.codes])
+    places, order = places.sort(stable=True)
+    met = places[1:] == places[:-1]
+    first, second = order[:-1] * met, order[1:]
+    return first, (second if relation.within else second - len(anchors)) * met, met
 
 
-def _number_in_group(codes: Tensor) -> Tensor:
+def _number_in_group(codes: Tensor, n_groups: int) -> Tensor:
     """How many samples of the same group come earlier in the batch, shape (N,)."""
     order = codes.argsort(stable=True)
-    counts = torch.bincount(codes)
+    counts = codes.new_zeros(n_groups).index_add_(0, codes, torch.ones_like(codes))
     starts = counts.cumsum(0) - counts
-    numbers = torch.empty_like(codes)
-    numbers[order] = torch.arange(len(codes), device=codes.device) - starts[codes[order]]
-    return numbers
+    numbers = torch.arange(len(codes), device=codes.device) - starts[codes[order]]
+    return torch.empty_like(codes).index_copy_(0, order, numbers)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tricouple.numeric import divide_or_zero
+from tricouple.numeric import divide_or_zero, told
 from tricouple.relations.identities import Identities, all_but_own
 from tricouple.relations.targets import Relation, TargetPairs, TripletTarget
 
@@ -40,15 +40,15 @@ class WeightedIdentities:
         return references - (self.own >= 0).to(references.dtype), negatives
 
     @functools.cached_property
-    def n_triplets(self) -> float:
+    def n_triplets(self) -> float | Tensor:
         """|A| = Σ_i n⁺_i n⁻_i."""
         positives, negatives = self.partners
-        return float(positives @ negatives)
+        return told(positives @ negatives)
 
     @functools.cached_property
-    def n_positives(self) -> float:
+    def n_positives(self) -> float | Tensor:
         """Σ_i n⁺_i."""
-        return float(self.partners[0].sum())
+        return told(self.partners[0].sum())
 
     def triplets(self) -> TripletTarget:
         """P̃_ijk = p_i/n⁺_i · v_k/Z_i (mathematics §11)."""
@@ -124,9 +124,8 @@ class WeightedIdentities:
         weights = torch.ones_like(sizes)
         if self.classes:
             anchors = (self.identities.anchor_sums(counts) > 0) & (sizes > 0)
-            number = int(torch.count_nonzero(anchors))
-            if number > 1:
-                weights = weights + anchors.to(sizes.dtype) / (number - 1)
+            others = (torch.count_nonzero(anchors) - 1).to(sizes.dtype)
+            weights = weights + divide_or_zero(anchors.to(sizes.dtype), others)
             weights = divide_or_zero(weights, sizes)
         return weights[codes], all_but_own(weights * sizes)[anchor_codes]
 
@@ -217,9 +216,9 @@ def by_class(relation: Relation) -> WeightedIdentities:
     return WeightedIdentities(relation, own, classes=True)
 
 
-def _xlogx(masses: Tensor, weights: Tensor) -> float:
+def _xlogx(masses: Tensor, weights: Tensor) -> float | Tensor:
     """``Σ masses · log weights``, where no mass counts nothing."""
-    return float(torch.special.xlogy(masses, weights).sum())
+    return told(torch.special.xlogy(masses, weights).sum())
 
 
 def _difference(total: Tensor, part: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tricouple.distributed import Shard
-from tricouple.numeric import Patch, ScoreGradient, divide_or_zero
+from tricouple.numeric import Patch, ScoreGradient, divide_or_zero, on_host
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Solution:
     potentials: Tensor  # log-scalings, all axes in one vector, wide dtype
     plan: Callable[[], Plan]  # makes the final plan
     history: History  # every update on the way to it
-    n_sweeps: int  # sweeps done
+    n_sweeps: int | Tensor  # sweeps done
 
 
 class Stage(NamedTuple):
@@ -134,6 +134,46 @@ class Stage(NamedTuple):
 
     axis: int
     plan: Plan
+    late: Tensor | None = None  # whether it came after the end and changed nothing
+
+
+class Goal:
+    """The end of sweeping: of the loop on the host, of all change on a device.
+
+    A device is not asked whether the goal is reached. Its sweeps go on, and change nothing more:
+    the shapes of all that is kept do not depend on when that was.
+    """
+
+    def __init__(self, tol: float | None, agreed: Callable[[bool], bool]) -> None:
+        self._tol, self._agreed = tol, agreed
+        self.late: Tensor | None = None  # whether it is reached, where only the device knows
+        self._late_sweeps: int | Tensor = 0
+
+    def reached(self, *errors: Callable[[], Tensor]) -> bool:
+        """Whether to leave the loop: all these L1 errors of marginals are below the tolerance."""
+        if self._tol is None:
+            return False
+        met: Tensor | None = None
+        for error in errors:
+            below = error() <= self._tol
+            if on_host(below):
+                if not self._agreed(bool(below)):
+                    return False
+            else:
+                met = below if met is None else below & met
+        if met is None:
+            return True
+        self.late = met if self.late is None else met | self.late
+        self._late_sweeps = self._late_sweeps + self.late.long()
+        return False
+
+    def until(self, before: Tensor, after: Tensor) -> Tensor:
+        """What an update leads to, or what was before it if the goal was reached already."""
+        return after if self.late is None else torch.where(self.late, before, after)
+
+    def sweeps(self, number: int) -> int | Tensor:
+        """How many of all sweeps counted."""
+        return number - self._late_sweeps
 
 
 @dataclass(frozen=True)
@@ -153,9 +193,13 @@ class Stages:
         """
         sink = self.coupling.sink()
         gradients = dict(enumerate(cotangents))
-        for axis, plan in reversed(self.stages):
+        for axis, plan, late in reversed(self.stages):
             # The update overwrote this potential: nothing flows to its old value.
-            weights = -gradients.pop(axis) * self.masses.inverses[axis]
+            gradient = gradients.pop(axis)
+            if late is not None:  # all flows to it
+                gradients[axis] = gradient * late
+                gradient = gradient * ~late
+            weights = -gradient * self.masses.inverses[axis]
             for other, pushed in plan.push(axis, weights, sink).items():
                 gradients[other] = gradients[other] + pushed if other in gradients else pushed
         return sink.total()

@@ -28,8 +28,9 @@ from torch.nn.functional import pad
 
 from tricouple.distributed import Shard
 from tricouple.memory import CACHED
-from tricouple.numeric import Patch, ScoreGradient, row_blocks
+from tricouple.numeric import Patch, ScoreGradient, on_host, row_blocks
 from tricouple.ot.sweeps.contract import (
+    Goal,
     GradientSink,
     History,
     Masses,
@@ -79,24 +80,29 @@ class HingeTriplet(LogDomainTriplet):
         mass_a, mass_b, _ = masses.values
         log_a, log_b, log_h = (mass.log() for mass in masses.values)
         phi, f, g = (torch.zeros_like(log) for log in (log_a, log_b, log_h))
-        plans = [LogTripletPlan(self, phi, f, g)]
+        before = LogTripletPlan(self, phi, f, g)
+        plans, goal = [before], Goal(tol, self.agreed)
+
+        def error_a() -> Tensor:
+            return (torch.exp(before.phi + row_sums) - mass_a).abs().sum()
+
+        def error_b() -> Tensor:
+            return (before.push(0, torch.ones_like(phi))[1] - mass_b).abs().sum()
+
         for sweep in range(n_iters):
             row_sums, phi, columns = self.scale_anchors(log_a, f, g)  # marginal 1
-            if tol is not None and sweep > 0:
-                before = plans[-1]
-                error = (torch.exp(before.phi + row_sums) - mass_a).abs().sum()
-                if self.agreed(float(error) <= tol):
-                    found = before.push(0, torch.ones_like(phi))[1]
-                    if self.agreed(float((found - mass_b).abs().sum()) <= tol):
-                        break
-            f = log_scaling(log_b, columns)  # marginal 2
-            g = log_scaling(log_h, self.negative_sums(phi, f))  # marginal 3
-            plans.append(LogTripletPlan(self, phi, f, g))
+            if sweep > 0 and goal.reached(error_a, error_b):
+                break
+            phi = goal.until(before.phi, phi)
+            f = goal.until(f, log_scaling(log_b, columns))  # marginal 2
+            g = goal.until(g, log_scaling(log_h, self.negative_sums(phi, f)))  # marginal 3
+            before = LogTripletPlan(self, phi, f, g, goal.late)
+            plans.append(before)
         if not self.agreed(self.trusts(plans)):
             return None
-        potentials = torch.cat([plans[-1].phi, plans[-1].f, plans[-1].g])
-        history = self.history(masses, plans)
-        return Solution(self, potentials, lambda: plans[-1], history, len(plans) - 1)
+        potentials = torch.cat([before.phi, before.f, before.g])
+        history, sweeps = self.history(masses, plans), goal.sweeps(len(plans) - 1)
+        return Solution(self, potentials, lambda: plans[-1], history, sweeps)
 
     def trusts(self, plans: Sequence[LogTripletPlan]) -> bool:
         """Whether the numbers hold what the sweeps went through: logarithms hold everything."""
@@ -106,9 +112,10 @@ class HingeTriplet(LogDomainTriplet):
         """Three updates a sweep, each with the plan right after it."""
         stages: list[Stage] = []
         for before, plan in pairwise(plans):
-            stages.append(Stage(0, LogTripletPlan(self, plan.phi, before.f, before.g)))
-            stages.append(Stage(1, LogTripletPlan(self, plan.phi, plan.f, before.g)))
-            stages.append(Stage(2, plan))
+            late = plan.late
+            stages.append(Stage(0, LogTripletPlan(self, plan.phi, before.f, before.g), late))
+            stages.append(Stage(1, LogTripletPlan(self, plan.phi, plan.f, before.g), late))
+            stages.append(Stage(2, plan, late))
         return Stages(self, masses, stages)
 
     def scale_anchors(self, log_mass: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -351,7 +358,7 @@ def _all_but_own(logs: Tensor, bound: Tensor) -> Tensor:
     shares = torch.exp(logs - torch.where(total == -torch.inf, 0.0, total))
     rest = total + torch.log1p(-shares.clamp_max_(1.0))
     heavy = logs > total - math.log(2)
-    if not bool(heavy.any()):
+    if on_host(heavy) and not bool(heavy.any()):
         return rest
     rows, m = logs.shape
     place = torch.arange(m, device=logs.device).expand(rows, m)

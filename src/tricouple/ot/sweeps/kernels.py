@@ -52,6 +52,9 @@ class Similarities(Protocol):
     def widened(self) -> Similarities:
         """The same in the wide dtype."""
 
+    def scaled(self, factor: float | Tensor) -> Similarities:
+        """The same in the wide dtype times a factor, which nobody reads."""
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -81,6 +84,10 @@ class Matrix:
     def widened(self) -> Matrix:
         """A copy in the wide dtype."""
         return Matrix(self.values.to(wide_dtype(self.values.device)))
+
+    def scaled(self, factor: float | Tensor) -> Matrix:
+        """A copy in the wide dtype times a factor."""
+        return Matrix(self.widened().values * factor)
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,11 @@ class Products:
         anchors = self.anchors.to(wide)
         same = self.references is self.anchors
         return Products(anchors, anchors if same else self.references.to(wide))
+
+    def scaled(self, factor: float | Tensor) -> Products:
+        """Of the embeddings in the wide dtype, the anchors times a factor."""
+        wide = self.widened()
+        return Products(wide.anchors * factor, wide.references)
 
 
 class Tile(NamedTuple):

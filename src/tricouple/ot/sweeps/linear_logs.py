@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from tricouple.memory import Storage
 from tricouple.numeric import ScoreGradient
 from tricouple.ot.sweeps.contract import (
     Coupling,
+    Goal,
     GradientSink,
     Masses,
     Plan,
@@ -27,7 +28,7 @@ from tricouple.ot.sweeps.contract import (
     log_scaling,
 )
 from tricouple.ot.sweeps.kernels import Similarities
-from tricouple.ot.sweeps.log_tiles import Apart, LogTiles, Side, Term, Weights
+from tricouple.ot.sweeps.log_tiles import Apart, LogTiles, Side, Term, Weights, finite
 
 
 class TermSink:
@@ -79,10 +80,15 @@ class _LogCoupling(Coupling):
         self.tiles.release()
 
     def _solution(
-        self, masses: Masses, potentials: Sequence[Tensor], stages: Sequence[Stage], last: Plan
+        self,
+        masses: Masses,
+        potentials: Sequence[Tensor],
+        stages: Sequence[Stage],
+        last: Plan,
+        goal: Goal,
     ) -> Solution:
         history = Stages(self, masses, stages)
-        sweeps = len(stages) // len(potentials)
+        sweeps = goal.sweeps(len(stages) // len(potentials))
         return Solution(self, torch.cat(list(potentials)), lambda: last, history, sweeps)
 
 
@@ -94,19 +100,17 @@ class LogPair(_LogCoupling):
         log_rows, log_columns = (mass.log() for mass in masses.values)
         f, g = torch.zeros_like(log_rows), torch.zeros_like(log_columns)
         stages: list[Stage] = []
+        goal = Goal(tol, self.agreed)
         for sweep in range(n_iters):
             sums = self.tiles.rows(self.factor, g).total
-            if (
-                tol is not None
-                and sweep > 0
-                and self.agreed(_error(f + sums, masses.values[0]) <= tol)
-            ):
+            if sweep > 0 and goal.reached(partial(_error, f + sums, masses.values[0])):
                 break
-            f = log_scaling(log_rows, sums)
-            stages.append(Stage(0, LogPairPlan(self, f, g)))
-            g = log_scaling(log_columns, self.tiles.columns(Side(self.factor, f, g)))
-            stages.append(Stage(1, LogPairPlan(self, f, g)))
-        return self._solution(masses, (f, g), stages, LogPairPlan(self, f, g))
+            f = goal.until(f, log_scaling(log_rows, sums))
+            stages.append(Stage(0, LogPairPlan(self, f, g), goal.late))
+            received = self.tiles.columns(Side(self.factor, f, g))
+            g = goal.until(g, log_scaling(log_columns, received))
+            stages.append(Stage(1, LogPairPlan(self, f, g), goal.late))
+        return self._solution(masses, (f, g), stages, LogPairPlan(self, f, g), goal)
 
 
 @dataclass(frozen=True)
@@ -143,28 +147,25 @@ class LogLinearTriplet(_LogCoupling):
         log_a, log_b, log_h = (mass.log() for mass in masses.values)
         phi, f, g = (torch.zeros_like(log) for log in (log_a, log_b, log_h))
         stages: list[Stage] = []
+        goal = Goal(tol, self.agreed)
         plan = LogLinearPlan(self, phi, f, g, self._positives(f), self._negatives(g))
         for sweep in range(n_iters):
             sums = plan.log_sums()
-            if (
-                tol is not None
-                and sweep > 0
-                and self.agreed(_error(plan.phi + sums, masses.values[0]) <= tol)
-                and self.agreed(
-                    _error(plan.f + self.tiles.columns(plan.attract), masses.values[1]) <= tol
-                )
+            if sweep > 0 and goal.reached(
+                partial(_error, plan.phi + sums, masses.values[0]),
+                partial(plan.error, 1, masses.values[1]),
             ):
                 break
             # Marginals 1, 2 and 3 of mathematics §2, each set in turn.
-            plan = replace(plan, phi=log_scaling(log_a, sums))
-            stages.append(Stage(0, plan))
-            f = log_scaling(log_b, self.tiles.columns(plan.attract))
+            plan = replace(plan, phi=goal.until(plan.phi, log_scaling(log_a, sums)))
+            stages.append(Stage(0, plan, goal.late))
+            f = goal.until(plan.f, log_scaling(log_b, self.tiles.columns(plan.attract)))
             plan = replace(plan, f=f, plus=self._positives(f))
-            stages.append(Stage(1, plan))
-            g = log_scaling(log_h, self.tiles.columns(plan.repel))
+            stages.append(Stage(1, plan, goal.late))
+            g = goal.until(plan.g, log_scaling(log_h, self.tiles.columns(plan.repel)))
             plan = replace(plan, g=g, minus=self._negatives(g))
-            stages.append(Stage(2, plan))
-        return self._solution(masses, (plan.phi, plan.f, plan.g), stages, plan)
+            stages.append(Stage(2, plan, goal.late))
+        return self._solution(masses, (plan.phi, plan.f, plan.g), stages, plan, goal)
 
     def _positives(self, f: Tensor) -> Apart:
         """r⁺ = E⁺ b."""
@@ -219,6 +220,10 @@ class LogLinearPlan:
         own, side = (self.f, self.attract) if axis == 1 else (self.g, self.repel)
         return torch.exp(own + self.coupling.tiles.columns(side))
 
+    def error(self, axis: int, mass: Tensor) -> Tensor:
+        """The L1 error of a marginal."""
+        return (self.marginal(axis) - mass).abs().sum()
+
     def push(
         self, axis: int, weights: Tensor, sink: GradientSink | None = None
     ) -> dict[int, Tensor]:
@@ -245,9 +250,9 @@ class LogLinearPlan:
         return pushed
 
 
-def _error(logs: Tensor, mass: Tensor) -> float:
+def _error(logs: Tensor, mass: Tensor) -> Tensor:
     """The L1 error of a marginal, which is given by its logarithm."""
-    return float((logs.exp() - mass).abs().sum())
+    return (logs.exp() - mass).abs().sum()
 
 
 def _less(logs: Tensor, part: Tensor) -> Tensor:
@@ -261,7 +266,7 @@ def _all_but_two(logs: Tensor, index: Tensor, *, within: bool) -> Tensor:
     One of the three largest is always among the others: leaving out smaller ones loses nothing.
     """
     tops, places = logs.topk(min(3, len(logs)))
-    lowest = tops[-1] if tops[-1] > -torch.inf else tops.new_zeros(())
+    lowest = finite(tops[-1])
     small = torch.exp(logs - lowest).index_fill(0, places, 0.0)
     left = small.sum() - small[index]
     gone = index[:, None] == places

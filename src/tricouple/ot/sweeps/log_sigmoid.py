@@ -138,20 +138,20 @@ class LogSigmoidTerms:
     nodes: tuple[float, ...]  # the abscissae v_q
     step: float  # their distance
 
-    def attract(self, x: Tensor, node: float) -> Tensor:
+    def attract(self, x: Tensor, node: float | Tensor) -> Tensor:
         """Logarithm of a term's factor in x."""
         constant = math.log(self.step) - math.lgamma(self.power)
         return self.power * (x + node) - torch.exp(x + node) + constant
 
-    def repel(self, y: Tensor, node: float) -> Tensor:
+    def repel(self, y: Tensor, node: float | Tensor) -> Tensor:
         """Logarithm of a term's factor in y."""
         return -torch.exp(y + node)
 
-    def attract_slope(self, x: Tensor, node: float) -> Tensor:
+    def attract_slope(self, x: Tensor, node: float | Tensor) -> Tensor:
         """Derivative of ``attract``."""
         return self.power - torch.exp(x + node)
 
-    def repel_slope(self, y: Tensor, node: float) -> Tensor:
+    def repel_slope(self, y: Tensor, node: float | Tensor) -> Tensor:
         """Derivative of ``repel``."""
         return -torch.exp(y + node)
 
@@ -175,9 +175,9 @@ def log_sigmoid_terms(
         True
     """
     rule = rule_of(power, tolerance)
-    ends = torch.tensor([lowest, highest], dtype=torch.float64, device="cpu")
-    first, count = (int(number) for number in rule.nodes(*ends))
-    nodes = tuple(rule.step * q for q in range(first, first + count))
+    first = math.floor((rule.left - math.log(2) - highest) / rule.step)
+    last = math.ceil((rule.right - math.log(2) - lowest) / rule.step)
+    nodes = tuple(rule.step * q for q in range(first, last + 1))
     return LogSigmoidTerms(power, nodes, rule.step)
 
 

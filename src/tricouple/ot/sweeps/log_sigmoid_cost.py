@@ -17,6 +17,7 @@ import math
 import torch
 from torch import Tensor
 
+from tricouple.numeric import on_host
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.threads import in_threads
 
@@ -47,7 +48,11 @@ def _error(step: float) -> float:
 
 
 def pair_costs(
-    scores: Tensor, positives: Tensor, negatives: Tensor, splits: int
+    scores: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    splits: int,
+    spread: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``Σ_jk positives_j negatives_k log(1 + e^{x_k − x_j})`` of each row, and its gradient.
 
@@ -56,6 +61,7 @@ def pair_costs(
         positives: Weights of the positives, 0 elsewhere, same shape and dtype.
         negatives: Those of the negatives.
         splits: Nodes between rates that differ by a factor of two.
+        spread: What two scores of a row differ by at most; None to find out.
 
     Returns:
         Shapes (rows,) and (rows, M).
@@ -66,7 +72,7 @@ def pair_costs(
         >>> abs(float(total) - math.log1p(math.exp(-1))) < 1e-9
         True
     """
-    if native.compiled is not None and scores.device.type == "cpu":
+    if native.compiled is not None and on_host(scores):
         return _native_costs(scores, positives, negatives, splits)
     step = math.log(2) / splits
     near_one = positives.sum(1, keepdim=True)
@@ -84,8 +90,9 @@ def pair_costs(
     total -= (u_plus * u_minus + near_one * (negatives * u**2).sum(1, keepdim=True) / 2) * second
     slope = negatives * u * (near_one * first - (u_plus + near_one * u) * second)
     slope -= positives * u * u_minus * second
-    lowest = float(x.masked_fill(positives == 0, 0.0).amin())
-    for number in range(math.ceil((HEAD - TAIL - lowest) / step) + 2):
+    if spread is None:
+        spread = -float(x.masked_fill(positives == 0, 0.0).amin())
+    for number in range(math.ceil((HEAD - TAIL + spread) / step) + 2):
         rates = (x + (start + step * number)).clamp_(max=7.0).exp_()  # beyond e^7 B is 0
         b = torch.exp(-rates)
         near = (positives * b).sum(1, keepdim=True)

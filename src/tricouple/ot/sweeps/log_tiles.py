@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tricouple.distributed import Shard
 from tricouple.memory import Loan, Storage
-from tricouple.numeric import Patch, ScoreGradient, row_blocks
+from tricouple.numeric import Patch, ScoreGradient, on_host, row_blocks
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.kernels import Products, Similarities
 from tricouple.ot.sweeps.threads import in_threads
@@ -49,7 +49,7 @@ class Apart:
 
     def mean(self, weights: Tensor, of_rest: Tensor) -> Tensor:
         """The mean of the columns' weights, of that without the largest term."""
-        parts = (part - _finite(self.total) for part in (self.top, self.rest))
+        parts = (part - finite(self.total) for part in (self.top, self.rest))
         alone, others = (torch.exp(part) for part in parts)
         return alone * weights[self.index] + others * of_rest
 
@@ -129,7 +129,7 @@ class _Group:
         self._of_rows = torch.stack([term.of_rows for term in terms])
         self._of_columns = torch.stack([term.of_columns for term in terms])
         totals, lefts = self._of_rows[:, 0], self._of_rows[:, 3]
-        scale = _finite(totals.amax(0))
+        scale = finite(totals.amax(0))
         shares = torch.exp(totals - scale)
         rights = [k for k, term in enumerate(terms) if term.weights.right is not None]
         gain = shares[rights[0]] if rights else None
@@ -184,7 +184,7 @@ class LogTiles:
         self.shard, (n, m) = shard, self.shape
         self._own = slice(0, n) if shard is None else shard.rows
         n_rows = self._own.stop - self._own.start
-        self._compiled = native.compiled is not None and self.like.device.type == "cpu"
+        self._compiled = native.compiled is not None and on_host(self.like)
         self.fine, self._scores, self._unit = self.like.dtype, self.like, 1.0
         if self._compiled and isinstance(similarities, Products):
             # Exponentials need no more digits than the batch has, and similarities nine.
@@ -195,16 +195,24 @@ class LogTiles:
         self._keep = n_rows * m * self._scores.element_size() <= storage.budget / 2
         self._entries = max(m, storage.tile_entries // 2)
         self._loan: Loan | None = None
+        self._matrix: Tensor | None = None
 
     def release(self) -> None:
         """Give up the similarities until they are needed again."""
-        self._loan = None
+        self._loan = self._matrix = None
 
     def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
         """Similarities in tiles; of the compiled module's type, which is a multiple of the unit."""
         first, n_rows = self._own.start, self._own.stop - self._own.start
         places = row_blocks(n_rows, self.shape[1], self._entries)
         blocks = [slice(first + place.start, first + place.stop) for place in places]
+        if self._keep and not on_host(self.like):  # whose allocator keeps what was given back
+            if self._matrix is None:
+                room = self.like.new_empty(n_rows, self.shape[1])
+                self._matrix = self.similarities.tile(self._own, room)
+            kept = self._matrix
+            yield from ((block, kept[place]) for block, place in zip(blocks, places, strict=True))
+            return
         if self._keep and self._loan is not None:
             stored = self._loan.matrices[0]
             yield from ((block, stored[place]) for block, place in zip(blocks, places, strict=True))
@@ -268,7 +276,7 @@ class LogTiles:
             scores = side.factor * tile
             terms = scores + weight[block, None]
             if partner is not None:
-                shares = torch.exp(v - scores - _finite(partner.total[block, None]))
+                shares = torch.exp(v - scores - finite(partner.total[block, None]))
                 terms += torch.log1p(-shares.clamp_(max=1.0))
                 at = partner.index[block, None]
                 terms.scatter_(1, at, scores.gather(1, at) + apart_weight[block, None])
@@ -280,7 +288,7 @@ class LogTiles:
         """The logarithm of the sum over processes of what has these logarithms."""
         if self.shard is None:
             return logs
-        peak = _finite(self.shard.max_(logs.clone()))
+        peak = finite(self.shard.max_(logs.clone()))
         return self.shard.sum_(torch.exp(logs - peak)).log_() + peak
 
     def means(self, factor: float, v: Tensor, sums: Apart, weights: Tensor) -> Tensor:
@@ -295,7 +303,7 @@ class LogTiles:
             v, weights = v.contiguous(), weights.contiguous()
             self._in_threads(compiled)
         for block, tile in [] if self._compiled else self._tiles():
-            logs = self._excluded(block, factor * tile + v - _finite(sums.rest[block, None]))
+            logs = self._excluded(block, factor * tile + v - finite(sums.rest[block, None]))
             out[block] = logs.scatter_(1, sums.index[block, None], -torch.inf).exp_() @ weights
         return out if self.shard is None else self.shard.sum_(out)
 
@@ -412,6 +420,6 @@ class LogTiles:
         return logs
 
 
-def _finite(logs: Tensor) -> Tensor:
+def finite(logs: Tensor) -> Tensor:
     """Empty sums: keep differences with them −∞ instead of NaN."""
     return torch.where(logs == -torch.inf, 0.0, logs)

@@ -1,0 +1,262 @@
+"""The path of an accelerator: the numbers of the host's path, and nothing read from the device."""
+
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+import tricouple as tc
+from tricouple import checks, numeric
+from tricouple.ot import engine
+from tricouple.ot.sweeps.log_sigmoid import rule_of
+
+SHAPINGS = ("linear", "log_sigmoid", "hinge", "exponential")
+LOSSES = {
+    **{f"NegMMIOT-{name}": (tc.NegMMIOT, {"shaping": name}) for name in SHAPINGS},
+    "NegMMIOT-envelope": (tc.NegMMIOT, {"gradient": "envelope"}),
+    "NegMMIOT-tol": (tc.NegMMIOT, {"tol": 0.05}),
+    "NegMMIOT-tol-hinge": (tc.NegMMIOT, {"tol": 0.05, "shaping": "hinge"}),
+    "NegMMIOT-tol-log_sigmoid": (tc.NegMMIOT, {"tol": 0.05, "shaping": "log_sigmoid"}),
+    "NegMMIOT-target": (tc.NegMMIOT, {"marginals": "target"}),
+    "NegMMIOT-classes": (tc.NegMMIOT, {"marginals": "classes"}),
+    "NegMMIOT-streamed": (tc.NegMMIOT, {"memory": "streamed", "memory_budget": 60_000}),
+    "PushPull": (tc.PushPull, {}),
+    "PushPull-tol": (tc.PushPull, {"tol": 0.05}),
+    "PushPull-exponential": (tc.PushPull, {"shaping": "exponential"}),
+    "IOT": (tc.IOT, {}),
+    "IOT-uniformity": (tc.IOT, {"uniformity": 0.2}),
+    "InfoNCE": (tc.InfoNCE, {}),
+    "InvaSpread": (tc.InvaSpread, {}),
+    "DBOT": (tc.DBOT, {}),
+    "VICReg": (tc.VICReg, {}),
+    "FusedGromov": (tc.FusedGromov, {}),
+}
+ALL = pytest.mark.parametrize("name", LOSSES)
+SETTINGS = pytest.mark.parametrize("setting", ["within", "across"])
+
+
+def loss(name, **options):
+    module, own = LOSSES[name]
+    return module(**own | options)
+
+
+def short(name, **options):
+    """Two sweeps."""
+    coupled = LOSSES[name][0] in (tc.NegMMIOT, tc.PushPull, tc.IOT)
+    return loss(name, **({"n_iters": 2} if coupled else {}), **options)
+
+
+def meaningless(name, setting):
+    return name == "FusedGromov" and setting == "within"
+
+
+def batch(n, dtype=torch.float64, setting="within", device=None):
+    """Unbalanced classes, one of them alone."""
+    generator = torch.Generator().manual_seed(0) if device is None else None
+    labels = torch.arange(n, device=device) % 5 * (torch.arange(n, device=device) > 0) + 7
+    arguments = {"labels": labels}
+    if setting == "across":
+        arguments["ref_emb"] = torch.randn(
+            n + 3, 6, generator=generator, dtype=dtype, device=device
+        )
+        arguments["ref_labels"] = torch.arange(n + 3, device=device) % 5 + 7
+    return torch.randn(n, 6, generator=generator, dtype=dtype, device=device), arguments
+
+
+@pytest.fixture
+def as_device(monkeypatch):
+    """From now on the CPU is treated like an accelerator."""
+    rule_of(1 / 0.1, 1e-3)  # chosen once for all, on the host
+    return lambda: monkeypatch.setattr(numeric, "_HOSTS", frozenset())
+
+
+def value_and_gradients(criterion, embeddings, arguments, temperature=None):
+    leaves = {"embeddings": embeddings, "ref_emb": arguments.get("ref_emb")}
+    leaves["temperature"] = None if temperature is None else torch.tensor([temperature])
+    leaves = {k: v.clone().requires_grad_() for k, v in leaves.items() if v is not None}
+    value = criterion(**arguments | leaves)
+    return [value.detach(), *torch.autograd.grad(value, list(leaves.values()))]
+
+
+def assert_same(found, wanted, tolerance):
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).norm() <= tolerance * other.norm() + 1e-30
+
+
+@SETTINGS
+@ALL
+def test_path_of_a_device_has_the_numbers_of_the_host(name, setting, as_device):
+    if meaningless(name, setting):
+        return
+    options = {"kernel_tol": 1e-13} if "NegMMIOT" in name else {}
+    if "streamed" in name:
+        options["memory_budget"] = 2000
+    learnt = None if name == "VICReg" else 0.7
+    problem = loss(name, **options), *batch(14, torch.float64, setting), learnt
+    wanted = value_and_gradients(*problem)
+    as_device()
+    assert_same(value_and_gradients(*problem), wanted, 1e-10)
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 3.0, 100.0, 1000.0, 10_000.0])
+@pytest.mark.parametrize("name", ["NegMMIOT-linear", "NegMMIOT-hinge", "PushPull", "IOT"])
+def test_path_of_a_device_is_right_for_any_sharpness(name, sharpness, as_device):
+    criterion = loss(name, sharpness=sharpness)
+    embeddings, arguments = batch(12)
+    embeddings[3], embeddings[4] = embeddings[8], -embeddings[9]
+    problems = [(criterion, embeddings, arguments), (criterion, *batch(66, torch.float32))]
+    wanted = [value_and_gradients(*problem) for problem in problems]
+    as_device()
+    for problem, same, tolerance in zip(problems, wanted, (1e-10, 1e-5), strict=True):
+        assert_same(value_and_gradients(*problem), same, tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_terms_of_log_sigmoid_are_the_same_on_a_device(dtype, as_device, monkeypatch):
+    exact = dtype == torch.float64
+    criterion = tc.NegMMIOT(shaping="log_sigmoid", kernel_tol=1e-13 if exact else 1e-6, n_iters=4)
+    problem = criterion, *batch(12 if exact else 66, dtype)
+    wanted = value_and_gradients(*problem)
+    as_device()
+    monkeypatch.setattr(engine, "_ANCHORS", 0)  # or so few samples would do without terms
+    assert_same(value_and_gradients(*problem), wanted, 1e-10 if exact else 1e-5)
+
+
+@pytest.mark.parametrize("shaping", ["linear", "hinge", "log_sigmoid"])
+@pytest.mark.parametrize(
+    "rows",
+    [torch.ones(6, 3), torch.cat([torch.ones(3, 3), -torch.ones(3, 3)]), torch.eye(6)],
+    ids=["equal", "antipodal", "orthogonal"],
+)
+def test_degenerate_batches_are_the_same_on_a_device(shaping, rows, as_device):
+    criterion = tc.NegMMIOT(0.1, 0.1, shaping=shaping, kernel_tol=1e-13)
+    arguments = {"labels": torch.tensor([0, 0, 1, 1, 2, 3])}
+    wanted = value_and_gradients(criterion, rows.double(), arguments)
+    as_device()
+    found = value_and_gradients(criterion, rows.double(), arguments)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_sweeps_stop_changing_on_a_device_where_they_stop_on_the_host(as_device):
+    criterion = tc.NegMMIOT(sharpness=5, tol=1e-3, n_iters=40)
+    embeddings, arguments = batch(14)
+    criterion(embeddings, **arguments)
+    wanted = criterion.diagnostics()
+    assert 1 < wanted["sweeps"] < 40
+    as_device()
+    criterion(embeddings, **arguments)
+    assert criterion.diagnostics() == pytest.approx(wanted, rel=1e-6)
+
+
+@SETTINGS
+@pytest.mark.parametrize("name", ["NegMMIOT-linear", "NegMMIOT-log_sigmoid", "NegMMIOT-hinge"])
+def test_nothing_is_read_from_a_device_that_has_no_numbers(name, setting, as_device):
+    """Forward and backward on fake tensors, which refuse to be read."""
+    as_device()
+    criterion = short(name, check="shapes")
+    with FakeTensorMode():
+        embeddings, arguments = batch(70, torch.float32, setting, "cpu")
+        leaves = [embeddings.requires_grad_()]
+        if "log_sigmoid" not in name:
+            leaves.append(torch.ones((), requires_grad=True))
+            arguments["temperature"] = leaves[-1]
+        value = criterion(embeddings, **arguments)
+        with pytest.raises(DataDependentOutputException):
+            float(value.detach())
+        for part in torch.autograd.grad(value, leaves):
+            assert part.device == embeddings.device
+
+
+@SETTINGS
+@ALL
+def test_one_reading_settles_all_doubts(name, setting, as_device, monkeypatch):
+    if meaningless(name, setting):
+        return
+    as_device()
+    readings = []
+
+    def settle(doubts):
+        readings.append(len(doubts._flags))
+        doubts.known = None if doubts.number is None else 0.5
+
+    monkeypatch.setattr(checks.Doubts, "settle", settle)
+    with FakeTensorMode():
+        embeddings, arguments = batch(70, torch.float32, setting, "cpu")
+        if name != "VICReg":
+            arguments["temperature"] = torch.ones((), requires_grad=True)
+        short(name)(embeddings.requires_grad_(), **arguments).backward()
+    (flags,) = readings
+    assert flags >= 3 - (name in ("IOT", "VICReg"))
+
+
+@SETTINGS
+@ALL
+def test_nothing_is_read_from_tensors_of_another_device(name, setting, monkeypatch):
+    """Of the meta device, the only other one of every build: it has shapes and no numbers."""
+    if meaningless(name, setting):
+        return
+    monkeypatch.setattr(torch, "autocast", lambda device, enabled: nullcontext())
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
+    embeddings, arguments = batch(70, torch.float32, setting, "meta")
+    value = short(name, check="shapes")(embeddings.requires_grad_(), **arguments)
+    value.backward()
+    assert value.device == embeddings.grad.device == torch.device("meta")
+    with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
+        float(value)
+
+
+def test_learnt_temperature_of_log_sigmoid_is_all_that_is_read(as_device):
+    """Its quadrature has as many terms as 1/τ asks for."""
+    as_device()
+    criterion = tc.NegMMIOT(shaping="log_sigmoid", check="shapes")
+    with FakeTensorMode():
+        embeddings, arguments = batch(70, torch.float32, "within", "cpu")
+        with pytest.raises(DataDependentOutputException):
+            criterion(embeddings, **arguments, temperature=torch.ones(()))
+
+
+@pytest.mark.parametrize("module", [tc.NegMMIOT, tc.PushPull, tc.InfoNCE, tc.VICReg])
+def test_errors_of_the_host_are_raised_from_a_device(module, as_device):
+    as_device()
+    embeddings, arguments = batch(10)
+    embeddings[4, 2] = math.nan
+    with pytest.raises(ValueError, match=r"embeddings must be finite, found NaN .* in row 4"):
+        module()(embeddings, **arguments)
+    embeddings, _ = batch(10)
+    with pytest.raises(ValueError, match="no positive pair"):
+        module()(embeddings, torch.arange(10))
+    if module is not tc.VICReg:
+        embeddings[3] = 0.0
+        with pytest.raises(ValueError, match="zero vectors, row 3"):
+            module()(embeddings, **arguments)
+        with pytest.raises(ValueError, match="temperature must be finite and > 0, got -1"):
+            module()(embeddings, **arguments, temperature=torch.tensor(-1.0))
+        with pytest.raises(ValueError, match="no negative pair"):
+            module()(batch(10)[0], torch.zeros(10).long())
+
+
+@ALL
+def test_batch_without_pairs_on_a_device_is_nan_or_nothing(name, as_device):
+    """Without a reading the loss cannot raise: it is not finite, or 0 as asked for."""
+    as_device()
+    setting = "across" if name == "FusedGromov" else "within"
+    embeddings, arguments = batch(6, setting=setting)
+    arguments["labels"] = torch.arange(6) + 100
+    assert loss(name, check="shapes")(embeddings, **arguments).isnan()
+    for check in ("shapes", "full"):
+        criterion = loss(name, check=check, empty="zero")
+        for part in value_and_gradients(criterion, embeddings, arguments):
+            assert not part.any()
+
+
+@ALL
+def test_bad_numbers_on_a_device_make_the_loss_nan(name, as_device):
+    as_device()
+    setting = "across" if name == "FusedGromov" else "within"
+    embeddings, arguments = batch(14, setting=setting)
+    for bad in (math.nan, math.inf, -math.inf):
+        spoilt = embeddings.clone()
+        spoilt[3, 1] = bad
+        assert not loss(name, check="shapes")(spoilt, **arguments).isfinite()
