@@ -104,6 +104,11 @@ def locked(path: Path, waiting: Callable[[str], object]) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+def cache_home() -> Path:
+    """Where what can be computed again is kept: TRICOUPLE_CACHE, or ``~/.cache/tricouple``."""
+    return Path(os.environ.get("TRICOUPLE_CACHE") or "~/.cache/tricouple").expanduser()
+
+
 def save_tensors(path: Path, content: dict[str, Any]) -> None:
     """Save tensors and plain values atomically."""
     write_atomically(path, lambda file: torch.save(content, file))

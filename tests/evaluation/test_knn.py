@@ -1,13 +1,14 @@
-"""k-NN by cosine similarity, against scikit-learn."""
+"""k-NN and nearest means by cosine similarity, detection; against scikit-learn."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.neighbors import KNeighborsClassifier
 
 from tricouple.evaluation import probe as knn
-from tricouple.evaluation.probe import knn_accuracy, knn_predictions
+from tricouple.evaluation.probe import detect, knn_accuracy, knn_predictions, nearest_mean
 
 
 def draw(n: int, d: int = 6, n_classes: int = 5, seed: int = 0):
@@ -77,3 +78,30 @@ def test_bad_input_names_the_argument():
         knn_accuracy(train / 0, labels, train, labels, 3)
     with pytest.raises(ValueError, match="k must be at least 1"):
         knn_accuracy(train, labels, train, labels, 0)
+
+
+def test_nearest_means_are_scikit_learn_s_on_the_sphere():
+    generator = torch.Generator().manual_seed(0)
+    train, test = (torch.randn(n, 5, generator=generator, dtype=torch.float64) for n in (60, 40))
+    labels = torch.randint(4, (60,), generator=generator) * 3
+    unit = torch.nn.functional.normalize(train, dim=1)
+    means = torch.stack([unit[labels == label].mean(0) for label in labels.unique()])
+    reference = KNeighborsClassifier(1, metric="cosine").fit(means, labels.unique())
+    predicted, cosines = nearest_mean(train, labels, test)
+    assert predicted.tolist() == reference.predict(test).tolist()
+    torch.testing.assert_close(1 - cosines, torch.tensor(reference.kneighbors(test)[0][:, 0]))
+    with pytest.raises(ValueError, match="test_features have 4 dimensions, train_features 5"):
+        nearest_mean(train, labels, test[:, :4])
+
+
+def test_detection_is_scikit_learn_s_area_and_rate_with_ties():
+    generator = torch.Generator().manual_seed(0)
+    inside = torch.randn(200, generator=generator).add(1).mul(4).round()
+    outside = torch.randn(90, generator=generator).mul(4).round()
+    truth = [1] * 200 + [0] * 90
+    scores = torch.cat([inside, outside])
+    found = detect(inside, outside)
+    assert found.auroc == pytest.approx(roc_auc_score(truth, scores))
+    false, true, _ = roc_curve(truth, scores)
+    assert found.fpr95 == pytest.approx(false[true >= 0.95].min())
+    assert detect(inside, inside).auroc == 0.5

@@ -160,11 +160,12 @@ def _parted(texts: Texts, size: int | float, seed: int, name: str) -> tuple[Text
     """The rest, and what is held out; all pairs of one text stay together."""
     if not texts.answers:
         return split(texts, size, seed, name=name)
-    n = int(texts.labels.max()) + 1
+    identities = texts.labels.unique()
+    n = len(identities)
     count = max(1, round(size * n)) if isinstance(size, float) else size
     if not 0 < count < n:
         raise ValueError(f"{name} is {size}, but there are pairs of {n} texts: use less")
-    drawn = torch.isin(texts.labels, _order(n, seed)[:count])
+    drawn = torch.isin(texts.labels, identities[_order(n, seed)[:count]])
     return texts.take((~drawn).nonzero()[:, 0]), texts.take(drawn.nonzero()[:, 0])
 
 

@@ -1,4 +1,4 @@
-"""``tricouple embed``: embeddings of one's own images, and which are alike."""
+"""``tricouple embed``: embeddings of one's own images or texts, and which are alike."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from tricouple.experiments.encoder import TrainedEncoder
 
 DESCRIPTION = """\
-Embed all images below a folder with the encoder of a run, and find which are alike.
+Embed all images below a folder, or all texts of a file, with the encoder of a run, and find which
+are alike. A file of texts has one a line, or is a CSV with a column `text`.
 
-The file has an entry an image: `names` (from the folder on), `embedding` and, for runs of tricouple
-train, `penultimate` (what the backbone says, before the projection). With --neighbours also
-`neighbours` (positions of the nearest other images) and `cosines`; a page with pictures is written
-beside it.
+What is written has an entry an image or text: `names` (of images from the folder on, or the texts),
+`embedding` and, for runs of tricouple train and text, `penultimate` (what the backbone says, before
+the projection). With --neighbours also `neighbours` (positions of the nearest others), `cosines`,
+and a page of neighbours beside the file.
 """
 
 EXAMPLES = """\
@@ -30,6 +31,7 @@ examples:
   tricouple embed runs/digits-scl-… photos            writes photos-embeddings.npz
   tricouple embed RUN photos --neighbours 5           and photos-embeddings.html, with pictures
   tricouple embed RUN photos --out photos.parquet     for pandas, polars, DuckDB; needs pyarrow
+  tricouple embed runs/text-… questions.csv           texts, by a run of tricouple text
 
 in Python:
   numpy.load("photos-embeddings.npz")["embedding"]
@@ -45,10 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EXAMPLES
     add = parser.add_argument
-    add("encoder", type=Path, metavar="RUN", help="folder of a run of tricouple train or clip")
-    add("folder", type=Path, metavar="FOLDER", help="folder of images, at any depth")
+    add("encoder", type=Path, metavar="RUN", help="run of tricouple train, clip or text")
+    add("folder", type=Path, metavar="FOLDER|FILE",
+        help="folder of images, at any depth, or file of texts")  # fmt: skip
     add("--out", type=Path, metavar="FILE",
-        help="file to write, .npz or .parquet; FOLDER-embeddings.npz if not given")  # fmt: skip
+        help="file to write, .npz or .parquet; NAME-embeddings.npz if not given")  # fmt: skip
     add("--neighbours", type=at_least(1), metavar="K", help="find the K nearest of every image")
 
 
@@ -56,49 +59,75 @@ def run(args: argparse.Namespace) -> int:
     """Embed, write, and say where."""
     from rich.console import Console
 
-    from tricouple.data.images.files import find_images
     from tricouple.experiments.runs.command import user_errors
 
     console = Console()
     folder = args.folder.expanduser()
-    out = args.out or Path(f"{folder.resolve().name}-embeddings.npz")
+    stem = folder.stem if folder.is_file() else folder.resolve().name
+    out = args.out or Path(f"{stem}-embeddings.npz")
     if out.suffix not in (".npz", ".parquet"):
         raise CommandError(f"--out {out}: use a name that ends in .npz or .parquet")
     with user_errors("nothing was written: the same command begins again"):
-        if not folder.is_dir():
-            raise CommandError(f"{folder}: there is no such folder of images")
-        notes: list[str] = []
-        (paths,) = find_images([folder], notes)
-        for note in notes:
-            console.print(note, highlight=False, markup=False, soft_wrap=True)
-        if not paths:
-            raise CommandError(f"{folder} holds no images")
+        of_texts = folder.is_file()
+        samples = _texts(folder) if of_texts else _images(folder, console)
+        noun = "texts" if of_texts else "images"
+        if not samples:
+            raise CommandError(f"{folder} holds no {noun}")
         require_writable(out)
         write = _writer(out)
 
-        from tricouple.experiments.encoder import load_encoder
+        from tricouple.experiments.encoder import TextModel, load_encoder
 
         encoder = load_encoder(args.encoder)
-        names = [str(path.relative_to(folder)) for path in paths]
+        if isinstance(encoder.model, TextModel) != of_texts:
+            takes = "a folder of images" if of_texts else "a file of texts"
+            raise CommandError(f"{args.encoder} embeds no {noun}: name {takes}")
+        names = [str(s) if of_texts else str(Path(s).relative_to(folder)) for s in samples]
         columns: dict[str, Any] = {"names": names}
-        columns |= {kind: part.numpy() for kind, part in embed(encoder, paths, console).items()}
+        columns |= {kind: part.numpy() for kind, part in embed(encoder, samples, console).items()}
         if args.neighbours:
             columns |= nearest(columns["embedding"], args.neighbours)
         write(columns)
-        console.print(f"{len(names)} images: {out}", highlight=False, markup=False)
+        console.print(f"{len(names)} {noun}: {out}", highlight=False, markup=False)
         if args.neighbours:
-            _show(encoder, paths, columns, out.with_suffix(".html"), console)
+            _show(encoder, samples, columns, out.with_suffix(".html"), console)
     return 0
 
 
+def _images(folder: Path, console: Console) -> list[Path]:
+    from tricouple.data.images.files import find_images
+
+    if not folder.is_dir():
+        raise CommandError(f"{folder}: there is no such folder of images, nor file of texts")
+    notes: list[str] = []
+    (paths,) = find_images([folder], notes)
+    for note in notes:
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    return list(paths)
+
+
+def _texts(path: Path) -> list[str]:
+    """The lines of a file, or a column of a table; empty ones are left out."""
+    from tricouple.data.tables import clean, table
+
+    if path.suffix != ".csv":
+        lines: list[str] = path.read_text(encoding="utf-8").splitlines()
+    else:
+        with table(path, ",") as rows:
+            if "text" not in (rows.fieldnames or ()):
+                raise CommandError(f"{path} has no column 'text'")
+            lines = [row["text"] or "" for row in rows]
+    return [text for text in map(clean, lines) if text]
+
+
 def embed(
-    encoder: TrainedEncoder, paths: Sequence[Path], console: Console | None = None
+    encoder: TrainedEncoder, samples: Sequence[Path | str], console: Console | None = None
 ) -> dict[str, Tensor]:
-    """Embeddings (n, d) of image files and, if the encoder tells them, the features before.
+    """Embeddings (n, d) of image files or texts and, if the encoder tells them, features before.
 
     Args:
         encoder: Of ``load_encoder``.
-        paths: The files.
+        samples: The files, or the texts.
         console: Shows how far it is, on a terminal.
     """
     import torch
@@ -106,14 +135,15 @@ def embed(
 
     features = getattr(encoder.model, "features", None)
     parts: dict[str, list[Tensor]] = {"embedding": [], **({"penultimate": []} if features else {})}
-    columns = TextColumn("images"), BarColumn(), MofNCompleteColumn()
+    columns = TextColumn("embedding"), BarColumn(), MofNCompleteColumn()
     hidden = console is None or not console.is_terminal
     with (
         torch.no_grad(),
         Progress(*columns, console=console, transient=True, disable=hidden) as bar,
     ):
-        for first in bar.track(range(0, len(paths), AT_A_TIME)):
-            batch = torch.stack([encoder.transform(p) for p in paths[first : first + AT_A_TIME]])
+        for first in bar.track(range(0, len(samples), AT_A_TIME)):
+            chosen = [encoder.transform(sample) for sample in samples[first : first + AT_A_TIME]]
+            batch = torch.stack(chosen) if isinstance(chosen[0], torch.Tensor) else chosen
             if features:
                 parts["penultimate"].append(features(batch))
                 parts["embedding"].append(encoder.model.project(parts["penultimate"][-1]))  # type: ignore[operator]
@@ -162,24 +192,22 @@ def _writer(out: Path) -> Any:
 
 def _show(
     encoder: TrainedEncoder,
-    paths: Sequence[Path],
+    samples: Sequence[Path | str],
     columns: dict[str, Any],
     page_path: Path,
     console: Console,
 ) -> None:
-    """The neighbours of some images, as a table and as a page with pictures."""
+    """The neighbours of some samples, as a table and as a page, of images with pictures."""
     from rich.markup import escape
     from rich.table import Table
 
-    from tricouple.data.images.files import decode
-    from tricouple.evaluation.evaluate import THUMBNAIL
     from tricouple.files import write_text
-    from tricouple.report.embeddings import neighbours_html, thin
+    from tricouple.report.embeddings import thin
     from tricouple.report.page import Article, Section, page
 
     names, neighbours, cosines = (columns[key] for key in ("names", "neighbours", "cosines"))
     table = Table(title="nearest by cosine")
-    table.add_column("image")
+    table.add_column("this")
     table.add_column("is like")
     for row in thin(len(names), LISTED):
         found = zip(neighbours[row], cosines[row], strict=True)
@@ -187,8 +215,41 @@ def _show(
         table.add_row(escape(names[row]), escape(like))
     console.print(table)
 
+    shown = thin(len(names), DRAWN)
+    html = _beside(encoder.transform, samples, columns, shown)
+    section = Section("neighbours", "Nearest neighbours", html)
+    article = Article(page_path.stem, f"{len(names)} embedded.", [section])
+    write_text(page_path, page([article]))
+    console.print(f"Side by side: {page_path}", highlight=False, markup=False)
+
+
+def _beside(
+    transform: Any, samples: Sequence[Path | str], columns: dict[str, Any], shown: np.ndarray
+) -> str:
+    """Some samples beside their neighbours, as HTML."""
+    import numpy as np
+
+    from tricouple.data.images.files import decode
+    from tricouple.evaluation.evaluate import THUMBNAIL
+    from tricouple.experiments.encoder import Transform
+    from tricouple.report.embeddings import neighbours_html
+    from tricouple.report.text import nearest_html
+
+    names, neighbours, cosines = (columns[key] for key in ("names", "neighbours", "cosines"))
+    told = "Evenly drawn from all, and the others whose embeddings are nearest; cosines."
+    if not isinstance(transform, Transform):
+        texts = np.array(names, dtype=str)
+        arrays = {
+            "classes": np.array([], dtype=str),
+            "queries": texts[shown],
+            "answers": texts[neighbours[shown]],
+            "scores": cosines[shown],
+            "right": np.zeros(neighbours[shown].shape, dtype=bool),
+        }
+        return nearest_html(arrays, told)
+
     def thumbnail(position: int) -> np.ndarray:
-        return decode(paths[position], encoder.transform.channels, THUMBNAIL).numpy()
+        return decode(Path(samples[position]), transform.channels, THUMBNAIL).numpy()
 
     rows = [
         (
@@ -199,10 +260,6 @@ def _show(
                 for other, cosine in zip(neighbours[row], cosines[row], strict=True)
             ],
         )
-        for row in thin(len(names), DRAWN)
+        for row in shown
     ]
-    told = "Images, evenly drawn from all, and the others whose embeddings are nearest; cosines."
-    section = Section("neighbours", "Nearest neighbours", neighbours_html(told, rows))
-    article = Article(f"Images by {page_path.stem}", f"{len(names)} images, embedded.", [section])
-    write_text(page_path, page([article]))
-    console.print(f"With pictures: {page_path}", highlight=False, markup=False)
+    return neighbours_html(told, rows)

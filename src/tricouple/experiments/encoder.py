@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from open_clip import CLIP
     from PIL.Image import Image
 
-    from tricouple.conf.schema import Clip, Train
+    from tricouple.conf.schema import Clip, Text, Train
     from tricouple.data.images.sets import Normalisation
     from tricouple.experiments.runs.folder import RunFolder
+    from tricouple.models.sentences import Backbone, SentenceEncoder
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ class Transform:
 class TrainedEncoder(NamedTuple):
     """A trained encoder and what it takes to use it."""
 
-    model: nn.Module  # images (n, c, h, w) → embeddings (n, d); in evaluation mode, on the CPU
-    transform: Transform  # a picture → (c, h, w)
-    classes: tuple[str, ...]  # of the images that it was trained on; empty if they had none
+    # Images (n, c, h, w), or a list of texts → embeddings (n, d); in evaluation mode, on the CPU.
+    model: nn.Module
+    transform: Callable[[Any], Any]  # a picture → (c, h, w): a ``Transform``; of texts ``str``
+    classes: tuple[str, ...]  # of the samples that it was trained on; empty if they had none
 
 
 class ImageTextModel(nn.Module):
@@ -68,10 +70,31 @@ class ImageTextModel(nn.Module):
         return cast(Tensor, self.model.encode_text(tokenise(given, self.context_length).ids.long()))
 
 
+class TextModel(nn.Module):
+    """The encoder of a run of ``tricouple text``: a list of texts → embeddings (n, d)."""
+
+    def __init__(self, backbone: Backbone, encoder: SentenceEncoder) -> None:
+        super().__init__()
+        self.backbone, self.encoder = backbone, encoder
+
+    def forward(self, texts: Sequence[str]) -> Tensor:
+        """Texts → embeddings (n, d)."""
+        return self.project(self.features(texts))
+
+    def features(self, texts: Sequence[str]) -> Tensor:
+        """What is before the head, shape (n, width)."""
+        return cast(Tensor, self.backbone(texts))
+
+    def project(self, features: Tensor) -> Tensor:
+        """The head."""
+        return self.encoder.project(features)
+
+
 def load_encoder(run: Path | str) -> TrainedEncoder:
-    """Model, transform and class names of a run of ``tricouple train`` or ``tricouple clip``.
+    """Model, transform and class names of a run of ``tricouple train``, ``clip`` or ``text``.
 
     The model of an image-text run embeds images; its method ``texts`` embeds texts beside them.
+    That of a text run takes a list of texts.
 
     Its data are not needed. A run that is not finished gives the weights of its last epoch.
 
@@ -86,20 +109,26 @@ def load_encoder(run: Path | str) -> TrainedEncoder:
         >>> model, transform, classes = load_encoder("runs/digits-scl-…")  # doctest: +SKIP
         >>> model(transform("photo.jpg")[None])  # doctest: +SKIP
         tensor([[ 0.8, …]])
+        >>> load_encoder("runs/text-…").model(["where is my card?"])  # doctest: +SKIP
+        tensor([[ 0.1, …]])
     """
     with _extra_named("train"):
-        from tricouple.conf.schema import Clip, Train
+        from tricouple.conf.schema import Clip, Text, Train
         from tricouple.experiments.runs.folder import RunError, RunFolder
 
         folder = RunFolder(Path(run).expanduser())
-        try:
-            images = folder.read(Train)
-        except RunError:
-            pairs = folder.read(Clip)
-        else:
-            return _of_images(folder, images)
-    with _extra_named("train,clip"):
-        return _of_pairs(folder, pairs)
+        loaders: list[tuple[str, type, Any]] = [
+            ("train,clip", Clip, _of_pairs),
+            ("train,text", Text, _of_texts),
+        ]
+        for extra, kind, load in loaders:
+            try:
+                config: Any = folder.read(kind)
+            except RunError:
+                continue
+            with _extra_named(extra):
+                return cast(TrainedEncoder, load(folder, config))
+        return _of_images(folder, folder.read(Train))
 
 
 def _of_images(folder: RunFolder, config: Train) -> TrainedEncoder:
@@ -134,6 +163,24 @@ def _of_pairs(folder: RunFolder, config: Clip) -> TrainedEncoder:
     folder.read_trained(config).restore(model, folder)
     both = ImageTextModel(model, int(config.model.text.get("context_length", 77))).eval()
     return TrainedEncoder(both, Transform(normalisation_of(config), image_size(config)), ())
+
+
+def _of_texts(folder: RunFolder, config: Text) -> TrainedEncoder:
+    from tricouple.experiments.text import about, load_texts, place_of
+    from tricouple.files import CheckpointError
+    from tricouple.models.sentences import SentenceEncoder, build_backbone
+
+    trained = folder.read_trained(config)
+    found = trained.about or about(config, load_texts(config))
+    backbone = build_backbone(place_of(config.model))
+    tuned = backbone if config.model.finetune else None
+    try:
+        encoder = SentenceEncoder(int(found["width"]), config.model.head_dim, tuned)
+        classes = tuple(map(str, found["classes"]))
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder.encoder} is damaged, it lacks {error}") from error
+    trained.restore(encoder, folder)
+    return TrainedEncoder(TextModel(backbone, encoder).eval(), str, classes)
 
 
 @contextmanager

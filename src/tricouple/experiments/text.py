@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from tricouple.experiments.runs.folder import RunFolder, Trained
 from tricouple.experiments.runs.identity import listing
 from tricouple.experiments.runs.kind import RunKind
 from tricouple.experiments.text_gallery import draw_gallery
-from tricouple.files import load_tensors, locked, save_tensors, write_atomically
+from tricouple.files import cache_home, load_tensors, locked, save_tensors, write_atomically
 from tricouple.models.sentences import Backbone, SentenceEncoder, build_backbone, package_folder
 from tricouple.names import LOSSES
 from tricouple.training.module import Training
@@ -218,12 +217,6 @@ def place_of(model: SentenceModel) -> str | None:
     return str(package_folder(model.package)) if model.package is not None else model.path
 
 
-def cache_home() -> Path:
-    """Where features are kept: TRICOUPLE_CACHE, or ``~/.cache/tricouple``."""
-    place = os.environ.get("TRICOUPLE_CACHE") or "~/.cache/tricouple"
-    return Path(place).expanduser() / "features"
-
-
 class Frozen:
     """What an encoder that is not trained says of texts: computed once, and kept."""
 
@@ -236,7 +229,7 @@ class Frozen:
         if self.place is None:  # quicker than a file
             return self._compute(column, "")
         name = hashlib.sha256(json.dumps([self._identity(), column]).encode()).hexdigest()[:32]
-        path = cache_home() / f"sentences-{name}.pt"
+        path = cache_home() / "features" / f"sentences-{name}.pt"
         with locked(path.with_suffix(".lock"), lambda who: None):
             if not path.exists():
                 features, cut = self._compute(column, what)
@@ -376,10 +369,9 @@ _COLUMNS = {
     "ncm": "nearest mean %",
     "knn": "k-NN %",
     "linear": "linear %",
-    "auroc": "out of scope: AUROC %",
-    "fpr95": "FPR at 95 % TPR %",
-    **{f"{key}/at1": f"{words} @1 %" for key, words in DIRECTIONS.items()},
-    **{f"{key}/at5": f"{words} @5 %" for key, words in DIRECTIONS.items()},
+    "auroc": "AUROC %",
+    "fpr95": "FPR95 %",
+    **{f"{key}/at{k}": f"{words} @{k} %" for key, words in DIRECTIONS.items() for k in (1, 5)},
 }
 
 
@@ -394,6 +386,8 @@ def table(evaluation: Mapping[str, Any]) -> Table:
             + ("" if sharpness is None else f"; sharpness c = {sharpness:g}")
             + f"; {result['n_test']} {settings['part']} texts, {result['n_train']} to learn from; "
             f"k = {settings['neighbours']}"
+            + "; AUROC and FPR at 95 % TPR are of texts out of scope"
+            * bool(result["n_out_of_scope"])
         ),
     )
     shown = [name for name in _COLUMNS if name in result["embedding"]]

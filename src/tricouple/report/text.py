@@ -281,7 +281,7 @@ def _drawn(arrays: Arrays, number: int) -> Iterator[tuple[str, str]]:
     yield "A map of the texts", chart_html(map_chart(arrays, number))
 
 
-def nearest_html(arrays: Arrays) -> str:
+def nearest_html(arrays: Arrays, told: str = NEAREST) -> str:
     """Texts with the ones that are nearest, right ones marked."""
     classes = [str(name) for name in arrays["classes"]]
     queries = []
@@ -302,7 +302,7 @@ def nearest_html(arrays: Arrays) -> str:
             f'<div class="query"><div><strong>{escape(str(query))}</strong>{escape(own)}</div>'
             f"<ol>{''.join(answers)}</ol></div>"
         )
-    return f'{paragraph(NEAREST)}\n<div class="gallery">{"".join(queries)}</div>'
+    return f'{paragraph(told)}\n<div class="gallery">{"".join(queries)}</div>'
 
 
 def confused_table(arrays: Arrays) -> Table:

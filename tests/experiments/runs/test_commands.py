@@ -1,4 +1,4 @@
-"""``tricouple train``, ``clip`` and ``evaluate``: help, errors in one line, sweeps."""
+"""``tricouple train``, ``clip``, ``text`` and ``evaluate``: help, errors in one line, sweeps."""
 
 import pickle
 import subprocess
@@ -7,27 +7,28 @@ import sys
 import pytest
 
 from tricouple import cli
-from tricouple.conf.schema import Clip, Train
+from tricouple.conf.schema import Clip, Text, Train
 from tricouple.conf.words import STARTS, ConfigurationError
 from tricouple.experiments.clip import CLIP
 from tricouple.experiments.runs import sweep as sweep_module
 from tricouple.experiments.runs.sweep import sweep
+from tricouple.experiments.text import TEXT
 from tricouple.experiments.vision import VISION
 
 NOT_CHOICES = ("study", "data_at_scale", "backbone_at_scale", "loss_across")  # made by the groups
 
 
-@pytest.mark.parametrize("start", [STARTS[Train], STARTS[Clip]], ids=["train", "clip"])
+@pytest.mark.parametrize("start", STARTS.values(), ids=["train", "clip", "text"])
 def test_help_names_every_choice(start, capsys):
     with pytest.raises(SystemExit):
         cli.main([start.name, "--help"])
     shown = {word.strip(";") for word in capsys.readouterr().out.split()}
     files = [path for path in start.folder.glob("*/*.yaml") if path.parent.name not in NOT_CHOICES]
-    assert len(files) > 10
+    assert len(files) >= 10
     assert {*(path.stem for path in files), *start.losses} <= shown
 
 
-@pytest.mark.parametrize("command", ["train", "clip"])
+@pytest.mark.parametrize("command", ["train", "clip", "text"])
 def test_a_mistyped_word_is_answered_before_torch_is_imported(command):
     code = (
         f"import sys; from tricouple import cli; code = cli.main(['{command}', 'loss=foo']); "
@@ -48,6 +49,8 @@ def test_a_mistyped_word_is_answered_before_torch_is_imported(command):
         (["train", "-m", "seed=0,1", "loss=iot,foo"], "loss=foo: choose one of"),
         (["clip", "loss=byol"], "loss=byol: choose one of dbot, dbot_published, fused_gromov"),
         (["clip", "--study", "vision_cpu"], "choose one of clip_cpu, clip_paper"),
+        (["text", "loss=byol"], "loss=byol: choose one of dbot, infonce, invaspread"),
+        (["text", "--study", "nothing"], "choose one of text_cpu"),
         (["evaluate", "nowhere"], "nowhere is not a run: it has no config.yaml"),
         (["evaluate", "evaluation.neighbours=3"], "name the folder of a run"),
         (["evaluate", "nowhere", "seed=3"], "seed=3: only evaluation.*"),
@@ -58,7 +61,7 @@ def test_user_errors_are_one_line_and_exit_with_2(given, complaint, refused, tmp
     assert complaint in refused(*given)
 
 
-@pytest.mark.parametrize("kind", [Train, Clip])
+@pytest.mark.parametrize("kind", [Train, Clip, Text])
 def test_a_sweep_runs_every_combination_and_reports_failures_at_the_end(
     kind, console, monkeypatch, tmp_path
 ):
@@ -97,6 +100,6 @@ def test_wrong_words_stop_a_sweep_before_its_first_run(words, complaint, console
         sweep(words, console)
 
 
-@pytest.mark.parametrize("kind", [VISION, CLIP], ids=["vision", "clip"])
+@pytest.mark.parametrize("kind", [VISION, CLIP, TEXT], ids=["vision", "clip", "text"])
 def test_a_kind_of_run_can_go_to_the_workers_of_a_study(kind):
     assert pickle.loads(pickle.dumps(kind)).name == kind.name

@@ -17,6 +17,7 @@ from tricouple.experiments.runs import study as study_module
 from tricouple.experiments.runs.record import Store
 from tricouple.experiments.runs.run import run_once
 from tricouple.experiments.runs.study import (
+    EQUAL,
     FINAL,
     LEARNING_RATE,
     SHARPNESS,
@@ -39,6 +40,21 @@ GRID = Study(
     learning_rates=[1e-3, 3e-3],
     seeds=[5, 6],
 )
+
+
+def test_at_equal_sharpness_what_was_not_chosen_is_measured_too():
+    done: list[Trial] = []
+
+    def measure(trial: Trial) -> float:
+        done.append(trial)
+        return {3: 0.2, 10: 0.9, 100: 0.1}[trial.sharpness]
+
+    run_loss(replace(GRID, equal=True, learning_rates=[1e-3]), (), "iot", measure)
+    assert [(t.part, t.sharpness, t.seed) for t in done[3:]] == [
+        (FINAL, 10, 5), (FINAL, 10, 6),
+        (EQUAL, 3, 5), (EQUAL, 3, 6), (EQUAL, 100, 5), (EQUAL, 100, 6),
+    ]  # fmt: skip
+    assert all("evaluation.part=test" in trial.words() for trial in done[3:])
 
 
 def test_sharpness_then_learning_rate_then_all_seeds():

