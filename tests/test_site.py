@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -148,12 +149,29 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     assert pages == {page.resolve() for page in reached}
 
 
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings down to the third level, as MyST makes them."""
+    headings = re.findall(r"^#{1,3} (.+)$", page.read_text(), re.M)
+    plain = [re.sub(r"`|\[(.*?)\]\(.*?\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+
+
 def test_links_between_pages_and_to_pictures_lead_somewhere() -> None:
-    link = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
-    broken = [
-        f"{page.name}: {target}"
-        for page in (*PAGES, *NOTEBOOKS)
-        for target in link.findall(page.read_text())
-        if not (page.parent / target).exists()
-    ]
+    link = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)")
+    broken = []
+    for page in (*PAGES, *NOTEBOOKS, *(DOCS.parent / n for n in ("README.md", "CONTRIBUTING.md"))):
+        for target, anchor in link.findall(page.read_text()):
+            there = page.parent / target if target else page
+            if not there.exists() or (anchor and anchor not in anchors(there)):
+                broken.append(f"{page.name}: {target}#{anchor}")
     assert broken == []
+
+
+def test_addresses_are_whole() -> None:
+    texts = [page.read_text() for page in (*PAGES, *NOTEBOOKS)]
+    addresses = [found for text in texts for found in re.findall(r"\]\((\w+:[^)]*)\)", text)]
+    assert addresses
+    for address in addresses:
+        parts = urlsplit(address)
+        assert parts.scheme == "https", address
+        assert re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc), address
