@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+import tricouple
 from tricouple import cli
 from tricouple.conf.compose import configure
 from tricouple.conf.words import STARTS, spelt
@@ -137,6 +138,17 @@ def test_every_loss_has_a_page_with_formula_forces_use_and_parameters() -> None:
         for part in ("\n    ", "## What its forces do", "## When to use it", "## Parameters"):
             assert part in text, (path.name, part)
         assert CELL.search(text), path.name
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (DOCS / "api.md").read_text()
+    names = [f"tricouple.{name}" for name in tricouple.__all__ if name != "ot"]
+    names += [f"tricouple.ot.{name}" for name in tricouple.ot.__all__]
+    for path in (DOCS.parent / "src/tricouple/adapters").glob("[a-z]*.py"):
+        found = re.findall(r"^class ([A-Z]\w+)", path.read_text(), re.M)
+        names += [f"tricouple.adapters.{path.stem}.{name}" for name in found]
+    assert len(names) > 20
+    assert [name for name in names if f":: {name}\n" not in text] == []
 
 
 def test_every_page_is_in_a_table_of_contents() -> None:
