@@ -22,7 +22,7 @@ NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 CELL = re.compile(r"^```\{code-cell\} python\n(?::[^\n]*\n)*(.*?)^```$", re.M | re.S)
 # A sketch of the call; what tests/adapters run; what needs a trained run (tests/experiments).
-ELSEWHERE = {"index.md", "adapters.md", "vision.md"}
+ELSEWHERE = {"index.md", "adapters.md", "vision.md", "text.md"}
 # Notebooks are shortened.
 SMALL = {
     "first-loss": {"steps=200": "steps=5", "range(50)": "range(2)"},
