@@ -159,9 +159,8 @@ DOOR(term_slopes, 7, 0, 11, i[0], i[1], i[2], i[3], i[4], i[5], i[6], p[0], p[1]
 DOOR(term_pairs, 4, 0, 9, i[0], i[1], i[2], i[3], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8])
 DOOR(pair_costs, 2, 0, 7, i[0], i[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
 DOOR(hinge_sort, 3, 2, 7, i[0], i[1], i[2], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
-DOOR(hinge_form, 3, 2, 14, i[0], i[1], i[2], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
+DOOR(hinge_form, 4, 2, 14, i[0], i[1], i[2], i[3], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
      p[8], p[9], p[10], p[11], p[12], p[13])
-DOOR(hinge_unsort, 3, 0, 3, i[0], i[1], i[2], p[0], p[1], p[2])
 DOOR(hinge_costs, 3, 3, 9, i[0], i[1], i[2], x[0], x[1], x[2], p[0], p[1], p[2], p[3], p[4], p[5], p[6],
      p[7], p[8])
 
@@ -173,7 +172,7 @@ static PyMethodDef methods[] = {
     METHOD(tile_stream), METHOD(tile_weigh),    METHOD(log_rows),        METHOD(log_columns),
     METHOD(log_means),   METHOD(log_plan),      METHOD(log_gradient),    METHOD(term_rows),
     METHOD(term_columns), METHOD(term_slopes),  METHOD(pair_costs),      METHOD(hinge_sort),
-    METHOD(hinge_form),  METHOD(hinge_costs),   METHOD(term_pairs),      METHOD(hinge_unsort),
+    METHOD(hinge_form),  METHOD(hinge_costs),   METHOD(term_pairs),
     {NULL, NULL, 0, NULL},
 };
 
@@ -181,7 +180,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, 
                                     NULL,                  NULL,      NULL, NULL};
 
 /* Of the calls above, as native.py makes them: a module built from older sources is not used. */
-enum { CALLS = 8 };
+enum { CALLS = 9 };
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *own = PyModule_Create(&module);

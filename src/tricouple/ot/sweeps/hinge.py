@@ -98,13 +98,13 @@ class HingeTriplet(LogDomainTriplet):
             g = goal.until(g, log_scaling(log_h, self.negative_sums(phi, f)))  # marginal 3
             before = LogTripletPlan(self, phi, f, g, goal.late)
             plans.append(before)
-        if not self.agreed(self.trusts(plans)):
+        if not self.agreed(self.trusts(masses, plans)):
             return None
         potentials = torch.cat([before.phi, before.f, before.g])
         history, sweeps = self.history(masses, plans), goal.sweeps(len(plans) - 1)
         return Solution(self, potentials, lambda: plans[-1], history, sweeps)
 
-    def trusts(self, plans: Sequence[LogTripletPlan]) -> bool:
+    def trusts(self, masses: Masses, plans: Sequence[LogTripletPlan]) -> bool:
         """Whether the numbers hold what the sweeps went through: logarithms hold everything."""
         return True
 

@@ -38,6 +38,9 @@ _WIDEST = {torch.float32: 170.0, torch.float64: 1200.0}
 # Logarithms of the products of scalings and kernels that float64 holds, none of them underflowing.
 _HELD = 650.0
 
+# What j ≠ k excludes, relative to the marginals, that may be subtracted in float64.
+_EXCLUDED = {torch.float32: 1e8, torch.float64: 1e4}
+
 # Entries of a tile, which several float64 matrices accompany.
 _TILE = 1 << 16
 
@@ -52,7 +55,7 @@ class SortedTile(NamedTuple):
     x: Tensor
     order: Tensor
     below: Tensor
-    above: Tensor
+    end: Tensor
 
     def part(self, rows: slice) -> SortedTile:
         """Some of its rows."""
@@ -99,6 +102,7 @@ class NativeHinge(HingeTriplet):
         self.storage = storage
         self._widest = source.like.new_zeros(1, dtype=torch.float64)
         self._stored: tuple[SortedTile, list[Loan]] | None = None
+        self._apart = False  # whether k = j is never added, or left out by a difference
 
     def release(self) -> None:
         """Give up the sorted scores until they are needed again."""
@@ -113,14 +117,32 @@ class NativeHinge(HingeTriplet):
             self.shard.max_(self._widest)
         if not float(self._widest) <= _WIDEST[self.like.dtype]:
             return None
-        return super().solve(masses, n_iters, tol)
+        self._apart = False
+        solution = super().solve(masses, n_iters, tol)
+        return super().solve(masses, n_iters, tol) if solution is None and self._apart else solution
 
-    def trusts(self, plans: Sequence[LogTripletPlan]) -> bool:
-        """Whether no product of scalings and kernel came near underflow or overflow."""
-        logs = torch.stack([torch.cat([plan.phi, plan.f, plan.g]) for plan in plans])
+    def trusts(self, masses: Masses, plans: Sequence[LogTripletPlan]) -> bool:
+        """Whether no product of scalings and kernel came near underflow or overflow.
+
+        And what j ≠ k excludes, e^{−γ} a_i b_j h_j, was not too much to be subtracted; else it is
+        to be kept apart (mathematics §2, trust).
+        """
+        a, b, h = map(torch.stack, zip(*((p.phi, p.f, p.g) for p in plans), strict=True))
+        logs = torch.cat([a, b, h], 1)
         logs = logs.masked_fill(logs == -torch.inf, 0.0)  # no mass
         reach = (1 + self.hinge.slope) * float(self._widest) + self.hinge.margin
-        return bool(logs.abs().max() + reach <= _HELD)
+        held = bool(logs.abs().max() + reach <= _HELD)
+        if self._apart:
+            return held
+        a, (per_a, per_b, per_h) = a[1:].exp(), masses.inverses
+        heaviest, total = (a * per_a).amax(1), a.sum(1)
+        for f, g in ((b[:-1], h[:-1]), (b[1:], h[:-1]), (b[1:], h[1:])):
+            excluded = torch.exp(f + g - self.hinge.margin)
+            shares = torch.maximum(excluded * per_b, excluded * per_h).amax(1)
+            worst = torch.maximum(heaviest * excluded.sum(1), total * shares).amax()
+            held = held and bool(worst <= _EXCLUDED[self.like.dtype])
+        self._apart = not self.agreed(held)
+        return held
 
     def history(self, masses: Masses, plans: Sequence[LogTripletPlan]) -> History:
         """With room for a gradient, one that fills it on its way."""
@@ -161,7 +183,7 @@ class NativeHinge(HingeTriplet):
                 gradient = torch.zeros_like(part.x)
                 for a, f, g in forms:
                     self._add(part, a, f, g, gradient=gradient)
-                yield Patch(part.rows, self.unsorted(part, gradient))
+                yield Patch(part.rows, gradient)
 
     def costs(self, weights: Weights) -> Tensor:
         """``Σ_ijk plus_ij minus_ik ψ(x_ij − x_ik)/ε``."""
@@ -223,8 +245,8 @@ class NativeHinge(HingeTriplet):
             other: e of ``hinge_form``.
             mass: Imposed masses of the anchors, or with e their inverses.
             sums: With e, what the anchors received before.
-            gradient: To which the derivative by the scores is added, shape (N, M), in the order
-                in which they are sorted; of this process's anchors.
+            gradient: To which the derivative by the scores is added, shape (N, M), of this
+                process's anchors.
         """
         sums = torch.zeros_like(a) if sums is None else sums
         columns = f.new_zeros(2, torch.get_num_threads(), len(f))
@@ -257,34 +279,20 @@ class NativeHinge(HingeTriplet):
             ends = [column if column is None else column[thread] for column in columns]
             ends.append(gradient if gradient is None else gradient[shares[thread]])
             arrays = (a[part.rows], f, g, other, *mine, *ends, work[thread])
-            self._call(native.compiled.hinge_form, part, *arrays)
+            self._call(native.compiled.hinge_form, part, *arrays, flags=(int(self._apart),))
 
         in_threads(share, range(len(shares)))
-
-    def unsorted(self, tile: SortedTile, gradient: Tensor) -> Tensor:
-        """A gradient that the form was asked for, put in the order of columns in its place."""
-        m, shares = gradient.shape[1], _shares(gradient)
-        work = torch.empty_like(gradient[: len(shares)])
-
-        def share(thread: int) -> None:
-            rows = shares[thread]
-            shape = (rows.stop - rows.start, m, m - self.within)
-            arrays = tile.order[rows], gradient[rows], work[thread]
-            size = gradient.element_size()
-            native.compiled.hinge_unsort(size, *shape, *native.addresses(*arrays))
-
-        in_threads(share, range(len(shares)))
-        return gradient
 
     def _call(
         self,
         function: Any,
         tile: SortedTile,
         *arrays: Tensor | None,
+        flags: tuple[int, ...] = (),
         numbers: tuple[float, ...] = (),
     ) -> None:
-        n_rows, m = tile.x.shape
-        numbers = (n_rows, m, m - self.within, self.hinge.margin, self.hinge.slope, *numbers)
+        own = tile.rows.start if self.within else -1
+        numbers = (*tile.x.shape, own, *flags, self.hinge.margin, self.hinge.slope, *numbers)
         places = (0 if array is None else native.address(array) for array in (*tile[1:], *arrays))
         function(tile.x.element_size(), *numbers, *places)
 
@@ -392,5 +400,5 @@ class NativeHistory:
             )  # fmt: skip
             grad_a = torch.zeros_like(grad_a)
             grad_b, grad_h = b0 * found.positives, h0 * found.negatives
-        for tile in coupling.tiles():
-            yield Patch(tile.rows, coupling.unsorted(tile, gradient))
+        if n_rows:
+            yield Patch(coupling.anchors, gradient)
