@@ -127,20 +127,23 @@ class NativeHinge(HingeTriplet):
         And what j ≠ k excludes, e^{−γ} a_i b_j h_j, was not too much to be subtracted; else it is
         to be kept apart (mathematics §2, trust).
         """
-        a, b, h = map(torch.stack, zip(*((p.phi, p.f, p.g) for p in plans), strict=True))
-        logs = torch.cat([a, b, h], 1)
-        logs = logs.masked_fill(logs == -torch.inf, 0.0)  # no mass
         reach = (1 + self.hinge.slope) * float(self._widest) + self.hinge.margin
-        held = bool(logs.abs().max() + reach <= _HELD)
+        per_a, per_b, per_h = masses.inverses
+        largest, excluded = [], []
+        for before, plan in pairwise(plans):
+            logs = torch.cat([plan.phi, plan.f, plan.g])
+            largest.append(logs.masked_fill_(logs == -torch.inf, 0.0).abs_().max())  # no mass: 0
+            a = plan.phi.exp()
+            heaviest, total = (a * per_a).max(), a.sum()
+            for f, g in ((before.f, before.g), (plan.f, before.g), (plan.f, plan.g)):
+                both = torch.exp(f + g - self.hinge.margin)
+                share = torch.maximum(both * per_b, both * per_h).max()
+                excluded.append(torch.maximum(heaviest * both.sum(), total * share))
+        held = bool(torch.stack(largest).max() + reach <= _HELD)
         if self._apart:
             return held
-        a, (per_a, per_b, per_h) = a[1:].exp(), masses.inverses
-        heaviest, total = (a * per_a).amax(1), a.sum(1)
-        for f, g in ((b[:-1], h[:-1]), (b[1:], h[:-1]), (b[1:], h[1:])):
-            excluded = torch.exp(f + g - self.hinge.margin)
-            shares = torch.maximum(excluded * per_b, excluded * per_h).amax(1)
-            worst = torch.maximum(heaviest * excluded.sum(1), total * shares).amax()
-            held = held and bool(worst <= _EXCLUDED[self.like.dtype])
+        limit = _EXCLUDED[self.like.dtype]
+        held = held and bool(torch.stack(excluded).max() <= limit)
         self._apart = not self.agreed(held)
         return held
 
@@ -187,12 +190,11 @@ class NativeHinge(HingeTriplet):
 
     def costs(self, weights: Weights) -> Tensor:
         """``Σ_ijk plus_ij minus_ik ψ(x_ij − x_ik)/ε``."""
-        parts = [
-            self._costs(tile.part(rows), weights)
-            for tile in self.tiles()
-            for rows in row_blocks(len(tile.x), self.source.shape[1], self.tile_entries)
-        ]
-        return self.total(sum((part.sum() for part in parts), self.source.like.new_zeros(())))
+        total = self.source.like.new_zeros(())  # a list of sums between tiles would spoil the heap
+        for tile in self.tiles():
+            for rows in row_blocks(len(tile.x), self.source.shape[1], self.tile_entries):
+                total += self._costs(tile.part(rows), weights).sum()
+        return self.total(total)
 
     def with_costs(
         self, gradient: ScoreGradient, weights: Weights, scale: Tensor
