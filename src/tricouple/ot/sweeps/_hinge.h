@@ -124,6 +124,7 @@ INLINED void NAME(hinge_sums)(int down, int apart, long m, long length, const ui
                               uint16_t *places) {
     if (apart) {
         uint16_t *column = places, *sorted = column + m, *pivots = sorted + m;
+        memset(satisfied, 0, m * sizeof(double)), memset(other, 0, m * sizeof(double));
         for (long r = 0; r < length; r++) {
             column[r] = order[down ? length - 1 - r : r];
             sorted[r] = down ? (uint16_t)(length - bound[column[r]]) : bound[column[r]];
