@@ -25,6 +25,7 @@ SMALL = {
              "model.vision.width=4", "model.text.width=32", "model.text.heads=1",
              "model.text.layers=1", "training.epochs=1", "training.batch_size=16",
              "evaluation.gallery=1", "trainer.accelerator=cpu", "progress=false"],
+    "text": ["training.epochs=1", "progress=false"],
     "evaluate": ["evaluation.probe_epochs=1"],
     "demo": ["--steps", "4", "--classes", "3", "--workers", "1"],
     "synthetic": ["--steps", "4", "--classes", "3", "--seeds", "1", "--workers", "1",
