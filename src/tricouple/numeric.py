@@ -297,33 +297,45 @@ def pull(
         The gradients with respect to anchors and references, and to the factor (wide dtype).
         Within one set the first may be the sum of both; then the second is None.
     """
+    if isinstance(gradient, OwnGradient):
+        assert shard is not None
+        sides = (gradient, anchors, references), (gradient.references, references, anchors)
+        (to_anchors, one), (to_references, other) = (_pull_own(*side, factor) for side in sides)
+        # Σ_ij G_ij s_ij is in the gradients of both sides.
+        to_factor = shard.sum_((one + other) / 2) if slope else None
+        return (to_anchors, to_references), to_factor
     with torch.inference_mode(False):  # they become somebody's gradients
         new = torch.empty_like if shard is None else torch.zeros_like
         to_anchors, to_references = new(anchors), torch.zeros_like(references)
-    if isinstance(gradient, OwnGradient):
-        for rows, tile, _ in gradient:
-            torch.mm(tile.to(anchors.dtype), references, out=to_anchors[rows])
-        for rows, tile, _ in gradient.references:
-            torch.mm(tile.to(anchors.dtype), anchors, out=to_references[rows])
-        # Σ_ij G_ij s_ij is in the gradients of both sides.
-        both = _inner(anchors, to_anchors) + _inner(references, to_references) if slope else None
-        to_factor = None if both is None else both / 2
-    else:
-        for rows, tile, columns in gradient:
-            part = tile.to(anchors.dtype)
-            whole = shard is None and anchors is references and part.shape[0] == len(anchors)
-            if whole and len(anchors) <= _SMALL:
-                torch.mm(part + part.T, anchors, out=to_anchors)
-                to_factor = _inner(anchors, to_anchors) / 2 if slope else None
-                return (to_anchors.mul_(factor), None), to_factor
-            torch.mm(part, references[columns], out=to_anchors[rows])
-            to_references[columns].addmm_(part.T, anchors[rows])
-        to_factor = _inner(anchors, to_anchors) if slope else None
-        if shard is not None:
-            shard.sum_(to_references)
-    if shard is not None and to_factor is not None:
-        shard.sum_(to_factor)
+    for rows, tile, columns in gradient:
+        part = tile.to(anchors.dtype)
+        whole = shard is None and anchors is references and part.shape[0] == len(anchors)
+        if whole and len(anchors) <= _SMALL:
+            torch.mm(part + part.T, anchors, out=to_anchors)
+            to_factor = _inner(anchors, to_anchors) / 2 if slope else None
+            return (to_anchors.mul_(factor), None), to_factor
+        torch.mm(part, references[columns], out=to_anchors[rows])
+        to_references[columns].addmm_(part.T, anchors[rows])
+    to_factor = _inner(anchors, to_anchors) if slope else None
+    if shard is not None:
+        shard.sum_(to_references)
+        if to_factor is not None:
+            shard.sum_(to_factor)
     return (to_anchors.mul_(factor), to_references.mul_(factor)), to_factor
+
+
+def _pull_own(
+    patches: Iterable[Patch], near: Tensor, far: Tensor, factor: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of some rows, zero in the others, and its inner product with them over c."""
+    with torch.inference_mode(False):
+        gradient = torch.zeros_like(near)  # memory that nobody touches is none
+    slope = torch.zeros((), dtype=wide_dtype(near.device), device=near.device)
+    for rows, tile, _ in patches:
+        torch.mm(tile.to(near.dtype), far, out=gradient[rows])
+        slope += _inner(near[rows], gradient[rows])
+        gradient[rows].mul_(factor)
+    return gradient, slope
 
 
 def _inner(left: Tensor, right: Tensor) -> Tensor:

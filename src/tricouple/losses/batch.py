@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,14 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.checks import Labels
 from tricouple.distributed import Shard
-from tricouple.numeric import compute_dtype, cosines, on_host, unit_rows, wide_dtype
+from tricouple.numeric import (
+    compute_dtype,
+    cosines,
+    first_derivative_only,
+    on_host,
+    unit_rows,
+    wide_dtype,
+)
 from tricouple.ot.engine import Sweeps
 from tricouple.relations import (
     Identities,
@@ -141,6 +148,9 @@ class Batch:
 
         It nearly cancels against the plan's potentials, both of size c: O(N·d) work in float64.
         """
+        if self.shard is not None:
+            embedded = self.anchors, self.references
+            return _OwnInner.apply(*embedded, target.inner, self.shard)  # type: ignore[no-any-return, no-untyped-call]
         return target.inner(*self._wide())
 
     def _wide(self) -> tuple[Tensor, Tensor]:
@@ -148,6 +158,41 @@ class Batch:
         anchors = self.anchors.to(wide)
         same = self.references is self.anchors
         return anchors, anchors if same else self.references.to(wide)
+
+
+class _OwnInner(torch.autograd.Function):
+    """An inner product in float64, of whose gradient a process keeps its own rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchors: Tensor,
+        references: Tensor,
+        inner: Callable[[Tensor, Tensor], Tensor],
+        shard: Shard,
+    ) -> Tensor:
+        wide = wide_dtype(anchors.device)
+        sides = [anchors] if references is anchors else [anchors, references]
+        leaves = [side.detach().to(wide, copy=True).requires_grad_() for side in sides]
+        with torch.enable_grad():
+            value = inner(leaves[0], leaves[-1])
+        slopes = torch.autograd.grad(value, leaves)
+        ctx.shapes, ctx.dtype = [side.shape for side in sides], anchors.dtype
+        ctx.own = shard.rows, shard.columns
+        ctx.save_for_backward(
+            *(slope[own].clone() for slope, own in zip(slopes, ctx.own, strict=False))
+        )
+        return value.detach()
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        found: list[Tensor | None] = []
+        for slope, shape, own in zip(ctx.saved_tensors, ctx.shapes, ctx.own, strict=False):
+            whole = slope.new_zeros(shape, dtype=ctx.dtype)
+            whole[own] = (gradients[0] * slope).to(ctx.dtype)
+            found.append(whole)
+        return found[0], found[1] if len(found) > 1 else None, None, None
 
 
 def exclude_own_(scores: Tensor, own: Tensor, value: float) -> Tensor:

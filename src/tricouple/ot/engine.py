@@ -25,7 +25,7 @@ from tricouple.memory import (
     Storage,
     choose_storage,
 )
-from tricouple.numeric import Patch, on_host, row_blocks, uniform
+from tricouple.numeric import Patch, on_host, row_blocks, uniform, wide_dtype
 from tricouple.ot.gradients import GRADIENTS
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.contract import Coupling, Masses, Solution
@@ -416,8 +416,8 @@ def _kernels(
     """``exp(factor · s)`` for each factor, in the source's digits and then in more."""
     n, m = source.shape
     in_c = compiled() and on_host(source.like)
-    wide = source.widened()
-    for digits in (source,) if wide.like.dtype == source.like.dtype else (source, wide):
+    for dtype in dict.fromkeys((source.like.dtype, wide_dtype(source.like.device))):
+        digits = source if dtype == source.like.dtype else source.widened()
         if in_c and n * m <= LARGEST and not storage.streamed:
             yield native.NativeKernels(digits, factors, within=within)
         elif _can_be_halved(digits, within):

@@ -178,7 +178,7 @@ class SymmetricKernels(Kernels):
         if self.shard is not None:
             self.release()
             own = self.shard.rows
-            blocks = row_blocks(own.stop - own.start, n, LINE)
+            blocks = row_blocks(own.stop - own.start, n, LINE // 4)
             rows = [slice(own.start + block.start, own.start + block.stop) for block in blocks]
             # Whole rows, whose first n columns are on the diagonal.
             lines = [Part(few, n, n, few.start, 0) for few in rows]
@@ -190,7 +190,6 @@ class SymmetricKernels(Kernels):
         signs = [factor / self.factors[0] for factor in self.factors]
         lefts = [left[:, 0] for left, _ in factors]
         # An entry and its mirror image in one product.
-        ahead = [torch.cat([left, right]) for left, (_, right) in zip(lefts, factors, strict=True)]
         back = [torch.cat([right, left]) for left, (_, right) in zip(lefts, factors, strict=True)]
         room, spare = self._room(parts), self._room(parts)
         buffers = self.like.new_empty(2, max((part.size for part in parts), default=0))
@@ -200,7 +199,8 @@ class SymmetricKernels(Kernels):
             scores = self._nothing if self._matrices else self._similarities(part, room)
             for which, sign in enumerate(signs):
                 product = weights if which else total
-                torch.mm(ahead[which][:, part.rows].T, back[which][:, columns], out=product)
+                ahead = torch.cat([lefts[which][:, part.rows], factors[which].right[:, part.rows]])
+                torch.mm(ahead.T, back[which][:, columns], out=product)
                 if self._matrices:
                     tile = _stored(self._matrices[which], part)
                 else:
