@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
@@ -45,9 +46,9 @@ class Backbone(nn.Module):
         self.eval()
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # little padding
         found = []
-        for start in track(
-            range(0, len(order), _AT_A_TIME), f"features: {what}", disable=not what, transient=True
-        ):
+        hidden = not what or not Console().is_terminal
+        starts = range(0, len(order), _AT_A_TIME)
+        for start in track(starts, f"features: {what}", disable=hidden, transient=True):
             values = self([texts[place] for place in order[start : start + _AT_A_TIME]])
             found.append(values.to("cpu", compute_dtype(values.dtype)))
         self.train(was_training)
