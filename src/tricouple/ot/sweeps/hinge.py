@@ -127,7 +127,8 @@ class HingeTriplet(LogDomainTriplet):
             sums[block] = torch.logsumexp(pairs + f, 1)
             phi[block] = log_scaling(log_mass[block], sums[block])
             columns = torch.logaddexp(columns, torch.logsumexp(pairs + phi[block, None], 0))
-        return self.total(sums), self.total(phi), self._log_total(columns)
+        sums, phi = self.total(torch.stack([sums, phi]))
+        return sums, phi, self._log_total(columns)
 
     def negative_sums(self, phi: Tensor, f: Tensor) -> Tensor:
         """``log Σ_ij e^{φ+f} K`` of each negative."""
