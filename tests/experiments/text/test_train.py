@@ -230,3 +230,20 @@ def test_a_changed_table_is_not_the_same_data(tiny, console, tmp_path):
     path.write_text(path.read_text() + "more,a\n")
     with pytest.raises(ValueError, match="the data have changed since"):
         train(tiny(*words), console)
+
+
+def test_a_published_table_is_known_by_its_files(tiny, tmp_path):
+    def listed(data):
+        return TEXT.listing(tiny(f"data={data}", f"data.root={tmp_path}"))
+
+    assert listed("banking77") == listed("phrases") == {}
+    for name in ("banking77/train.csv", "banking77/test.csv", "clinc150/domains.json",
+                 "clinc150/data_full.json", "clinc150/data_imbalanced.json"):  # fmt: skip
+        path = tmp_path / "intents" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    assert {name: listed(name)[name]["files"] for name in ("banking77", "clinc150")} == {
+        "banking77": 2,
+        "clinc150": 2,
+    }
+    assert listed("clinc150") != listed("clinc150_imbalanced")
