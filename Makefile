@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test hostile lint format bench figures docs release clean
+.PHONY: help demo test hostile wheels torches lint format bench figures docs release clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,14 @@ test: $(STAMP)  ## run all tests
 
 hostile: $(STAMP)  ## degenerate batches, kill -9, sanitizers, flat memory (under five minutes)
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python hostile.py
+
+wheels: $(STAMP)  ## build sdist and wheel into dist/, and audit the wheel's limited API
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	rm -rf dist && $(BIN)/python -m build
+	$(BIN)/abi3audit --strict --summary dist/*.whl
+
+torches: wheels  ## test that wheel beside the oldest and the newest torch (downloads gigabytes)
+	$(BIN)/python tests/torches.py
 
 lint: $(STAMP)  ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff check .

@@ -12,6 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACK = "from setuptools import build_meta; print(build_meta.build_{}('dist'))"
+FREE_THREADED = """
+import sysconfig
+known = sysconfig.get_config_var
+sysconfig.get_config_var = lambda name: 1 if name == "Py_GIL_DISABLED" else known(name)
+"""
 LEFT_OUT = (".gitignore", ".binder/", ".ci/", ".github/")  # of use in a clone alone
 
 
@@ -35,11 +40,9 @@ def clone(tmp_path_factory) -> Path:
     return folder
 
 
-def packed(clone: Path, kind: str) -> Path:
-    done = subprocess.run(
-        [sys.executable, "-c", PACK.format(kind)], cwd=clone, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+def packed(clone: Path, kind: str, before: str = "") -> Path:
+    command = [sys.executable, "-c", before + PACK.format(kind)]
+    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return clone / "dist" / done.stdout.splitlines()[-1]
 
@@ -54,7 +57,9 @@ def test_an_sdist_has_every_file_of_the_repository(clone):
 
 def test_a_wheel_has_what_is_imported_and_no_sources_of_c(clone, monkeypatch):
     monkeypatch.setenv("CC", "false")  # as on a machine without a compiler, and quicker
-    with zipfile.ZipFile(packed(clone, "wheel")) as archive:
+    wheel = packed(clone, "wheel")
+    assert "-cp311-abi3-" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if name.startswith("tricouple/")}
     package = ROOT / "src" / "tricouple"
     wanted = {
@@ -92,3 +97,9 @@ def test_a_release_says_its_version_everywhere_and_begins_a_new_changelog(releas
             release(version)
     with pytest.raises(SystemExit, match="nothing under Unreleased"):
         release("9.2.0")
+
+
+def test_a_free_threaded_python_gets_a_wheel_of_its_own(clone, monkeypatch):
+    monkeypatch.setenv("CC", "false")
+    wheel = packed(clone, "wheel", FREE_THREADED)
+    assert "abi3" not in wheel.name

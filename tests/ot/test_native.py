@@ -1,8 +1,11 @@
 """The compiled module is used only where it was built from these sources."""
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -37,9 +40,26 @@ def test_none_is_no_error(monkeypatch):
     assert native.load() is None
 
 
+COMPILER = os.environ.get("CC") or (sysconfig.get_config_var("CC") or "cc").split()[0]
+COMPILED = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="there is no C compiler")
+
+
+@COMPILED
 def test_it_keeps_to_the_limited_api_so_that_one_build_serves_every_python():
-    own = native.compiled
-    assert own is None or os.path.basename(own.__file__) in ("_native.abi3.so", "_native.pyd")
+    assert native.compiled is not None, "there is a compiler, but nothing was built"
+    assert Path(native.compiled.__file__).name in ("_native.abi3.so", "_native.pyd")
+    command = [sys.executable, "-m", "abi3audit", "--strict", "--assume-minimum-abi3", "3.11"]
+    done = subprocess.run([*command, native.compiled.__file__], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@COMPILED
+def test_a_free_threaded_python_goes_without_it():
+    source = Path(native.__file__).with_name("_native.c")
+    preprocess = [COMPILER, "-E", "-DPy_GIL_DISABLED", f"-I{sysconfig.get_path('include')}"]
+    done = subprocess.run([*preprocess, str(source)], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "it works through PyTorch" in done.stderr
 
 
 @pytest.mark.parametrize("switch", ["0", "1"])

@@ -6,9 +6,10 @@
  * ones, then the addresses of contiguous arrays; native.py and halves.py call them and allocate all of
  * the arrays. Formulas are those of docs/mathematics.md, named by their section.
  */
-#ifndef Py_GIL_DISABLED /* which knows no limited API yet */
-#define Py_LIMITED_API 0x030B0000 /* one build for every Python from 3.11 on */
+#ifdef Py_GIL_DISABLED
+#error "a free-threaded Python knows no limited API: it works through PyTorch"
 #endif
+#define Py_LIMITED_API 0x030B0000 /* one build for every Python from 3.11 on */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <float.h>
