@@ -106,6 +106,11 @@ class Team:
         message = bytes(said[own(lengths, first)].tolist()).decode()
         raise ValueError(f"rank {first} of {self.size}: {message}")
 
+    def before(self, count: int, problem: str | None = None) -> int:
+        """How many samples the processes before this one have, which has so many; one message."""
+        counts = [found for (found,) in self.exchange([count], problem)]
+        return sum(counts[: self.rank])
+
     def _talking_device(self) -> torch.device:
         """Where messages of a few numbers can be sent from."""
         kinds = dist.get_backend_config(self.group)

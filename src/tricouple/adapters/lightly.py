@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tricouple.adapters.parts import for_any_batch, gathered
+from tricouple.adapters.parts import for_any_batch
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.relations import pair_views
 
@@ -30,12 +30,10 @@ class TwoViewLoss(nn.Module):
 
     def __init__(self, criterion: ContrastiveLoss, gather_distributed: bool = False) -> None:
         super().__init__()
-        self.criterion = for_any_batch(criterion)
+        self.criterion = for_any_batch(criterion, together=gather_distributed)
         self.gather_distributed = gather_distributed
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
         """The loss of two views, shape (n, d) each; row i of both belongs to image i."""
-        if self.gather_distributed:
-            out0, out1 = gathered(out0), gathered(out1)
-        loss: Tensor = self.criterion(*pair_views(out0, out1))
+        loss: Tensor = self.criterion(*pair_views(out0, out1, group=self.criterion.group))
         return loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tricouple.adapters.parts import for_any_batch, gathered
+from tricouple.adapters.parts import for_any_batch, pairs_before
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.both_directions import BothDirections
 
@@ -35,7 +35,7 @@ class ClipLoss(nn.Module):
 
     def __init__(self, criterion: ContrastiveLoss, world_size: int = 1) -> None:
         super().__init__()
-        if for_any_batch(criterion).scale is None:
+        if for_any_batch(criterion, together=world_size > 1).scale is None:
             raise ValueError(
                 f"{type(criterion).__name__} has no temperature that the model's logit_scale could "
                 "set: use another loss"
@@ -60,14 +60,14 @@ class ClipLoss(nn.Module):
             logit_bias: Changes nothing: no softmax and no plan sees what is added to all scores.
             output_dict: Whether to return ``{"contrastive_loss": loss}``.
         """
-        if self.world_size > 1:
-            image_features, text_features = gathered(image_features), gathered(text_features)
-        if len(image_features) != len(text_features):
-            raise ValueError(
-                f"image_features has {len(image_features)} rows, text_features "
-                f"{len(text_features)}: row i of both must belong together"
+        n, problem = len(image_features), None
+        if len(text_features) != n:
+            problem = (
+                f"image_features has {n} rows, text_features {len(text_features)}: row i of both "
+                "must belong together"
             )
-        pairs = torch.arange(len(image_features), device=image_features.device)
+        first = pairs_before(self.both_directions.criterion, n, problem)
+        pairs = torch.arange(first, first + n, device=image_features.device)
         scale = torch.as_tensor(logit_scale).float()
         loss: Tensor = self.both_directions(image_features, text_features, pairs, sharpness=scale)
         if logit_bias is not None:

@@ -1,15 +1,11 @@
-"""What the adapters share: criteria that take any batch, and the rows of all processes."""
+"""What the adapters share: criteria that take any batch, also of all processes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
+from tricouple.distributed import Team
 from tricouple.losses.base import ContrastiveLoss
 
 
@@ -25,11 +21,15 @@ def adapted_library() -> Iterator[None]:
         ) from error
 
 
-def for_any_batch(criterion: ContrastiveLoss) -> ContrastiveLoss:
+def for_any_batch(criterion: ContrastiveLoss, *, together: bool = False) -> ContrastiveLoss:
     """The criterion, which from now on gives zero where there is nothing to learn.
 
     Loops of these libraries meet such batches (the last one of an epoch has one sample, a miner
     finds nothing) and expect zero.
+
+    Args:
+        criterion: The criterion.
+        together: Whether its batches are those of all processes.
     """
     if not isinstance(criterion, ContrastiveLoss):
         raise TypeError(
@@ -37,44 +37,20 @@ def for_any_batch(criterion: ContrastiveLoss) -> ContrastiveLoss:
             f"{type(criterion).__name__}"
         )
     criterion.empty = "zero"
+    if together and criterion.group is None:
+        criterion.group = "world"
     return criterion
 
 
-def gathered(rows: Tensor) -> Tensor:
-    """The rows of all processes, in the order of their ranks; the rows themselves if alone.
+def pairs_before(criterion: ContrastiveLoss, number: int, problem: str | None = None) -> int:
+    """How many pairs the processes before this one have, of one batch; 0 for one alone.
 
-    Every process is to compute the same loss of all rows. Its own rows then receive R times their
-    gradient for R processes, which the mean that DistributedDataParallel takes over parameters
-    turns into the gradient of that one loss; nothing is sent in the backward pass. Processes may
-    have different numbers of rows.
+    Raises:
+        ValueError: The same one on all of them, if one has a problem.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return rows
-    return _Gathered.apply(rows)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        rank, world = dist.get_rank(), dist.get_world_size()
-        shapes = [
-            torch.empty(rows.ndim, dtype=torch.long, device=rows.device) for _ in range(world)
-        ]
-        dist.all_gather(shapes, torch.tensor(rows.shape, device=rows.device))
-        sizes = [int(shape[0]) for shape in shapes]
-        if len({tuple(shape[1:].tolist()) for shape in shapes}) > 1:
-            widths = [shape[1:].tolist() for shape in shapes]
-            raise ValueError(f"the processes have rows of different dimensions: {widths}")
-        # Collectives want equal shapes: pad with rows that nobody reads.
-        padded = rows.new_zeros(max(sizes), *rows.shape[1:])
-        padded[: len(rows)] = rows
-        received = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(received, padded)
-        start = sum(sizes[:rank])
-        ctx.own, ctx.world = slice(start, start + len(rows)), world
-        return torch.cat([part[:size] for part, size in zip(received, sizes, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        own: Tensor = gradients[0][ctx.own] * ctx.world
-        return own
+    team = Team.of(criterion.group)
+    if team is not None:
+        return team.before(number, problem)
+    if problem is not None:
+        raise ValueError(problem)
+    return 0

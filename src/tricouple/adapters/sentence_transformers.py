@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tricouple import checks
-from tricouple.adapters.parts import adapted_library, for_any_batch, gathered
+from tricouple.adapters.parts import adapted_library, for_any_batch, pairs_before
 from tricouple.losses.base import ContrastiveLoss
 
 with adapted_library():
@@ -61,7 +61,7 @@ class SentenceLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.criterion = for_any_batch(criterion)
+        self.criterion = for_any_batch(criterion, together=gather_across_devices)
         self.gather_across_devices = gather_across_devices
         tokenizer: Any = getattr(model, "tokenizer", None)
         known = isinstance(tokenizer, PreTrainedTokenizerBase)
@@ -83,9 +83,6 @@ class SentenceLoss(nn.Module):
         """The loss of the embeddings of each column, shape (n, d) each."""
         if labels is not None:
             labels = labels.reshape(-1)
-        if self.gather_across_devices:
-            embeddings = [gathered(column) for column in embeddings]
-            labels = None if labels is None else gathered(labels)
         anchors, *candidates = embeddings
         for number, column in enumerate(candidates, 1):
             if len(column) != len(anchors):
@@ -103,7 +100,8 @@ class SentenceLoss(nn.Module):
             return loss
         # Positive i has the identity of anchor i, and a negative one of its own.
         references = torch.cat(candidates)
-        identities = torch.arange(len(references), device=references.device)
+        first = pairs_before(self.criterion, len(references))
+        identities = torch.arange(first, first + len(references), device=references.device)
         loss = self.criterion(
             anchors, identities[: len(anchors)], ref_emb=references, ref_labels=identities
         )

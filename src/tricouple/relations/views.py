@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.distributed import Group, Team, own
+from tricouple.distributed import Group, Team
 from tricouple.relations.identities import Identities
 
 
@@ -31,26 +31,18 @@ def pair_views(*views: Tensor | Sequence[Tensor], group: Group = None) -> tuple[
         tensor([0, 1, 0, 1])
     """
     team = None if group is None else Team.of(group)
-    if team is None:
-        several = _checked(views, empty=False)
-        first = 0
-    else:
-        several, first = _numbered(views, team)
-    n = len(several[0])
-    identities = torch.arange(first, first + n, device=several[0].device)
-    return torch.cat(tuple(several)), identities.repeat(len(several))
-
-
-def _numbered(views: Sequence[Any], team: Team) -> tuple[Sequence[Tensor], int]:
-    """The views, and how many instances the processes before this one have."""
     several: Sequence[Tensor] = []
-    problem = None
+    first, problem = 0, None
     try:
-        several = _checked(views, empty=True)
+        several = _checked(views, empty=team is not None)
     except (TypeError, ValueError) as error:
+        if team is None:
+            raise
         problem = str(error)
-    counts = [n for (n,) in team.exchange([len(several[0]) if several else 0], problem)]
-    return several, own(counts, team.rank).start
+    if team is not None:
+        first = team.before(len(several[0]) if several else 0, problem)
+    identities = torch.arange(first, first + len(several[0]), device=several[0].device)
+    return torch.cat(tuple(several)), identities.repeat(len(several))
 
 
 def _checked(views: Sequence[Any], *, empty: bool) -> Sequence[Tensor]:
