@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -69,20 +70,21 @@ def differentiated(criterion, samples, temperature=None):
     return value.detach(), torch.autograd.grad(value, wanted)
 
 
-def together(rank, make, settings, parts, temperature, smallest):
-    """The same of a process's share, in kernels that are shared unless they are this small."""
-    with mock.patch.object(engine, "LARGEST", smallest):
+def together(rank, make, settings, parts, temperature, change):
+    """The same of a process's share, in kernels that are shared however small; with a change."""
+    changed = mock.patch(*change) if change else nullcontext()
+    with mock.patch.object(engine, "LARGEST", 0), changed:
         criterion = make(**settings, group="world")
         return differentiated(criterion, [part[rank] for part in parts], temperature)
 
 
 def compare(pools, make, settings, sizes, within, *, dtype=torch.float64, temperature=None, **more):
     """The largest errors of values and gradients, relative to the largest of each."""
-    smallest = more.pop("smallest", 0)
+    change = more.pop("change", None)
     samples = batch(within, dtype, **more)
     value, gradients = differentiated(make(**settings), samples, temperature)
     parts = [shares(part, sizes) for part in samples]
-    answers = pools(len(sizes)).run(together, make, settings, parts, temperature, smallest)
+    answers = pools(len(sizes)).run(together, make, settings, parts, temperature, change)
     errors = [float(abs(found - value) / abs(value)) for found, _ in answers]
     for k, wanted in enumerate(gradients):
         parts = [gradient[k] for _, gradient in answers]
@@ -132,6 +134,22 @@ def test_hard_batches_end_with_logarithms_on_all_processes(pools, make, within):
     settings = {"sharpness": 3000.0, "n_iters": 4}
     for sizes in SIZES.values():
         assert compare(pools, make, settings, sizes, within) < 1e-10
+
+
+CHANGES = {
+    "no compiled module": ("tricouple.ot.sweeps.native.compiled", None),
+    "an accelerator": ("tricouple.numeric._HOSTS", ()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
+@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.IOT])
+def test_on_other_machines(pools, make, within, change):
+    for sharpness in (10.0, 3000.0):
+        settings = {"sharpness": sharpness, "n_iters": 3}
+        for sizes in (SIZES["one row"], SIZES["no rows"]):
+            assert compare(pools, make, settings, sizes, within, change=change) < 1e-10
 
 
 @pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
@@ -292,7 +310,7 @@ def test_it_does_not_matter_which_process_has_which_sample(pools):
     gradients = []
     for rows in (torch.arange(16), order):
         parts = [shares([part[rows] for part in samples], [9, 3, 4])]
-        answers = pools(3).run(together, tc.NegMMIOT, {}, parts, None, 0)
+        answers = pools(3).run(together, tc.NegMMIOT, {}, parts, None, None)
         gradient = torch.cat([found[0] for _, found in answers])
         gradients.append((answers[0][0], torch.empty_like(gradient).index_copy(0, rows, gradient)))
     for first, second in zip(*gradients, strict=True):
