@@ -6,13 +6,15 @@ such as torchrun starts all at once. Either way the first process decides, write
 
 from __future__ import annotations
 
+import builtins
 from datetime import timedelta
 
 import lightning as L
+import torch.distributed as dist
 from lightning.pytorch.plugins import LayerSync
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import nn
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
@@ -68,6 +70,20 @@ class SyncedNorms(LayerSync):
 # --- beginning -----------------------------------------------------------------------------------
 
 
+def check_study(trainer: L.Trainer) -> None:
+    """Refuse, for a run that is not the whole command, to start the command again.
+
+    Raises:
+        ValueError: If that is how Lightning would make further processes.
+    """
+    if trainer.world_size > 1 and isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
+        raise ValueError(
+            f"a study cannot train in {trainer.world_size} processes by strategy=ddp, which starts "
+            "the whole command in each: use trainer.strategy=ddp_spawn, or leave trainer.devices "
+            "at 1 and let --workers share the runs"
+        )
+
+
 def announce(begins: bool) -> None:
     """Say, as the first of processes that were started together, whether there is a training."""
     _meeting().set("begins", str(begins))
@@ -93,14 +109,18 @@ def _meeting() -> PrefixStore:
 
 def cause(error: BaseException) -> BaseException:
     """What an error of several processes comes to, in a sentence where one says it."""
+    text = str(error).strip()
     if isinstance(error, ProcessRaisedException):
         # The text of a traceback: its last line names the error.
-        name, _, message = str(error).strip().splitlines()[-1].partition(": ")
+        name, _, text = text.splitlines()[-1].partition(": ")
         if name.endswith(DivergenceError.__name__):
-            return DivergenceError(message)
-        if not _lost(message):
-            return RuntimeError(message) if name == "RuntimeError" else ValueError(message)
-    elif not (isinstance(error, ProcessExitedException) or _lost(str(error))):
+            return DivergenceError(text)
+        if issubclass(getattr(builtins, name, object), ValueError | OSError):
+            return ValueError(text)
+        if name.startswith("tricouple."):
+            return ValueError(text)
+    lost = isinstance(error, dist.DistError | ProcessExitedException)
+    if not lost and not any(backend in text for backend in ("gloo", "NCCL")):
         return error
     return ConnectionError(
         "a process of this training is gone, killed perhaps for want of memory: the same command "
@@ -112,8 +132,4 @@ def forget(trainer: L.Trainer) -> None:
     """Keep Lightning's watchman from killing this process before it has said what happened."""
     launcher = trainer.strategy.launcher
     if isinstance(launcher, _SubprocessScriptLauncher):
-        launcher.procs.clear()
-
-
-def _lost(message: str) -> bool:
-    return "gloo" in message or "NCCL" in message
+        launcher.procs.clear()  # their sockets are closed, or will be with this process's own

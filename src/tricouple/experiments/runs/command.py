@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tricouple.conf.schema import Clip, RunConfig, Text, Train
-from tricouple.options import CommandError, at_least, first_process, interrupted, speaks
+from tricouple.options import (
+    CommandError,
+    at_least,
+    first_process,
+    interrupted,
+    launched_together,
+    speaks,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,6 +77,8 @@ class TrainCommand(Generic[C, D]):
         study = args.study is not None
         what = "study: what is done is kept" if study else "run from its last finished epoch"
         with user_errors(f"the same command continues the {what}"):
+            if launched_together() and (study or args.multirun):
+                raise CommandError("torchrun is for one run: leave out -m and --study, or torchrun")
             if study:
                 return self._study(args, console)
             if args.multirun:

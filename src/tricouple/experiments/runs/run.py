@@ -41,7 +41,7 @@ from tricouple.files import write_text
 from tricouple.options import first_process, launched_together
 from tricouple.provenance import collect_provenance, line_provenance
 from tricouple.training.module import DivergenceError, ShuffledBatches, derived_seed
-from tricouple.training.processes import announce, note_on_processes, training_begins
+from tricouple.training.processes import announce, check_study, note_on_processes, training_begins
 from tricouple.training.trainer import (
     History,
     Row,
@@ -91,7 +91,7 @@ def run_once(
     files = kind.listing(config)
     if finished := _finished(kind, config, folder, files, console):
         return finished
-    origin = origin or collect_provenance()
+    study, origin = origin is not None, origin or collect_provenance()
     data = kind.load(config)
     files = kind.listing(config)  # once more: they may just have been downloaded
     for note in data.notes:
@@ -99,6 +99,8 @@ def run_once(
     fitting = None
     if not folder.encoder.exists():
         fitting = Fitting(kind, config, data, folder, console)
+        if study:
+            check_study(fitting.trainer)
     with folder.held(console):
         if finished := _finished(kind, config, folder, files, console):
             return finished  # by another process that had the folder
