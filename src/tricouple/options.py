@@ -97,7 +97,8 @@ def first_process() -> bool:
 
 def launched_together() -> bool:
     """Whether a launcher such as torchrun has started this process among others."""
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    known = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    return known and os.environ["WORLD_SIZE"] != "1"
 
 
 def speaks(error: BaseException) -> bool:

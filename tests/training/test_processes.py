@@ -17,8 +17,10 @@ from torch import nn
 import tricouple as tc
 from processes import in_processes
 from tricouple.conf.compose import configure
+from tricouple.conf.schema import Train
 from tricouple.experiments.clip import CLIP
 from tricouple.experiments.runs.run import run_once
+from tricouple.experiments.text import TEXT
 from tricouple.experiments.vision import VISION
 from tricouple.report.read import read_study
 from tricouple.training.module import DivergenceError, LossTraining
@@ -40,11 +42,17 @@ PAIRS = (
     "evaluation.gallery=2", "evaluation.zero_shot=[]", "trainer.precision=64-true",
     "trainer.accelerator=cpu", "progress=false",
 )  # fmt: skip
+TEXTS = (
+    "scale=smoke", "data.shots=8", "training.batch_size=7", "training.epochs=1",
+    "training.geometry_samples=50", "evaluation.probe_epochs=1", "evaluation.gallery=2",
+    "trainer.precision=64-true", "trainer.accelerator=cpu", "progress=false",
+)  # fmt: skip
+WORDS = {VISION: VIT, CLIP: PAIRS, TEXT: TEXTS}
 FORKED = ("trainer.devices=2", "trainer.strategy=ddp_fork")
 
 
 def train(runs, *words, kind=VISION):
-    config = configure([*(VIT if kind is VISION else PAIRS), f"runs={runs}", *words], kind.config)
+    config = configure([*WORDS[kind], f"runs={runs}", *words], kind.config)
     said = Console(file=io.StringIO(), width=1000)
     return run_once(kind, config, said), said.file.getvalue()
 
@@ -66,7 +74,7 @@ def difference(one, two):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [VISION, CLIP], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", WORDS, ids=lambda kind: kind.name)
 def test_ten_steps_of_two_processes_are_those_of_one(tmp_path, kind):
     one, _ = train(tmp_path / "one", kind=kind)
     two, said = train(tmp_path / "two", *FORKED, kind=kind)
@@ -74,7 +82,7 @@ def test_ten_steps_of_two_processes_are_those_of_one(tmp_path, kind):
     assert f"2 processes share each batch of {size}; the loss is that of the whole batch." in said
     assert two.folder.path.name == one.folder.path.name
     assert difference(one.folder, two.folder) <= 1e-6
-    assert two.evaluation["curves"]["step"][-1] == 10
+    assert two.evaluation["curves"]["step"][-1] >= 10
 
 
 def test_what_one_process_finds_ends_all_in_one_error(tmp_path, monkeypatch):
@@ -102,6 +110,19 @@ def test_what_one_process_finds_ends_all_in_one_error(tmp_path, monkeypatch):
         patched.setattr(LossTraining, "loss", failing)
         with pytest.raises((ValueError, ConnectionError), match=r"photo|a process .* is gone"):
             train(tmp_path, *FORKED)
+
+
+def test_a_study_is_not_started_again_for_each_device(tmp_path):
+    config = configure([*VIT, f"runs={tmp_path}", "trainer.devices=2"], Train)
+    with pytest.raises(ValueError, match="a study cannot train in 2 processes by strategy=ddp"):
+        run_once(VISION, config, Console(quiet=True), origin={"command": "a study"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_torchrun_is_for_one_run(monkeypatch, refused):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    assert "torchrun is for one run" in refused("train", "-m", "seed=0,1")
 
 
 def test_batch_norm_that_cannot_be_synchronised_is_said():
@@ -196,43 +217,48 @@ def children(pid):
     return [int(number) for number in found.split()]
 
 
-LONG = ("training.epochs=12", "training.geometry_every=12")
+def ended(tmp_path, end):
+    """What a training of two processes says when something ends it, and its exit code."""
+    program = started(
+        "tricouple.cli", "train", *VIT, *LONG, f"runs={tmp_path / 'runs'}", "trainer.devices=2",
+        "trainer.strategy=ddp",
+    )  # fmt: skip
+    until_an_epoch_is_done(program, tmp_path / "runs")
+    end(program.pid)
+    output, errors = program.communicate(timeout=60)
+    assert output.count("Training (130 images") == 1
+    return errors, program.returncode
+
+
+LONG = ("training.epochs=8", "training.geometry_every=8")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["ctrl-c", "kill"])
-def test_an_ended_training_says_one_line_and_continues_to_the_same_numbers(tmp_path, how):
-    words = [*VIT, *LONG, f"runs={tmp_path / 'runs'}", "trainer.devices=2"]
-    program = started("tricouple.cli", "train", *words, "trainer.strategy=ddp")
-    until_an_epoch_is_done(program, tmp_path / "runs")
-    second = children(program.pid)[-1]
-    if how == "kill":
-        os.kill(second, signal.SIGKILL)
-    else:
-        os.killpg(program.pid, signal.SIGINT)
-    output, errors = program.communicate(timeout=60)
-    assert output.count("Training (130 images") == 1
+def test_ctrl_c_ends_all_processes_with_one_line(tmp_path):
+    errors, code = ended(tmp_path, lambda pid: os.killpg(pid, signal.SIGINT))
+    told = "interrupted: the same command continues the run from its last finished epoch\n"
+    assert (errors, code) == (told, 130)
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_all_with_one_line_and_torchrun_ends_in_the_same_numbers(tmp_path):
+    errors, code = ended(tmp_path, lambda pid: os.kill(children(pid)[-1], signal.SIGKILL))
+    assert errors.startswith("tricouple train: error: a process of this training is gone")
     assert errors.count("\n") == 1
-    if how == "kill":
-        assert errors.startswith("tricouple train: error: a process of this training is gone")
-        assert program.returncode == 2
-        train(tmp_path / "runs", *LONG, "trainer.devices=2", "trainer.strategy=ddp_spawn")
-    else:
-        assert errors.startswith("interrupted: the same command continues the run")
-        assert program.returncode == 130
-        again = started("torch.distributed.run", "--nproc-per-node", 2, "-m", "tricouple.cli",
-                        "train", *words)  # fmt: skip
-        output, errors = again.communicate(timeout=200)
-        assert again.returncode == 0, errors
-        assert output.count("Continuing (130 images") == output.count("Use it: ") == 1
-    (folder,) = (tmp_path / "runs").iterdir()
+    assert code == 2
+    program = started(
+        "torch.distributed.run", "--nproc-per-node", 2, "-m", "tricouple.cli", "train", *VIT, *LONG,
+        f"runs={tmp_path / 'runs'}", "trainer.devices=2",
+    )  # fmt: skip
     undisturbed, _ = train(tmp_path / "one", *LONG)
+    output, errors = program.communicate(timeout=200)
+    assert program.returncode == 0, errors
+    assert output.count("Continuing (130 images") == output.count("Use it: ") == 1
     finished, said = train(tmp_path / "runs", *LONG)
     assert "Already finished" in said
-    assert finished.folder.path == folder
     assert difference(undisturbed.folder, finished.folder) <= 1e-6
-    assert not (folder / "last.ckpt").exists()
-    assert not (folder / ".lock").exists()
+    names = {path.name for path in finished.folder.path.iterdir()}
+    assert names == {path.name for path in undisturbed.folder.path.iterdir()}
 
 
 @pytest.mark.slow

@@ -29,6 +29,8 @@ def test_other_flags_are_refused_with_the_reason(flag, complaint):
 def test_strategies_that_take_networks_apart_are_refused(strategy):
     with pytest.raises(ValueError, match=f"strategy={strategy}: runs keep whole networks"):
         check_flags({"strategy": strategy})
+    with pytest.raises(ValueError, match="strategy=ddp_spawn: use ddp"):
+        check_flags({"strategy": "ddp_spawn"})
 
 
 def test_curves_have_gaps_where_nothing_was_measured():

@@ -1,7 +1,7 @@
 """Several processes that train one network: who begins, what they share, how they end together.
 
-Lightning starts them when training begins (``ddp``, ``ddp_spawn``, ``ddp_fork``), or a launcher
-such as torchrun starts all at once. Either way the first process decides, writes and speaks.
+Lightning starts them when training begins (``ddp``, ``ddp_fork``), or a launcher such as torchrun
+starts all at once. Either way the first process decides, writes and speaks.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def check_study(trainer: L.Trainer) -> None:
     if trainer.world_size > 1 and isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
         raise ValueError(
             f"a study cannot train in {trainer.world_size} processes by strategy=ddp, which starts "
-            "the whole command in each: use trainer.strategy=ddp_spawn, or leave trainer.devices "
-            "at 1 and let --workers share the runs"
+            "the whole command in each: use trainer.strategy=ddp_fork, or leave trainer.devices at "
+            "1 and let --workers share the runs"
         )
 
 

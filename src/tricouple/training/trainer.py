@@ -285,9 +285,13 @@ def check_flags(flags: Mapping[str, Any]) -> None:
     strategy = str(flags.get("strategy", "auto"))
     if not strategy.startswith(("auto", "ddp", "single")):
         raise ValueError(
-            f"trainer.strategy={strategy}: runs keep whole networks in every process: use ddp, "
-            'ddp_spawn or ddp_fork; in a loop of your own, losses with group="world" work under '
-            "FSDP too"
+            f"trainer.strategy={strategy}: runs keep whole networks in every process: use ddp or "
+            'ddp_fork; in a loop of your own, losses with group="world" work under FSDP too'
+        )
+    if strategy.startswith("ddp_spawn"):
+        raise ValueError(
+            f"trainer.strategy={strategy}: use ddp, whose processes start as this one does, or "
+            "ddp_fork"
         )
     if flags.get("precision") in ("16-true", 16, "16"):
         raise ValueError(
