@@ -429,3 +429,19 @@ def test_plans_break_a_graph_and_say_so_where_it_must_be_one(name):
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="couplings cannot be traced"):
         torch.compile(first, fullgraph=True, backend="aot_eager")(rows)
+
+
+def test_on_an_accelerator_the_operator_reads_nothing():
+    from torch._subclasses import FakeTensorMode  # which refuses to read
+
+    criterion = tc.NegMMIOT(check="shapes")
+    with FakeTensorMode():
+        rows = torch.empty(N, 5, device="cuda", dtype=torch.bfloat16)
+        labels = torch.empty(N, device="cuda", dtype=torch.int64)
+        arguments = ["embeddings", "labels"], [True, False], None, criterion._number, [rows, labels]
+        value, gradient = torch.ops.tricouple.loss_and_gradients(*arguments)
+        (rounded,) = torch.ops.tricouple.scaled(value, [gradient], [rows])
+    assert {each.device for each in (value, gradient, rounded)} == {rows.device}
+    assert (value.dtype, value.shape) == (torch.float32, ())
+    assert (gradient.dtype, gradient.shape) == (torch.float32, rows.shape)
+    assert rounded.dtype == rows.dtype

@@ -41,8 +41,13 @@ def apply(criterion: Any, number: int, call: Call, temperature: float | Tensor |
     if temperature is None and criterion.scale is not None:
         own = getattr(criterion, criterion.scale)
         temperature = own if isinstance(own, Tensor) else None
-    given = call._asdict()
-    del given["indices_tuple"]
+    given: dict[str, Any] = {
+        "embeddings": call.embeddings,
+        "labels": call.labels,
+        "ref_emb": call.ref_emb,
+        "ref_labels": call.ref_labels,
+        "ref_index": call.ref_index,
+    }
     if call.indices_tuple is not None:
         given |= {f"{_INDICES}{place}": index for place, index in enumerate(call.indices_tuple)}
     fixed = None
