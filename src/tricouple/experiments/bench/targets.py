@@ -49,7 +49,7 @@ GROWS = (
     (HINGE, "time", 512, 2048, 2.2),
 )
 # Over processes: of whose batch, N and d, and how much at most.
-SHARED_MEMORY = (OURS, 4, LARGE, 0.40)  # N×N float32 matrices a process
+SHARED_MEMORY = (OURS, 4, LARGE, 128, 0.40)  # N×N float32 matrices a process
 SENT = (gathered.BOTH, gathered.CLIP, 4, LARGE, 512, 0.7)  # times another's bytes
 AS_FAST_AS_PEERS = (OURS, 2, (4096, LARGE), 1.0)  # times the fastest peer's time
 
@@ -118,8 +118,8 @@ def claims(report: Report) -> list[Claim]:
 
 def shared_claims(report: Report) -> Iterator[Claim]:
     """Claims about a batch that several processes share."""
-    name, processes, size, most = SHARED_MEMORY
-    for row in report.over(processes, size):
+    name, processes, size, dim, most = SHARED_MEMORY
+    for row in report.over(processes, size, dim):
         if row.contender == name and row.extra_matrices:
             needs = f"{row.extra_matrices:.2f} N×N float32 matrices a process"
             text = f"{name} over {processes} processes needs {needs} at N={size}, d={row.dim}"
