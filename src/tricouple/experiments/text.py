@@ -26,7 +26,7 @@ from tricouple.evaluation.probe import detect, knn_accuracy, linear_probe, neare
 from tricouple.evaluation.retrieval import Recall, whole_split
 from tricouple.experiments.runs.folder import RunFolder, Trained
 from tricouple.experiments.runs.identity import listing
-from tricouple.experiments.runs.kind import RunKind
+from tricouple.experiments.runs.kind import RunKind, device_of
 from tricouple.experiments.text_gallery import draw_gallery
 from tricouple.files import cache_home, load_tensors, locked, save_tensors, write_atomically
 from tricouple.models.sentences import Backbone, SentenceEncoder, build_backbone, package_folder
@@ -166,7 +166,7 @@ def load_texts(config: Text) -> RunTexts:
         parts = {part: Samples(own, labels[part]) for part, own in columns.items()}
         width = backbone.width
     else:
-        frozen = Frozen(config.model)
+        frozen = Frozen(config.model, device_of(config))
         found = {p: [frozen.features(c, f"{p} texts") for c in own] for p, own in columns.items()}
         cut = {part: sum(n for _, n in own) for part, own in found.items()}
         parts = {p: Samples(tuple(x for x, _ in own), labels[p]) for p, own in found.items()}
@@ -220,8 +220,8 @@ def place_of(model: SentenceModel) -> str | None:
 class Frozen:
     """What an encoder that is not trained says of texts: computed once, and kept."""
 
-    def __init__(self, model: SentenceModel) -> None:
-        self.place = place_of(model)
+    def __init__(self, model: SentenceModel, device: torch.device) -> None:
+        self.place, self.device = place_of(model), device
         self.backbone: Backbone | None = None  # loaded when something has to be computed
 
     def features(self, column: tuple[str, ...], what: str) -> tuple[Tensor, int]:
@@ -243,7 +243,7 @@ class Frozen:
         return listing(files) or self.place
 
     def _compute(self, column: tuple[str, ...], what: str) -> tuple[Tensor, int]:
-        self.backbone = self.backbone or build_backbone(self.place)
+        self.backbone = self.backbone or build_backbone(self.place).to(self.device)
         return self.backbone.encode(column, what), self.backbone.n_cut(column)
 
 
@@ -278,6 +278,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Classification and out-of-scope detection, or retrieval; before the head and after it."""
     part = config.evaluation.part
+    encoder.to(device_of(config))
     known, unseen = (found.parts[name].embedded(encoder) for name in ("train", part))
     strange: dict[str, list[Tensor]] = {}
     if "out_of_scope" in found.parts:

@@ -8,7 +8,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -26,7 +25,7 @@ from tricouple.evaluation.evaluate import draw_gallery, evaluate_features
 from tricouple.evaluation.features import extract
 from tricouple.evaluation.geometry import MEASURES, HeldOut
 from tricouple.experiments.runs.folder import RunFolder, Trained
-from tricouple.experiments.runs.kind import RunKind
+from tricouple.experiments.runs.kind import RunKind, device_of
 from tricouple.files import write_atomically
 from tricouple.models.encoders import build_encoder, fitting_size
 from tricouple.training.module import BYOLTraining, LossTraining, Training, Views
@@ -229,16 +228,6 @@ def evaluate(
         gallery = draw_gallery(result, known, unseen, (data.probe, images.measured), config.seed)
         write_atomically(folder.gallery, lambda file: file.write(gallery))
     return {"sharpness": sharpness, "accuracy": result.accuracy(), "result": result.as_json()}
-
-
-def device_of(config: Train) -> torch.device:
-    """Where features are computed: where training was, but on one device."""
-    wanted = config.trainer.get("accelerator")
-    if wanted in ("auto", "gpu", "cuda") and torch.cuda.is_available():
-        return torch.device("cuda")
-    if wanted in ("auto", "gpu", "mps") and torch.backends.mps.is_available():
-        return torch.device("mps")
-    return torch.device("cpu")
 
 
 def kept(evaluation: Mapping[str, Any]) -> dict[str, Any]:

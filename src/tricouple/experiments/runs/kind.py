@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -121,3 +122,13 @@ class RunKind(Generic[C, D]):
             "evaluated_on": config.evaluation.part,
             **self.flat(config),
         }
+
+
+def device_of(config: RunConfig) -> torch.device:
+    """Where features are computed: where training was, but on one device."""
+    wanted = config.trainer.get("accelerator")
+    if wanted in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda")
+    if wanted in ("auto", "gpu", "mps") and torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
