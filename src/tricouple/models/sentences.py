@@ -62,7 +62,7 @@ class Words(Backbone):
 
     Example:
         >>> words = Words()
-        >>> torch.equal(words(["a red car"]), words(["Car, red: a!"]))
+        >>> torch.allclose(words(["a red car"]), words(["Car, red: a!"]))
         True
     """
 
