@@ -16,6 +16,7 @@ from tricouple.conf.compose import (
 from tricouple.conf.schema import Clip, Train
 from tricouple.data.images import NAMES
 from tricouple.names import LOSSES
+from tricouple.shaping import Hinge
 
 
 def config(*words: str) -> Train:
@@ -108,6 +109,11 @@ def test_one_word_sets_the_sharpness_of_every_loss(loss):
 def test_a_temperature_of_one_s_own_is_what_the_sharpness_is_read_from():
     found = config("loss=neg_mmiot", "loss.temperature=0.5").loss
     assert (found["temperature"], sharpness_of(found)) == (0.5, 20)
+
+
+def test_a_hinge_has_its_margin_from_a_word():
+    found = config("loss=neg_mmiot", "loss.shaping=hinge", "+loss.margin=0.2").loss
+    assert build_loss(found).shaping == Hinge(margin=0.2)
 
 
 @pytest.mark.parametrize("name", sorted({*STARTS[Train].losses} - {"byol"}))

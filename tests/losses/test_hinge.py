@@ -148,6 +148,14 @@ def test_no_batch_is_slow_and_all_are_right(monkeypatch, scene, sharpness):
     assert relative_error(fast[1], careful[1]) <= 1e-5
 
 
+def test_margin_is_that_of_a_hinge():
+    assert tc.NegMMIOT(shaping="hinge", margin=2.0).shaping == Hinge(margin=2.0)
+    with pytest.raises(ValueError, match=r'margin=2.0 is that of shaping="hinge", got'):
+        tc.NegMMIOT(margin=2.0)
+    with pytest.raises(ValueError, match="margin must be a number that is 0 or more, got -1"):
+        tc.NegMMIOT(shaping="hinge", margin=-1.0)
+
+
 def test_satisfied_triplets_exert_no_force():
     """A reference beyond the margin of all positives is a negative that nobody moves."""
     centre = torch.eye(6, dtype=torch.float64)[0]

@@ -54,6 +54,8 @@ class NegMMIOT(ContrastiveLoss):
             ``"hinge"``, which is max(0, 1 − t) − t/100. ``"exponential"``, ``"squared_hinge"`` and
             every callable (decreasing but for flat parts, differentiable, entry by entry) take
             O(N³) time, a few anchors at a time. docs/shaping.md says which does what.
+        margin: With ``shaping="hinge"``: from where on triplets are satisfied, in units of t, and
+            exert no force; the same as ``shaping=tricouple.shaping.Hinge(margin)``.
         gradient: ``"unrolled"`` (exact for the sweeps done), ``"implicit"`` (exact at convergence:
             give it enough ``n_iters`` and a ``tol``) or ``"envelope"`` (cheapest; exact at
             convergence in balanced batches).
@@ -97,6 +99,7 @@ class NegMMIOT(ContrastiveLoss):
         gradient: str = "unrolled",
         marginals: str = "uniform",
         *,
+        margin: float | None = None,
         sharpness: float | str | None = None,
         empty: str = "raise",
         check: str = "full",
@@ -109,7 +112,11 @@ class NegMMIOT(ContrastiveLoss):
         checks.positive_number("epsilon", epsilon)
         self.epsilon = epsilon
         self._set_scale(temperature, sharpness, epsilon)
-        self.shaping = shaping
+        if margin is not None and shaping != "hinge":
+            raise ValueError(
+                f'margin={margin} is that of shaping="hinge", got {shaping!r}: leave one out'
+            )
+        self.shaping = shaping if margin is None else Hinge(margin)
         self.kernel_tol = kernel_tol
         self._cost()  # which an unknown ψ has not
         checks.positive_number("kernel_tol", kernel_tol)

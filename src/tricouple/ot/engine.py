@@ -310,10 +310,10 @@ class HingeTriplets(_Triplets):
 
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
         """By scaling, then by logarithms."""
-        # Scores, three indices of two bytes, a gradient: fewer than four matrices.
+        # Scores, two indices of two bytes, a gradient: three matrices.
         storage, shard = IN_MATRICES, _shard(source.shape, how, LARGEST // _DEAR)
         if not isinstance(source, Matrix):
-            budget, number = (how.memory, how.memory_budget), 4 / (shard.size if shard else 1)
+            budget, number = (how.memory, how.memory_budget), 3 / (shard.size if shard else 1)
             storage = choose_storage(*budget, source.shape, source.like, matrices=number)
         on_cpu = on_host(source.like)
         if native.compiled is not None and on_cpu and source.shape[1] <= COLUMNS:

@@ -2,11 +2,15 @@
  *
  * Included by _native.c like _sweeps.h; called by hinge_native.py, which says why. The kernel of a margin
  * t = x_j − x_k, in units of ε, is K = e^{δt} · min(1, e^{t − γ}), γ the margin of the hinge and δ its
- * slope. Of a row of scores there are `x`, less its middle; `order`, its columns by ascending scores; and
- * of every column, as a positive j, `below`: how many in that order are negatives with t > γ, and as a
- * negative k, `end`: how many are positives with t ≤ γ. The first `below` negatives are satisfied, and all
- * positives from `end` on (mathematics §9). Within one set the first row is that of sample `own`, the next
- * that of own + 1, and a sample is left out of its own row (own < 0: nobody is). */
+ * slope. Of a row of scores there are `x`, less its middle, and for every column its `rank` in ascending
+ * order and `below`: how many negatives it satisfies as a positive, t > γ, all of which come first
+ * (mathematics §9). Within one set the first row is that of sample `own`, the next that of own + 1, and a
+ * sample is left out of its own row, with the rank after the last (own < 0: nobody is). */
+
+#ifndef PAIR /* what both types share */
+#define PAIR
+typedef double pair __attribute__((vector_size(16), aligned(sizeof(double)), may_alias));
+#endif
 
 /* Bits that are ordered as the numbers are. */
 static inline bits NAME(sortable)(real value) {
@@ -27,11 +31,11 @@ static inline real NAME(sorted)(bits word) {
 /* Sort the rows of a tile of c·s, less the middle of each row, byte by byte from the last. `widest` receives
  * the largest distance between two scores of a row. */
 static long NAME(hinge_sort)(long rows, long m, long own, double gap, double factor,
-                             const double *similarity, real *x, uint16_t *order, uint16_t *below,
-                             uint16_t *end, double *widest, bits *work) {
+                             const double *similarity, real *x, uint16_t *rank, uint16_t *below,
+                             double *widest, bits *work) {
     const long length = own < 0 ? m : m - 1;
     uint16_t *columns = (uint16_t *)(work + 2 * m);
-    for (long i = 0; i < rows; i++, similarity += m, x += m, order += m, below += m, end += m) {
+    for (long i = 0; i < rows; i++, similarity += m, x += m, rank += m, below += m) {
         long count[sizeof(bits)][256] = {{0}};
         bits *key = work, *other_key = work + m;
         uint16_t *column = columns, *other_column = columns + m;
@@ -68,16 +72,12 @@ static long NAME(hinge_sort)(long rows, long m, long own, double gap, double fac
             uint16_t *exchanged = column;
             column = other_column, other_column = exchanged;
         }
-        memcpy(order, column, length * sizeof *order);
         const real margin = (real)gap;
-        long k = 0; /* the first negative that t = x_r − x_k does not satisfy */
-        for (long r = 0; r < length; r++) {
-            const real own_score = x[order[r]];
-            for (; own_score - x[order[k]] > margin; k++) end[order[k]] = (uint16_t)r;
-            below[order[r]] = (uint16_t)k;
+        for (long r = 0, k = 0; r < length; r++) { /* k: the first negative that r does not satisfy */
+            while (x[column[r]] - x[column[k]] > margin) k++;
+            rank[column[r]] = (uint16_t)r, below[column[r]] = (uint16_t)k;
         }
-        for (; k < length; k++) end[order[k]] = (uint16_t)length;
-        if (own >= 0) below[skipped] = end[skipped] = 0;
+        if (own >= 0) rank[skipped] = (uint16_t)length, below[skipped] = 0;
     }
     return 0;
 }
@@ -116,35 +116,56 @@ static void NAME(hinge_scan)(long length, const uint16_t *column, const uint16_t
     }
 }
 
-/* The same for all columns of a row, as positives; `apart`: by that scan, else k = j is taken away from
- * running sums. As negatives (`down`) with both ends of the row exchanged. */
-INLINED void NAME(hinge_sums)(int down, int apart, long m, long length, const uint16_t *order,
-                              const uint16_t *bound, const double *flat, const double *steep,
-                              double *satisfied, double *other, double *prefix, double *back,
-                              uint16_t *places) {
+/* The places of a row in ascending order, with `down` in descending order: their columns, and for each the
+ * number of places before it that are satisfied. */
+static void NAME(hinge_places)(int down, long m, long length, const uint16_t *rank,
+                               const uint16_t *below, uint16_t *column, uint16_t *bound) {
+    for (long j = 0; j < m; j++)
+        if (rank[j] < length) column[down ? length - 1 - rank[j] : rank[j]] = (uint16_t)j;
+    for (long r = 0, end = 0; r < length; r++) {
+        if (down) /* the positives j < end do not satisfy this negative */
+            while (end < length && below[column[length - 1 - end]] <= r) end++;
+        bound[down ? length - 1 - r : r] = (uint16_t)(down ? length - end : below[column[r]]);
+    }
+}
+
+/* The same sums for all columns of a row as positives, or as negatives (`down`), with both ends of the row
+ * exchanged. With `apart` by that scan; else k = j is taken away from running sums, those over negatives
+ * of rank < below and ≥ below, or over positives with below ≤ rank and > rank: one is the transpose of the
+ * other. */
+INLINED void NAME(hinge_sums)(int down, int apart, long m, long length, const uint16_t *rank,
+                              const uint16_t *below, const double *flat, const double *steep,
+                              double *satisfied, double *other, double *room, uint16_t *places) {
     if (apart) {
-        uint16_t *column = places, *sorted = column + m, *pivots = sorted + m;
         memset(satisfied, 0, m * sizeof(double)), memset(other, 0, m * sizeof(double));
-        for (long r = 0; r < length; r++) {
-            column[r] = order[down ? length - 1 - r : r];
-            sorted[r] = down ? (uint16_t)(length - bound[column[r]]) : bound[column[r]];
-        }
-        NAME(hinge_scan)(length, column, sorted, flat, steep, satisfied, other, prefix, back, pivots);
+        NAME(hinge_places)(down, m, length, rank, below, places, places + m);
+        NAME(hinge_scan)(length, places, places + m, flat, steep, satisfied, other, room,
+                         room + m + 1, places + 2 * m);
         return;
     }
-    /* prefix_r = Σ_{k < r} and back_r = Σ_{k ≥ r}: two sums at once hide the latency of each. */
-    const double *first = down ? steep : flat, *last = down ? flat : steep;
-    double before = 0, behind = 0;
-    back[length] = 0;
-    for (long r = 0, end = length - 1; r < length; r++, end--) {
-        prefix[r] = before;
-        before += first[order[r]];
-        back[end] = behind += last[order[end]];
+    pair *sums = (pair *)room;
+    double *first = room, *last = room + 1, before = 0, behind = 0; /* of each pair */
+    if (down) {
+        memset(sums, 0, (length + 1) * sizeof(pair));
+        for (long j = 0; j < m; j++) sums[below[j]] += (pair){steep[j], flat[j]};
+        for (long r = 0, end = length - 1; r < length; r++, end--) { /* both at once hide latencies */
+            const double term = last[2 * end];
+            first[2 * r] = before += first[2 * r];
+            last[2 * end] = behind;
+            behind += term;
+        }
+    } else {
+        for (long j = 0; j < m; j++) sums[rank[j]] = (pair){flat[j], steep[j]};
+        for (long r = 0, end = length - 1; r < length; r++, end--) {
+            const double term = first[2 * r];
+            first[2 * r] = before;
+            before += term;
+            last[2 * end] = behind += last[2 * end];
+        }
     }
-    prefix[length] = before;
     for (long j = 0; j < m; j++) {
-        satisfied[j] = (down ? back : prefix)[bound[j]];
-        other[j] = (down ? prefix : back)[bound[j]] - steep[j];
+        const pair both = sums[down ? rank[j] : below[j]];
+        satisfied[j] = both[down], other[j] = both[!down] - steep[j];
     }
 }
 
@@ -154,22 +175,21 @@ INLINED void NAME(hinge_sums)(int down, int apart, long m, long length, const ui
  * the form is T(A, f, g) + T(B, e, g), B_i = −A_i (sums_i + A_i (∂T/∂A)_i) · mass_i, and `to_f` is
  * ∂/∂e: what the update of A has to do in the adjoint, once the weights of f are known (§4, unrolled). */
 FAST_LOOP static long NAME(hinge_form)(long rows, long m, long own, long apart, double gap, double slope,
-                                       const real *x, const uint16_t *order, const uint16_t *below,
-                                       const uint16_t *end, double *A, const double *f, const double *g,
-                                       const double *e, const double *mass, double *sums, double *to_f,
-                                       double *to_g, real *gradient, double *work) {
+                                       const real *x, const uint16_t *rank, const uint16_t *below,
+                                       double *A, const double *f, const double *g, const double *e,
+                                       const double *mass, double *sums, double *to_f, double *to_g,
+                                       real *gradient, double *work) {
     const int positives = to_f || gradient || !to_g, negatives = to_g || gradient;
     const double steepness = exp(-gap);
     const long length = own < 0 ? m : m - 1;
     const long room = m + 24; /* not a power of two: addresses 4096 bytes apart get in each other's way */
     double *mixed = work, *flat = mixed + room, *steep = flat + room, *satisfied = steep + room,
-           *other = satisfied + room, *force = other + room, *prefix = force + room,
-           *back = prefix + room;
-    real *up = (real *)(back + room), *down = up + room, *up_flat = down + room,
+           *other = satisfied + room, *force = other + room, *pairs = force + room;
+    real *up = (real *)(pairs + 2 * room), *down = up + room, *up_flat = down + room,
          *down_flat = up_flat + room;
     uint16_t *places = (uint16_t *)(down_flat + room);
     for (long j = 0; j < m; j++) up_flat[j] = down_flat[j] = 1;
-    for (long i = 0; i < rows; i++, x += m, order += m, below += m, end += m) {
+    for (long i = 0; i < rows; i++, x += m, rank += m, below += m) {
 #pragma omp simd
         for (long j = 0; j < m; j++) {
             up[j] = NAME(exponential)((real)(1 + slope) * x[j]);
@@ -188,8 +208,8 @@ FAST_LOOP static long NAME(hinge_form)(long rows, long m, long own, long apart, 
             double sum = 0;
 #pragma omp simd
             for (long j = 0; j < m; j++) flat[j] = down_flat[j] * g[j], steep[j] = down[j] * g[j];
-            NAME(hinge_sums)(0, apart, m, length, order, below, flat, steep, satisfied, other, prefix,
-                             back, places);
+            NAME(hinge_sums)(0, apart, m, length, rank, below, flat, steep, satisfied, other, pairs,
+                             places);
             /* R_j = Σ_{k≠j} K_ijk g_k, and what of it falls with t. */
 #pragma omp simd reduction(+ : sum)
             for (long j = 0; j < m; j++) {
@@ -219,8 +239,8 @@ FAST_LOOP static long NAME(hinge_form)(long rows, long m, long own, long apart, 
             double sum = 0;
 #pragma omp simd
             for (long j = 0; j < m; j++) flat[j] = up_flat[j] * plus[j], steep[j] = up[j] * plus[j];
-            NAME(hinge_sums)(1, apart, m, length, order, end, flat, steep, satisfied, other, prefix,
-                             back, places);
+            NAME(hinge_sums)(1, apart, m, length, rank, below, flat, steep, satisfied, other, pairs,
+                             places);
             /* Q_k = Σ_{j≠k} K_ijk f_j, and what of it falls with t. */
 #pragma omp simd reduction(+ : sum)
             for (long j = 0; j < m; j++) {
@@ -247,27 +267,31 @@ FAST_LOOP static long NAME(hinge_form)(long rows, long m, long own, long apart, 
  * added to `gradient`: of a positive −(Σ_{t ≤ γ} minus_k + δ Σ minus_k), of a negative the same of
  * positives with the other sign. */
 static long NAME(hinge_costs)(long rows, long m, long own, double gap, double slope, double scale,
-                              const real *x, const uint16_t *order, const uint16_t *below,
-                              const uint16_t *end, const real *plus, const real *minus, double *costs,
-                              real *gradient, double *work) {
+                              const real *x, const uint16_t *rank, const uint16_t *below,
+                              const real *plus, const real *minus, double *costs, real *gradient,
+                              double *work) {
     const long length = own < 0 ? m : m - 1;
     double *near = work, *far = near + m + 1, *moment = far + m + 1;
-    for (long i = 0; i < rows; i++, x += m, order += m, below += m, end += m) {
+    for (long i = 0; i < rows; i++, x += m, rank += m, below += m) {
         const real *up = plus + i * m, *down = minus + i * m;
-        double total = 0;
-        near[0] = far[length] = moment[length] = 0; /* Σ_{j < r} plus, Σ_{k ≥ r} minus and minus·x */
-        for (long r = 0; r < length; r++) near[r + 1] = near[r] + up[order[r]];
-        for (long r = length - 1; r >= 0; r--) {
-            far[r] = far[r + 1] + down[order[r]];
-            moment[r] = moment[r + 1] + down[order[r]] * (double)x[order[r]];
+        double total = 0, sum = 0, rest = 0, rest_moment = 0;
+        memset(near, 0, (m + 1) * sizeof(double));
+        for (long j = 0; j < m; j++) {
+            far[rank[j]] = down[j], moment[rank[j]] = down[j] * (double)x[j];
+            if (rank[j] < length) near[below[j]] += up[j];
+        }
+        for (long r = 0, end = length - 1; r < length; r++, end--) {
+            near[r] = sum += near[r];                   /* Σ plus_j over below_j ≤ r */
+            far[end] = rest += far[end];                /* Σ minus_k over ranks from `end` on */
+            moment[end] = rest_moment += moment[end];   /* Σ minus_k x_k */
         }
         for (long j = 0; j < m; j++) {
+            if (rank[j] == length) continue;
             const double unmet = far[below[j]];
-            if (own >= 0 && j == own + i) continue;
             total += up[j] * ((gap - x[j]) * unmet + moment[below[j]] -
                               slope * (x[j] * far[0] - moment[0]));
             if (gradient)
-                gradient[i * m + j] += (real)(scale * (down[j] * (near[end[j]] + slope * near[length]) -
+                gradient[i * m + j] += (real)(scale * (down[j] * (near[rank[j]] + slope * sum) -
                                                        up[j] * (unmet + slope * far[0])));
         }
         costs[i] = total;

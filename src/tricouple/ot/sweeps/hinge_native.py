@@ -53,9 +53,8 @@ class SortedTile(NamedTuple):
 
     rows: slice
     x: Tensor
-    order: Tensor
+    rank: Tensor
     below: Tensor
-    end: Tensor
 
     def part(self, rows: slice) -> SortedTile:
         """Some of its rows."""
@@ -305,7 +304,7 @@ class NativeHinge(HingeTriplet):
             return
         if self._stored is None:
             shape = self.anchors.stop - self.anchors.start, self.source.shape[1]
-            loans = [Loan(1, self.like, *shape), Loan(3, _indices(self.like, 0), *shape)]
+            loans = [Loan(1, self.like, *shape), Loan(2, _indices(self.like, 0), *shape)]
             arrays = [array for loan in loans for array in loan.matrices]
             collections.deque(self._sorted(None, arrays), maxlen=0)
             self._stored = SortedTile(self.anchors, *arrays), loans
@@ -350,8 +349,8 @@ class NativeHinge(HingeTriplet):
 
 
 def _indices(like: Tensor, *shape: int) -> Tensor:
-    """Room for three indices of two bytes."""
-    return like.new_empty(3, *shape, dtype=torch.int16)
+    """Room for two indices of two bytes."""
+    return like.new_empty(2, *shape, dtype=torch.int16)
 
 
 def _shares(matrix: Tensor) -> list[slice]:
