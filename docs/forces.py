@@ -30,9 +30,8 @@ def force(criterion: Loss, *, positive: bool) -> tuple[Tensor, Tensor]:
         labels = torch.arange(N // 2).repeat(2)
         z = torch.nn.functional.normalize(centres[labels] + 0.5 * noise, dim=1)
         for anchor in range(ANCHORS):
-            same = (labels == labels[anchor]) & (torch.arange(N) != anchor)
-            others = same if positive else labels != labels[anchor]
-            for other in others.nonzero()[:, 0].tolist():
+            same = labels[N // 2 :] == labels[anchor]  # of the second view
+            for other in ((same == positive).nonzero()[:, 0] + N // 2).tolist():
                 values = []
                 for sign in (1.0, -1.0):
                     extra = z.new_zeros(N, 1)
