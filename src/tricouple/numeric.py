@@ -6,6 +6,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -98,17 +99,38 @@ def divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(denominator > 0, numerator / denominator, numerator.new_zeros(()))
 
 
+@contextmanager
+def ieee_products(device: torch.device) -> Iterator[None]:
+    """Matrix products in float32 with all their digits, whatever the user allows elsewhere.
+
+    TF32 keeps ten bits: a cosine that is off by 1e-3 is off by c·1e-3 in the exponent of a kernel.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    products = torch.backends.cuda.matmul
+    # PyTorch has two names for it from 2.9 on, and does not like to hear both.
+    recent = hasattr(products, "fp32_precision")
+    name, exact = ("fp32_precision", "ieee") if recent else ("allow_tf32", False)
+    before = getattr(products, name)
+    setattr(products, name, exact)
+    try:
+        yield
+    finally:
+        setattr(products, name, before)
+
+
 def full_precision(backward: Callable[P, R]) -> Callable[P, R]:
-    """A backward that gives inside ``torch.autocast`` what it gives outside."""
+    """A backward that gives inside ``torch.autocast`` what it gives outside, with IEEE products."""
 
     @functools.wraps(backward)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         gradient = args[1]  # after the context
         assert isinstance(gradient, Tensor)
         device = gradient.device.type
-        if not torch.is_autocast_enabled(device):
+        if device == "cpu" and not torch.is_autocast_enabled(device):
             return backward(*args, **kwargs)
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(device, enabled=False), ieee_products(gradient.device):
             return backward(*args, **kwargs)
 
     return call

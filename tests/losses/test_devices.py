@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -205,6 +206,53 @@ def test_nothing_is_read_from_tensors_of_another_device(name, setting, monkeypat
     assert value.device == embeddings.grad.device == torch.device("meta")
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         float(value)
+
+
+@pytest.fixture
+def user_allows_tf32():
+    """By PyTorch's older word for it."""
+    torch.set_float32_matmul_precision("high")
+    yield torch.backends.cuda.matmul
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("name", ["NegMMIOT-linear", "PushPull", "InfoNCE", "InvaSpread"])
+def test_products_on_a_device_keep_all_digits(name, monkeypatch, user_allows_tf32):
+    """In the forward and in the backward pass; the user's setting is as it was afterwards."""
+    monkeypatch.setattr(torch, "autocast", lambda device, enabled: nullcontext())
+    products, before = user_allows_tf32, user_allows_tf32.fp32_precision
+    assert before == "tf32"
+    seen = []
+
+    def noting(multiply):
+        def noted(*args, **options):
+            seen.append(products.fp32_precision)
+            return multiply(*args, **options)
+
+        return noted
+
+    monkeypatch.setattr(torch, "mm", noting(torch.mm))
+    monkeypatch.setattr(torch.Tensor, "addmm_", noting(torch.Tensor.addmm_))
+    embeddings, arguments = batch(70, torch.float32, "across", "meta")
+    value = short(name, check="shapes")(embeddings.requires_grad_(), **arguments)
+    forward = len(seen)
+    value.backward()
+    assert forward > 0
+    assert set(seen) == {"ieee"}
+    if name != "InvaSpread":  # whose products are operators there
+        assert forward < len(seen)
+    assert products.fp32_precision == before
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_older_pytorch_knows_tf32_by_another_name(monkeypatch):
+    older = SimpleNamespace(allow_tf32=True)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", older)
+    with numeric.ieee_products(torch.device("cuda")):
+        assert older.allow_tf32 is False
+    assert older.allow_tf32 is True
+    with numeric.ieee_products(torch.device("cpu")):
+        assert older.allow_tf32 is True
 
 
 def test_learnt_temperature_of_log_sigmoid_is_all_that_is_read(as_device):

@@ -18,7 +18,7 @@ from tricouple.losses import operator
 from tricouple.losses.batch import Batch, IndicesTuple, prepare
 from tricouple.losses.diagnostics import diagnose
 from tricouple.losses.gather import Call, gathered, located
-from tricouple.numeric import never_compiled, on_host
+from tricouple.numeric import ieee_products, never_compiled, on_host
 
 DEFAULT_SHARPNESS = 10.0
 
@@ -180,7 +180,8 @@ class ContrastiveLoss(nn.Module, ABC):
         doubts = checks.Doubts() if self._reads and not reads else None
         temperature = self._scale(temperature, doubts)
         # Half precision cannot hold a coupling: the loss is a float32 island under autocast.
-        with torch.autocast(embeddings.device.type, enabled=False):
+        device = embeddings.device
+        with torch.autocast(device.type, enabled=False), ieee_products(device):
             try:
                 batch = prepare(
                     embeddings,
@@ -249,7 +250,8 @@ class ContrastiveLoss(nn.Module, ABC):
             raise ValueError(
                 "diagnostics() is about the last call, and there was none with something to learn"
             )
-        with torch.autocast(self._last.anchors.device.type, enabled=False):
+        device = self._last.anchors.device
+        with torch.autocast(device.type, enabled=False), ieee_products(device):
             return self._diagnose(self._last)
 
     def _diagnose(self, batch: Batch) -> dict[str, float | str]:
