@@ -40,7 +40,9 @@ def imported_names(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_core_imports_torch_alone(path):
     roots = {name.partition(".")[0] for name in imported_names(path)}
-    assert roots - set(sys.stdlib_module_names) <= {"torch", "tricouple"}
+    # Kernels for CUDA are loaded where Triton is installed.
+    kernels = {"triton"} if path.name == "triton_sums.py" else set()
+    assert roots - set(sys.stdlib_module_names) <= {"torch", "tricouple"} | kernels
 
 
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -166,8 +166,8 @@ class Pairs:
         """By logarithms."""
         shard = shared(source, how)
         storage = _storage(source, self.within, how, shard, matrices=1)
-        scores = source.scaled(factor)
-        return LogPair(scores, 1.0, within=self.within, storage=storage, shard=shard)
+        settings: dict[str, Any] = {"storage": storage, "shard": shard, "digits": source.like.dtype}
+        return LogPair(source.scaled(factor), 1.0, within=self.within, **settings)
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ class LinearTriplets(_Triplets):
         """By logarithms."""
         shard = shared(source, how)
         storage = _storage(source, self.within, how, shard, matrices=2)
-        scores = source.scaled(factor)
-        return LogLinearTriplet(scores, 1.0, within=self.within, storage=storage, shard=shard)
+        settings: dict[str, Any] = {"storage": storage, "shard": shard, "digits": source.like.dtype}
+        return LogLinearTriplet(source.scaled(factor), 1.0, within=self.within, **settings)
 
     def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
         """In logarithms, which are right for any sharpness."""

@@ -72,6 +72,8 @@ class HingeTriplet(LogDomainTriplet):
         self.source, self.factor, self.hinge = source, factor, hinge
         self.within, self.tile_entries, self.shard = within, tile_entries, shard
         self.dtype = source.like.dtype
+        # Scores as positives and as negatives see them, where there is room for all of them.
+        self._kept_rows: dict[int, SortedRows] = {}
         n = source.shape[0]
         self.anchors = slice(0, n) if shard is None else shard.rows  # this process's
 
@@ -204,8 +206,10 @@ class HingeTriplet(LogDomainTriplet):
             pushed[0][block] = (raised[0] if axis == 1 else lowered[0]).sum(1)
             pushed[1] += raised[0].sum(0)
             pushed[2] += lowered[0].sum(0)
+            if isinstance(sink, HingeSink) and sink.room is not None:
+                self._add_forces(sink.room, raised, lowered)
         del pushed[axis]
-        if isinstance(sink, HingeSink):
+        if isinstance(sink, HingeSink) and sink.room is None:
             sink.add(plan, axis, weights)
         received = self.total(torch.cat(list(pushed.values())))
         return dict(zip(pushed, received.split([len(p) for p in pushed.values()]), strict=True))
@@ -215,12 +219,25 @@ class HingeTriplet(LogDomainTriplet):
         for block in self._blocks():
             total = self.source.like.new_zeros(block.stop - block.start, self.source.shape[1])
             for plan, axis, weights in terms:
-                for _, (raised, falling), (lowered, lowering) in self._weighted(
-                    plan, axis, weights, [block]
-                ):
-                    total += falling.add_(raised, alpha=self.hinge.slope)
-                    total -= lowering.add_(lowered, alpha=self.hinge.slope)
+                for _, raised, lowered in self._weighted(plan, axis, weights, [block]):
+                    self._add_forces(total, raised, lowered)
             yield Patch(block, total)
+
+    def _add_forces(self, total: Tensor, raised: list[Tensor], lowered: list[Tensor]) -> None:
+        """Add what P¹² and P¹³ with weights do to the scores; their falling parts are used up."""
+        total += raised[1].add_(raised[0], alpha=self.hinge.slope)
+        total -= lowered[1].add_(lowered[0], alpha=self.hinge.slope)
+
+    def room(self) -> Tensor | None:
+        """For a whole gradient, where an accelerator has all anchors at once."""
+        return self.source.like.new_zeros(self.source.shape) if self._at_once() else None
+
+    def release(self) -> None:
+        """Give up what is sorted until it is needed again."""
+        self._kept_rows.clear()
+
+    def _at_once(self) -> bool:
+        return not on_host(self.source.like) and self._blocks() == [slice(0, self.source.shape[0])]
 
     def _weighted(
         self,
@@ -255,9 +272,15 @@ class HingeTriplet(LogDomainTriplet):
         """Sorted scores of some anchors, as positives (+1) or as negatives (−1) see them."""
         m = self.source.shape[1]
         for block in self._blocks() if blocks is None else blocks:
+            if sign in self._kept_rows:
+                yield block, self._kept_rows[sign]
+                continue
             room = self.source.like.new_empty(block.stop - block.start, m)
             scores = self.source.tile(block, room) * (sign * self.factor)
-            yield block, SortedRows.of(scores, block.start if self.within else None, self.hinge)
+            rows = SortedRows.of(scores, block.start if self.within else None, self.hinge)
+            if self._at_once():
+                self._kept_rows[sign] = rows
+            yield block, rows
 
 
 Weights = Callable[[slice], tuple[Tensor, Tensor]]
@@ -273,6 +296,7 @@ class HingeSink:
     def __init__(self, coupling: HingeTriplet) -> None:
         self._coupling = coupling
         self._terms: list[Term] = []
+        self.room = coupling.room()
 
     def add(self, plan: LogTripletPlan, axis: int, weights: Tensor) -> None:
         """Add ``∂/∂x Σ weights · marginal_axis`` of a plan."""
@@ -280,6 +304,8 @@ class HingeSink:
 
     def total(self) -> ScoreGradient:
         """The sum of all terms."""
+        if self.room is not None:
+            return [Patch(slice(0, len(self.room)), self.room)]
         return self._coupling.forces(self._terms)
 
 

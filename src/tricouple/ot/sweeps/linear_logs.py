@@ -6,6 +6,8 @@ adjoints are sums that ``log_tiles`` knows how to take; nothing here has more th
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from tricouple.distributed import Shard
 from tricouple.memory import Storage
-from tricouple.numeric import ScoreGradient
+from tricouple.numeric import Patch, ScoreGradient
 from tricouple.ot.sweeps.contract import (
     Coupling,
     Goal,
@@ -27,24 +29,67 @@ from tricouple.ot.sweeps.contract import (
     Stages,
     log_scaling,
 )
-from tricouple.ot.sweeps.kernels import Similarities
+from tricouple.ot.sweeps.kernels import Products, Similarities
 from tricouple.ot.sweeps.log_tiles import Apart, LogTiles, Side, Term, Weights, finite
 
 
 class TermSink:
-    """Score gradients as pairs of plans times weights, which are multiplied at the end."""
+    """Score gradients as pairs of plans times weights, which are multiplied at the end.
+
+    On an accelerator that has room for a gradient, in the pass that sums them.
+    """
 
     def __init__(self, tiles: LogTiles) -> None:
         self._tiles = tiles
         self._terms: list[Term] = []
+        self._room = tiles.room()
 
-    def add(self, *terms: Term) -> None:
-        """Add the pairs of some kernels."""
-        self._terms += terms
+    def sums(self, term: Term) -> tuple[Tensor, Tensor]:
+        """Of the pairs of a kernel, which are added."""
+        if self._room is None:
+            self._terms.append(term)
+        return self._tiles.sums(term, self._room)
+
+    def add(self, term: Term) -> None:
+        """Add the pairs of a kernel."""
+        if self._room is None:
+            self._terms.append(term)
+        else:
+            self._tiles.sums(term, self._room)
 
     def total(self) -> ScoreGradient:
         """One pass over the tiles for all of them."""
+        if self._room is not None:
+            return [Patch(slice(0, len(self._room)), self._room)]
         return self._tiles.gradient(self._terms)
+
+
+def tiles_of(
+    source: Similarities,
+    digits: torch.dtype | None,
+    *,
+    within: bool,
+    storage: Storage,
+    shard: Shard | None,
+) -> LogTiles:
+    """Sums in Triton, where CUDA streams float32 and nobody is against it; else in tiles."""
+    if (
+        _on_cuda(source.like)
+        and storage.streamed
+        and shard is None
+        and digits == torch.float32
+        and isinstance(source, Products)
+        and os.environ.get("TRICOUPLE_TRITON") != "0"
+        and importlib.util.find_spec("triton") is not None
+    ):
+        from tricouple.ot.sweeps import triton_sums
+
+        return triton_sums.TritonTiles(source, within=within, storage=storage)
+    return LogTiles(source, within=within, storage=storage, shard=shard)
+
+
+def _on_cuda(like: Tensor) -> bool:
+    return like.device.type == "cuda" and torch.version.hip is None
 
 
 class _LogCoupling(Coupling):
@@ -56,6 +101,7 @@ class _LogCoupling(Coupling):
         within: Anchors are the references: all indices distinct.
         storage: How much memory there is.
         shard: Processes, each of which has the rows of its own anchors.
+        digits: Those of the batch, if the similarities have more.
     """
 
     def __init__(
@@ -66,9 +112,10 @@ class _LogCoupling(Coupling):
         within: bool,
         storage: Storage,
         shard: Shard | None = None,
+        digits: torch.dtype | None = None,
     ) -> None:
         self.factor, self.within, self.shard = factor, within, shard
-        self.tiles = LogTiles(source, within=within, storage=storage, shard=shard)
+        self.tiles = tiles_of(source, digits, within=within, storage=storage, shard=shard)
         self.dtype = self.tiles.like.dtype
 
     def sink(self) -> TermSink:
@@ -134,9 +181,8 @@ class LogPairPlan:
         """``Pᵀ weights`` for axis 0, ``P weights`` for axis 1."""
         times = Weights(left=weights) if axis == 0 else Weights(right=weights)
         term = Term(1.0, Side(self.coupling.factor, self.f, self.g), times)
-        if isinstance(sink, TermSink):
-            sink.add(term)
-        return {1 - axis: self.coupling.tiles.sums(term)[1 - axis]}
+        sums = sink.sums if isinstance(sink, TermSink) else self.coupling.tiles.sums
+        return {1 - axis: sums(term)[1 - axis]}
 
 
 class LogLinearTriplet(_LogCoupling):
@@ -239,13 +285,14 @@ class LogLinearPlan:
             other = Weights(left=sums.mean(weights, rest), apart=rest, column=weights)
             attract, repel = (own, other) if axis == 1 else (other, own)
         near, far = Term(1.0, self.attract, attract), Term(-1.0, self.repel, repel)
-        if isinstance(sink, TermSink):
-            sink.add(near, far)
+        collector = sink if isinstance(sink, TermSink) else None
+        summed = tiles.sums if collector is None else collector.sums
         pushed: dict[int, Tensor] = {}
-        if axis != 1:
-            pushed[0], pushed[1] = tiles.sums(near)
-        if axis != 2:
-            pushed[0], pushed[2] = tiles.sums(far)
+        for term, end in ((near, 1), (far, 2)):
+            if end != axis:
+                pushed[0], pushed[end] = summed(term)
+            elif collector is not None:
+                collector.add(term)
         pushed.pop(axis, None)
         return pushed
 

@@ -47,6 +47,11 @@ class Apart:
         """Logarithm of the whole sum."""
         return torch.logaddexp(self.top, self.rest)
 
+    @cached_property
+    def finite_total(self) -> Tensor:
+        """The same, 0 for an empty sum, shape (N, 1)."""
+        return finite(self.total[:, None])
+
     def mean(self, weights: Tensor, of_rest: Tensor) -> Tensor:
         """The mean of the columns' weights, of that without the largest term."""
         parts = (part - finite(self.total) for part in (self.top, self.rest))
@@ -240,9 +245,12 @@ class LogTiles:
             v, work = v.contiguous(), self.like.new_empty(self._n_threads, m)
             self._in_threads(compiled)
         for block, tile in [] if self._compiled else self._tiles():
-            logs = self._excluded(block, factor * tile + v)
-            top[block], index[block] = logs.max(1)
-            rest[block] = torch.logsumexp(logs.scatter_(1, index[block, None], -torch.inf), 1)
+            logs = self._excluded(block, torch.add(v, tile, alpha=factor))
+            largest, places = logs.max(1, keepdim=True)
+            others = torch.logsumexp(logs.scatter_(1, places, -torch.inf), 1)
+            if len(tile) == n:
+                return Apart(places[:, 0], largest[:, 0], others)
+            top[block], index[block], rest[block] = largest[:, 0], places[:, 0], others
         if self.shard is not None:  # the rows of the others are zeros
             place, top, rest = self.shard.sum_(torch.stack([index.to(top.dtype), top, rest]))
             index = place.long()
@@ -271,17 +279,19 @@ class LogTiles:
             work = self.like.new_empty(threads, 19 * m)
             self._in_threads(compiled)
             return self._log_total(torch.logsumexp(peak + sums.log(), 0))
-        logs = self.like.new_full((m,), -torch.inf)
+        logs: Tensor | None = None
         for block, tile in self._tiles():
-            scores = side.factor * tile
-            terms = scores + weight[block, None]
+            terms = torch.add(weight[block, None], tile, alpha=side.factor)
             if partner is not None:
-                shares = torch.exp(v - scores - finite(partner.total[block, None]))
-                terms += torch.log1p(-shares.clamp_(max=1.0))
+                shares = torch.sub(v, tile, alpha=side.factor).sub_(partner.finite_total[block])
+                terms.add_(shares.exp_().clamp_(max=1.0).neg_().log1p_())
                 at = partner.index[block, None]
-                terms.scatter_(1, at, scores.gather(1, at) + apart_weight[block, None])
-            terms = self._excluded(block, terms)
-            logs = torch.logaddexp(logs, torch.logsumexp(terms, 0))
+                exact = torch.add(apart_weight[block, None], tile.gather(1, at), alpha=side.factor)
+                terms.scatter_(1, at, exact)
+            found = torch.logsumexp(self._excluded(block, terms), 0)
+            logs = found if logs is None else torch.logaddexp(logs, found)
+        if logs is None:  # a process without anchors
+            logs = self.like.new_full((m,), -torch.inf)
         return self._log_total(logs)
 
     def _log_total(self, logs: Tensor) -> Tensor:
@@ -303,12 +313,31 @@ class LogTiles:
             v, weights = v.contiguous(), weights.contiguous()
             self._in_threads(compiled)
         for block, tile in [] if self._compiled else self._tiles():
-            logs = self._excluded(block, factor * tile + v - finite(sums.rest[block, None]))
+            logs = torch.add(v, tile, alpha=factor).sub_(finite(sums.rest[block, None]))
+            logs = self._excluded(block, logs)
             out[block] = logs.scatter_(1, sums.index[block, None], -torch.inf).exp_() @ weights
         return out if self.shard is None else self.shard.sum_(out)
 
-    def sums(self, term: Term) -> tuple[Tensor, Tensor]:
-        """A plan's pairs times weights, summed over columns and over rows."""
+    def room(self) -> Tensor | None:
+        """For a whole gradient, where all similarities are in one tile on an accelerator."""
+        whole = self._keep and self._own == slice(0, self.shape[0])
+        if on_host(self.like) or not whole or self.shape[0] * self.shape[1] > self._entries:
+            return None
+        return self.like.new_zeros(self.shape)
+
+    def sums(self, term: Term, gradient: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """A plan's pairs times weights, summed over columns and over rows.
+
+        Args:
+            term: The pairs and the weights.
+            gradient: What the term is added to as well, in the same pass.
+        """
+        if gradient is not None:
+            ((block, tile),) = self._tiles()
+            values, taken = self._pairs(term, block, tile)
+            self._add(gradient, term, block, values, taken)
+            values = values if taken is None else values.sub_(taken)
+            return values.sum(1), values.sum(0)
         n, m = self.shape
         side, of_rows, of_columns = term.side, term.of_rows, term.of_columns
         threads = self._n_threads if self._compiled else 1
@@ -324,7 +353,8 @@ class LogTiles:
             work = self.like.new_empty(threads, 5 * m)
             self._in_threads(compiled)
         for block, tile in [] if self._compiled else self._tiles():
-            values = self._pairs(term, block, tile, excluded=True)
+            values, taken = self._pairs(term, block, tile)
+            values = values if taken is None else values.sub_(taken)
             rows[block] = values.sum(1)
             columns[0] += values.sum(0)
         if self.shard is None:
@@ -356,28 +386,39 @@ class LogTiles:
             if self._compiled:
                 self._share(rows, tile, compiled)
             for term in [] if self._compiled else terms:
-                total += term.slope * self._pairs(term, rows, tile)
+                self._add(total, term, rows, *self._pairs(term, rows, tile))
             yield Patch(rows, total)
 
-    def _pairs(self, term: Term, block: slice, tile: Tensor, *, excluded: bool = False) -> Tensor:
-        """What the compiled module does; excluded is what is the same in both gradients too."""
-        side = term.side
-        total, own, rest, left, apart, row = term.of_rows[:, block, None]
-        v, both, right, column = term.of_columns
-        logs = side.factor * tile + v
-        values: Tensor = (logs + total).clamp_(max=1.0).exp_() * (left + right)
-        if side.partner is not None and side.other is not None:
-            taken = (own + both).clamp_(max=1.0).exp_() * (row + column)
-            at, away = side.partner.index[block, None], side.other[block, None]
-            if excluded:
-                values -= taken
-            else:
-                values.scatter_add_(1, away, -taken.gather(1, away))
-            exact = (logs.gather(1, at) + rest).exp_() * (apart + right[at])
-            values.scatter_(1, at, exact)
-        if self.within:
-            values.diagonal(block.start).zero_()
-        return values
+    def _pairs(self, term: Term, block: slice, tile: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the compiled module does: pairs times weights, and what k = j takes from them."""
+        side, (left, apart, row, right, column) = term.side, term.weights
+        total, rest = side.exponents
+        logs = torch.add(side.v, tile, alpha=side.factor)
+        values = (logs + total[block, None]).clamp_(max=1.0).exp_()
+        values.mul_(_outer(left, right, block))
+        taken = None
+        if side.partner is not None:
+            taken = torch.add(side.own[block, None], side.both).clamp_(max=1.0).exp_()
+            taken.mul_(_outer(row, column, block))
+            at = side.partner.index[block, None]
+            exact = logs.gather(1, at).add_(rest[block, None]).exp_()
+            alone = None if right is None else right[at]
+            there = None if apart is None else apart[block, None]
+            values.scatter_(1, at, exact.mul_(_sum(there, alone)))
+            taken.scatter_(1, at, 0.0)
+        for part in (values, taken):
+            if self.within and part is not None:
+                part.diagonal(block.start).zero_()
+        return values, taken
+
+    def _add(
+        self, total: Tensor, term: Term, block: slice, values: Tensor, taken: Tensor | None
+    ) -> None:
+        """Add them to a gradient: what k = j takes is the same in both of a plan's kernels."""
+        if taken is not None and term.side.other is not None:
+            away = term.side.other[block, None]
+            total.scatter_add_(1, away, taken.gather(1, away).mul_(-term.slope))
+        total.add_(values, alpha=term.slope)
 
     def _call(
         self,
@@ -418,6 +459,17 @@ class LogTiles:
         if self.within:
             logs.diagonal(block.start).fill_(-torch.inf)
         return logs
+
+
+def _outer(of_rows: Tensor | None, of_columns: Tensor | None, block: slice) -> Tensor | float:
+    """Weights of some rows plus those of all columns."""
+    return _sum(None if of_rows is None else of_rows[block, None], of_columns)
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | float:
+    if one is None:
+        return 0.0 if other is None else other
+    return one if other is None else one + other
 
 
 def finite(logs: Tensor) -> Tensor:
