@@ -223,7 +223,7 @@ class Launches(TorchDispatchMode):
 LAUNCHES = {
     "NegMMIOT-linear": (1181, 2158),
     "NegMMIOT-log_sigmoid": (1535, 2657),
-    "NegMMIOT-hinge": (1551, 5949),
+    "NegMMIOT-hinge": (1561, 5949),
     "PushPull": (517, 489),
     "IOT": (267, 249),
     "InfoNCE": (65, 30),
