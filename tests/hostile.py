@@ -3,8 +3,8 @@
 ========  ==========================================================================================
 grid      degenerate batches × losses × sharpness × dtypes × gradients × storage against the dense
           losses of ``reference``, value and gradient
-kill      a training that is killed (SIGKILL) and continued ends in the numbers of a whole one
-calm      Ctrl-C at ten moments of a training: one line each, and the same command goes on
+kill      trainings that are killed (SIGKILL), and interrupted (Ctrl-C) at ten moments with one calm
+          line each, continue to the numbers of whole ones
 address   the C code under the address and undefined-behaviour sanitizers of gcc, through tests/ot
 memory    3000 steps of every loss with a coupling leave the process as large as 300 do
 ========  ==========================================================================================
@@ -152,7 +152,7 @@ def misses(found, wanted, force: float, dtype: torch.dtype) -> str:
     return f"gradient off by {error:.1e}" if error > tolerance else ""
 
 
-# --- kill −9 and resume --------------------------------------------------------------------------
+# --- kill −9, Ctrl-C and resume ------------------------------------------------------------------
 
 TINY = {
     "train": [
@@ -170,21 +170,20 @@ TINY = {
 
 
 def kill() -> Outcome:
-    """Whole runs beside runs that are killed after some epochs, one of them twice."""
-    done = 0
+    """Whole runs beside runs that are stopped again and again, ever later, and then finished."""
     with tempfile.TemporaryDirectory() as place:
-        for command, moments in {"train": [(1, 6)], "clip": [(3,)]}.items():
+        for command, moments in MOMENTS.items():
+            runs = Path(place) / f"{command}-stopped"
+            for name, (when, how) in moments.items():
+                code, said = stopped(command, runs, when, how)
+                calm = re.fullmatch(r"interrupted: the same command .*\n", said)
+                if not (code == 130 and calm if how == PRESS else code == -how):
+                    return False, f"{command} {name}: exit code {code}: {said[-500:]!r}"
             whole = results(finish(command, Path(place) / f"{command}-whole"))
-            for number, rows in enumerate(moments):
-                runs = Path(place) / f"{command}-killed{number}"
-                for count in rows:
-                    code, said = stopped(command, runs, epochs(count), signal.SIGKILL)
-                    if code != -signal.SIGKILL:
-                        return False, f"{command} ended before it was killed: {code}: {said}"
-                if results(finish(command, runs)) != whole:
-                    return False, f"{command} killed after {rows} rows ends in other numbers"
-                done += 1
-    return True, f"{done} of {done} runs end in equal numbers"
+            if results(finish(command, runs)) != whole:
+                return False, f"{command} ends in other numbers"
+    counts = [f"{len(moments)} stops of {command}" for command, moments in MOMENTS.items()]
+    return True, f"{' and '.join(counts)} end in equal numbers"
 
 
 def finish(command: str, runs: Path) -> Path:
@@ -241,25 +240,17 @@ def written(name: str) -> Callable:
     )
 
 
+KILL, PRESS = signal.SIGKILL, signal.SIGINT
 MOMENTS = {
-    **{f"after {count} s": seconds(count) for count in (0.15, 0.5, 2, 4)},
-    **{f"when {name} is new": written(name) for name in ("config.yaml", "last.ckpt")},
-    **{f"after {count} epochs": epochs(count) for count in (3, 6, 9)},
-    "in the evaluation": written("encoder.pt"),
+    "train": {
+        **{f"after {count} s": (seconds(count), PRESS) for count in (0.15, 0.5, 2, 4)},
+        **{f"with a new {name}": (written(name), PRESS) for name in ("config.yaml", "last.ckpt")},
+        **{f"after {count} epochs": (epochs(count), KILL) for count in (2, 4)},
+        **{f"after {count} epochs": (epochs(count), PRESS) for count in (5, 7, 9)},
+        "in the evaluation": (written("encoder.pt"), PRESS),
+    },
+    "clip": {"after 3 epochs": (epochs(3), KILL)},
 }
-
-
-def calm() -> Outcome:
-    """One run that is interrupted ten times, ever later, and then finished."""
-    with tempfile.TemporaryDirectory() as place:
-        runs = Path(place)
-        for name, when in MOMENTS.items():
-            code, said = stopped("train", runs, when, signal.SIGINT)
-            if code != 130 or not re.fullmatch(r"interrupted: the same command .*\n", said):
-                return False, f"{name}: exit code {code}: {said[-500:]!r}"
-        whole = results(finish("train", runs / "whole"))
-        same = results(finish("train", runs)) == whole
-    return same, f"{len(MOMENTS)} interruptions" + " end in other numbers" * (not same)
 
 
 def rows_of_csv(path: Path) -> list[dict[str, str]]:
@@ -362,7 +353,7 @@ def resident() -> float:
 
 
 PARTS: dict[str, Callable[[], Outcome]] = {
-    "address": address, "grid": grid, "kill": kill, "calm": calm, "memory": memory,
+    "address": address, "grid": grid, "kill": kill, "memory": memory,
 }  # fmt: skip
 
 
