@@ -93,9 +93,15 @@ def compare(pools, make, settings, sizes, within, *, dtype=torch.float64, temper
     return max(errors)
 
 
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize(
+    ("gradient", "sizes"),
+    [
+        *(("unrolled", sizes) for sizes in SIZES.values()),
+        *(("implicit", SIZES[kind]) for kind in ("even", "no rows")),  # hundreds of messages
+        *(("envelope", sizes) for sizes in SIZES.values()),
+    ],
+)
 @pytest.mark.parametrize("memory", ["matrices", "streamed"])
-@pytest.mark.parametrize("gradient", ["unrolled", "implicit", "envelope"])
 @pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
 @pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.IOT])
 def test_a_coupling_of_several_processes_is_that_of_one(
@@ -104,7 +110,7 @@ def test_a_coupling_of_several_processes_is_that_of_one(
     settings = {"gradient": gradient, "memory": memory, "n_iters": 5}
     mild = 0.2 if make is tc.IOT else 2.0  # c = 5
     if gradient == "implicit":
-        settings["n_iters"], mild = 30, 5 * mild
+        settings["n_iters"], mild = 12, 5 * mild
     assert compare(pools, make, settings, sizes, within, temperature=mild) < 1e-12
 
 
@@ -148,8 +154,7 @@ CHANGES = {
 def test_on_other_machines(pools, make, within, change):
     for sharpness in (10.0, 3000.0):
         settings = {"sharpness": sharpness, "n_iters": 3}
-        for sizes in (SIZES["one row"], SIZES["no rows"]):
-            assert compare(pools, make, settings, sizes, within, change=change) < 1e-10
+        assert compare(pools, make, settings, SIZES["no rows"], within, change=change) < 1e-10
 
 
 @pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
@@ -295,7 +300,7 @@ def trained(rank, make, parts, group="world"):
 
 
 @pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.InfoNCE, tc.InvaSpread])
-@pytest.mark.parametrize("sizes", [[6, 5, 5], [11, 0, 5]], ids=["even", "with none"])
+@pytest.mark.parametrize("sizes", [[9, 7], [16, 0]], ids=["some", "none"])
 def test_training_in_several_processes_is_training_in_one(pools, make, sizes):
     (samples,) = batch(True)
     wanted = trained(0, make, [samples], group=None)

@@ -288,7 +288,8 @@ class OwnGradient(Iterable[Patch]):
 
     # Of its own anchors, with all references. Within one set they may hold both entries of a pair.
     anchors: Iterable[Patch]
-    references: Iterable[Patch] = ()  # transposed: of its own references, with all anchors
+    # Transposed: of its own references, with all anchors; None where the anchors have all.
+    references: Iterable[Patch] | None = None
 
     def __iter__(self) -> Iterator[Patch]:
         """Those of the anchors."""
@@ -321,11 +322,13 @@ def pull(
     """
     if isinstance(gradient, OwnGradient):
         assert shard is not None
-        sides = (gradient, anchors, references), (gradient.references, references, anchors)
-        (to_anchors, one), (to_references, other) = (_pull_own(*side, factor) for side in sides)
+        to_anchors, total = _pull_own(gradient, anchors, references, factor)
+        received = None
+        if gradient.references is not None:
+            received, more = _pull_own(gradient.references, references, anchors, factor)
+            total = total + more
         # Σ_ij G_ij s_ij is in the gradients of both sides.
-        to_factor = shard.sum_((one + other) / 2) if slope else None
-        return (to_anchors, to_references), to_factor
+        return (to_anchors, received), shard.sum_(total / 2) if slope else None
     with torch.inference_mode(False):  # they become somebody's gradients
         new = torch.empty_like if shard is None else torch.zeros_like
         to_anchors, to_references = new(anchors), torch.zeros_like(references)

@@ -176,6 +176,8 @@ class SymmetricKernels(Kernels):
         """Slopes are ±1, relative to the first kernel's score; every pair comes once."""
         n = len(self.like)
         if self.shard is not None:
+            if self._loan is not None:
+                self._loan.matrices[1:] = []  # not for the next batch: room for this gradient
             self.release()
             own = self.shard.rows
             blocks = row_blocks(own.stop - own.start, n, LINE // 4)
