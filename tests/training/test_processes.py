@@ -230,7 +230,7 @@ def ended(tmp_path, end):
     return errors, program.returncode
 
 
-LONG = ("training.epochs=8", "training.geometry_every=8")
+LONG = ("training.epochs=5", "training.geometry_every=5")
 
 
 @pytest.mark.slow
