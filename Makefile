@@ -47,6 +47,7 @@ figures: $(STAMP)  ## redraw the README's pictures and tables from results
 	$(BIN)/tricouple report results/synthetic --figures docs/assets
 	$(BIN)/tricouple report results/vision --figures docs/assets
 	$(BIN)/tricouple report results/clip --figures docs/assets
+	$(BIN)/tricouple report results/text --figures docs/assets
 	$(BIN)/tricouple verify --read results/theory/theory.json --docs docs/theory.md docs/quadrature.md docs/shaping.md --figures docs/assets
 	$(BIN)/tricouple bench --read results/bench/processes.json --readme docs/many-processes.md
 
