@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from numbers import Number
 from typing import Any
 
@@ -21,6 +22,8 @@ from tricouple.losses.gather import Call, gathered, located
 from tricouple.numeric import ieee_products, never_compiled, on_host
 
 DEFAULT_SHARPNESS = 10.0
+
+_numbers = count()
 
 
 def as_number(setting: float | Tensor) -> float:
@@ -55,14 +58,20 @@ class ContrastiveLoss(nn.Module, ABC):
 
     def __init__(self, *, empty: str = "raise", check: str = "full", group: Group = None) -> None:
         super().__init__()
-        check_group(group)
+        if group is not None:
+            check_group(group)
         checks.one_of("empty", empty, ("raise", "zero"))
         checks.one_of("check", check, ("full", "shapes"))
         self.empty = empty
         self.check = check
         self.group = group
         self._last: Batch | None = None
-        self._number = operator.numbered(self)
+        self._enlist()
+
+    def _enlist(self) -> None:
+        """Take a number by which graphs find this loss."""
+        self._number = next(_numbers)
+        operator.living[self._number] = self
 
     def _set_scale(
         self, value: float | Tensor | None, sharpness: float | str | None, epsilon: float = 1.0
@@ -164,7 +173,8 @@ class ContrastiveLoss(nn.Module, ABC):
             A scalar, float32 or float64.
         """
         call = Call(embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index)
-        if operator.called_for():
+        # Compiled, exported or transformed.
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return operator.apply(self, self._number, call, temperature)
         return self._run(call, temperature)
 
@@ -267,7 +277,7 @@ class ContrastiveLoss(nn.Module, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """They have numbers of their own."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._number = operator.numbered(self)
+        self._enlist()
 
     def _scale(
         self, temperature: float | Tensor | None, doubts: checks.Doubts | None = None

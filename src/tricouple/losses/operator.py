@@ -8,8 +8,8 @@ multiplies them.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,20 +20,7 @@ from tricouple.losses.gather import Call
 from tricouple.numeric import NO_SECOND_DERIVATIVES, compute_dtype, never_compiled
 
 # The losses that live, by the numbers under which graphs know them.
-_living: WeakValueDictionary[int, Any] = WeakValueDictionary()
-_numbers = itertools.count()
-
-
-def numbered(criterion: Any) -> int:
-    """A number by which the operator finds a loss."""
-    number = next(_numbers)
-    _living[number] = criterion
-    return number
-
-
-def called_for() -> bool:
-    """Whether the running code is being compiled, exported or transformed."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+living: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def apply(criterion: Any, number: int, call: Call, temperature: float | Tensor | None) -> Tensor:
@@ -90,7 +77,7 @@ def _loss_and_gradients(
     values: list[Tensor],
 ) -> list[Tensor]:
     """The value, and the gradient of each tensor for which it is wanted."""
-    criterion = _living.get(number)
+    criterion = living.get(number)
     if criterion is None:
         raise RuntimeError(
             "the loss of this graph is gone: a compiled or exported graph needs the loss it was "
@@ -196,7 +183,7 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         _, ctx.wanted, _, _, *values = inputs
-        causes = itertools.compress(values, ctx.wanted)
+        causes = compress(values, ctx.wanted)
         ctx.save_for_backward(*output[1:], *causes)
         ctx.set_materialize_grads(False)  # gradients get cotangents in second derivatives alone
 
