@@ -217,5 +217,6 @@ def test_the_page_shows_the_stored_run():
     if stored.exists():
         report = Report.from_json(stored.read_text())
         assert targets.insert_into(text, report, "processes") == text
-        assert math.isfinite(Model.of(report).error)
+        model = Model.of(report)
+        assert model is None or math.isfinite(model.error)
         assert json.loads(stored.read_text())["provenance"]["commit"]
