@@ -208,7 +208,7 @@ def until_an_epoch_is_done(program, runs):
     while not list(runs.glob("*/last.ckpt")):
         assert program.poll() is None, program.communicate()
         assert time.monotonic() < end
-        time.sleep(0.05)
+        time.sleep(0.005)
 
 
 def children(pid):
@@ -217,10 +217,10 @@ def children(pid):
     return [int(number) for number in found.split()]
 
 
-def ended(tmp_path, end):
+def ended(tmp_path, end, *words):
     """What a training of two processes says when something ends it, and its exit code."""
     program = started(
-        "tricouple.cli", "train", *VIT, *LONG, f"runs={tmp_path / 'runs'}", "trainer.devices=2",
+        "tricouple.cli", "train", *VIT, *words, f"runs={tmp_path / 'runs'}", "trainer.devices=2",
         "trainer.strategy=ddp",
     )  # fmt: skip
     until_an_epoch_is_done(program, tmp_path / "runs")
@@ -230,19 +230,20 @@ def ended(tmp_path, end):
     return errors, program.returncode
 
 
-LONG = ("training.epochs=5", "training.geometry_every=5")
+LONG = ("training.epochs=12", "training.geometry_every=12")
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_all_processes_with_one_line(tmp_path):
-    errors, code = ended(tmp_path, lambda pid: os.killpg(pid, signal.SIGINT))
+    endless = "training.epochs=10000", "training.geometry_every=10000"
+    errors, code = ended(tmp_path, lambda pid: os.killpg(pid, signal.SIGINT), *endless)
     told = "interrupted: the same command continues the run from its last finished epoch\n"
     assert (errors, code) == (told, 130)
 
 
 @pytest.mark.slow
 def test_a_killed_process_ends_all_with_one_line_and_torchrun_ends_in_the_same_numbers(tmp_path):
-    errors, code = ended(tmp_path, lambda pid: os.kill(children(pid)[-1], signal.SIGKILL))
+    errors, code = ended(tmp_path, lambda pid: os.kill(children(pid)[-1], signal.SIGKILL), *LONG)
     assert errors.startswith("tricouple train: error: a process of this training is gone")
     assert errors.count("\n") == 1
     assert code == 2
