@@ -32,7 +32,7 @@ from tricouple.files import cache_home, load_tensors, locked, save_tensors, writ
 from tricouple.models.sentences import Backbone, SentenceEncoder, build_backbone, package_folder
 from tricouple.names import LOSSES
 from tricouple.training.module import Training
-from tricouple.training.texts import TextTraining
+from tricouple.training.pairs import TextTraining
 
 FEATURES = ("penultimate", "embedding")
 DIRECTIONS = {"there": "text → pair", "back": "pair → text"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TypeAlias
@@ -19,8 +19,8 @@ from tricouple.names import FEATURES
 from tricouple.report.chart import Array, Axis, Chart, Cloud, Grid, Panel
 from tricouple.report.groups import Group
 from tricouple.report.numbers import number
-from tricouple.report.page import paragraph
-from tricouple.report.read import Arrays, Run, Study
+from tricouple.report.page import Section, paragraph
+from tricouple.report.read import Arrays, Run, Study, StudyError
 from tricouple.report.sweeps import choice
 
 Labels = npt.NDArray[np.int64]
@@ -329,3 +329,31 @@ def thin(count: int, limit: int) -> npt.NDArray[np.int64]:
         ([0, 4, 8], [0, 1])
     """
     return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))
+
+
+def gallery_sections(
+    found: Mapping[str, Arrays], drawn: Callable[[Arrays, int], Iterable[tuple[str, str]]]
+) -> list[Section]:
+    """What evaluations left to look at: a section a title, in it every run.
+
+    Args:
+        found: Galleries by the name of their run.
+        drawn: Titles and HTML of a gallery, which has this number on the page.
+
+    Raises:
+        StudyError: If a gallery is damaged.
+    """
+    parts: dict[str, list[str]] = {}
+    for place, (name, gallery) in enumerate(found.items()):
+        heading = f"<h3>{escape(name)}</h3>\n" if len(found) > 1 else ""
+        try:
+            for title, html in drawn(gallery, place):
+                parts.setdefault(title, []).append(heading + html)
+        except (LookupError, TypeError, ValueError) as error:
+            raise StudyError(
+                f"{name}: its gallery.npz is damaged ({error!r}): delete it"
+            ) from error
+    return [
+        Section(title.lower().replace(" ", "-"), title, "\n".join(htmls))
+        for title, htmls in parts.items()
+    ]

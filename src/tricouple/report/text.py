@@ -15,7 +15,7 @@ from tricouple.names import DATA, ENCODERS, loss_name, rank
 from tricouple.report import curves
 from tricouple.report.chart import Chart, Cloud, Panel
 from tricouple.report.draw_matplotlib import png
-from tricouple.report.embeddings import tsne
+from tricouple.report.embeddings import gallery_sections, tsne
 from tricouple.report.groups import (
     EQUAL,
     FINAL,
@@ -29,7 +29,7 @@ from tricouple.report.groups import (
 )
 from tricouple.report.numbers import MeanStd, percent, plain
 from tricouple.report.page import Article, Section, chart_html, chart_sections, paragraph
-from tricouple.report.read import Arrays, Study, StudyError, read_arrays
+from tricouple.report.read import Arrays, Study, read_arrays
 from tricouple.report.sentences import LEVEL, best, one_seed
 from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
 
@@ -76,7 +76,7 @@ def article(study: Study) -> Article:
     if groups:
         tables = [*accuracy_tables(groups), *equal_tables(groups, everywhere)]
         sections.append(Section("results", "What was measured", "\n".join(map(to_html, tables))))
-    sections += gallery_sections(study, groups)
+    sections += gallery_sections(galleries(study, groups), _drawn)
     sections += chart_sections([sharpness_chart(study), curves_chart(groups)])
     return Article(
         title=f"Texts: {study.name}",
@@ -253,25 +253,6 @@ def galleries(study: Study, groups: Sequence[Group]) -> dict[str, Arrays]:
             if arrays and len(found) < MOST_GALLERIES:
                 found[f"{own.full_name}, c = {own.c}, seed {run.config['seed']}"] = arrays
     return found
-
-
-def gallery_sections(study: Study, groups: Sequence[Group]) -> list[Section]:
-    """Nearest texts, confused classes and a map, of each loss."""
-    found = galleries(study, groups)
-    parts: dict[str, list[str]] = {}
-    for number, (name, arrays) in enumerate(found.items()):
-        heading = f"<h3>{escape(name)}</h3>\n" if len(found) > 1 else ""
-        try:
-            for title, html in _drawn(arrays, number):
-                parts.setdefault(title, []).append(heading + html)
-        except (LookupError, TypeError, ValueError) as error:
-            raise StudyError(
-                f"{name}: its gallery.npz is damaged ({error!r}): delete it"
-            ) from error
-    return [
-        Section(title.lower().replace(" ", "-"), title, "\n".join(htmls))
-        for title, htmls in parts.items()
-    ]
 
 
 def _drawn(arrays: Arrays, number: int) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,6 @@ import csv
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache
-from html import escape
 from itertools import groupby
 from operator import neg
 from typing import Any
@@ -28,7 +27,11 @@ from tricouple.report import curves
 from tricouple.report.chart import Chart
 from tricouple.report.curves import OverSharpness
 from tricouple.report.draw_matplotlib import png
-from tricouple.report.embeddings import evaluation_charts, evaluation_neighbours
+from tricouple.report.embeddings import (
+    evaluation_charts,
+    evaluation_neighbours,
+    gallery_sections,
+)
 from tricouple.report.groups import FINAL, MAIN, SHARPNESS, Group, by_place, gaps, group, steps_of
 from tricouple.report.numbers import MeanStd, listing, number, percent, plain
 from tricouple.report.page import (
@@ -40,7 +43,7 @@ from tricouple.report.page import (
     chart_sections,
     paragraph,
 )
-from tricouple.report.read import Arrays, Study, StudyError, read_arrays
+from tricouple.report.read import Arrays, Study, read_arrays
 from tricouple.report.sentences import LEVEL, best, one_seed
 from tricouple.report.tables import (
     Column,
@@ -114,7 +117,7 @@ def article(study: Study) -> Article:
     sections += chart_sections(charts)
     if geometry := [to_html(_geometry(own)) for own in by_place(_done(groups)).values()]:
         sections.append(Section("geometry", "Geometry of the embeddings", "\n".join(geometry)))
-    sections += gallery_sections(study, groups)
+    sections += gallery_sections(galleries(study, groups), _drawn)
     over_c, during = (bool(chart.panels) for chart in charts)
     return Article(
         title=f"Vision study: {study.name}",
@@ -129,25 +132,10 @@ def article(study: Study) -> Article:
     )
 
 
-def gallery_sections(study: Study, groups: Sequence[Group]) -> list[Section]:
-    """Confusion, map and nearest neighbours of a run, or of some of a folder of runs."""
-    found = galleries(study, groups)
-    parts: dict[str, list[str]] = {}
-    for place, (name, gallery) in enumerate(found.items()):
-        heading = f"<h3>{escape(name)}</h3>\n" if len(found) > 1 else ""
-        try:
-            drawn = {chart.title: chart_html(chart) for chart in evaluation_charts(gallery, place)}
-            drawn["Nearest neighbours"] = evaluation_neighbours(gallery)
-        except (LookupError, TypeError, ValueError) as error:
-            raise StudyError(
-                f"{name}: its gallery.npz is damaged ({error!r}): delete it"
-            ) from error
-        for title, html in drawn.items():
-            parts.setdefault(title, []).append(heading + html)
-    return [
-        Section(title.lower().replace(" ", "-"), title, "\n".join(htmls))
-        for title, htmls in parts.items()
-    ]
+def _drawn(gallery: Arrays, place: int) -> Iterator[tuple[str, str]]:
+    for chart in evaluation_charts(gallery, place):
+        yield chart.title, chart_html(chart)
+    yield "Nearest neighbours", evaluation_neighbours(gallery)
 
 
 def galleries(study: Study, groups: Sequence[Group]) -> dict[str, Arrays]:

@@ -1,16 +1,17 @@
-"""Training of an image and a text encoder on pairs: a loss in both directions, in Lightning."""
+"""Training on pairs: of an image and its caption, or of two texts; texts with classes too."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tricouple.data.augment import Recipe, random_view
 from tricouple.data.captions import PairBatch
 from tricouple.data.images.sets import Normalisation
 from tricouple.losses import BothDirections
+from tricouple.losses.base import ContrastiveLoss
 from tricouple.training.module import Training
 
 if TYPE_CHECKING:
@@ -75,3 +76,26 @@ class PairTraining(Training):
             self.learning_rate,
             fused=self.device.type in ("cpu", "cuda"),
         )
+
+
+class TextTraining(Training):
+    """A loss of the embeddings of texts and their classes; of pairs, in both directions.
+
+    A batch is (inputs, classes), or (inputs, inputs of what belongs to them, identities). The
+    options are ``Training``'s.
+    """
+
+    def __init__(self, encoder: nn.Module, criterion: ContrastiveLoss, **options: Any) -> None:
+        super().__init__(encoder, **options)
+        self.criterion = criterion
+        self.both_directions = BothDirections(criterion)
+
+    def batch_loss(self, batch: tuple[Any, ...], seed: int) -> Tensor:
+        """The loss of a batch; nothing is drawn."""
+        *columns, identities = batch
+        embeddings = [self.finite(self.encoder(column)) for column in columns]
+        if len(embeddings) == 1:
+            loss: Tensor = self.criterion(embeddings[0], identities)
+        else:
+            loss = self.both_directions(*embeddings, identities)
+        return loss

@@ -106,7 +106,7 @@ class TrainCommand(Generic[C, D]):
                 from tricouple.report.command import write_report
 
                 page = write_report(finished.folder.path)
-                console.print(f"Queries and answers: {page}", soft_wrap=True, markup=False)
+                console.print(f"Look at it: {page}", soft_wrap=True, markup=False)
             line = f'Use it: tricouple.load_encoder("{finished.folder.path}")'
             also = f"tricouple embed {finished.folder.path} {self.embeds}"
             console.print(f"{line}, or {also}", soft_wrap=True, highlight=False, markup=False)
