@@ -59,7 +59,7 @@ COMMANDS = {
         "train",
     ),
     "synthetic": Command(
-        "tricouple.experiments.synthetic.command",
+        "tricouple.experiments.synthetic",
         "the whole synthetic study: several K and seeds, maps of the settings (an hour)",
         "train",
     ),

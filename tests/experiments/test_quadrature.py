@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tricouple.experiments.verify import quadrature
-from tricouple.experiments.verify.results import Report
-from tricouple.experiments.verify.setting import Setting
+from tricouple.experiments.verify.setting import Report, Setting
 from tricouple.ot.sweeps.log_sigmoid import log_sigmoid_terms, trapezoid_error
 
 STORED = Path(__file__).parents[2] / "results/theory/theory.json"

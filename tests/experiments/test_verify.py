@@ -13,10 +13,9 @@ from torch.nn.functional import normalize
 
 import reference
 from tricouple import cli, geometry
-from tricouple.experiments.verify import beyond, command, decoupling, frames, tensors, unbalanced
+from tricouple.experiments.verify import beyond, command, decoupling, frames, tensors
 from tricouple.experiments.verify.frames import descend_from_random
-from tricouple.experiments.verify.results import Outcome, Report, chart, worst
-from tricouple.experiments.verify.setting import Losses, Setting
+from tricouple.experiments.verify.setting import Losses, Outcome, Report, Setting, chart, worst
 from tricouple.experiments.verify.statements import BY_ID, STATEMENTS, select, verify
 from tricouple.losses import IOT, InfoNCE, NegMMIOT, PushPull
 from tricouple.report.chart import Line
@@ -339,8 +338,8 @@ def test_every_loss_reaches_the_etf_with_balanced_classes(monkeypatch):
 
 
 def test_unbalanced_classes_break_convexity_unless_the_marginals_are_the_target_s(monkeypatch):
-    monkeypatch.setattr(unbalanced, "DENSE_SIZES", ((4, 2),))
-    uniform, target = unbalanced.unbalanced_convexity(Setting()).rows
+    monkeypatch.setattr(beyond, "DENSE_SIZES", ((4, 2),))
+    uniform, target = beyond.unbalanced_convexity(Setting()).rows
     assert uniform["smallest curvature"] < -0.01
     assert uniform["excess over chord there"] > 1e-3
     assert target["smallest curvature"] > -1e-12

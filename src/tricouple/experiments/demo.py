@@ -6,8 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from tricouple.experiments.synthetic.config import RunConfig
-from tricouple.experiments.synthetic.grid import LINEAR, main_cells
+from tricouple.experiments.synthetic.config import LINEAR, RunConfig, main_cells
 from tricouple.options import CommandError, at_least
 
 DESCRIPTION = """\

@@ -4,8 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from tricouple.experiments.synthetic.config import TAKES, RunConfig
-from tricouple.experiments.synthetic.grid import AXES, LINEAR, LOG_SIGMOID, main_cells, map_cells
+from tricouple.experiments.synthetic.config import (
+    AXES,
+    LINEAR,
+    LOG_SIGMOID,
+    TAKES,
+    RunConfig,
+    main_cells,
+    map_cells,
+)
 
 
 def test_defaults_are_those_of_the_paper():

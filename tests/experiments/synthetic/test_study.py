@@ -18,14 +18,13 @@ import numpy as np
 import pytest
 
 from tricouple import cli, provenance
+from tricouple.experiments import synthetic
 from tricouple.experiments.runs.record import Store, open_store
-from tricouple.experiments.synthetic import command, pool, study
-from tricouple.experiments.synthetic.config import RunConfig
-from tricouple.experiments.synthetic.grid import LINEAR, Cell, main_cells, map_cells
-from tricouple.experiments.synthetic.measure import MEANINGS
+from tricouple.experiments.synthetic import pool, study
+from tricouple.experiments.synthetic.config import LINEAR, Cell, RunConfig, main_cells, map_cells
 from tricouple.experiments.synthetic.pool import Event, WorkerError, thinned, train_all
 from tricouple.experiments.synthetic.study import RunInProgress, find_twin, run_cells, unfinished
-from tricouple.experiments.synthetic.train import measured_steps, train
+from tricouple.experiments.synthetic.train import MEANINGS, measured_steps, train
 from tricouple.options import CommandError
 from tricouple.report import command as report
 from tricouple.report.sweeps import verdict
@@ -258,7 +257,7 @@ def test_command_shows_final_figures_beside_the_papers_claims(here, tmp_path, ca
 
 
 def test_maps_show_where_each_method_ends_along_every_axis(here, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "map_cells", lambda base: [
+    monkeypatch.setattr(synthetic, "map_cells", lambda base: [
         Cell(f"dim={dim}", "maps/dim", replace(base, dim=dim)) for dim in (2, 4)
     ])  # fmt: skip
     words = ["synthetic", "--study", "maps", "--classes", "3", "--per-class", "6", "--allow-dirty",

@@ -9,13 +9,13 @@ import torch
 from tricouple import geometry
 from tricouple.evaluation.probe import knn_accuracy
 from tricouple.experiments.synthetic import train as training
-from tricouple.experiments.synthetic.config import RunConfig
-from tricouple.experiments.synthetic.grid import LINEAR, LOG_SIGMOID
-from tricouple.experiments.synthetic.measure import MEANINGS, judge
+from tricouple.experiments.synthetic.config import LINEAR, LOG_SIGMOID, RunConfig
 from tricouple.experiments.synthetic.train import (
+    MEANINGS,
     batches,
     build_method,
     draw_samples,
+    judge,
     rate_factor,
     train,
 )

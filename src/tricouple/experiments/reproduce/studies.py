@@ -47,8 +47,7 @@ class Synthetic(Item):
 
     def run(self, request: Request) -> None:
         """The main comparison; all pictures share it."""
-        from tricouple.experiments.synthetic.config import RunConfig
-        from tricouple.experiments.synthetic.grid import main_cells
+        from tricouple.experiments.synthetic.config import RunConfig, main_cells
         from tricouple.experiments.synthetic.study import conduct
 
         smoke = request.scale == "smoke"

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tricouple.experiments.runs.command import user_errors
 from tricouple.experiments.runs.record import Record, Store
-from tricouple.experiments.runs.workers import in_workers
+from tricouple.experiments.runs.study import in_workers
 from tricouple.experiments.studies.hubs import Hubs
 from tricouple.experiments.studies.length import Length
 from tricouple.experiments.studies.noise import Noise

@@ -20,8 +20,7 @@ import numpy.typing as npt
 import torch
 
 from tricouple.experiments.synthetic.config import RunConfig
-from tricouple.experiments.synthetic.measure import Measurement
-from tricouple.experiments.synthetic.train import train
+from tricouple.experiments.synthetic.train import Measurement, train
 
 SNAPSHOT_SAMPLES = 500
 

@@ -38,10 +38,9 @@ from tricouple.experiments.runs.record import (
     open_store,
     same_settings,
 )
-from tricouple.experiments.synthetic.config import RunConfig
-from tricouple.experiments.synthetic.grid import Cell
-from tricouple.experiments.synthetic.measure import CURVES, MEANINGS, Measurement, judge
+from tricouple.experiments.synthetic.config import Cell, RunConfig
 from tricouple.experiments.synthetic.pool import WorkerError, snapshot_rows, train_all
+from tricouple.experiments.synthetic.train import CURVES, MEANINGS, Measurement, judge
 from tricouple.files import write_atomically
 from tricouple.options import CommandError
 from tricouple.provenance import collect_provenance, line_provenance

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tricouple.evaluation.probe import threads
-from tricouple.experiments.verify.results import ACCURACY, PROVED_HERE, Outcome, Report
+from tricouple.experiments.verify.setting import ACCURACY, PROVED_HERE, Outcome, Report
 from tricouple.experiments.verify.statements import QUADRATURE, STATEMENTS, select, verify
 from tricouple.files import write_text
 from tricouple.options import CommandError, explained, require_writable

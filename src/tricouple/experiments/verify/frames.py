@@ -14,8 +14,17 @@ from torch import Tensor
 
 from tricouple import geometry
 from tricouple.experiments.verify import tensors
-from tricouple.experiments.verify.results import Row, grouped, numbered, worst, worst_of
-from tricouple.experiments.verify.setting import Criterion, Measured, Setting, experiment
+from tricouple.experiments.verify.setting import (
+    Criterion,
+    Measured,
+    Row,
+    Setting,
+    experiment,
+    grouped,
+    numbered,
+    worst,
+    worst_of,
+)
 from tricouple.report.chart import Line
 
 SIZES = ((2, 2, 4), (3, 2, 4), (4, 3, 4), (5, 8, 4), (7, 6, 2), (10, 9, 3), (10, 16, 4))

@@ -14,8 +14,16 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from tricouple.experiments.verify import tensors
-from tricouple.experiments.verify.results import Row, by_row, listed
-from tricouple.experiments.verify.setting import MARGINALS, Criterion, Measured, Setting, experiment
+from tricouple.experiments.verify.setting import (
+    MARGINALS,
+    Criterion,
+    Measured,
+    Row,
+    Setting,
+    by_row,
+    experiment,
+    listed,
+)
 from tricouple.shaping import Shaping
 
 SIZES = ((3, 3), (5, 2))

@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 
 from tricouple.experiments.verify.gradients import relative_error
-from tricouple.experiments.verify.results import Finding, Row, chart, grouped, worst, worst_of
-from tricouple.experiments.verify.setting import Measured, Setting, experiment
+from tricouple.experiments.verify.setting import (
+    Finding,
+    Measured,
+    Row,
+    Setting,
+    chart,
+    experiment,
+    grouped,
+    worst,
+    worst_of,
+)
 from tricouple.losses.batch import prepare
 from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
 from tricouple.memory import DEFAULT_BUDGET

@@ -7,25 +7,23 @@ from dataclasses import dataclass, fields
 
 from tricouple.experiments.verify import (
     beyond,
-    convexity,
     decoupling,
     frames,
     gradients,
+    lemmas,
     quadrature,
-    shapings,
-    two_distance,
-    unbalanced,
 )
-from tricouple.experiments.verify.results import (
+from tricouple.experiments.verify.setting import (
     ACCURACY,
     OBSERVATION,
     PROVED,
     PROVED_HERE,
     Claim,
     Finding,
+    Losses,
     Outcome,
+    Setting,
 )
-from tricouple.experiments.verify.setting import Losses, Setting
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,12 @@ STATEMENTS = (
     Statement(
         "convexity", "g(C) = KL(P̃ ‖ P^C) is convex in the cost C", "Lemma 3.1",
         "largest excess over a chord, negative curvature, or distance of the loss from dense",
-        1e-10, PROVED, convexity.convexity,
+        1e-10, PROVED, lemmas.convexity,
     ),
     Statement(
         "symmetrisation", "averaging C over class-preserving permutations never increases g",
         "Lemma 3.2", "largest increase, or distance of the loss from dense",
-        1e-10, PROVED, convexity.symmetrisation,
+        1e-10, PROVED, lemmas.symmetrisation,
     ),
     Statement(
         "homogeneity",
@@ -64,13 +62,13 @@ STATEMENTS = (
         "closed-form",
         "at a two-distance configuration the loss is the closed form in Δ = α − β, for every ψ",
         "Lemma C.1 (proof of Theorem 3.4)", "largest error",
-        1e-10, PROVED, two_distance.closed_form_equality,
+        1e-10, PROVED, lemmas.closed_form_equality,
     ),
     Statement(
         "monotonicity", "that loss is strictly decreasing in Δ for every strictly decreasing ψ",
         "Lemma C.1 (proof of Theorem 3.4)",
         "largest step, which must be downwards, plus the largest error",
-        -1e-6, PROVED, two_distance.monotonicity,
+        -1e-6, PROVED, lemmas.monotonicity,
     ),
     Statement(
         "etf", "the optimum is the simplex ETF with collapsed classes (ψ affine, d ≥ K−1)",
@@ -132,7 +130,7 @@ STATEMENTS = (
         "unbalanced-convexity",
         "convexity and averaging with unbalanced classes, uniform and target marginals",
         NOT, "most negative curvature, relative to the largest",
-        None, OBSERVATION, unbalanced.unbalanced_convexity,
+        None, OBSERVATION, beyond.unbalanced_convexity,
     ),
     Statement(
         "unbalanced-envelope",
@@ -142,20 +140,20 @@ STATEMENTS = (
     ),
     Statement(
         "unbalanced-frames", "where free descent ends with unbalanced classes, for every loss",
-        NOT, DEVIATION, None, OBSERVATION, unbalanced.unbalanced_frames,
+        NOT, DEVIATION, None, OBSERVATION, beyond.unbalanced_frames,
     ),
     Statement(
         "unbalanced-classes", "which directions the class means keep at ten to one, against K",
-        NOT, DEVIATION, None, OBSERVATION, unbalanced.unbalanced_classes,
+        NOT, DEVIATION, None, OBSERVATION, beyond.unbalanced_classes,
     ),
     Statement(
         "shaping-forces", "which negatives each ψ pushes, and which it pulls",
         NOT, "largest share of the repulsion that falls on false negatives",
-        None, OBSERVATION, shapings.negatives,
+        None, OBSERVATION, decoupling.negatives,
     ),
     Statement(
         "shaping-three-way", "how far the gradient of each ψ is from that of two pairwise plans",
-        NOT, "largest cosine of a ψ that is not affine", None, OBSERVATION, shapings.three_way,
+        NOT, "largest cosine of a ψ that is not affine", None, OBSERVATION, decoupling.three_way,
     ),
     Statement(
         "quadrature-kernel",

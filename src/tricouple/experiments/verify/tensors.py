@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tricouple.experiments.verify.results import worst
-from tricouple.experiments.verify.setting import TOLERANCE, Criterion
+from tricouple.experiments.verify.setting import TOLERANCE, Criterion, worst
 from tricouple.shaping import Shaping, exponential, linear, log_sigmoid
 
 SWEEPS = 5000  # at most; a plan that needs more would be no proof of anything
