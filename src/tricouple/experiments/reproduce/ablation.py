@@ -90,8 +90,8 @@ class Ablation(Item):
             f"{cell.loss}-{cell.axis}-{cell.value:g}-seed{seed}": partial(
                 _measure, cell, seed, request
             )
+            for seed in SEEDS[request.scale]  # a whole table first, then more of it
             for cell in CELLS
-            for seed in SEEDS[request.scale]
         }
         fill(request, "ablation", wanted)
 

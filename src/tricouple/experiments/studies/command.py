@@ -103,6 +103,7 @@ def as_markdown(study: Study, plan: Plan, verdict: Verdict, records: list[Record
         f"# {study.title}: {verdict.word}",
         f"Hypothesis: {plan.hypothesis}",
         f"Refuted if: {plan.refuted}",
+        *([f"The plan was changed: {plan.changed}"] if plan.changed else []),
         *verdict.sentences,
         *(f"![{chart.title}. {chart.caption}]({chart.id}.png)" for chart in verdict.charts),
         *(to_markdown(table) for table in verdict.tables),

@@ -186,7 +186,7 @@ def image_features(images: Any, what: str) -> Tensor:
         chunk = images[chosen].float() / 127.5 - 1
         size = (IMAGE_SIDE, IMAGE_SIDE)
         shown = torch.nn.functional.interpolate(chunk, size, mode="bicubic", antialias=True)
-        found.append(network(shown))
+        found.append(network(shown.contiguous(memory_format=torch.channels_last)))
     return torch.cat(found).clone()
 
 
@@ -209,7 +209,7 @@ def _efficientnet() -> Any:
     weights = torch.load(path, weights_only=True).values()
     network.load_state_dict(dict(zip(network.state_dict(), weights, strict=True)))
     network.reset_classifier(0)
-    return network.eval()
+    return network.to(memory_format=torch.channels_last).eval()  # a third of the time less
 
 
 @cache

@@ -32,7 +32,7 @@ MEASURES = {RECALL: ("recall@1, mean of both directions", 100.0),
             "recall5": ("recall@5", 100.0), "recall10": ("recall@10", 100.0),
             SKEW: ("skewness of N₁₀, texts retrieved by images and images by texts", 1.0),
             NEVER: ("share of items never among the first ten", 100.0)}  # fmt: skip
-COUPLED = ("pushpull", "log_sigmoid", "hinge")
+COUPLED = ("pushpull", "hinge")
 SHARPNESS = 30.0  # of the test-time normalisation
 
 
@@ -47,9 +47,9 @@ class Hubs(Study):
         """Flickr8k, frozen images and captions, two small heads."""
         smoke = scale == "smoke"
         plan = Plan(
-            hypothesis="Couplings with prescribed column marginals (IOT, PushPull, log-sigmoid and "
-            "hinge Neg-MMIOT) make fewer hubs than InfoNCE at equal recall: a lower skewness of "
-            "N₁₀, how often an item is among the first ten.",
+            hypothesis="Couplings with prescribed column marginals (IOT, PushPull, Neg-MMIOT with "
+            "a hinge ψ) make fewer hubs than InfoNCE at equal recall: a lower skewness of N₁₀, how "
+            "often an item is among the first ten.",
             refuted="The skewness of the best three-way or two-plan loss (by recall@1) is not "
             "significantly below InfoNCE's, or InfoNCE with test-time Sinkhorn normalisation is "
             "better in both recall@1 and skewness.",
@@ -58,6 +58,8 @@ class Hubs(Study):
             sharpness=(10.0, 30.0, 100.0),
             chosen_by=RECALL,
             budget=Budget(steps=500, dim=128),
+            changed="before any run, log-sigmoid ψ was taken out: one run of it takes as long as "
+            "all others of its seed together.",
         )
         return first_look(plan) if smoke else plan
 

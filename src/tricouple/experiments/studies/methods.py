@@ -91,15 +91,13 @@ def _masks(batch: Batch) -> tuple[Tensor, Tensor]:
     return positive, ~positive & ~own
 
 
-def _hinge(c: float, marginals: str = "uniform") -> tc.NegMMIOT:
+def _hinge(c: float) -> tc.NegMMIOT:
     shaping = tc.shaping.Hinge(margin=MARGIN * c)  # τ = 1/c
-    return tc.NegMMIOT(sharpness=c, epsilon=1.0, shaping=shaping, marginals=marginals, empty="zero")
+    return tc.NegMMIOT(sharpness=c, epsilon=1.0, shaping=shaping, empty="zero")
 
 
-def _log_sigmoid(c: float, marginals: str = "uniform") -> tc.NegMMIOT:
-    return tc.NegMMIOT(
-        sharpness=c, epsilon=1.0, shaping="log_sigmoid", marginals=marginals, empty="zero"
-    )
+def _log_sigmoid(c: float) -> tc.NegMMIOT:
+    return tc.NegMMIOT(sharpness=c, epsilon=1.0, shaping="log_sigmoid", empty="zero")
 
 
 def _push_pull(c: float, marginals: str = "uniform") -> tc.PushPull:
@@ -122,10 +120,5 @@ METHODS = {
     ),
     "pushpull_classes": Method(
         "PushPull, class marginals", lambda c: _push_pull(c, "classes"), bounded=True
-    ),
-    "log_sigmoid_classes": Method(
-        "Neg-MMIOT, log-sigmoid ψ, class marginals",
-        lambda c: _log_sigmoid(c, "classes"),
-        bounded=True,
     ),
 }

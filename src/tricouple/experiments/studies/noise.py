@@ -32,7 +32,8 @@ from tricouple.report.sentences import holm
 from tricouple.report.tables import Table
 
 UNBOUNDED = ("infonce", "iot")
-LEVELS = (0.0, 0.2, 0.4, 0.6)
+CLEAN = "none"  # the kind of noise of what all kinds begin with
+LEVEL_OF_NOISE = 0.6
 VALIDATION = 0.2  # of the training set
 NEAREST, NEIGHBOURS = "nearest_mean", "knn"
 
@@ -42,37 +43,37 @@ class Noise(Study):
 
     name = "noise"
     title = "False negatives and label noise"
-    hours = "about 5 hours"
+    hours = "about an hour"
 
     def plan(self, scale: str) -> Plan:
         """Clean labels, symmetric noise, and noise within superclasses or domains."""
-        data: Sequence[tuple[str, str]] = (
-            ("cifar100", "symmetric"),
-            ("cifar100", "within"),
-            ("clinc150", "symmetric"),
-            ("clinc150", "within"),
-            ("banking77", "symmetric"),
-        )
-        methods = ("infonce", "iot", "pushpull", "log_sigmoid", "hinge", "rince")
         smoke = scale == "smoke"
-        if smoke:
-            data = (("mixture", "symmetric"),)
+        kinds = {"mixture": ("symmetric",)} if smoke else {
+            "banking77": ("symmetric",),
+            "cifar100": ("symmetric", "within"),
+            "clinc150": ("symmetric", "within"),
+        }  # fmt: skip
         conditions = tuple(
-            {"data": name, "kind": kind, "noise": level} for name, kind in data for level in LEVELS
+            {"data": name, "kind": kind, "noise": level}
+            for name, own in kinds.items()
+            for kind, level in ((CLEAN, 0.0), *((kind, LEVEL_OF_NOISE) for kind in own))
         )
         plan = Plan(
             hypothesis="Accuracy falls more slowly with label noise for losses whose repulsion is "
-            "bounded (PushPull, Neg-MMIOT with log-sigmoid and hinge ψ) than for InfoNCE and IOT, "
+            "bounded (PushPull, Neg-MMIOT with a hinge ψ) than for InfoNCE and IOT, "
             "each at its own best sharpness: a wrong label makes false negatives, and a bounded "
             "force on them does less harm.",
             refuted="The slope of accuracy over noise, seed by seed, is not significantly higher "
             "for the best bounded loss than for the best of InfoNCE and IOT (paired t-test, Holm "
             "over data sets and kinds, 5 %) in the majority of them. RINCE, made for noise, is the "
             "baseline to beat.",
-            conditions=conditions[::3] if smoke else conditions,
-            methods=methods,
+            conditions=conditions,
+            methods=("infonce", "iot", "pushpull", "hinge", "rince"),
             sharpness=(3.0, 10.0, 30.0),
             chosen_by=NEAREST,
+            changed="before any run, log-sigmoid ψ was taken out, whose runs take 5 to 15 times as "
+            "long, and so were 20 and 40 % noise: from 0 and 60 % alone the error of a slope is "
+            "only a twentieth larger. Clean labels are run once for both kinds of noise.",
         )
         return first_look(plan) if smoke else plan
 
@@ -101,8 +102,10 @@ class Noise(Study):
         """Slopes of accuracy over noise, bounded losses against InfoNCE and IOT."""
         accuracy = results.chosen(NEAREST)
         tables, panels, gaps, held = [], [], {}, {}
-        for data, kind in dict.fromkeys((c["data"], c["kind"]) for c in plan.conditions):
-            own = [c for c in plan.conditions if (c["data"], c["kind"]) == (data, kind)]
+        for data, kind in dict.fromkeys(
+            (c["data"], c["kind"]) for c in plan.conditions if c["kind"] != CLEAN
+        ):
+            own = [c for c in plan.conditions if c["data"] == data and c["kind"] in (CLEAN, kind)]
             levels = {describe(c): c["noise"] for c in own}
             title = f"{data}, {kind} noise"
             columns = {where: f"{100 * level:g} %" for where, level in levels.items()}

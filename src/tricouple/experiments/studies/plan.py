@@ -61,6 +61,7 @@ class Plan:
         seeds: For what is reported.
         limits: How far the grid may be extended.
         budget: Of every run.
+        changed: Why this plan replaced one that had begun; empty for a first plan.
     """
 
     hypothesis: str
@@ -73,6 +74,7 @@ class Plan:
     seeds: tuple[int, ...] = tuple(range(10))
     limits: tuple[float, float] = (0.3, 1000.0)
     budget: Budget = field(default_factory=Budget)
+    changed: str = ""
 
 
 def first_look(plan: Plan) -> Plan:
@@ -283,6 +285,8 @@ def open_study(out: Path, study: Study, plan: Plan, scale: str, origin: Mapping[
         CommandError: If the folder holds another study, or this one with another plan.
     """
     config = json.loads(json.dumps({"scale": scale, **asdict(plan)}))
+    if not plan.changed:
+        del config["changed"]
     try:
         return open_store(out, KIND, study.name, config, origin, extend=False)
     except CommandError as error:

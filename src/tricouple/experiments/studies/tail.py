@@ -27,7 +27,7 @@ BALANCED, MANY, MEDIUM, FEW = "balanced", "many", "medium", "few"
 MEASURES = {BALANCED: "balanced accuracy", MANY: "the third of the classes with most samples",
             MEDIUM: "the middle third", FEW: "the third with fewest"}  # fmt: skip
 VALIDATION = 0.2
-OURS, RIVALS = ("pushpull_classes", "log_sigmoid_classes"), ("infonce", "bcl")
+OURS, RIVALS = "pushpull_classes", ("infonce", "bcl")
 
 
 class Tail(Study):
@@ -35,7 +35,7 @@ class Tail(Study):
 
     name = "tail"
     title = "The long tail"
-    hours = "about 2 hours"
+    hours = "40 minutes"
 
     def plan(self, scale: str) -> Plan:
         """CIFAR-100 cut to a long tail, and CLINC150 as published with one."""
@@ -47,15 +47,20 @@ class Tail(Study):
             hypothesis="With unbalanced classes, class marginals (every class has the same mass) "
             "give a higher balanced accuracy than uniform and target marginals, than InfoNCE, and "
             "than class-averaged InfoNCE, each at its own best sharpness.",
-            refuted="In the majority of the data sets the better of PushPull and log-sigmoid "
-            "Neg-MMIOT with class marginals is not significantly above the better of InfoNCE and "
-            "class-averaged InfoNCE (paired, Holm over the methods, 5 %).",
+            refuted="In the majority of the data sets PushPull with class marginals is not "
+            "significantly above the better of InfoNCE and class-averaged InfoNCE (paired, Holm "
+            "over the methods, 5 %).",
             conditions=tuple({"data": name, "imbalance": ratio} for name, ratio in sets),
-            methods=("infonce", "bcl", "iot", "pushpull", "pushpull_target", "pushpull_classes",
-                     "log_sigmoid", "log_sigmoid_classes"),
+            methods=("infonce", "bcl", "iot", "pushpull", "pushpull_target", "pushpull_classes"),
             sharpness=(3.0, 10.0, 30.0),
             chosen_by=BALANCED,
-        )  # fmt: skip
+            changed="the first one also had Neg-MMIOT with log-sigmoid ψ, with uniform and with "
+            "class marginals, and judged the better of it and PushPull. A run of it takes 5 to 15 "
+            "times as long as one of PushPull, the longer the sharper, and on validation data it "
+            "was 6 points or more behind every other loss at c = 3 and 10, so that its grid would "
+            "have gone on to sharper ones. It was taken out before any run of it on test data. "
+            "Other runs are those of both plans; its few runs stay among them.",
+        )
         return first_look(plan) if smoke else plan
 
     def measure(self, trial: Trial, budget: Budget) -> dict[str, float]:
@@ -97,14 +102,14 @@ class Tail(Study):
             }
             if len(means) < len(plan.methods):
                 return Verdict("open", ["Not all runs are there."], tables)
-            best, rival = (max(some, key=lambda how: means[how]) for some in (OURS, RIVALS))
+            rival = max(RIVALS, key=lambda how: means[how])
             caption = f"{words}: balanced accuracy against {METHODS[rival].name}"
             table, gaps = against(caption, plan.methods, rival, where, accuracy)
             tables.append(table)
-            gap, p = gaps[best]
+            gap, p = gaps[OURS]
             better.append(gap.mean > 0 and p < LEVEL)
             sentences.append(
-                f"{words}: {METHODS[best].name} minus {METHODS[rival].name} is {gap} points of "
+                f"{words}: {METHODS[OURS].name} minus {METHODS[rival].name} is {gap} points of "
                 f"balanced accuracy (corrected p = {p:.2g})."
             )
         word = "supported" if sum(better) > len(better) / 2 else "refuted"
