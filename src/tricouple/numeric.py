@@ -286,7 +286,8 @@ Of several processes each may have some rows."""
 class OwnGradient(Iterable[Patch]):
     """Of a gradient with respect to the scores what a process's own samples get from it."""
 
-    # Of its own anchors, with all references. Within one set they may hold both entries of a pair.
+    # Of its own anchors, with all references, whatever the order. Within one set they hold both
+    # entries of a pair.
     anchors: Iterable[Patch]
     # Transposed: of its own references, with all anchors; None where the anchors have all.
     references: Iterable[Patch] | None = None
@@ -322,10 +323,11 @@ def pull(
     """
     if isinstance(gradient, OwnGradient):
         assert shard is not None
-        to_anchors, total = _pull_own(gradient, anchors, references, factor)
+        to_anchors, total = _pull_own(gradient, anchors, references, factor, shard.rows)
         received = None
         if gradient.references is not None:
-            received, more = _pull_own(gradient.references, references, anchors, factor)
+            patches = gradient.references
+            received, more = _pull_own(patches, references, anchors, factor, shard.columns)
             total = total + more
         # Σ_ij G_ij s_ij is in the gradients of both sides.
         return (to_anchors, received), shard.sum_(total / 2) if slope else None
@@ -350,16 +352,15 @@ def pull(
 
 
 def _pull_own(
-    patches: Iterable[Patch], near: Tensor, far: Tensor, factor: float | Tensor
+    patches: Iterable[Patch], near: Tensor, far: Tensor, factor: float | Tensor, own: slice
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of some rows, zero in the others, and its inner product with them over c."""
+    """The gradient of own rows, zero in the others, and its inner product with them over c."""
     with torch.inference_mode(False):
         gradient = torch.zeros_like(near)  # memory that nobody touches is none
-    slope = torch.zeros((), dtype=wide_dtype(near.device), device=near.device)
-    for rows, tile, _ in patches:
-        torch.mm(tile.to(near.dtype), far, out=gradient[rows])
-        slope += _inner(near[rows], gradient[rows])
-        gradient[rows].mul_(factor)
+    for rows, tile, columns in patches:
+        gradient[rows].addmm_(tile.to(near.dtype), far[columns])
+    slope = _inner(near[own], gradient[own])
+    gradient[own].mul_(factor)
     return gradient, slope
 
 

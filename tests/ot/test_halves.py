@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from conftest import UNCONVERGED
-from tricouple import IOT, NegMMIOT, PushPull
+from tricouple import IOT, NegMMIOT, PushPull, distributed
 from tricouple.memory import IN_MATRICES, Storage
 from tricouple.ot import engine
 from tricouple.ot.sweeps import native, threads
-from tricouple.ot.sweeps.halves import SymmetricKernels, triangle
+from tricouple.ot.sweeps.halves import SymmetricKernels
 from tricouple.ot.sweeps.kernels import Factors, Products
+from tricouple.ot.sweeps.parts import ring, triangle
 
 pytestmark = pytest.mark.skipif(native.compiled is None, reason="built without a compiler")
 
@@ -60,11 +61,33 @@ def test_tiles_cover_every_pair_once(n, height, number):
         for part in whole.split(number):
             assert part.start == end
             end = part.stop
-            begin = n - part.width
-            assert part.rows.start == begin + part.offset
-            seen[part.rows, begin:] += 1
-            seen[begin + part.own :, part.rows] += 1
+            seen[part.rows, part.columns] += 1
+            seen[part.columns.start + part.own : part.columns.stop, part.rows] += 1
     assert bool((seen == 1).all())
+
+
+@pytest.mark.parametrize("counts", [[1], [9], [4, 4], [8, 7, 8], [0, 5, 1, 0], [20, 1], [6] * 5])
+@pytest.mark.parametrize("height", [1, 3, 4])
+def test_processes_cover_every_pair_once_and_their_own_rows_whole(counts, height):
+    n = sum(counts)
+    seen, sizes = torch.zeros(n, n, dtype=torch.int8), []
+    for rank in range(len(counts)):
+        own = distributed.own(counts, rank)
+        mine = torch.zeros(n, n, dtype=torch.int8)
+        tiles, others = ring(counts, rank, height)
+        for part in tiles:
+            assert own.start <= part.rows.start < part.rows.stop <= own.stop
+            mine[part.rows, part.columns] += 1
+            mine[part.columns.start + part.own : part.columns.stop, part.rows] += 1
+        seen += mine
+        for part in others:
+            mine[part.rows, part.columns] += 1
+        assert bool((mine[own] == 1).all())
+        sizes.append(sum(part.size for part in tiles))
+    assert bool((seen == 1).all())
+    # In proportion to its rows, up to a block or two for each of them.
+    for size, count in zip(sizes, counts, strict=True):
+        assert abs(size - n * count / 2) <= 2 * height * count
 
 
 # At 2300 some lines are kept and others wider than a block, so that blocks off the diagonal count.
@@ -124,8 +147,8 @@ def test_the_compiled_exponential_is_exact_to_the_last_digit():
     for dtype, low in ((torch.float32, -87.0), (torch.float64, -708.0)):
         x = torch.linspace(low - 2, 0, 9 * 1024, dtype=dtype)
         shifts, out = torch.zeros_like(x), torch.empty_like(x)
-        addresses = native.addresses(x, shifts, shifts, out)
-        native.compiled.tile_kernel(x.element_size(), 9, 1024, 9, 0, 1.0, *addresses)
+        addresses = native.addresses(x, shifts, out)
+        native.compiled.tile_kernel(x.element_size(), 9, 1024, 9, 0, 0, 1.0, *addresses)
         diagonal = torch.zeros(9 * 1024, dtype=torch.bool)
         diagonal[torch.arange(9) * 1025] = True
         assert not out[diagonal].any()

@@ -1,22 +1,22 @@
 /* Tiles of symmetric kernels, for one floating-point type.
  *
- * Included by _native.c like _sweeps.h. A tile has `rows` rows of a symmetric matrix and `width` of its
- * columns, row-major and dense. Its first `own` columns are a block on the diagonal, to which its rows
- * belong, the first of them at `offset`; every other entry stands for its mirror image too. A tile off
- * the diagonal has own = 0. See halves.py, which says why. Functions that it calls return a number.
+ * Included by _native.c like _sweeps.h. A tile has `rows` rows of a symmetric n×n matrix, from `row` on,
+ * and `width` of its columns, from `column` on, row-major and dense. Its first `own` columns are a block
+ * on the diagonal, to which its rows belong; every other entry stands for its mirror image too. A tile
+ * off the diagonal has own = 0. See halves.py, which says why. Functions that it calls return a number.
  */
 
 /* The largest ±s_ij − u_j of every row and, through the mirror images, of every column; without the
  * diagonal. First the half of +s, then, n numbers later, that of −s. */
-FAST_LOOP static long NAME(tile_tops)(long rows, long width, long own, long offset, long n,
+FAST_LOOP static long NAME(tile_tops)(long rows, long width, long own, long row, long column, long n,
                                       const real *tile, const real *shifts, real *tops) {
-    const long begin = n - width, first = begin + offset;
-    const real *up = shifts + begin, *down = shifts + n + begin;
-    real *top_up = tops + begin, *top_down = tops + n + begin;
+    const long offset = row - column;
+    const real *up = shifts + column, *down = shifts + n + column;
+    real *top_up = tops + column, *top_down = tops + n + column;
     for (long i = 0; i < rows; i++) {
         const real *s = tile + i * width;
-        const real mine_up = shifts[first + i], mine_down = shifts[n + first + i];
-        real high = tops[first + i], low = tops[n + first + i];
+        const real mine_up = shifts[row + i], mine_down = shifts[n + row + i];
+        real high = tops[row + i], low = tops[n + row + i];
         for (long j = 0; j < own; j++) {
             const real x = s[j] - up[j], y = -s[j] - down[j];
             high = j != i + offset && x > high ? x : high;
@@ -31,24 +31,24 @@ FAST_LOOP static long NAME(tile_tops)(long rows, long width, long own, long offs
             top_up[j] = to_x > top_up[j] ? to_x : top_up[j];
             top_down[j] = to_y > top_down[j] ? to_y : top_down[j];
         }
-        tops[first + i] = high, tops[n + first + i] = low;
+        tops[row + i] = high, tops[n + row + i] = low;
     }
     return 0;
 }
 
-/* exp(c · (sign·s_ij − u_i − u_j)), 0 on the diagonal; u_i begins with the tile's rows, u_j with its
- * columns. `out` may be the tile. */
-FAST_LOOP static long NAME(tile_kernel)(long rows, long width, long own, long offset, double factor,
-                                        const real *tile, const real *u_rows,
-                                        const real *u_columns, real *out) {
+/* exp(c · (sign·s_ij − u_i − u_j)), 0 on the diagonal. `out` may be the tile. */
+FAST_LOOP static long NAME(tile_kernel)(long rows, long width, long own, long row, long column,
+                                        double factor, const real *tile, const real *shifts,
+                                        real *out) {
+    const real *u_columns = shifts + column;
     const real sign = factor > 0 ? 1 : -1, c = (real)fabs(factor);
     for (long i = 0; i < rows; i++) {
-        const real *s = tile + i * width, mine = u_rows[i];
+        const real *s = tile + i * width, mine = shifts[row + i];
         real *o = out + i * width;
 #pragma omp simd
         for (long j = 0; j < width; j++)
             o[j] = NAME(exponential)(c * ((sign * s[j] - mine) - u_columns[j]));
-        if (own > 0) o[offset + i] = 0;
+        if (own > 0) o[row - column + i] = 0;
     }
     return 0;
 }
@@ -93,12 +93,13 @@ FAST_LOOP static void NAME(tile_product)(long rows, long width, long own, const 
     }
 }
 
-/* The same for several tiles that end with the last column, which `parts` tells of: where they are in
- * memory, rows, columns, own columns, offset. */
-static long NAME(tiles_product)(long count, long n, const int64_t *parts, const real *tiles,
+/* The same for several tiles, which `parts` tells of: where they are in memory, then rows, width, own,
+ * row, column. Backwards they begin with what the last product has left in the cache. */
+static long NAME(tiles_product)(long count, int backwards, const int64_t *parts, const real *tiles,
                                 const real *x, real *y) {
-    for (const int64_t *p = parts; p < parts + 5 * count; p += 5) {
-        const long column = n - p[2], row = column + p[4];
+    for (long k = 0; k < count; k++) {
+        const int64_t *p = parts + 6 * (backwards ? count - 1 - k : k);
+        const long row = p[4], column = p[5];
         NAME(tile_product)(p[1], p[2], p[3], tiles + p[0], x + row, x + column, y + row, y + column);
     }
     return 0;
@@ -111,8 +112,7 @@ static long NAME(tile_stream)(long rows, long width, long own, long row, long co
                               real *work) {
     for (long end = row + rows; row < end; row += 4, tile += 4 * width) {
         const long few = end - row < 4 ? end - row : 4;
-        NAME(tile_kernel)(few, width, own, row - column, factor, tile, shifts + row,
-                          shifts + column, work);
+        NAME(tile_kernel)(few, width, own, row, column, factor, tile, shifts, work);
         NAME(tile_product)(few, width, own, work, x + row, x + column, y + row, y + column);
     }
     return 0;

@@ -141,8 +141,8 @@ DOOR(triplet_adjoint, 4, 0, 20, i[0], i[1], i[2], i[3], p[0], p[1], p[2], p[3], 
 DOOR(pair_sweeps, 4, 1, 7, i[0], i[1], i[2], i[3], x[0], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
 DOOR(pair_adjoint, 3, 0, 10, i[0], i[1], i[2], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8],
      p[9])
-DOOR(tile_tops, 5, 0, 3, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2])
-DOOR(tile_kernel, 4, 1, 4, i[0], i[1], i[2], i[3], x[0], p[0], p[1], p[2], p[3])
+DOOR(tile_tops, 6, 0, 3, i[0], i[1], i[2], i[3], i[4], i[5], p[0], p[1], p[2])
+DOOR(tile_kernel, 5, 1, 3, i[0], i[1], i[2], i[3], i[4], x[0], p[0], p[1], p[2])
 DOOR(tiles_product, 2, 0, 4, i[0], i[1], p[0], p[1], p[2], p[3])
 DOOR(tile_stream, 5, 1, 5, i[0], i[1], i[2], i[3], i[4], x[0], p[0], p[1], p[2], p[3], p[4])
 DOOR(tile_weigh, 3, 1, 3, i[0], i[1], i[2], x[0], p[0], p[1], p[2])
@@ -181,7 +181,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, 
                                     NULL,                  NULL,      NULL, NULL};
 
 /* Of the calls above, as native.py makes them: a module built from older sources is not used. */
-enum { CALLS = 10 };
+enum { CALLS = 11 };
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *own = PyModule_Create(&module);

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tricouple.distributed import Shard
 from tricouple.memory import Loan, Storage
-from tricouple.numeric import OwnGradient, Patch, ScoreGradient, row_blocks, wide_dtype
+from tricouple.numeric import OwnGradient, Patch, ScoreGradient, wide_dtype
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.kernels import Factors, Kernels, Products
+from tricouple.ot.sweeps.parts import Part, ring, table, triangle
 from tricouple.ot.sweeps.threads import dealt, in_passing_threads, in_threads
 
 # Rows of a tile, at most.
@@ -66,16 +65,19 @@ class SymmetricKernels(Kernels):
         n = len(self.like)
         budget = storage.budget / self.like.element_size()
         height = budget / 8 // n if storage.streamed else max(LINE // n, ROWS // 4)
-        self._parts = triangle(n, int(min(max(1, height), ROWS)))
-        if shard is not None:  # the more tiles, the more even the shares
-            height = min(self._parts[0].shape[0], -(-n // (8 * shard.size)))
-            self._parts = stored_anew(dealt(triangle(n, height), shard.rank, shard.size))
+        height = int(min(max(1, height), ROWS))
+        if shard is None:
+            self._parts = triangle(n, height)
+        else:  # the more tiles, the more even the shares
+            height = min(height, -(-n // (8 * shard.size)))
+            self._parts, self._others = ring(shard.anchors, shard.rank, height)
         self._n_threads = max(1, torch.get_num_threads())
         split = [part.split(self._n_threads) for part in self._parts]
         shares = [[line[k] for line in split if k < len(line)] for k in range(self._n_threads)]
         self._tables = [(len(share), table(share)) for share in shares if share]
         entries = self._parts[-1].stop if self._parts else 0
         self._matrices: list[Tensor] = []
+        self._backwards = False
         self._kept = self._nothing = self.like.new_empty(0)
         if storage.streamed:
             self._loan: Loan | None = Loan(1, self.like, int(min(entries, budget) / 2))
@@ -119,11 +121,15 @@ class SymmetricKernels(Kernels):
     def _add_stored(self, which: int, weights: Tensor, sums: Tensor) -> None:
         matrix, x = native.addresses(self._matrices[which], weights)
         size, n = weights.element_size(), len(weights)
+        turn = int(self._backwards)
 
         def work(thread: int) -> None:
             count, parts = self._tables[thread]
             y = native.address(sums) + thread * n * size
-            native.compiled.tiles_product(size, count, n, native.address(parts), matrix, x, y)
+            native.compiled.tiles_product(size, count, turn, native.address(parts), matrix, x, y)
+
+        # Sweeps take each kernel twice: what the first product used last is still in the cache.
+        self._backwards = not self._backwards
 
         if self._tables:  # a process may have no tile
             in_threads(work, range(len(self._tables)))
@@ -149,14 +155,13 @@ class SymmetricKernels(Kernels):
 
     def _blocks(self, part: Part, room: Tensor) -> Iterator[tuple[int, int, Tensor]]:
         """The similarities of a tile: first column, how many are its own, values."""
-        n, n_rows = len(self.like), part.shape[0]
-        first = n - part.width
-        if part.stop <= len(self._kept):
+        n_rows, first, end = part.shape[0], part.columns.start, part.columns.stop
+        if part.within(len(self._kept)):
             yield first, part.own, _stored(self._kept, part).view(part.shape)
             return
         rows = self.like[part.rows]
-        for start in range(first, n, COLUMNS):
-            columns = self.like[start : start + COLUMNS]
+        for start in range(first, end, COLUMNS):
+            columns = self.like[start : min(start + COLUMNS, end)]
             block = room[: n_rows * len(columns)].view(n_rows, -1)
             own = part.own if start == first else 0
             yield start, own, torch.mm(rows, columns.T, out=block)
@@ -173,22 +178,17 @@ class SymmetricKernels(Kernels):
         return self.column_sums(far, between(slice(0, self.shape[0]), sums))
 
     def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
-        """Slopes are ±1, relative to the first kernel's score; every pair comes once."""
-        n = len(self.like)
-        if self.shard is not None:
-            if self._loan is not None:
-                self._loan.matrices[1:] = []  # not for the next batch: room for this gradient
-            self.release()
-            own = self.shard.rows
-            blocks = row_blocks(own.stop - own.start, n, LINE // 4)
-            rows = [slice(own.start + block.start, own.start + block.stop) for block in blocks]
-            # Whole rows, whose first n columns are on the diagonal.
-            lines = [Part(few, n, n, few.start, 0) for few in rows]
-            return OwnGradient(self._gradient(factors, lines))
-        return self._gradient(factors, self._parts)
+        """Slopes are ±1, relative to the first kernel's score; every pair comes once.
+
+        Of several processes each takes its own tiles, and computes the rest of its own rows.
+        """
+        if self.shard is None:
+            return self._gradient(factors, self._parts)
+        parts = [*self._parts, *self._others]
+        few = [share for part in parts for share in part.split(-(-part.size // (LINE // 4)))]
+        return OwnGradient(self._gradient(factors, few))
 
     def _gradient(self, factors: Sequence[Factors], parts: Sequence[Part]) -> Iterator[Patch]:
-        n = len(self.like)
         signs = [factor / self.factors[0] for factor in self.factors]
         lefts = [left[:, 0] for left, _ in factors]
         # An entry and its mirror image in one product.
@@ -196,14 +196,14 @@ class SymmetricKernels(Kernels):
         room, spare = self._room(parts), self._room(parts)
         buffers = self.like.new_empty(2, max((part.size for part in parts), default=0))
         for part in parts:
-            columns = slice(n - part.width, n)
             total, weights = (buffer[: part.size].view(part.shape) for buffer in buffers)
-            scores = self._nothing if self._matrices else self._similarities(part, room)
+            stored = self._is_stored(part)
+            scores = self._nothing if stored else self._similarities(part, room)
             for which, sign in enumerate(signs):
                 product = weights if which else total
                 ahead = torch.cat([lefts[which][:, part.rows], factors[which].right[:, part.rows]])
-                torch.mm(ahead.T, back[which][:, columns], out=product)
-                if self._matrices:
+                torch.mm(ahead.T, back[which][:, part.columns], out=product)
+                if stored:
                     tile = _stored(self._matrices[which], part)
                 else:
                     self._exponentiate(which, part, scores, spare)
@@ -211,28 +211,43 @@ class SymmetricKernels(Kernels):
                 self._weigh(part, sign, tile, product, total)
             if self.shard is None:
                 total[:, : part.own] /= 2  # on the diagonal block each pair is there twice
-            yield Patch(part.rows, total, columns)
+            yield Patch(part.rows, total, part.columns)
+            if self.shard is not None and part.start >= 0:
+                # What it has of other own rows is nowhere else.
+                begin = max(part.columns.start + part.own, self.shard.rows.start)
+                mirrored = slice(begin, min(part.columns.stop, self.shard.rows.stop))
+                if mirrored.start < mirrored.stop:
+                    first = part.columns.start
+                    values = total[:, mirrored.start - first : mirrored.stop - first]
+                    yield Patch(mirrored, values.T, part.rows)
+
+    def _is_stored(self, part: Part) -> bool:
+        return bool(self._matrices) and part.start >= 0
 
     def _weigh(self, part: Part, sign: float, tile: Tensor, weights: Tensor, out: Tensor) -> None:
         """Multiply weights by the kernel, onto ``out`` unless that is the weights."""
         size = out.element_size()
         arrays = native.addresses(tile, weights, out)
 
-        def work(_: int, own: Part) -> None:
-            skipped = (own.start - part.start) * size
+        def work(_: int, skipped: int, own: Part) -> None:
             mine = (address + skipped for address in arrays)
-            native.compiled.tile_weigh(size, *own.shape, own.width, sign, *mine)
+            native.compiled.tile_weigh(size, *own.shape, own.shape[1], sign, *mine)
 
         self._in_rows(part, work)
 
-    def _in_rows(self, part: Part, work: Callable[[int, Part], None]) -> None:
-        """Share the rows of a tile among the threads."""
-        in_threads(lambda share: work(*share), list(enumerate(part.split(self._n_threads))))
+    def _in_rows(self, part: Part, work: Callable[[int, int, Part], None]) -> None:
+        """Share the rows of a tile among the threads: number, bytes of the tile before, rows."""
+        line = part.shape[1] * self.like.element_size()
+
+        def share(number: int, own: Part) -> None:
+            work(number, (own.rows.start - part.rows.start) * line, own)
+
+        in_threads(lambda mine: share(*mine), list(enumerate(part.split(self._n_threads))))
 
     def _keep(self, room: Tensor) -> None:
         """Compute similarities once, as many as there is room for."""
         for part in self._parts:
-            if part.stop <= len(room):
+            if part.within(len(room)):
                 self._similarities(part, _stored(room, part))
         self._kept = room
 
@@ -265,11 +280,9 @@ class SymmetricKernels(Kernels):
         for part in self._parts:
             tile = native.address(self._similarities(part, room))
 
-            def work(thread: int, own: Part, part: Part = part, tile: int = tile) -> None:
-                mine = tile + (own.start - part.start) * size
-                found = native.address(tops) + thread * 2 * n * size
-                shape = (*own.shape, own.own, own.offset, n)
-                native.compiled.tile_tops(size, *shape, mine, native.address(shifts), found)
+            def work(thread: int, skipped: int, own: Part, tile: int = tile) -> None:
+                ends = native.address(shifts), native.address(tops) + thread * 2 * n * size
+                native.compiled.tile_tops(size, *own.place, n, tile + skipped, *ends)
 
             self._in_rows(part, work)
         highest = tops.amax(0)
@@ -277,29 +290,24 @@ class SymmetricKernels(Kernels):
 
     def _room(self, parts: Sequence[Part]) -> Tensor:
         """Where tiles are computed."""
-        if self._matrices:
-            return self._nothing
-        return self.like.new_empty(max((part.size for part in parts), default=0))
+        sizes = (part.size for part in parts if not self._is_stored(part))
+        return self.like.new_empty(max(sizes, default=0))
 
     def _similarities(self, part: Part, room: Tensor) -> Tensor:
         """A tile of similarities, kept or computed."""
-        if part.stop <= len(self._kept):
+        if part.within(len(self._kept)):
             return _stored(self._kept, part)
         out = room[: part.size].view(part.shape)
-        columns = self.like[len(self.like) - part.width :]
-        return torch.mm(self.like[part.rows], columns.T, out=out)
+        return torch.mm(self.like[part.rows], self.like[part.columns].T, out=out)
 
     def _exponentiate(self, which: int, part: Part, tile: Tensor, out: Tensor) -> None:
         size, factor = out.element_size(), self.factors[which]
         shifts = native.address(self._shifts[_side(factor)])
-        columns = shifts + (len(self.like) - part.width) * size
         source, target = native.addresses(tile, out)
 
-        def work(_: int, own: Part) -> None:
-            skipped = (own.start - part.start) * size
-            rows = shifts + own.rows.start * size
-            ends = (source + skipped, rows, columns, target + skipped)
-            native.compiled.tile_kernel(size, *own.shape, own.own, own.offset, factor, *ends)
+        def work(_: int, skipped: int, own: Part) -> None:
+            ends = source + skipped, shifts, target + skipped
+            native.compiled.tile_kernel(size, *own.place, factor, *ends)
 
         self._in_rows(part, work)
 
@@ -311,85 +319,3 @@ def _side(factor: float) -> int:
 
 def _stored(matrix: Tensor, part: Part) -> Tensor:
     return matrix[part.start : part.stop]
-
-
-class Part(NamedTuple):
-    """Some rows, from the diagonal to the last column.
-
-    The rows of a tile and those of another thread share a block on the diagonal; every entry beyond
-    that block stands for its mirror image too.
-    """
-
-    rows: slice  # its rows
-    width: int  # its columns, the last ones of the matrix
-    own: int  # how many of them, the first ones, are the block on the diagonal
-    offset: int  # the place of its first row in that block
-    start: int  # where it is stored, tile after tile
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Numbers of rows and columns."""
-        return self.rows.stop - self.rows.start, self.width
-
-    @property
-    def size(self) -> int:
-        """Number of entries."""
-        return self.shape[0] * self.width
-
-    @property
-    def stop(self) -> int:
-        """Where it ends."""
-        return self.start + self.size
-
-    def split(self, number: int) -> list[Part]:
-        """Its rows in about equal shares.
-
-        Example:
-            >>> [part.rows for part in triangle(5, height=4)[0].split(2)]
-            [slice(0, 2, None), slice(2, 4, None)]
-        """
-        n_rows = self.shape[0]
-        ends = [n_rows * k // number for k in range(number + 1)]
-        first = self.rows.start
-        return [
-            self._replace(
-                rows=slice(first + begin, first + end),
-                offset=self.offset + begin,
-                start=self.start + begin * self.width,
-            )
-            for begin, end in pairwise(ends)
-            if end > begin
-        ]
-
-
-def stored_anew(parts: Sequence[Part]) -> list[Part]:
-    """The same tiles, one after the other in memory.
-
-    Example:
-        >>> [part.start for part in stored_anew(triangle(5, height=2)[1:])]
-        [0, 6]
-    """
-    ends = [0, *accumulate(part.size for part in parts)]
-    return [part._replace(start=start) for part, start in zip(parts, ends[:-1], strict=True)]
-
-
-def table(parts: Sequence[Part]) -> Tensor:
-    """What the compiled module wants to know of several tiles."""
-    rows = [(part.start, *part.shape, part.own, part.offset) for part in parts]
-    return torch.tensor(rows, dtype=torch.int64, device="cpu")
-
-
-def triangle(n: int, height: int = ROWS) -> list[Part]:
-    """Tiles of an n×n matrix, each with so many rows.
-
-    Example:
-        >>> [part.shape for part in triangle(5, height=2)]
-        [(2, 5), (2, 3), (1, 1)]
-    """
-    parts, stored = [], 0
-    for first in range(0, n, height):
-        rows = slice(first, min(first + height, n))
-        part = Part(rows, n - first, rows.stop - first, 0, stored)
-        stored = part.stop
-        parts.append(part)
-    return parts
