@@ -71,7 +71,7 @@ def test_gathered_peers_send_what_their_sources_say(fake_four):
     }
     found = {}
     for contender in GATHERED:
-        if contender.package:
+        if contender.module:
             step = contender.prepare(Share.of(0, 4, size, PROBLEM), PROBLEM)
             with Counted() as counted:
                 step()
@@ -108,7 +108,7 @@ def test_the_command_runs_two_processes_and_writes_what_they_found(tmp_path, cap
 
 
 def test_a_process_that_fails_is_noted(monkeypatch):
-    def failing(world, request):
+    def failing(world, function, *args):
         raise RuntimeError("rank 1 ran out of everything")
 
     monkeypatch.setattr(processes, "_ask", failing)
@@ -118,7 +118,7 @@ def test_a_process_that_fails_is_noted(monkeypatch):
 
 def test_too_much_memory_is_not_asked_for(monkeypatch):
     monkeypatch.setattr(processes, "available_bytes", lambda: 2**30)
-    monkeypatch.setattr(processes, "_ask", lambda world, request: [])
+    monkeypatch.setattr(processes, "_ask", lambda world, function, *args: [])
     effort = replace(QUICK_GROUP, sizes=(8192,), only=("SupCon*",))
     (found,) = measure_processes(effort, PROBLEM)
     assert found.note == "skipped: may need 7 GiB"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tricouple.experiments.bench import targets
-from tricouple.experiments.bench.contenders import CONTENDERS
-from tricouple.experiments.bench.measure import QUICK, Effort, Report, measure, measure_steps
+from tricouple.experiments.bench.contenders import CONTENDERS, Contender
+from tricouple.experiments.bench.gathered import GATHERED, Gathered
+from tricouple.experiments.bench.measure import (
+    QUICK,
+    Effort,
+    Measurement,
+    Report,
+    measure,
+    measure_steps,
+)
 from tricouple.experiments.bench.problem import Problem
 from tricouple.experiments.bench.processes import QUICK_GROUP, GroupEffort, measure_processes
 from tricouple.experiments.bench.training import QUICK_STEPS, STEPS
@@ -69,10 +79,7 @@ def measure_training(args: argparse.Namespace, console: Console) -> Report:
 
 
 def measure_losses(args: argparse.Namespace, console: Console) -> Report:
-    """Run the benchmark under a progress bar that names what runs now.
-
-    The file is written after every measurement: an interrupted run keeps what it has.
-    """
+    """Measure all contenders in one process."""
     usual = QUICK if args.quick else Effort()
     effort = replace(
         usual,
@@ -84,31 +91,13 @@ def measure_losses(args: argparse.Namespace, console: Console) -> Report:
     )
     total = sum(effort.meets(contender, size) for size in effort.sizes for contender in CONTENDERS)
     if not total:
-        names = ", ".join(contender.name for contender in CONTENDERS)
-        raise CommandError(f"--only {' '.join(args.only)} matches none of: {names}")
-    report = Report(Problem(seed=args.seed), (), circumstances(console))
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("N={task.fields[size]} {task.fields[text]}"),
-    )
-    # Drawn by hand between the measurements: a refreshing thread would compete for the cores.
-    with Progress(*columns, console=console, auto_refresh=False) as progress:
-        task = progress.add_task("", total=total, size=effort.sizes[0], text="")
-
-        def show(size: int, text: str) -> None:
-            progress.update(task, size=size, text=text, refresh=True)
-
-        for measurement in measure(effort, Problem(seed=args.seed), show):
-            report = replace(report, measurements=(*report.measurements, measurement))
-            write_text(args.out, report.to_json())
-            progress.update(task, advance=1, text="done", refresh=True)
-    return report
+        raise nobody(args.only, CONTENDERS)
+    problem = Problem(seed=args.seed)
+    return keep(partial(measure, effort, problem), total, problem, args.out, console)
 
 
 def measure_shared(args: argparse.Namespace, console: Console) -> Report:
-    """Measure one batch over several processes; the file is written after every measurement."""
+    """Measure one batch over several processes."""
     usual = QUICK_GROUP if args.quick else GroupEffort()
     effort = replace(
         usual,
@@ -118,11 +107,39 @@ def measure_shared(args: argparse.Namespace, console: Console) -> Report:
         memory=usual.memory and not args.no_memory,
         only=tuple(args.only),
     )
-    report = Report(Problem(seed=args.seed), (), circumstances(console))
-    with console.status("") as status:
-        for row in measure_processes(effort, Problem(seed=args.seed), status.update):
+    if not effort.contenders:
+        raise nobody(args.only, GATHERED)
+    problem = Problem(seed=args.seed)
+    rows = partial(measure_processes, effort, problem)
+    return keep(rows, effort.total, problem, args.out, console)
+
+
+def nobody(patterns: Sequence[str], contenders: Sequence[Contender | Gathered]) -> CommandError:
+    """What to say of patterns that match no contender."""
+    names = ", ".join(contender.name for contender in contenders)
+    return CommandError(f"--only {' '.join(patterns)} matches none of: {names}")
+
+
+def keep(
+    rows: Callable[[Callable[[str], None]], Iterator[Measurement]],
+    total: int,
+    problem: Problem,
+    out: Path,
+    console: Console,
+) -> Report:
+    """Measure under a progress bar that names what runs now.
+
+    The file is written after every measurement: an interrupted run keeps what it has.
+    """
+    report = Report(problem, (), circumstances(console))
+    texts = MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    # Drawn by hand between the measurements: a refreshing thread would compete for the cores.
+    with Progress(BarColumn(), *texts, console=console, auto_refresh=False) as progress:
+        task = progress.add_task("", total=total)
+        for row in rows(lambda text: progress.update(task, description=text, refresh=True)):
             report = replace(report, measurements=(*report.measurements, row))
-            write_text(args.out, report.to_json())
+            write_text(out, report.to_json())
+            progress.update(task, advance=1, refresh=True)
     return report
 
 

@@ -20,6 +20,8 @@ from tricouple.experiments.bench.problem import Problem, make_batch
 from tricouple.losses import BothDirections, InfoNCE
 from tricouple.torchvision_ops import declare_missing
 
+declare_missing()  # peers import torchvision
+
 
 @dataclass(frozen=True)
 class Share:
@@ -48,14 +50,14 @@ class Gathered:
 
     name: str  # unique, as shown in tables
     build: Callable[[Share, Problem], Callable[..., Tensor]]  # a criterion of what it takes
-    package: str = ""  # the importable module it needs
+    module: str = ""  # which it needs, of another library
     pairs: bool = False  # it takes two sets of N, otherwise one set of N with labels
     whole: bool = False  # every process computes the loss of the whole batch
 
     @property
     def installed(self) -> bool:
-        """Whether the package it needs can be imported."""
-        return not self.package or find_spec(self.package) is not None
+        """Whether what it needs can be imported."""
+        return not self.module or find_spec(self.module.partition(".")[0]) is not None
 
     def bytes_at_most(self, size: int, world: int) -> int:
         """A generous bound on the memory of all processes together."""
@@ -63,7 +65,6 @@ class Gathered:
 
     def prepare(self, share: Share, problem: Problem) -> Callable[[], object]:
         """Return a call that evaluates the loss and the gradients of this process's own rows."""
-        declare_missing()  # peers import torchvision
         criterion = self.build(share, problem)
         embeddings = share.embeddings.clone().requires_grad_()
         if not self.pairs:
@@ -143,10 +144,15 @@ GATHERED = (
     Gathered(BOTH, both_directions, pairs=True),
     Gathered("PushPull", ours(push_pull)),
     Gathered("InfoNCE", ours(lambda problem, **options: InfoNCE(problem.temperature, **options))),
-    Gathered(CLIP, clip_loss, "open_clip", pairs=True),
-    Gathered("NTXentLoss (lightly)", nt_xent, "lightly"),
-    Gathered("SupConLoss (PML)", sup_con, "pytorch_metric_learning", whole=True),
-    Gathered("MultipleNegativesRankingLoss (ST)", ranking, "sentence_transformers", pairs=True),
+    Gathered(CLIP, clip_loss, "open_clip.loss", pairs=True),
+    Gathered("NTXentLoss (lightly)", nt_xent, "lightly.loss"),
+    Gathered("SupConLoss (PML)", sup_con, "pytorch_metric_learning.losses", whole=True),
+    Gathered(
+        "MultipleNegativesRankingLoss (ST)",
+        ranking,
+        "sentence_transformers.sentence_transformer.losses",
+        pairs=True,
+    ),
 )
 
 BY_NAME = {contender.name: contender for contender in GATHERED}

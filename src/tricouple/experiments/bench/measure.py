@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import time
 import warnings
 from collections import deque
@@ -11,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -190,18 +190,18 @@ class Report:
 
 
 def measure(
-    effort: Effort, problem: Problem, on_turn: Callable[[int, str], None] = lambda size, name: None
+    effort: Effort, problem: Problem, on_turn: Callable[[str], None] = lambda text: None
 ) -> Iterator[Measurement]:
     """Yield the measurement of every contender at every size, size by size.
 
-    A progress display is told, by `on_turn`, the size and what happens next.
+    A progress display is told, by `on_turn`, what happens next.
     """
     for size in effort.sizes:
         contenders = [contender for contender in CONTENDERS if effort.meets(contender, size)]
-        timed = time_size(contenders, size, effort, problem, partial(on_turn, size))
+        timed = time_size(contenders, size, effort, problem, on_turn)
         for contender, measurement in zip(contenders, timed, strict=True):
             if effort.weighs(contender, size) and measurement.seconds is not None:
-                on_turn(size, f"memory of {contender.name}")
+                on_turn(f"N={size} memory of {contender.name}")
                 yield weigh(measurement, problem)
             else:
                 yield measurement
@@ -246,7 +246,7 @@ def time_size(
         results[name] = Measurement(name, contender.task, size, note=note)
         if note:
             continue
-        on_turn(f"preparing {name}")
+        on_turn(f"N={size} preparing {name}")
         try:
             step = contender.prepare(batch, problem)
             seconds = time_call(step)
@@ -257,7 +257,8 @@ def time_size(
             results[name] = results[name].timed([seconds])
         else:
             steps[name] = step
-    timed = time_together(steps, effort.rounds, effort.seconds_per_round, on_turn)
+    turns = effort.rounds, effort.seconds_per_round
+    timed = time_together(steps, *turns, lambda name: on_turn(f"N={size} {name}"))
     for name, durations in timed.items():
         results[name] = results[name].timed(durations)
     return list(results.values())
@@ -269,6 +270,7 @@ def time_together(
     seconds_per_round: float,
     on_turn: Callable[[str], None] = lambda name: None,
     clock: Callable[[Step], float] | None = None,
+    budget: float = math.inf,
 ) -> dict[str, list[float]]:
     """Time all steps in interleaved rounds.
 
@@ -277,6 +279,7 @@ def time_together(
     The first call of a turn finds the caches and the other libraries' thread pools as the previous
     contender left them; it is not counted, unless it alone fills the turn: then that is negligible.
     The steps are expected to have been called once already. The clock is `time_call` unless given.
+    A step whose counted calls have taken the budget, in seconds, has no more turns.
 
     Returns:
         The durations of all counted calls in seconds, by name.
@@ -289,6 +292,8 @@ def time_together(
     try:
         for _ in range(rounds):
             for name in order:
+                if sum(durations[name]) >= budget:
+                    continue
                 on_turn(name)
                 first = clock(steps[name])
                 calls = int(seconds_per_round / first)

@@ -9,16 +9,17 @@ in its transpose.
 
 from __future__ import annotations
 
-import json
+import math
+import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import product
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tricouple.experiments.bench.contenders import LOSS
-from tricouple.experiments.bench.gathered import BY_NAME, GATHERED, Share
+from tricouple.experiments.bench.gathered import BY_NAME, GATHERED, Gathered, Share
 from tricouple.experiments.bench.measure import (
     RUN_FAILURES,
     SMALLEST_WEIGHED,
@@ -47,6 +48,9 @@ NETWORK = "all-reduce"
 # Bytes of the bare all-reduces that a network is known by.
 PAYLOADS = (4, 2**15, 2**19, 2**23)
 
+# Processes that wait for work in a room of their own, with what they need imported.
+FORKS = multiprocessing.get_context("forkserver")
+
 # A process that waits longer than this has lost the others.
 PATIENCE = timedelta(minutes=10)
 
@@ -55,9 +59,22 @@ PATIENCE = timedelta(minutes=10)
 class GroupEffort(Effort):
     """Sizes and effort of a run over processes."""
 
-    sizes: tuple[int, ...] = (4096, 8192)
+    sizes: tuple[int, ...] = (2048, 4096, 8192)
+    rounds: int = 3
     processes: tuple[int, ...] = (2, 4)
     dims: tuple[int, ...] = (128, 512)
+    budget: float = 5.0  # seconds, after which a contender has no more turns
+
+    @property
+    def contenders(self) -> list[Gathered]:
+        """Those that run."""
+        return [contender for contender in GATHERED if self.names(contender.name)]
+
+    @property
+    def total(self) -> int:
+        """How many measurements there will be."""
+        losses = len(self.sizes) * len(self.dims) * len(self.contenders)
+        return len(self.processes) * (len(PAYLOADS) + losses)
 
 
 QUICK_GROUP = GroupEffort(
@@ -96,105 +113,157 @@ def _sent(name: str, args: Sequence[Any]) -> float:
 def measure_processes(
     effort: GroupEffort, problem: Problem, on_turn: Callable[[str], None] = lambda text: None
 ) -> Iterator[Measurement]:
-    """Yield the measurement of every contender for every number of processes, size and d."""
-    for world, size, dim in product(effort.processes, effort.sizes, effort.dims):
-        here, where = replace(problem, dim=dim), f"{world} processes, N={size}, d={dim}"
-        on_turn(where)
-        for row in _timed(world, size, here, effort):
-            if effort.memory and row.dim and row.seconds and size >= SMALLEST_WEIGHED:
-                on_turn(f"{where}: memory of {row.contender}")
-                yield _weighed(row, here)
-            else:
-                yield row
+    """Yield bare all-reduces, and every contender for every number of processes, size and d.
+
+    A first call in processes that do nothing else tells memory and messages. If each process has
+    a core of its own, interleaved rounds follow: processes that share one are timed once.
+    """
+    peers = [contender.module for contender in effort.contenders if contender.module]
+    FORKS.set_forkserver_preload([__name__, *peers])
+    for world in effort.processes:
+        on_turn(f"{world} processes: all-reduces")
+        with suppress(*RUN_FAILURES):  # the losses will say why
+            yield from _ask(world, _network, effort.rounds)
+        for size, dim in product(effort.sizes, effort.dims):
+            here, where = replace(problem, dim=dim), f"{world} processes, N={size}, d={dim}"
+            rows = []
+            for contender in effort.contenders:
+                on_turn(f"{where}: {contender.name}")
+                rows.append(_met(contender, world, size, here, effort))
+            if world <= (os.cpu_count() or 1):
+                on_turn(f"{where}: in turns")
+                rows = _timed(rows, here, effort)
+            yield from rows
 
 
-def _timed(world: int, size: int, problem: Problem, effort: GroupEffort) -> list[Measurement]:
-    """All contenders of one size, those that can run in interleaved rounds; bare all-reduces."""
-    rows, free = {}, available_bytes()
-    for contender in GATHERED:
-        if effort.names(contender.name):
-            needed, note = contender.bytes_at_most(size, world), ""
-            if not contender.installed:
-                note = "not installed"
-            elif free is not None and needed > free:
-                note = f"skipped: may need {needed / 2**30:.0f} GiB"
-            row = Measurement(contender.name, LOSS, size, note=note)
-            rows[row.contender] = replace(row, processes=world, dim=problem.dim)
-    able = [row for row in rows.values() if not row.note]
-    turns = {"rounds": effort.rounds, "seconds": effort.seconds_per_round}
-    request = {"do": "time", "problem": asdict(problem), **turns}
+def _met(
+    contender: Gathered, world: int, size: int, problem: Problem, effort: GroupEffort
+) -> Measurement:
+    """What the first call of a contender costs, or why there is none."""
+    row = Measurement(contender.name, LOSS, size, processes=world, dim=problem.dim)
+    needed, free = contender.bytes_at_most(size, world), available_bytes()
+    if not contender.installed:
+        return replace(row, note="not installed")
+    if free is not None and needed > free:
+        return replace(row, note=f"skipped: may need {needed / 2**30:.0f} GiB")
     try:
-        found = _ask(world, request | {"rows": [asdict(row) for row in able]})
+        (found,) = _ask(world, _first, row, problem)
     except RUN_FAILURES as error:
-        found = [replace(row, note=f"failed: {error}") for row in able]
-    known = {row.contender: row for row in found if row.dim}
-    return [*(row for row in found if not row.dim), *(rows | known).values()]
+        return replace(row, note=f"failed: {error}")
+    weighed = effort.memory and size >= SMALLEST_WEIGHED
+    return found if weighed else replace(found, peak_bytes=None, extra_bytes=None)
 
 
-def _weighed(row: Measurement, problem: Problem) -> Measurement:
-    """Add the peak memory of the process that has the highest."""
+def _timed(rows: Sequence[Measurement], problem: Problem, effort: GroupEffort) -> list[Measurement]:
+    """Time those that can run in interleaved rounds."""
+    able = [row for row in rows if not row.note]
     try:
-        request = {"do": "weigh", "row": asdict(row), "problem": asdict(problem)}
-        (found,) = _ask(row.processes, request)
+        timed = _ask(able[0].processes, _repeated, able, problem, effort) if able else []
     except RUN_FAILURES as error:
-        return replace(row, note=f"memory not measured: {error}")
-    return found
+        timed = [replace(row, note=f"timed once, then failed: {error}") for row in able]
+    found = {row.contender: row for row in timed}
+    return [found.get(row.contender, row) for row in rows]
 
 
-def _ask(world: int, request: dict[str, Any]) -> list[Measurement]:
-    """What so many fresh processes find together.
+def _ask(world: int, function: Callable[..., list[Measurement]], *args: Any) -> list[Measurement]:
+    """What a function finds in so many fresh processes together.
+
+    They are forks of a process that has imported the peers, which takes longer than most calls.
 
     Raises:
-        RuntimeError: If one of them failed, with the last line that it said.
+        RuntimeError: If one of them failed, with what it said.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world)}
+    answers = []
+    with tempfile.TemporaryDirectory() as folder, one_thread():
         meeting = (Path(folder) / "meeting").as_uri()
-        workers = [
-            subprocess.Popen(
-                [sys.executable, "-m", __name__, meeting, json.dumps(request)],
-                env=environment | {"RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(world)
-        ]
+        workers = []
         try:
-            ended = [worker.communicate() for worker in workers]
+            for rank in range(world):
+                here, there = FORKS.Pipe()
+                task = (there, meeting, rank, world, function, args)
+                workers.append((here, FORKS.Process(target=work, args=task, daemon=True)))
+                workers[-1][1].start()
+                there.close()
+            for here, _ in workers:
+                try:
+                    answers.append(here.recv())
+                except EOFError:
+                    answers.append(("a process died", []))
         finally:
-            for worker in workers:
+            for here, worker in workers:
                 worker.kill()
-    for worker, (_, said) in zip(workers, ended, strict=True):
-        if worker.returncode != 0:
-            raise RuntimeError((said.strip().splitlines() or ["a process died"])[-1])
-    return [Measurement(**row) for row in json.loads(ended[0][0])]
+                worker.join()
+                here.close()
+    for failure, _ in answers:
+        if failure:
+            raise RuntimeError(failure)
+    return list(answers[0][1])
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Libraries that are loaded meanwhile, by processes that start, have a thread each."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["OMP_NUM_THREADS"]
+        if before is not None:
+            os.environ["OMP_NUM_THREADS"] = before
 
 
 # --- in one of the processes ----------------------------------------------------------------------
 
 
-def answer(request: dict[str, Any]) -> list[Measurement]:
-    """Do in this process, together with the others, what is asked for."""
-    problem = Problem(**request["problem"])
-    if request["do"] == "weigh":
-        row = Measurement(**request["row"])
-        _step(row.contender, WARM_UP_SIZE, problem)()
-        step = _step(row.contender, row.size, problem)
-        dist.barrier()
-        found = peak_memory_of(step)
-        peak, extra = _largest(found.peak_bytes, found.extra_bytes)
-        return [replace(row, peak_bytes=int(peak), extra_bytes=int(extra))]
-    rows = {row["contender"]: Measurement(**row) for row in request["rows"]}
-    steps = {name: _step(name, row.size, problem) for name, row in rows.items()}
-    for name, step in steps.items():
-        with Counted() as counted:
+def work(
+    end: Connection,
+    meeting: str,
+    rank: int,
+    world: int,
+    function: Callable[..., list[Measurement]],
+    args: Sequence[Any],
+) -> None:
+    """The life of one process."""
+    # Peers call functions of torch.distributed that are to be renamed.
+    warnings.simplefilter("ignore", FutureWarning)
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", meeting, PATIENCE, world_size=world, rank=rank)
+        answer = "", function(*args)
+    except Exception as error:
+        answer = f"{type(error).__name__}: {error}".splitlines()[0], []
+    end.send(answer)
+    with suppress(EOFError):
+        end.recv()  # the others may still listen to this process, which ends when all are done
+
+
+def _first(row: Measurement, problem: Problem) -> list[Measurement]:
+    """Memory, messages and time of a call, after a small one that loads what is needed."""
+    _step(row.contender, WARM_UP_SIZE, problem)()
+    step = _step(row.contender, row.size, problem)
+    counted = Counted()
+
+    def call() -> None:
+        with counted:
             step()
-        messages, sent = map(int, _largest(counted.messages, counted.sent_bytes))
-        rows[name] = replace(rows[name], messages=messages, sent_bytes=sent)
-    timed = time_together(steps, request["rounds"], request["seconds"], clock=_slowest)
-    losses = [rows[name].timed(durations) for name, durations in timed.items()]
-    return [*_network(request["rounds"]), *losses]
+
+    durations: list[float] = []
+    found = peak_memory_of(lambda: durations.append(_slowest(call)))
+    numbers = found.peak_bytes, found.extra_bytes, counted.messages, counted.sent_bytes
+    peak, extra, messages, sent = map(int, _largest(*numbers))
+    row = replace(row, peak_bytes=peak, extra_bytes=extra, messages=messages, sent_bytes=sent)
+    return [row.timed(durations)]
+
+
+def _repeated(
+    rows: Sequence[Measurement], problem: Problem, effort: GroupEffort
+) -> list[Measurement]:
+    """The best of the first call, which is known, and of interleaved rounds."""
+    steps = {row.contender: _step(row.contender, row.size, problem) for row in rows}
+    turns = effort.rounds, effort.seconds_per_round
+    timed = time_together(steps, *turns, clock=_slowest, budget=effort.budget)
+    return [row.timed([row.seconds or math.inf, *timed[row.contender]]) for row in rows]
 
 
 def _step(name: str, size: int, problem: Problem) -> Step:
@@ -227,20 +296,3 @@ def _largest(*numbers: float) -> list[float]:
     dist.all_reduce(values, dist.ReduceOp.MAX)
     found: list[float] = values.tolist()
     return found
-
-
-def work(meeting: str, request: str) -> None:
-    """The life of one process."""
-    # Peers call functions of torch.distributed that are to be renamed.
-    warnings.simplefilter("ignore", FutureWarning)
-    torch.set_num_threads(1)
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", meeting, PATIENCE, world_size=world, rank=rank)
-    rows = answer(json.loads(request))
-    if rank == 0:
-        print(json.dumps([asdict(row) for row in rows]))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    work(*sys.argv[1:])

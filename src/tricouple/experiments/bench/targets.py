@@ -137,7 +137,7 @@ def shared_claims(report: Report) -> Iterator[Claim]:
         for dim in sorted({row.dim for row in report.over(processes, size) if row.dim}):
             rows = report.over(processes, size, dim)
             times = {row.contender: row.seconds for row in rows if row.seconds}
-            peers = [other for other in times if gathered.BY_NAME[other].package]
+            peers = [other for other in times if gathered.BY_NAME[other].module]
             if name in times and peers:
                 fastest = min(peers, key=lambda other: times[other])
                 ratio = times[name] / times[fastest]
