@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,17 @@ from tricouple import cli
 from tricouple.experiments.bench import processes, targets
 from tricouple.experiments.bench.contenders import LOSS
 from tricouple.experiments.bench.gathered import BY_NAME, CLIP, GATHERED, OURS, Share
-from tricouple.experiments.bench.machines import Model, shared_tables
+from tricouple.experiments.bench.machines import UNFITTED, Model, shared_tables
 from tricouple.experiments.bench.measure import Measurement, Report
 from tricouple.experiments.bench.problem import Problem
-from tricouple.experiments.bench.processes import NETWORK, QUICK_GROUP, Counted, measure_processes
+from tricouple.experiments.bench.processes import (
+    NETWORK,
+    QUICK_GROUP,
+    Counted,
+    GroupEffort,
+    measure_processes,
+)
+from tricouple.ot import engine
 
 ROOT = Path(__file__).parents[1]
 PROBLEM = Problem(dim=8, classes=4)
@@ -135,18 +143,18 @@ def test_fewer_than_two_processes_are_refused(text, capsys):
 
 
 def measured(alpha=3e-13, beta=2e-11, hop=4e-5, bandwidth=2e9, messages=90):
-    """A report that obeys the model."""
+    """Two processes on two cores that obey the model; four that take twice as long."""
     rows = []
     for payload in processes.PAYLOADS:
         seconds = 2 * hop + payload / bandwidth
         rows.append(row(NETWORK, payload, None, 2, seconds, sent_bytes=payload, messages=1))
-    for size in (4096, 8192):
-        for dim in (128, 512):
-            sent = 4 * size * (dim + 160) // 2
-            work = (alpha * dim + beta) * size**2 / 2
-            seconds = work + messages * 2 * hop + sent / bandwidth
-            more = {"sent_bytes": sent, "messages": messages, "extra_bytes": 4 * size**2 // 2}
-            rows.append(row(OURS, size, dim, 2, seconds, **more))
+    for count, size, dim in product((2, 4), (4096, 8192), (128, 512)):
+        sent = 4 * size * (dim + 160) * (count - 1) // count
+        work = (alpha * dim + beta) * size**2 / 2
+        seconds = work + messages * 2 * math.log2(count) * hop + sent / bandwidth
+        extra = 4 * (size**2 // count + 3 * size * dim)
+        more = {"sent_bytes": sent, "messages": messages, "extra_bytes": extra}
+        rows.append(row(OURS, size, dim, count, seconds * (count // 2), **more))
     return Report(Problem(), tuple(rows), FACTS)
 
 
@@ -155,8 +163,9 @@ def test_the_model_finds_what_the_measurements_obey():
     found = [model.alpha, model.beta, model.machine.hop, model.machine.bandwidth, model.x, model.y]
     assert found == pytest.approx([3e-13, 2e-11, 4e-5, 2e9, 1.0, 160.0], rel=1e-6)
     assert model.messages == 90
-    assert model.matrices == pytest.approx(1.0)
+    assert (model.matrices, model.copies) == pytest.approx((1.0, 3.0))
     assert model.error < 1e-6
+    assert model.crowded == pytest.approx([2.0] * 4)
 
 
 def test_more_processes_share_the_arithmetic_and_pay_in_latency():
@@ -167,15 +176,19 @@ def test_more_processes_share_the_arithmetic_and_pay_in_latency():
     assert model.at(8, 2**20, 512).limit == "arithmetic"
     assert model.at(1024, 1024, 512).limit == "latency"
     assert many.kernels == pytest.approx(4 * 32768**2 / 1024)
+    assert many.embeddings == pytest.approx(few.embeddings) == pytest.approx(3 * 4 * 32768 * 512)
     assert many.seconds == many.arithmetic + many.latency + many.transfer
 
 
 def test_the_model_is_a_table_and_needs_two_sizes_and_dimensions():
     report = measured()
-    assert "larger machines" in shared_tables(report)[-1].caption
+    table = shared_tables(report)[-1]
+    assert "larger machines" in table.caption
+    assert "several processes a core, not fitted, took 2.00 to 2.00 times as long" in table.note
     few = replace(report, measurements=report.measurements[: len(processes.PAYLOADS) + 1])
     assert Model.of(few) is None
-    assert len(shared_tables(few)) == 1
+    (table,) = shared_tables(few)
+    assert UNFITTED in table.note
 
 
 @pytest.mark.parametrize(("share", "met"), [(0.39, True), (0.41, False)])
@@ -217,7 +230,21 @@ def test_the_page_shows_the_stored_run():
     report = Report.from_json(stored)
     assert targets.insert_into(text, report, "processes") == text
     assert json.loads(stored)["provenance"]["commit"]
-    # The page says so as long as one size is all that was measured.
     model = Model.of(report)
-    assert ("has not been run on a quiet machine yet" in text) == (model is None)
+    assert (UNFITTED in text) == (model is None)
+    assert ("on larger machines by the model" in text) == (model is not None)
     assert model is None or math.isfinite(model.error)
+
+
+def test_the_usual_sizes_are_enough_for_the_model_and_every_target():
+    """Whatever the losses cost: rows of the sizes, dimensions and processes that run by default."""
+    effort = GroupEffort()
+    cases = list(product(effort.processes, effort.sizes, effort.dims))
+    sent = {"sent_bytes": 4, "messages": 90, "extra_bytes": 2**20}
+    rows = [row(c.name, n, d, r, **sent) for r, n, d in cases for c in effort.contenders]
+    network = [row(NETWORK, size, None, 2, sent_bytes=size) for size in processes.PAYLOADS]
+    assert len(rows) + len(effort.processes) * len(network) == effort.total
+    report = Report(Problem(), (*network, *rows), FACTS)
+    assert Model.of(report) is not None
+    assert len(targets.claims(report)) == 2 + len(effort.dims) * 2  # N = 4096 and 8192
+    assert min(effort.sizes) ** 2 > engine.LARGEST  # smaller couplings are not shared

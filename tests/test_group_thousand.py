@@ -95,4 +95,4 @@ def test_a_share_of_a_thousand_has_a_thousandth_of_the_matrices(shard, mode):
     # Embeddings and two gradients of them, vectors, tiles, and of stored kernels this share.
     shared = 4 * N * (3 * DIM + 60 * SWEEPS) + 5 * 4 * storage.tile_entries
     stored = 2 * 4 * N * OWN if mode == "matrices" else 0
-    assert 4 * N * DIM + stored < weighed.peak < shared + stored
+    assert 4 * N * DIM + stored < weighed.peak < shared + stored < 0.7 * 2**30  # as the page says

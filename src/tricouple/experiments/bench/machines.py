@@ -6,7 +6,9 @@ A step of R processes on N samples of d dimensions takes
 
 its arithmetic, shared; the latency of M collectives, each of which goes up and down a tree; and the
 bytes of a ring, ``4·N·(x·d + y)·(R − 1)/R``. Bare all-reduces give hop and bandwidth of this
-machine, counted bytes give x and y, and what is left of the measured steps gives α and β.
+machine, counted bytes give x and y, and what is left of the measured steps gives α and β. A
+process needs ``4·(k·N²/R + e·N·d)`` bytes, for its share of k matrices and for e matrices of all
+embeddings, which measured peaks give.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tricouple.experiments.bench.gathered import OURS
 from tricouple.experiments.bench.measure import Measurement, Report
 from tricouple.experiments.bench.processes import NETWORK
 from tricouple.report.numbers import number
 from tricouple.report.tables import Table
+
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,8 @@ class Machine:
 
 # Round numbers of common hardware, for which nothing was measured here.
 ASSUMED = (
-    Machine("nodes of 32 cores, 25 Gb/s", 2e-5, 3e9, 32.0),
-    Machine("accelerators of 200 cores, 200 Gb/s", 5e-6, 2.5e10, 200.0),
+    Machine("nodes", 2e-5, 3e9, 32.0),
+    Machine("accelerators", 5e-6, 2.5e10, 200.0),
 )
 
 # Processes and N: a batch that more and more processes share, and one that grows with them.
@@ -46,6 +51,8 @@ CASES = (
     *((ranks, 1024 * ranks) for ranks in (8, 64, 1024)),
 )
 DIM = 512
+
+UNFITTED = "A model of larger machines needs two sizes and two dimensions."
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ class Step:
     latency: float
     transfer: float
     kernels: float  # bytes of its share of the matrices
-    embeddings: float  # bytes of all embeddings, which every process has
+    embeddings: float  # bytes of all embeddings and their like, which every process has
 
     @property
     def seconds(self) -> float:
@@ -78,21 +85,26 @@ class Model:
     messages: float  # M
     x: float  # how many times all embeddings are sent
     y: float  # further numbers sent for each sample
-    matrices: float  # N×N float32 matrices that all processes have together
+    matrices: float  # k, N×N float32 matrices that all processes have together
+    copies: float  # e, N×d float32 matrices that each process has
     alpha: float = 0.0  # seconds for a dimension of a pair
     beta: float = 0.0  # seconds for a pair
     error: float = 0.0  # the largest relative error of a measured time
+    crowded: tuple[
+        float, ...
+    ] = ()  # times measured with several processes a core, over the model's
 
     @classmethod
     def of(cls, report: Report, contender: str = OURS) -> Model | None:
         """Fit; None where a report has not two sizes and two dimensions.
 
-        More processes than cores wait for each other: their times are not fitted.
+        More processes than cores wait for each other: their times are not fitted, but compared.
         """
         cores = report.provenance["cores"]
-        rows = [row for row in report.measurements if 1 < row.processes <= cores and row.seconds]
-        network = [row for row in rows if row.contender == NETWORK]
-        steps = [row for row in rows if row.contender == contender and row.dim]
+        rows = [row for row in report.measurements if row.processes > 1 and row.seconds]
+        every = [row for row in rows if row.contender == contender and row.dim]
+        steps = [row for row in every if row.processes <= cores]
+        network = [row for row in rows if row.contender == NETWORK and row.processes <= cores]
         if len({row.size for row in steps}) < 2 or len({row.dim for row in steps}) < 2:
             return None
         delays = [(2 * math.log2(row.processes), row.sent_bytes or 0) for row in network]
@@ -101,22 +113,32 @@ class Model:
             (row.sent_bytes or 0) / (4 * row.size) * row.processes / (row.processes - 1)
             for row in steps
         ]
-        weighed = report.largest_weighed(contender)
-        matrices = (weighed.extra_matrices or 0.0) * weighed.processes if weighed else math.nan
+        weighed = [row for row in every if row.extra_bytes]
+        parts = [(row.size**2 / row.processes, row.size * (row.dim or 0)) for row in weighed]
+        numbers = [(row.extra_bytes or 0) / 4 for row in weighed]
         model = cls(
-            Machine("this machine", hop, 1 / max(slowness, 1e-12)),
+            Machine("these cores", hop, 1 / max(slowness, 1e-12)),
             float(np.mean([row.messages or 0 for row in steps])),
             *_fit([(row.dim or 0, 1.0) for row in steps], sent),
-            matrices,
+            *(_fit(parts, numbers) if weighed else (math.nan, math.nan)),
         )
         cases = [(row.processes, row.size, row.dim or 0) for row in steps]
-        seconds = np.array([row.seconds for row in steps])
         pairs = [(size**2 / ranks * dim, size**2 / ranks) for ranks, size, dim in cases]
-        left = [t - model.at(*case).seconds for t, case in zip(seconds, cases, strict=True)]
+        left = [t - s for t, s in zip(_seconds(steps), model._times(steps, cores), strict=True)]
         alpha, beta = _fit(pairs, left)
         model = replace(model, alpha=alpha, beta=beta)
-        found = np.array([model.at(*case).seconds for case in cases])
-        return replace(model, error=float(np.abs(found / seconds - 1).max()))
+        error = np.abs(model._times(steps, cores) / _seconds(steps) - 1).max()
+        others = [row for row in every if row.processes > cores]
+        crowded = tuple((_seconds(others) / model._times(others, cores)).tolist())
+        return replace(model, error=float(error), crowded=crowded)
+
+    def _times(self, rows: Sequence[Measurement], cores: int) -> Numbers:
+        """What measured steps would take: of R processes on C < R cores each has C/R of one."""
+        found = []
+        for row in rows:
+            crowded = replace(self.machine, speed=min(1.0, cores / row.processes))
+            found.append(self.at(row.processes, row.size, row.dim or 0, crowded).seconds)
+        return np.array(found)
 
     def at(self, ranks: int, size: int, dim: int, machine: Machine | None = None) -> Step:
         """The step of a batch on a machine, by default on the one that was measured."""
@@ -127,8 +149,12 @@ class Model:
             self.messages * 2 * math.log2(ranks) * machine.hop,
             sent / machine.bandwidth,
             4 * self.matrices * size**2 / ranks,
-            4.0 * size * dim,
+            4 * self.copies * size * dim,
         )
+
+
+def _seconds(rows: Sequence[Measurement]) -> Numbers:
+    return np.array([row.seconds or math.nan for row in rows])
 
 
 def _fit(terms: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[float, float]:
@@ -148,7 +174,11 @@ def shared_tables(report: Report) -> list[Table]:
     counts = sorted({row.processes for row in rows})
     found = [_table(count, [row for row in rows if row.processes == count]) for count in counts]
     model = Model.of(report)
-    return found if model is None else [*found, _model_table(model)]
+    if model is not None:
+        return [*found, _model_table(model)]
+    last = found[-1]
+    note = f"{last.note}. {UNFITTED}" if last.note else UNFITTED
+    return [*found[:-1], replace(last, note=note)]
 
 
 def _table(processes: int, rows: Sequence[Measurement]) -> Table:
@@ -196,7 +226,15 @@ def _model_table(model: Model) -> Table:
             rows.append((*case, *(number(1e3 * time) for time in times), *sizes, step.limit))
     here = model.machine
     titles = ("", "R", "N", "step", "arithmetic", "latency", "transfer", "kernels", "embeddings")
-    others = "; ".join(f"{machine.name}, {1e6 * machine.hop:.0f} µs a hop" for machine in ASSUMED)
+    others = "; ".join(
+        f"{machine.name} of {machine.speed:.0f} of these cores, {1e6 * machine.hop:.0f} µs a hop, "
+        f"{machine.bandwidth / 1e9:.0f} GB/s"
+        for machine in ASSUMED
+    )
+    crowded = ""
+    if model.crowded:
+        least, most = (number(found(model.crowded)) for found in (min, max))
+        crowded = f"; several processes a core, not fitted, took {least} to {most} times as long"
     return Table(
         f"{OURS} on larger machines by the model, d = {DIM}, in ms and MiB of a process",
         (*titles, "limit"),
@@ -204,8 +242,9 @@ def _model_table(model: Model) -> Table:
         note=(
             f"Fitted: {model.alpha:.2e} s for a dimension of a pair and {model.beta:.2e} s for a "
             f"pair, {model.messages:.0f} collectives, {1e6 * here.hop:.0f} µs a hop, "
-            f"{here.bandwidth / 1e9:.2f} GB/s, {model.x:.2f}·d + {model.y:.0f} numbers sent for a "
-            f"sample; measured times are met to {100 * model.error:.0f} %. The other machines are "
-            f"assumed: {others}."
+            f"{here.bandwidth / 1e9:.2f} GB/s; {model.x:.2f}·d + {model.y:.0f} numbers sent for a "
+            f"sample; {model.matrices:.2f} matrices of N×N shared, {model.copies:.2f} of N×d in "
+            f"each process. Measured times are met to {100 * model.error:.0f} %{crowded}. The "
+            f"other machines are assumed: {others}."
         ),
     )
