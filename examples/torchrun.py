@@ -9,6 +9,7 @@ gradients is its gradient. However many processes there are, the losses are the 
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the group: DDP's own import would keep it and its threads
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
@@ -49,7 +50,6 @@ def main(epochs: int = 4, batch_size: int = 65) -> list[float]:
             losses.append(float(loss.detach()))
         if rank == 0:
             print(f"loss {losses[-1]:.6f}", flush=True)
-    dist.barrier()  # no thread of the backend holds a tensor any more when Python ends
     dist.destroy_process_group()
     return losses
 

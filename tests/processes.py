@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+PATIENCE = 600  # seconds that a slow machine may need for what takes some: nothing waits so long
+
 
 def in_processes(
     world: int,
@@ -30,7 +32,7 @@ def in_processes(
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(PATIENCE)
         worker.kill()
     results = []
     for rank in range(world) if expected is None else expected:
@@ -40,6 +42,15 @@ def in_processes(
         assert not failure, failure
         results.append(result)
     return results
+
+
+def exit_code(function: Callable[[], Any]) -> int | None:
+    """How a fork of this process ends that calls a function."""
+    worker = multiprocessing.get_context("fork").Process(target=function)
+    worker.start()
+    worker.join(PATIENCE)
+    worker.kill()
+    return worker.exitcode
 
 
 class Pool:
@@ -67,7 +78,7 @@ class Pool:
             end.send((function, args))
         answers = []
         for rank, end in enumerate(self._ends):
-            assert end.poll(60), f"process {rank} did not answer"
+            assert end.poll(PATIENCE), f"process {rank} did not answer"
             answers.append(end.recv())
         for failure, _ in answers:
             assert not failure, failure
@@ -94,7 +105,7 @@ def _serve(rank: int, world: int, folder: Path, end: Any) -> None:
 def _join(rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
     meeting = (folder / "meeting").absolute().as_uri()
-    options = {"rank": rank, "world_size": world, "timeout": timedelta(seconds=30)}
+    options = {"rank": rank, "world_size": world, "timeout": timedelta(seconds=PATIENCE / 2)}
     dist.init_process_group("gloo", init_method=meeting, **options)
 
 

@@ -1,12 +1,18 @@
 """What tests of several experiments use."""
 
 import io
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from processes import exit_code
+from tricouple import cli
 from tricouple.conf.compose import configure
+from tricouple.training.module import Training
 
 
 @pytest.fixture
@@ -25,3 +31,21 @@ def words(tiny_run: tuple[type, tuple[str, ...]], tmp_path: Path) -> list[str]:
 def tiny(tiny_run, words):
     """Make the configuration of a tiny run, with further words."""
     return lambda *more: configure([*words, *more], tiny_run[0])
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Call a command, in a process of its own, that is killed within an epoch of its training."""
+    step = Training.training_step
+
+    def run(epoch: int, *words: str) -> None:
+        def last(self: Training, batch: object, batch_idx: int) -> object:
+            if (self.current_epoch, batch_idx) == (epoch, 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(self, batch, batch_idx)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Training, "training_step", last)
+            assert exit_code(lambda: cli.main([*words])) == -signal.SIGKILL
+
+    return run

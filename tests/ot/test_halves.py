@@ -263,7 +263,7 @@ def test_nobody_is_left_at_work_when_one_share_is_interrupted():
 
     def work(share: int) -> None:
         if share == 0:
-            started.wait(10)
+            started.wait()
             raise KeyboardInterrupt
         started.set()
         time.sleep(0.2)
@@ -288,7 +288,7 @@ def test_nobody_is_left_at_work_however_often_ctrl_c_is_pressed(share, monkeypat
 
     def work(number: int) -> None:
         if number == 0:
-            started.wait(10)
+            started.wait()
             raise KeyboardInterrupt
         started.set()
         time.sleep(0.2)

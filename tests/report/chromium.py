@@ -150,7 +150,7 @@ def browser(program: str) -> Iterator[Browser]:
             yield tab
             tab.session = None
             tab.ask("Browser.close")
-            process.wait(timeout=30)
+            process.wait(timeout=300)
         finally:
             if process.poll() is None:
                 process.kill()

@@ -2,10 +2,8 @@
 
 import io
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from rich.console import Console
 from torch import nn
 
 import tricouple as tc
-from processes import in_processes
+from processes import PATIENCE, in_processes
 from tricouple.conf.compose import configure
 from tricouple.conf.schema import Train
 from tricouple.experiments.clip import CLIP
@@ -188,12 +186,14 @@ def test_the_loss_is_right_where_the_network_itself_is_sharded(tmp_path, kind):
 
 # --- commands ------------------------------------------------------------------------------------
 
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", 2)
+
 
 def started(*arguments):
     """A program in a session of its own, as in a terminal."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", *map(str, arguments)],
+        [sys.executable, *map(str, arguments)],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -203,56 +203,58 @@ def started(*arguments):
     )
 
 
-def until_an_epoch_is_done(program, runs):
-    end = time.monotonic() + 200
-    while not list(runs.glob("*/last.ckpt")):
-        assert program.poll() is None, program.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.005)
+# The command, of which something ends the second process or the whole session in an epoch.
+ENDED = """
+import os, signal, sys
+from tricouple import cli
+from tricouple.training.module import Training
 
+step = Training.training_step
 
-def children(pid):
-    """Processes that a process has started."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(number) for number in found.split()]
+def last(self, batch, batch_idx):
+    if (self.global_rank, self.current_epoch, batch_idx) == (1, 2, 1):
+        {end}
+    return step(self, batch, batch_idx)
+
+Training.training_step = last
+sys.exit(cli.main(sys.argv[1:]))
+"""
 
 
 def ended(tmp_path, end, *words):
     """What a training of two processes says when something ends it, and its exit code."""
+    (tmp_path / "ended.py").write_text(ENDED.format(end=end))
     program = started(
-        "tricouple.cli", "train", *VIT, *words, f"runs={tmp_path / 'runs'}", "trainer.devices=2",
-        "trainer.strategy=ddp",
+        tmp_path / "ended.py", "train", *VIT, *words, f"runs={tmp_path / 'runs'}",
+        "trainer.devices=2", "trainer.strategy=ddp",
     )  # fmt: skip
-    until_an_epoch_is_done(program, tmp_path / "runs")
-    end(program.pid)
-    output, errors = program.communicate(timeout=60)
+    output, errors = program.communicate(timeout=PATIENCE)
     assert output.count("Training (130 images") == 1
     return errors, program.returncode
 
 
-LONG = ("training.epochs=12", "training.geometry_every=12")
+LONG = ("training.epochs=4", "training.geometry_every=4")
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_all_processes_with_one_line(tmp_path):
-    endless = "training.epochs=10000", "training.geometry_every=10000"
-    errors, code = ended(tmp_path, lambda pid: os.killpg(pid, signal.SIGINT), *endless)
+    errors, code = ended(tmp_path, "os.killpg(0, signal.SIGINT)", *LONG)
     told = "interrupted: the same command continues the run from its last finished epoch\n"
     assert (errors, code) == (told, 130)
 
 
 @pytest.mark.slow
 def test_a_killed_process_ends_all_with_one_line_and_torchrun_ends_in_the_same_numbers(tmp_path):
-    errors, code = ended(tmp_path, lambda pid: os.kill(children(pid)[-1], signal.SIGKILL), *LONG)
+    errors, code = ended(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", *LONG)
     assert errors.startswith("tricouple train: error: a process of this training is gone")
     assert errors.count("\n") == 1
     assert code == 2
     program = started(
-        "torch.distributed.run", "--nproc-per-node", 2, "-m", "tricouple.cli", "train", *VIT, *LONG,
-        f"runs={tmp_path / 'runs'}", "trainer.devices=2",
+        *TORCHRUN, "-m", "tricouple.cli", "train", *VIT, *LONG, f"runs={tmp_path / 'runs'}",
+        "trainer.devices=2",
     )  # fmt: skip
     undisturbed, _ = train(tmp_path / "one", *LONG)
-    output, errors = program.communicate(timeout=200)
+    output, errors = program.communicate(timeout=PATIENCE)
     assert program.returncode == 0, errors
     assert output.count("Continuing (130 images") == output.count("Use it: ") == 1
     finished, said = train(tmp_path / "runs", *LONG)
@@ -264,7 +266,7 @@ def test_a_killed_process_ends_all_with_one_line_and_torchrun_ends_in_the_same_n
 
 @pytest.mark.slow
 def test_the_example_for_torchrun_computes_the_losses_of_one_process(monkeypatch):
-    program = started("torch.distributed.run", "--nproc-per-node", 2, "examples/torchrun.py")
+    program = started(*TORCHRUN, "examples/torchrun.py")
     monkeypatch.syspath_prepend(ROOT / "examples")
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost",
                         "MASTER_PORT": "0"}.items():  # fmt: skip
@@ -273,7 +275,7 @@ def test_the_example_for_torchrun_computes_the_losses_of_one_process(monkeypatch
 
     alone = torchrun.main()
     assert alone[-1] < 0.5 * alone[0]
-    output, errors = program.communicate(timeout=100)
+    output, errors = program.communicate(timeout=PATIENCE)
     assert program.returncode == 0, errors
     steps = len(alone) // 4
     expected = [alone[steps * epoch - 1] for epoch in range(1, 5)]

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from processes import PATIENCE
 from tricouple import cli, provenance
 from tricouple.experiments import synthetic
 from tricouple.experiments.runs.record import Store, open_store
@@ -313,12 +315,11 @@ def test_ctrl_c_in_a_real_demo_leaves_a_partial_study_and_no_processes(tmp_path)
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (tmp_path / "demo/study.json").exists():
-        time.sleep(0.1)
-    time.sleep(4)  # enough for the worker on most machines; the outcome does not depend on it
+    while not at_work(process.pid):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    shown, _ = process.communicate(timeout=60)
+    shown, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "Interrupted" in shown
     assert (tmp_path / "demo/study.json").exists()
@@ -326,9 +327,17 @@ def test_ctrl_c_in_a_real_demo_leaves_a_partial_study_and_no_processes(tmp_path)
     assert gone(process.pid)
 
 
+def at_work(pid: int) -> bool:
+    """Whether a demo has its worker, and listens to Ctrl-C, which it does not while that starts."""
+    ignored = re.search(r"SigIgn:\s(\w+)", Path(f"/proc/{pid}/status").read_text())
+    listens = not int(ignored[1], 16) & 1 << signal.SIGINT - 1
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return len(children) == 2 and listens  # a tracker of resources is the other
+
+
 def gone(group: int) -> bool:
     """Whether all processes of a group have ended, after a moment for the last ones."""
-    for _ in range(100):
+    for _ in range(10 * PATIENCE):
         try:
             os.killpg(group, 0)
         except ProcessLookupError:

@@ -2,11 +2,7 @@
 
 import csv
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -82,24 +78,15 @@ def test_a_smoke_run_learns_intents_in_seconds(tmp_path, capsys):
     parse(page)
 
 
-def test_a_killed_run_continues_to_the_same_numbers(words, tiny, console, tmp_path):
-    more = ["training.epochs=16", "model.finetune=true"]
+def test_a_killed_run_continues_to_the_same_numbers(words, tiny, console, tmp_path, killed):
+    more = ["training.epochs=4", "model.finetune=true"]
     whole = train(tiny(*more, f"runs={tmp_path / 'whole'}"), console)
     folder = TEXT.folder(tiny(*more))
-    command = [sys.executable, "-m", "tricouple.cli", "text", *words, *more]
-    threads = os.environ | {"OMP_NUM_THREADS": "1"}  # as here: sums depend on their number
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, env=threads, **pipes) as process:
-        deadline = time.monotonic() + 300
-        while not folder.checkpoint.exists() or len(rows(folder.path)) < 4:
-            assert process.poll() is None, process.stdout.read().decode()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
+    killed(2, "text", *words, *more)
     assert not folder.evaluation.exists()
-    assert 0 < len(load_tensors(folder.checkpoint)["callbacks"]["History"]["rows"]) - 1 < 16
+    assert len(load_tensors(folder.checkpoint)["callbacks"]["History"]["rows"]) - 1 == 2
     resumed = train(tiny(*more), console)
-    assert "Continuing (80 texts, epochs: 16)" in console.file.getvalue()
+    assert "Continuing (80 texts, epochs: 4)" in console.file.getvalue()
     assert rows(resumed.folder.path) == rows(whole.folder.path)
     assert resumed.evaluation["result"] == whole.evaluation["result"]
     assert train(tiny(*more), console).skipped

@@ -6,9 +6,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -138,23 +135,13 @@ def test_equal_settings_give_equal_numbers_and_other_seeds_others(tiny, console,
 # --- an interrupted run --------------------------------------------------------------------------
 
 
-def test_a_killed_run_continues_to_the_same_numbers(words, tiny, console, tmp_path):
-    more = ["setting=ucl", "training.epochs=12"]
+def test_a_killed_run_continues_to_the_same_numbers(words, tiny, console, tmp_path, killed):
+    more = ["setting=ucl", "training.epochs=4"]
     whole = train(tiny(*more, f"runs={tmp_path / 'whole'}"), console)
     folder = VISION.folder(tiny(*more))
-    command = [sys.executable, "-m", "tricouple.cli", "train", *words, *more]
-    threads = os.environ | {"OMP_NUM_THREADS": "1"}  # as here: sums depend on their number
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, env=threads, **pipes) as process:
-        deadline = time.monotonic() + 300
-        while not folder.metrics.exists() or len(rows(folder.path)) < 4:
-            assert process.poll() is None, process.stdout.read().decode()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
+    killed(2, "train", *words, *more)
     assert not folder.evaluation.exists()
-    epochs = len(load_tensors(folder.checkpoint)["callbacks"]["History"]["rows"]) - 1
-    assert 0 < epochs < 12, "killed in the middle"
+    assert len(load_tensors(folder.checkpoint)["callbacks"]["History"]["rows"]) - 1 == 2
     resumed = train(tiny(*more), console)
     assert "Continuing" in shown(console)
     assert rows(resumed.folder.path) == rows(whole.folder.path)
