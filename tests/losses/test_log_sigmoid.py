@@ -152,7 +152,7 @@ def test_terms_come_by_squaring_and_are_few():
     assert 2 ** (1 / rule.splits) == pytest.approx(torch.exp(torch.tensor(rule.step)).item())
     blocks = Blocks.of(rule, 1e-3, torch.float32, 512)
     assert blocks is not None
-    assert len(blocks.scales) == 16  # of which two are exponentials
+    assert len(blocks.scales) == 18  # of which two are exponentials
     ends = torch.tensor([-10.0, 10.0], dtype=torch.float64)
     assert int(rule.nodes(*ends)[1]) <= 70
     assert Blocks.of(rule_of(1000.0, 1e-3), 1e-3, torch.float64, 512) is None  # e^{−m} underflows

@@ -5,22 +5,21 @@
  *
  *     B_q(x) = exp(−e^{x + v_q}),    A_q(x) = h/Γ(m) · e^{m(x + v_q)} · B_q(x),
  *
- * and B_{q + splits} = B_q². A row has nodes of its own, from `starts` on, in blocks of
- * splits × levels: a *chain* is every so-manieth node of a block, one exponential and then squarings.
- * In a block A_q = f_q · G · B_q, G = exp(ceiling + m(x + v_first − right)): f_q holds what is common
+ * and B_{q + splits} = B_q². A row has nodes of its own, from `starts` on, in blocks of equal size: a
+ * *chain* is every so-manieth node of a block, one exponential and then squarings. In a block A_q = f_q · G · B_q, G = exp(ceiling + m(x + v_first − right)): f_q holds what is common
  * to all entries, and G stays within the range of the type wherever A matters.
  *
  * Arrays of terms are Q×N, `stride` = N, the rows of a call beginning at their address.
  */
 
 #ifndef LEVELS /* what both types share */
-#define LEVELS 8
+#define LEVELS 12
 #define WIDTH ((long)(32 / sizeof(real)))
 #define RATE 1000 /* where every B is 0 */
 
 /* The rule, as log_sigmoid.py writes it; from SCALES on the f of a block's nodes. The mean cost has a
  * rule of its own, the logarithms of the rates where it ends in place of what it does not need. */
-enum { FACTOR, POWER, STEP, SPLITS, BLOCK_LEVELS, CEILING, RIGHT, SCALES };
+enum { FACTOR, POWER, STEP, SPLITS, BLOCK, CEILING, RIGHT, SCALES };
 enum { TAIL = CEILING, HEAD = RIGHT };
 
 /* A call with a constant number of levels, so that the loops above are unrolled. */
@@ -34,6 +33,10 @@ enum { TAIL = CEILING, HEAD = RIGHT };
         case 6: NAME(function)(6, __VA_ARGS__); break;                                               \
         case 7: NAME(function)(7, __VA_ARGS__); break;                                               \
         case 8: NAME(function)(8, __VA_ARGS__); break;                                               \
+        case 9: NAME(function)(9, __VA_ARGS__); break;                                               \
+        case 10: NAME(function)(10, __VA_ARGS__); break;                                             \
+        case 11: NAME(function)(11, __VA_ARGS__); break;                                             \
+        case 12: NAME(function)(12, __VA_ARGS__); break;                                             \
     }
 #endif
 
@@ -43,7 +46,7 @@ typedef real NAME(lanes) __attribute__((vector_size(32), aligned(sizeof(real)), 
 typedef struct {
     const double *rule;
     long size, m, diagonal, start, count;
-    int deep;                            /* whether e^{x − top} underflows somewhere */
+    int deep;                            /* whether e^{x − top} nearly underflows somewhere */
     double top;                          /* the largest x of the row */
     real *x, *u, *g, *rate, *beta, *sum; /* x − top, its exponential, G, rates, B, a sum over terms */
 } NAME(row);
@@ -67,7 +70,7 @@ static inline void NAME(enter)(NAME(row) *row, long m, long diagonal, const real
         row->u[j] = NAME(exponential)(row->x[j]);
         low = row->x[j] < low ? row->x[j] : low;
     }
-    row->deep = low < (real)EXP_LOW;
+    row->deep = low < (real)(EXP_LOW + 20);
     for (long j = m; j < row->size; j++) row->x[j] = row->u[j] = 0;
     row->diagonal = diagonal;
 }
@@ -81,7 +84,7 @@ static inline void NAME(exclude)(const NAME(row) *row) {
 /* B at a node, and its rates e^{x + v}. */
 static inline void NAME(begin_chain)(const NAME(row) *row, long node) {
     const double height = row->rule[STEP] * node + row->top;
-    const real scale = (real)exp(height), shift = (real)height, most = (real)log(RATE);
+    const real scale = (real)exponential_double(height), shift = (real)height, most = (real)log(RATE);
     if (row->deep) {
 #pragma omp simd
         for (long j = 0; j < row->size; j++) {
@@ -113,6 +116,13 @@ static inline void NAME(begin_block)(const NAME(row) *row, long node) {
     }
 }
 
+/* The sum of all lanes, by halves. */
+static inline __attribute__((always_inline)) double NAME(lane_sum)(NAME(lanes) lanes) {
+    for (int half = WIDTH / 2; half > 0; half /= 2)
+        for (int k = 0; k < half; k++) lanes[k] += lanes[k + half];
+    return lanes[0];
+}
+
 /* sums_l = Σ_j weights_j B_l(x_j), l a level of a chain. */
 static inline __attribute__((always_inline)) void NAME(chain_rows)(const int levels, long size,
                                                                    const real *beta,
@@ -124,10 +134,7 @@ static inline __attribute__((always_inline)) void NAME(chain_rows)(const int lev
         NAME(lanes) b = *(const NAME(lanes) *)(beta + j), w = *(const NAME(lanes) *)(weights + j);
         for (int l = 0; l < levels; l++) total[l] += w * b, b *= b;
     }
-    for (int l = 0; l < levels; l++) {
-        sums[l] = 0;
-        for (int k = 0; k < WIDTH; k++) sums[l] += total[l][k];
-    }
+    for (int l = 0; l < levels; l++) sums[l] = NAME(lane_sum)(total[l]);
 }
 
 /* out_j += Σ_l weights_l B_l(x_j). */
@@ -161,6 +168,12 @@ static inline __attribute__((always_inline)) void NAME(chain_slopes)(
     }
 }
 
+/* Nodes of a row's blocks: as few blocks as may be, all of about the same size. */
+static inline long NAME(block_size)(const NAME(row) *row) {
+    const long most = (long)row->rule[BLOCK], blocks = (row->count + most - 1) / most;
+    return blocks > 0 ? (row->count + blocks - 1) / blocks : 1;
+}
+
 /* The levels of a chain of a block with so many nodes. */
 static inline long NAME(chain_levels)(long nodes, long chain, long splits) {
     return (nodes - chain + splits - 1) / splits;
@@ -176,46 +189,6 @@ static inline real NAME(largest_size)(const real *values, long size) {
     return top;
 }
 
-/* Row sums over one kernel: Σ_j A_q(x_ij) weights_j, or those of B. `diagonal` is the column of the
- * first row's own sample, negative across two sets; work: 8 rows. */
-FAST_LOOP static long NAME(term_rows)(long rows, long m, long diagonal, long stride, long attract,
-                                      const double *rule, const real *s, const real *tops,
-                                      const int64_t *starts, const int64_t *counts,
-                                      const real *weights, real *out, real *work) {
-    NAME(row) row;
-    NAME(take_room)(&row, rule, m, work);
-    real *scaled = work + 6 * row.size, *weighted = work + 7 * row.size;
-    const long splits = (long)rule[SPLITS], block = splits * (long)rule[BLOCK_LEVELS];
-    const real top = NAME(largest_size)(weights, m);
-    memset(scaled, 0, row.size * sizeof(real));
-    if (top > 0)
-        for (long j = 0; j < m; j++) scaled[j] = weights[j] / top;
-    for (long i = 0; i < rows; i++) {
-        NAME(enter)(&row, m, diagonal < 0 ? -1 : diagonal + i, s + i * m, tops[i], starts[i],
-                    counts[i]);
-        for (long first = 0; first < row.count; first += block) {
-            const long nodes = row.count - first < block ? row.count - first : block;
-            if (attract) {
-                NAME(begin_block)(&row, row.start + first);
-#pragma omp simd
-                for (long j = 0; j < row.size; j++) weighted[j] = scaled[j] * row.g[j];
-            }
-            for (long chain = 0; chain < splits && chain < nodes; chain++) {
-                const long levels = NAME(chain_levels)(nodes, chain, splits);
-                double sums[LEVELS] = {0};
-                NAME(begin_chain)(&row, row.start + first + chain);
-                BY_LEVELS(levels, chain_rows, row.size, row.beta, attract ? weighted : scaled, sums)
-                for (long l = 0; l < levels; l++) {
-                    const long node = chain + l * splits; /* of the block */
-                    if (attract) sums[l] *= rule[SCALES + node];
-                    out[(first + node) * stride + i] = (real)(sums[l] * top);
-                }
-            }
-        }
-    }
-    return 0;
-}
-
 /* Weights of a block's nodes, with f for A, in units of the largest, which is returned; `rank` of them
  * that are `apart`. out: for every chain `rank` rows of LEVELS. */
 static double NAME(scale_block)(const double *rule, long attract, long nodes, long stride, long rank,
@@ -229,46 +202,111 @@ static double NAME(scale_block)(const double *rule, long attract, long nodes, lo
             if (!(size <= top)) top = size; /* a NaN stays */
         }
     if (top == 0) return 0;
-    for (long node = 0; node < nodes; node++) {
-        const double f = (attract ? rule[SCALES + node] : 1.0) / top;
-        real *place = out + node % splits * rank * LEVELS + node / splits;
-        for (long t = 0; t < rank; t++)
-            place[t * LEVELS] = (real)(f * weights[t * apart + node * stride]);
+    for (long chain = 0; chain < splits && chain < nodes; chain++, out += rank * LEVELS) {
+        real *place = out;
+        for (long node = chain; node < nodes; node += splits, place++) {
+            const double f = (attract ? rule[SCALES + node] : 1.0) / top;
+            for (long t = 0; t < rank; t++)
+                place[t * LEVELS] = (real)(f * weights[t * apart + node * stride]);
+        }
     }
     return top;
 }
 
-/* Adds column sums, Σ_qi A_q(x_ij) weights_qi or those of B, to `received`; work: 6 rows, and
- * splits·LEVELS. */
-FAST_LOOP static long NAME(term_columns)(long rows, long m, long diagonal, long stride, long attract,
-                                         const double *rule, const real *s, const real *tops,
-                                         const int64_t *starts, const int64_t *counts,
-                                         const real *weights, double *received, real *work) {
+/* Of one anchor, found sums and weights for the columns (Between in triplet_adjoint.py): α sums + β extra,
+ * where α or β may come from Σ_q partner_q sums_q. Arrays have one number for each term, `stride` apart. */
+static inline void NAME(between)(long count, long stride, const real *sums, real *scale,
+                                 const real *partner, real *total, const real *given,
+                                 const real *extra, real *weights) {
+    double alpha = *scale, beta = 1;
+    if (partner) {
+        double sum = *total;
+        for (long q = 0; q < count; q++) sum += (double)partner[q * stride] * sums[q * stride];
+        if (extra)
+            beta = sum *= *given;
+        else
+            alpha = *scale = (real)(*given / sum);
+        *total = (real)sum;
+    }
+    for (long q = 0; q < count * stride; q += stride)
+        weights[q] = (real)(alpha * sums[q] + (extra ? beta * extra[q] : 0));
+}
+
+/* A pass over some rows (§10): row sums Σ_j A_q(x_ij) columns_j or those of B, which `between` turns into
+ * weights, with which column sums Σ_qi B_q(x_ij) weights_qi or those of A are added to `received`. Near and
+ * far are 1 for A and 0 for B; a negative one leaves its half out, without a near one weights are given,
+ * without a far one sums are all. `diagonal` is the column of the first row's own sample, negative across
+ * two sets. An entry's exponentials serve both halves. work: 8 rows, splits·LEVELS, and a row for each
+ * chain. */
+FAST_LOOP static long NAME(term_pass)(long rows, long m, long diagonal, long stride, long terms,
+                                      long near, long far, const double *rule, const real *s,
+                                      const real *tops, const int64_t *starts, const int64_t *counts,
+                                      const real *columns, real *sums, real *scale,
+                                      const real *partner, real *total, const real *given,
+                                      const real *extra, real *weights, double *received, real *work) {
     NAME(row) row;
     NAME(take_room)(&row, rule, m, work);
-    const long splits = (long)rule[SPLITS], block = splits * (long)rule[BLOCK_LEVELS];
-    real *scaled = work + 6 * row.size;
+    const long splits = (long)rule[SPLITS];
+    real *scaled = work + 6 * row.size, *weighted = work + 7 * row.size, *factors = work + 8 * row.size,
+         *chains = factors + splits * LEVELS;
+    const real top = near < 0 ? 0 : NAME(largest_size)(columns, m);
+    memset(scaled, 0, row.size * sizeof(real));
+    if (top > 0)
+        for (long j = 0; j < m; j++) scaled[j] = columns[j] / top;
     for (long i = 0; i < rows; i++) {
         NAME(enter)(&row, m, diagonal < 0 ? -1 : diagonal + i, s + i * m, tops[i], starts[i],
                     counts[i]);
+        const long block = NAME(block_size)(&row);
+        row.beta = chains;
+        for (long first = 0; first < row.count; first += block)
+            for (long chain = 0; chain < splits && chain < row.count - first && chain < block; chain++) {
+                NAME(begin_chain)(&row, row.start + first + chain);
+                row.beta += row.size;
+            }
+        const real *beta = chains;
+        for (long first = 0; near >= 0 && first < row.count; first += block) {
+            const long nodes = row.count - first < block ? row.count - first : block;
+            if (near > 0) {
+                NAME(begin_block)(&row, row.start + first);
+#pragma omp simd
+                for (long j = 0; j < row.size; j++) weighted[j] = scaled[j] * row.g[j];
+            }
+            for (long chain = 0; chain < splits && chain < nodes; chain++, beta += row.size) {
+                const long levels = NAME(chain_levels)(nodes, chain, splits);
+                double found[LEVELS] = {0};
+                BY_LEVELS(levels, chain_rows, row.size, beta, near > 0 ? weighted : scaled, found)
+                for (long l = 0; l < levels; l++) {
+                    const long node = chain + l * splits; /* of the block */
+                    if (near > 0) found[l] *= rule[SCALES + node];
+                    sums[(first + node) * stride + i] = (real)(found[l] * top);
+                }
+            }
+        }
+        if (near >= 0)
+            for (long q = row.count; q < terms; q++) sums[q * stride + i] = 0;
+        if (far < 0) continue;
+        if (near >= 0)
+            NAME(between)(row.count, stride, sums + i, scale + i, partner ? partner + i : 0, total + i,
+                          given + i, extra ? extra + i : 0, weights + i);
+        beta = chains;
         for (long first = 0; first < row.count; first += block) {
             const long nodes = row.count - first < block ? row.count - first : block;
-            const double top = NAME(scale_block)(rule, attract, nodes, stride, 1, 0,
-                                                 weights + first * stride + i, scaled);
-            if (top == 0) continue;
-            if (attract) NAME(begin_block)(&row, row.start + first);
+            const double unit = NAME(scale_block)(rule, far, nodes, stride, 1, 0,
+                                                  weights + first * stride + i, factors);
             memset(row.sum, 0, row.size * sizeof(real));
-            for (long chain = 0; chain < splits && chain < nodes; chain++) {
-                NAME(begin_chain)(&row, row.start + first + chain);
-                BY_LEVELS(NAME(chain_levels)(nodes, chain, splits), chain_columns, row.size, row.beta,
-                          scaled + chain * LEVELS, row.sum)
-            }
-            if (attract) {
+            for (long chain = 0; chain < splits && chain < nodes; chain++, beta += row.size)
+                if (unit != 0) {
+                    BY_LEVELS(NAME(chain_levels)(nodes, chain, splits), chain_columns, row.size, beta,
+                              factors + chain * LEVELS, row.sum)
+                }
+            if (unit == 0) continue;
+            if (far > 0) {
+                NAME(begin_block)(&row, row.start + first);
 #pragma omp simd
-                for (long j = 0; j < m; j++) received[j] += top * (double)(row.sum[j] * row.g[j]);
+                for (long j = 0; j < m; j++) received[j] += unit * (double)(row.sum[j] * row.g[j]);
             } else {
 #pragma omp simd
-                for (long j = 0; j < m; j++) received[j] += top * row.sum[j];
+                for (long j = 0; j < m; j++) received[j] += unit * row.sum[j];
             }
         }
     }
@@ -314,10 +352,10 @@ FAST_LOOP static long NAME(term_slopes)(long rows, long m, long diagonal, long s
     NAME(take_room)(&row, rule, m, work);
     double *total = (double *)(work + 6 * row.size);
     real *scaled = work + 8 * row.size;
-    const long block = (long)rule[SPLITS] * (long)rule[BLOCK_LEVELS];
     for (long i = 0; i < rows; i++) {
         NAME(enter)(&row, m, diagonal < 0 ? -1 : diagonal + i, s + i * m, tops[i], starts[i],
                     counts[i]);
+        const long block = NAME(block_size)(&row);
         memset(total, 0, m * sizeof(double));
         for (long first = 0; first < row.count; first += block) {
             const long nodes = row.count - first < block ? row.count - first : block;
@@ -400,11 +438,12 @@ FAST_LOOP static long NAME(term_pairs)(long rows, long m, long diagonal, long at
     NAME(row) row;
     NAME(take_room)(&row, rule, m, work);
     real *scaled = work + 6 * row.size, *sums = work + 7 * row.size, *slope = work + 8 * row.size;
-    const long splits = (long)rule[SPLITS], block = splits * (long)rule[BLOCK_LEVELS];
+    const long splits = (long)rule[SPLITS];
     const real offset = attract ? (real)rule[POWER] : 0;
     for (long i = 0; i < rows; i++) {
         NAME(enter)(&row, m, diagonal < 0 ? -1 : diagonal + i, s + i * m, tops[i], starts[i],
                     counts[i]);
+        const long block = NAME(block_size)(&row);
         memset(out + i * m, 0, m * sizeof(real));
         memset(slopes + i * m, 0, m * sizeof(real));
         for (long first = 0; first < row.count; first += block) {

@@ -152,9 +152,8 @@ DOOR(log_means, 3, 1, 6, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3], p[4], p
 DOOR(log_plan, 4, 1, 7, i[0], i[1], i[2], i[3], x[0], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
 DOOR(log_gradient, 5, 2, 8, i[0], i[1], i[2], i[3], i[4], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5],
      p[6], p[7])
-DOOR(term_rows, 5, 0, 8, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7])
-DOOR(term_columns, 5, 0, 8, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3], p[4], p[5], p[6],
-     p[7])
+DOOR(term_pass, 7, 0, 15, i[0], i[1], i[2], i[3], i[4], i[5], i[6], p[0], p[1], p[2], p[3], p[4], p[5],
+     p[6], p[7], p[8], p[9], p[10], p[11], p[12], p[13], p[14])
 DOOR(term_slopes, 7, 0, 11, i[0], i[1], i[2], i[3], i[4], i[5], i[6], p[0], p[1], p[2], p[3], p[4],
      p[5], p[6], p[7], p[8], p[9], p[10])
 DOOR(term_pairs, 4, 0, 9, i[0], i[1], i[2], i[3], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8])
@@ -171,8 +170,8 @@ static PyMethodDef methods[] = {
     METHOD(balance),     METHOD(triplet_solve), METHOD(triplet_adjoint), METHOD(pair_sweeps),
     METHOD(pair_adjoint), METHOD(tile_tops),    METHOD(tile_kernel),     METHOD(tiles_product),
     METHOD(tile_stream), METHOD(tile_weigh),    METHOD(log_rows),        METHOD(log_columns),
-    METHOD(log_means),   METHOD(log_plan),      METHOD(log_gradient),    METHOD(term_rows),
-    METHOD(term_columns), METHOD(term_slopes),  METHOD(pair_costs),      METHOD(hinge_sort),
+    METHOD(log_means),   METHOD(log_plan),      METHOD(log_gradient),    METHOD(term_pass),
+    METHOD(term_slopes),  METHOD(pair_costs),      METHOD(hinge_sort),
     METHOD(hinge_form),  METHOD(hinge_costs),   METHOD(term_pairs),
     {NULL, NULL, 0, NULL},
 };

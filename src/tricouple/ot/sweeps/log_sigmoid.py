@@ -38,12 +38,18 @@ from tricouple.ot.sweeps.contract import Masses, Solution
 from tricouple.ot.sweeps.kernels import Factors, Kernels, Matrix, Products, Similarities
 from tricouple.ot.sweeps.threads import in_threads
 from tricouple.ot.sweeps.triplet import ScaledTriplet
-from tricouple.ot.sweeps.triplet_adjoint import ATTRACT, Exclusion, ScaledTripletHistory
+from tricouple.ot.sweeps.triplet_adjoint import (
+    ATTRACT,
+    REPEL,
+    Between,
+    Exclusion,
+    ScaledTripletHistory,
+)
 from tricouple.ot.sweeps.triplet_own import OwnExclusion, OwnHistory
 
 # Squarings of one exponential, and one: each doubles the error of rounding. _log_sigmoid.h unrolls
 # as many.
-LEVELS = 8
+LEVELS = 12
 
 # A rate where B is 0 in any dtype, and what stands for x where there is no entry.
 _RATE, _NOWHERE = 1e3, 1e30
@@ -53,6 +59,10 @@ _LOST = -60.0
 
 # Entries of a tile: all terms are computed while it is in the cache.
 _TILE = 1 << 18
+
+# Kernels, and the parts of ``Between``, as the compiled module knows them.
+_ANCHORS = ("sums", "scale", "partner", "total", "given", "extra", "weights")
+_KINDS = {ATTRACT: 1, REPEL: 0, None: -1}
 
 # Below this many entries a second thread costs more than it saves.
 _FEW = 1 << 14
@@ -188,7 +198,6 @@ class Blocks(NamedTuple):
     that end B makes nothing of A, whatever G is.
     """
 
-    levels: int  # nodes of a chain, where each B is the square of the one before
     right: float  # the upper end of the log-Gamma law in all digits of the dtype
     ceiling: float  # the largest log G, so that sums do not overflow
     scales: tuple[float, ...]  # for each node of a block
@@ -200,24 +209,21 @@ class Blocks(NamedTuple):
         """The longest that this dtype can hold, None if it can hold none."""
         info = torch.finfo(dtype)
         ceiling, floor = math.log(info.max) - 2 - math.log(n_columns), math.log(info.tiny)
-        if math.exp(rule.right) > -floor - 5:  # B underflows where K is made
-            return None
         right = min(_quantile(rule.power, info.eps, upper=True), math.log(-floor))
         constant = math.log(rule.step) - math.lgamma(rule.power) + rule.power * right
-        for levels in range(LEVELS, 0, -1):
-            spread = rule.power * rule.step * (rule.splits * levels - 1)
-            lost = floor - ceiling + spread + constant
-            rounding = 2.0 ** (levels - 1) * info.eps / 2
-            exact = levels == 1 or rounding <= tolerance / 8
-            if exact and lost <= _LOST and spread <= -floor - 5:
-                logs = (
-                    rule.power * rule.step * node + constant - ceiling
-                    for node in range(rule.splits * levels)
-                )
-                scales = tuple(math.exp(log) for log in logs)
-                log_lost = max(lost, floor) + math.log(rule.power + 2)
-                return cls(levels, right, ceiling, scales, log_lost)
-        return None
+        # Weights of a block are in units of the largest, at most e^spread times any other, and B is
+        # e^{-e^R} where K has its last part: their product is no underflow (mathematics §10).
+        spread = min(-floor - math.exp(rule.right), _LOST - floor + ceiling - constant)
+        if spread < 0:
+            return None
+        # A chain's last rounding error is 2^{levels − 1} times its first.
+        levels = int(math.log2(max(1.0, tolerance / 4 / info.eps))) + 1
+        growth = rule.power * rule.step  # of log f from node to node
+        size = min(int(spread // growth) + 1, rule.splits * min(levels, LEVELS))
+        logs = (growth * node + constant - ceiling for node in range(size))
+        lost = floor - ceiling + constant + growth * (size - 1)
+        log_lost = max(lost, floor) + math.log(rule.power + 2)
+        return cls(right, ceiling, tuple(math.exp(log) for log in logs), log_lost)
 
 
 class _Block(NamedTuple):
@@ -355,18 +361,18 @@ class TermKernels(Kernels):
 
     def _terms(self, rows: slice, tile: Tensor) -> Iterator[_Block]:
         """The factors of some rows, block by block and term by term."""
-        rule, (levels, right, ceiling, *_) = self.rule, self.blocks
+        rule, (right, ceiling, scales, _) = self.rule, self.blocks
         x = (tile - self._tops[rows, None]).mul_(self.factor)
         if self.within:
             x.diagonal(self.first + rows.start).fill_(_NOWHERE)
-        size, count = rule.splits * levels, int(self._counts[rows].max())
+        size, count = len(scales), int(self._counts[rows].max())
 
         def heights(node: int) -> Tensor:  # v_q + the largest x, shape (rows, 1)
             nodes = (self._starts[rows] + node).to(self._highest.dtype)
             return (nodes * rule.step + self._highest[rows])[:, None]
 
         def terms(first: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-            for chain in range(min(rule.splits, count - first)):
+            for chain in range(min(rule.splits, size, count - first)):
                 rates = (x + heights(first + chain).to(x.dtype)).clamp_(max=math.log(_RATE)).exp_()
                 b = exponential_(-rates)
                 for node in range(first + chain, min(first + size, count), rule.splits):
@@ -444,7 +450,8 @@ class NativeTermKernels(TermKernels):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         rule, blocks = self.rule, self.blocks
-        table = [self.factor, rule.power, rule.step, rule.splits, blocks.levels, blocks.ceiling]
+        size = len(blocks.scales)
+        table = [self.factor, rule.power, rule.step, rule.splits, size, blocks.ceiling]
         self._table = torch.tensor(
             [*table, blocks.right, *blocks.scales], dtype=torch.float64, device="cpu"
         )
@@ -465,30 +472,49 @@ class NativeTermKernels(TermKernels):
             shares.append(Share(begin, place, native.addresses(*arrays), work))
         return shares
 
-    def _rows(self, which: int, rows: slice, tile: Tensor, weights: Tensor, out: Tensor) -> None:
-        size, attract = weights.element_size(), int(which == ATTRACT)
-        weighted, sums = native.addresses(weights, out)
+    def row_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_j kernel_qij weights_j``, shape (Q, N)."""
+        sums = weights.new_empty(self.n_terms, self.shape[0])
+        self._pass(which, None, weights, sums)
+        return sums
 
-        def work(share: Share) -> None:
-            ends = weighted, sums + share.begin * size, native.address(share.work)
-            native.compiled.term_rows(size, *share.place, attract, *share.arrays, *ends)
+    def column_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_qi kernel_qij weights_qi``, shape (M,)."""
+        return self._pass(None, which, None, *[None] * (len(_ANCHORS) - 1), weights.contiguous())
 
-        in_threads(work, self.shares(rows, tile, 0))
+    def through(
+        self, near: int, far: int, weights: Tensor, between: Callable[[slice, Tensor], Tensor]
+    ) -> Tensor:
+        """Both in one pass, in which an entry's exponentials are taken once."""
+        assert isinstance(between, Between)
+        return self._pass(near, far, weights, *(getattr(between, name) for name in _ANCHORS))
 
-    def _columns(
-        self, which: int, rows: slice, tile: Tensor, weights: Tensor, received: Tensor
-    ) -> None:
-        size, attract = weights.element_size(), int(which == ATTRACT)
-        left = native.address(weights)
+    def _pass(
+        self, near: int | None, far: int | None, weights: Tensor | None, *anchors: Tensor | None
+    ) -> Tensor:
+        """Row sums of one kernel and column sums of another, in one pass (``term_pass``)."""
+        like, chains = self.like, -(-self.n_terms // len(self.blocks.scales)) * self.rule.splits
+        size, kinds = like.element_size(), [_KINDS[kind] for kind in (near, far)]
+        # Numbers and terms of anchors, which are nowhere for what is left out.
+        places = [0 if part is None else native.address(part) for part in anchors]
+        places += [0] * (len(_ANCHORS) - len(places))
+        weights = weights if weights is None else weights.contiguous()
+        columns = 0 if weights is None else native.address(weights)
+        total = self._highest.new_zeros(self.shape[1])
 
         def work(share: Share) -> Tensor:
-            own = torch.zeros_like(received)
-            ends = left + share.begin * size, *native.addresses(own, share.work)
-            native.compiled.term_columns(size, *share.place, attract, *share.arrays, *ends)
-            return own
+            received = torch.zeros_like(total)
+            own = (place and place + share.begin * size for place in places)
+            ends = native.addresses(received, share.work)
+            numbers = (*share.place, self.n_terms, *kinds)
+            native.compiled.term_pass(size, *numbers, *share.arrays, columns, *own, *ends)
+            return received
 
-        for own in in_threads(work, self.shares(rows, tile, LEVELS * self.rule.splits)):
-            received += own
+        room = chains * self._width + LEVELS * self.rule.splits
+        for rows, tile in self.tiles():
+            for received in in_threads(work, self.shares(rows, tile, room)):
+                total += received
+        return total if far is None else self._total(total).to(like.dtype)
 
     def _slopes(self, rows: slice, tile: Tensor, factors: Sequence[Factors]) -> Tensor:
         size, m = tile.element_size(), self.shape[1]

@@ -13,7 +13,7 @@ scalings of anchors, positives and negatives, ``r⁺ = attract · b``, ``r⁻ = 
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from tricouple.ot.sweeps.kernels import Kernels, LowRankSink, underflow_limit
 from tricouple.ot.sweeps.triplet_adjoint import (
     ATTRACT,
     REPEL,
+    Between,
     Exclusion,
     ScaledTripletHistory,
     ScaledTripletPlan,
@@ -88,10 +89,10 @@ class ScaledTriplet(Coupling):
         all_plus = [kernels.row_sums(ATTRACT, b)]
         for sweep in range(n_iters):
             r_plus, r_minus = all_plus[-1], torch.empty_like(all_plus[-1])
-            a, sums = torch.empty_like(mass_a), torch.empty_like(mass_a)
+            a, weights = torch.empty_like(mass_a), torch.empty_like(r_plus)
             # Marginal 1: a_i = p¹_i / [r⁺_i r⁻_i − Σ_{j≠i} b_j h_j], r⁻ = E⁻ h.
-            excluded = exclusion.row * exclusion.around(exclusion.column * b * h)
-            scale = partial(_scale, mass_a, r_plus, excluded, r_minus, sums, a)
+            sums = exclusion.row * -exclusion.around(exclusion.column * b * h)
+            scale = Between(a, r_minus, weights, partner=r_plus, total=sums, given=mass_a)
             received = kernels.through(REPEL, ATTRACT, h, scale)
             # The sweep went on in the same pass; if there was no need, it is forgotten.
             if tol is not None and sweep > 0:
@@ -104,7 +105,7 @@ class ScaledTriplet(Coupling):
             b = mass_b / received.addcmul_(h, anchors.outside, value=-1)
             # Marginal 3: h_k = p³_k / [(E⁻ᵀ (a ∘ r⁺))_k − b_k Σ_{i≠k} a_i], r⁺ = E⁺ b.
             r_plus = torch.empty_like(r_plus)
-            received = kernels.through(ATTRACT, REPEL, b, partial(_carry, a, r_plus))
+            received = kernels.through(ATTRACT, REPEL, b, Between(a, r_plus, weights))
             h = mass_h / received.addcmul_(b, anchors.outside, value=-1)
             for values, value in (
                 (all_a, a), (all_b, b), (all_h, h), (all_plus, r_plus), (all_minus, r_minus)
@@ -120,29 +121,6 @@ class ScaledTriplet(Coupling):
         if not self.agreed(float(error) <= tol):
             return False
         return self.agreed(float((plan.marginal(1) - mass_b).abs().sum()) <= tol)
-
-
-def _scale(
-    masses: Tensor,
-    r_plus: Tensor,
-    excluded: Tensor,
-    r_minus: Tensor,
-    sums: Tensor,
-    a: Tensor,
-    rows: slice,
-    row_sums: Tensor,
-) -> Tensor:
-    """``a = p¹ / (Σ_q r⁺ r⁻ − excluded)`` of some anchors; weights ``a r⁻`` for the positives."""
-    r_minus[:, rows] = row_sums
-    torch.sub((r_plus[:, rows] * row_sums).sum(0), excluded[rows], out=sums[rows])
-    torch.div(masses[rows], sums[rows], out=a[rows])
-    return a[rows] * row_sums
-
-
-def _carry(a: Tensor, r_plus: Tensor, rows: slice, row_sums: Tensor) -> Tensor:
-    """Weights ``a r⁺`` of some anchors for the negatives; the sums are noted."""
-    r_plus[:, rows] = row_sums
-    return a[rows] * row_sums
 
 
 def trustworthy(

@@ -29,6 +29,42 @@ class Anchors(NamedTuple):
     outside: Tensor  # ``column_j Σ_i excluded_i``, i ≠ j within one set, shape (M,)
 
 
+@dataclass(frozen=True)
+class Between:
+    """What anchors make of their row sums on the way to the columns: weights α sums + β extra.
+
+    α is ``scale`` and β is 1, unless there is a ``partner`` (Q, N): then ``total`` receives
+    ``Σ_q partner sums``, added to what it has. Without extra, α = given/total is noted in ``scale``
+    (marginal 1); with it, β = given · total is noted in ``total`` (its adjoint).
+    """
+
+    scale: Tensor  # shape (N,)
+    sums: Tensor  # where the sums are noted, shape (Q, N)
+    weights: Tensor  # where the weights are noted, shape (Q, N); may be ``extra``
+    extra: Tensor | None = None  # shape (Q, N)
+    partner: Tensor | None = None  # shape (Q, N)
+    total: Tensor | None = None  # shape (N,)
+    given: Tensor | None = None  # shape (N,)
+
+    def __call__(self, rows: slice, sums: Tensor) -> Tensor:
+        """The weights of some anchors."""
+        self.sums[:, rows] = sums
+        scale, weights = self.scale[rows], self.weights[:, rows]
+        share = None
+        if self.partner is not None:
+            assert self.total is not None
+            assert self.given is not None
+            total = self.total[rows].add_((self.partner[:, rows] * sums).sum(0))
+            if self.extra is None:
+                torch.div(self.given[rows], total, out=scale)
+            else:
+                share = total.mul_(self.given[rows])
+        if self.extra is None:
+            return torch.mul(scale, sums, out=weights)
+        extra = self.extra[:, rows]
+        return torch.addcmul(extra if share is None else share * extra, scale, sums, out=weights)
+
+
 class Exclusion:
     """What "j ≠ k" takes from the sums (mathematics §2): there the kernel is ``row_i · column_j``.
 
@@ -104,12 +140,8 @@ class ScaledTripletPlan(NamedTuple):
             own, other = (self.b, self.h) if axis == 1 else (self.h, self.b)
             near, far = (ATTRACT, REPEL) if axis == 1 else (REPEL, ATTRACT)
             weighted = own * weights
-            sums = torch.empty_like(self.r_plus)
-
-            def carry(rows: slice, found: Tensor) -> Tensor:
-                sums[:, rows] = found
-                return a[rows] * found
-
+            sums, through_anchors = torch.empty_like(self.r_plus), torch.empty_like(self.r_plus)
+            carry = Between(a, sums, through_anchors)
             received_far = kernels.through(near, far, weighted, carry)
             received_far.addcmul_(weighted, self.anchors.outside, value=-1)
             direct = a * (self.r_minus if axis == 1 else self.r_plus)
@@ -118,7 +150,6 @@ class ScaledTripletPlan(NamedTuple):
                 0: (direct * sums).sum(0).addcmul_(self.anchors.excluded, excluded, value=-1),
                 3 - axis: received_far.mul_(other),
             }
-            through_anchors = a * sums
             left = (direct, through_anchors) if axis == 1 else (through_anchors, direct)
             right = (weighted, self.h) if axis == 1 else (self.b, weighted)
         if isinstance(sink, LowRankSink):
@@ -178,35 +209,30 @@ class ScaledTripletHistory:
             """One sweep: the gradient of h₀, and what is to be taken from that of b₀."""
             a, anchors = all_a[t], exclusion.anchors(all_a[t])
             b, h, b0, h0 = all_b[t + 1], all_h[t + 1], all_b[t], all_h[t]
-            from_h, w_a = torch.empty_like(to_b[t]), torch.empty_like(a)
+            from_h, from_b = torch.empty_like(to_b[t]), torch.empty_like(to_b[t])
 
             # Marginal 3 set h: −∂L/∂log h ∘ h / p³, through P²³ to b and through P¹³ to a.
             w_h = torch.mul(h, grad_h * -per_h, out=weights_h[t])
 
-            def to_positives(rows: slice, sums: Tensor) -> Tensor:  # E⁻ w_h, then a ∘ E⁻ w_h
-                from_h[:, rows] = sums
-                return to_b[t + 1][:, rows].addcmul_(a[rows], sums)
-
+            # E⁻ w_h, then a ∘ E⁻ w_h.
+            to_positives = Between(a, from_h, to_b[t + 1], extra=to_b[t + 1])
             received = kernels.through(REPEL, ATTRACT, w_h, to_positives).sub_(pending)
             grad_b = grad_b + b * received.addcmul_(w_h, anchors.outside, value=-1)
 
             # Marginal 2 set b: through P²³ to h₀ and through P¹² to a, which has all it gets then.
             w_b = torch.mul(b, grad_b * -per_b, out=weights_b[t])
             excluded = anchors.excluded * exclusion.around(column * (b * w_h + h0 * w_b))
-            known = grad_a + (own_h[t] * from_h).sum(0) - excluded
 
-            # Marginal 1 set a: through P¹² to b₀ and through P¹³ to h₀.
-            def to_negatives(rows: slice, sums: Tensor) -> Tensor:  # a ∘ E⁺ w_b + w_a ∘ r⁺
-                gradient = known[rows] + (own_b[t][:, rows] * sums).sum(0)
-                weights = torch.mul(a[rows], gradient * -per_a[rows], out=w_a[rows])
-                torch.mul(weights, all_minus[t][:, rows], out=to_b[t][:, rows])
-                left = to_h[t][:, rows]
-                return torch.addcmul(a[rows] * sums, weights, all_plus[t][:, rows], out=left)
-
+            # Marginal 1 set a: through P¹² to b₀ and through P¹³ to h₀, a ∘ E⁺ w_b + w_a ∘ r⁺.
+            w_a = grad_a + (own_h[t] * from_h).sum(0) - excluded
+            plus, given = all_plus[t], a * -per_a
+            to_negatives = Between(a, from_b, to_h[t], plus, own_b[t], w_a, given)
             if t == 0:  # nothing depends on the start
                 to_negatives(slice(None), kernels.row_sums(ATTRACT, w_b))
+                torch.mul(w_a, all_minus[t], out=to_b[t])
                 return grad_h, grad_b
             received = kernels.through(ATTRACT, REPEL, w_b, to_negatives)
+            torch.mul(w_a, all_minus[t], out=to_b[t])
             outside = exclusion.anchors(w_a).outside
             received.addcmul_(w_b, anchors.outside, value=-1)
             # The rest of b₀'s gradient waits for what the sweep before sends through E⁺.
