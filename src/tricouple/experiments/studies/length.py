@@ -43,7 +43,7 @@ class Length(Study):
 
     name = "length"
     title = "Sharpness and the length of training"
-    hours = "about 8 hours"
+    hours = "about 2 hours"
 
     def plan(self, scale: str) -> Plan:
         """A small ConvNet on MNIST and CIFAR-10, with and without labels, read on the way."""
@@ -61,11 +61,14 @@ class Length(Study):
             "H2: at c = 30 and 100 the mean paired difference to the better of InfoNCE and IOT is "
             "below two points, or the effective rank is not higher, in the majority of places.",
             conditions=tuple({"data": data, "setting": setting} for data, setting in places),
-            methods=("infonce", "iot", "pushpull", "log_sigmoid"),
+            methods=("infonce", "iot", "pushpull"),
             sharpness=(10.0, 100.0) if smoke else (1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
             seeds=(0,) if smoke else (0, 1, 2),
             budget=Budget(steps=6, batch_size=64) if smoke
-            else Budget(steps=2000, batch_size=256, dim=64),
+            else Budget(steps=1000, batch_size=128, dim=64),
+            changed="before any run, log-sigmoid ψ was taken out, whose steps take ten times as "
+            "long, the network was made a quarter as large, batches half as large and trainings "
+            "half as long (50 epochs of 2560 images): the first plan would have taken 20 hours.",
         )  # fmt: skip
 
     def measure(self, trial: Trial, budget: Budget) -> dict[str, float]:
@@ -153,8 +156,8 @@ def read_at(steps: int) -> list[int]:
     """The steps at which a run is read.
 
     Example:
-        >>> read_at(2000)
-        [30, 100, 300, 1000, 2000]
+        >>> read_at(1000)
+        [15, 50, 150, 500, 1000]
     """
     return sorted({max(1, round(share * steps)) for share in SHARE})
 
@@ -167,7 +170,7 @@ def images_of(name: str) -> ImageData:
 
 def conv_net(channels: int, dim: int) -> nn.Sequential:
     """Four convolutions that halve the image, a mean over what is left, and a linear layer."""
-    widths = (channels, 32, 64, 128, 128)
+    widths = (channels, 16, 32, 64, 64)
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [
@@ -176,6 +179,9 @@ def conv_net(channels: int, dim: int) -> nn.Sequential:
             nn.ReLU(),
         ]
     features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for layer in features:
+        if isinstance(layer, nn.Conv2d):  # three quarters of the time
+            layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
     return nn.Sequential(features, nn.Linear(widths[-1], dim))
 
 

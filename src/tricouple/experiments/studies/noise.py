@@ -143,8 +143,6 @@ class Noise(Study):
             f"each loss at its own c; {plan.budget.steps} steps.",
             panels,
         )
-        if len(gaps) < len(panels):
-            return Verdict("open", ["Not all runs are there."], tables, [chart])
         told = holm([gap.p for gap in gaps.values()])
         slower = [gap.mean > 0 and p < LEVEL for gap, p in zip(gaps.values(), told, strict=True)]
         sentences = [
@@ -153,6 +151,9 @@ class Noise(Study):
             f"p = {p:.2g}); against RINCE {held[title].times(100)}."
             for (title, gap), p in zip(gaps.items(), told, strict=True)
         ]
+        if len(gaps) < len(panels):
+            sentences.append(f"Runs are missing: {len(gaps)} of {len(panels)} are complete.")
+            return Verdict("open", sentences, tables, [chart])
         word = "supported" if sum(slower) > len(slower) / 2 else "refuted"
         return Verdict(word, sentences, tables, [chart])
 
