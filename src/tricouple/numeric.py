@@ -277,9 +277,8 @@ class Patch(NamedTuple):
 
 
 ScoreGradient = Iterable[Patch]
-"""A gradient with respect to the N×M scores; the rows of all patches, in order, are all rows.
-Within one set, where s_ij and s_ji are one number, each pair may come once, with both entries.
-Of several processes each may have some rows."""
+"""A gradient with respect to the N×M scores. Within one set, where s_ij and s_ji are one number,
+each pair may come once, with both entries. Of several processes each may have some rows."""
 
 
 @dataclass(frozen=True)
@@ -289,6 +288,7 @@ class OwnGradient(Iterable[Patch]):
     # Of its own anchors, with all references, whatever the order. Within one set they hold both
     # entries of a pair.
     anchors: Iterable[Patch]
+    rows: Sequence[slice]  # its own anchors
     # Transposed: of its own references, with all anchors; None where the anchors have all.
     references: Iterable[Patch] | None = None
 
@@ -323,17 +323,16 @@ def pull(
     """
     if isinstance(gradient, OwnGradient):
         assert shard is not None
-        to_anchors, total = _pull_own(gradient, anchors, references, factor, shard.rows)
+        to_anchors, total = _pull_own(gradient, anchors, references, factor, gradient.rows)
         received = None
         if gradient.references is not None:
             patches = gradient.references
-            received, more = _pull_own(patches, references, anchors, factor, shard.columns)
+            received, more = _pull_own(patches, references, anchors, factor, [shard.columns])
             total = total + more
         # Σ_ij G_ij s_ij is in the gradients of both sides.
         return (to_anchors, received), shard.sum_(total / 2) if slope else None
     with torch.inference_mode(False):  # they become somebody's gradients
-        new = torch.empty_like if shard is None else torch.zeros_like
-        to_anchors, to_references = new(anchors), torch.zeros_like(references)
+        to_anchors, to_references = torch.zeros_like(anchors), torch.zeros_like(references)
     for rows, tile, columns in gradient:
         part = tile.to(anchors.dtype)
         whole = shard is None and anchors is references and part.shape[0] == len(anchors)
@@ -341,7 +340,7 @@ def pull(
             torch.mm(part + part.T, anchors, out=to_anchors)
             to_factor = _inner(anchors, to_anchors) / 2 if slope else None
             return (to_anchors.mul_(factor), None), to_factor
-        torch.mm(part, references[columns], out=to_anchors[rows])
+        to_anchors[rows].addmm_(part, references[columns])
         to_references[columns].addmm_(part.T, anchors[rows])
     to_factor = _inner(anchors, to_anchors) if slope else None
     if shard is not None:
@@ -352,15 +351,21 @@ def pull(
 
 
 def _pull_own(
-    patches: Iterable[Patch], near: Tensor, far: Tensor, factor: float | Tensor, own: slice
+    patches: Iterable[Patch],
+    near: Tensor,
+    far: Tensor,
+    factor: float | Tensor,
+    own: Sequence[slice],
 ) -> tuple[Tensor, Tensor]:
     """The gradient of own rows, zero in the others, and its inner product with them over c."""
     with torch.inference_mode(False):
         gradient = torch.zeros_like(near)  # memory that nobody touches is none
     for rows, tile, columns in patches:
         gradient[rows].addmm_(tile.to(near.dtype), far[columns])
-    slope = _inner(near[own], gradient[own])
-    gradient[own].mul_(factor)
+    slope = torch.zeros((), dtype=wide_dtype(near.device), device=near.device)
+    for rows in own:
+        slope += _inner(near[rows], gradient[rows])
+        gradient[rows].mul_(factor)
     return gradient, slope
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from numbers import Number
@@ -178,8 +178,15 @@ class ContrastiveLoss(nn.Module, ABC):
             return operator.apply(self, self._number, call, temperature)
         return self._run(call, temperature)
 
+    def both_ways(self, call: Call, temperature: float | Tensor | None) -> Tensor:
+        """Half of the loss of a call across two sets, and half of that with anchors for references.
+
+        On the host; samples of several processes are gathered once.
+        """
+        return self._run(call, temperature, both=True)
+
     @never_compiled
-    def _run(self, call: Call, temperature: float | Tensor | None) -> Tensor:
+    def _run(self, call: Call, temperature: float | Tensor | None, *, both: bool = False) -> Tensor:
         self._last, shard = None, None
         team = None if self.group is None else Team.of(self.group)
         if team is not None:
@@ -212,10 +219,12 @@ class ContrastiveLoss(nn.Module, ABC):
             batch = replace(batch, shard=shard)
             self._check_setting(batch)
             missing = self._missing(batch, doubts)
+            if both and missing is None:
+                missing = self._missing(batch.mirrored(), doubts)
             if doubts is not None:
                 batch = replace(batch, known_temperature=doubts.known)
             if missing is None or isinstance(missing, Tensor):
-                return self._computed(batch, missing)
+                return self._computed(batch, missing, self.compute_both if both else self.compute)
         if self.empty == "zero":
             zero = (batch.anchors.sum() + batch.references.sum()) * 0.0
             return zero.to(batch.dtype)
@@ -224,11 +233,13 @@ class ContrastiveLoss(nn.Module, ABC):
             'class-balanced batches, or empty="zero" to skip such batches'
         )
 
-    def _computed(self, batch: Batch, missing: Tensor | None) -> Tensor:
+    def _computed(
+        self, batch: Batch, missing: Tensor | None, compute: Callable[[Batch], Tensor]
+    ) -> Tensor:
         """The loss, and where nobody knows whether something is missing what the flag asks for."""
         if missing is not None and self.empty == "zero":
             batch = batch.stopped(missing)
-        loss = self.compute(batch)
+        loss = compute(batch)
         self._last = batch.detached()
         if missing is None:
             return loss
@@ -333,3 +344,7 @@ class ContrastiveLoss(nn.Module, ABC):
     @abstractmethod
     def compute(self, batch: Batch) -> Tensor:
         """The loss of a checked batch that has what it needs."""
+
+    def compute_both(self, batch: Batch) -> Tensor:
+        """The mean of that of two sets and of that with anchors for references."""
+        return (self.compute(batch) + self.compute(batch.mirrored())) / 2

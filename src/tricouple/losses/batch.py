@@ -43,6 +43,10 @@ IndicesTuple = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Ten
 _TINY = 64 * 64
 
 
+# Numbers in float64 that stay in the cache.
+_FEW = 1 << 18
+
+
 @dataclass(frozen=True)
 class Batch:
     """What every loss computes from."""
@@ -97,6 +101,18 @@ class Batch:
         if self.within:
             return scores.fill_diagonal_(value)
         return scores if self.own is None else exclude_own_(scores, self.own, value)
+
+    def mirrored(self) -> Batch:
+        """With anchors for references, of two sets with identities."""
+        assert isinstance(self.relation, Identities)
+        relation = Identities(self.relation.references, self.relation.anchors, within=False)
+        return replace(
+            self,
+            anchors=self.references,
+            references=self.anchors,
+            relation=relation,
+            shard=None if self.shard is None else self.shard.mirrored(),
+        )
 
     def detached(self) -> Batch:
         """The same numbers, of no graph, for this process alone."""
@@ -173,24 +189,31 @@ class _OwnInner(torch.autograd.Function):
     ) -> Tensor:
         wide = wide_dtype(anchors.device)
         sides = [anchors] if references is anchors else [anchors, references]
-        leaves = [side.detach().to(wide, copy=True).requires_grad_() for side in sides]
-        with torch.enable_grad():
-            value = inner(leaves[0], leaves[-1])
-        slopes = torch.autograd.grad(value, leaves)
-        ctx.shapes, ctx.dtype = [side.shape for side in sides], anchors.dtype
-        ctx.own = shard.rows, shard.columns
-        ctx.save_for_backward(
-            *(slope[own].clone() for slope, own in zip(slopes, ctx.own, strict=False))
-        )
-        return value.detach()
+        ctx.shapes, ctx.own = [side.shape for side in sides], (shard.rows, shard.columns)
+        slopes = [torch.empty_like(side[own]) for side, own in zip(sides, ctx.own, strict=False)]
+        total = torch.zeros((), dtype=wide, device=anchors.device)
+        # A sum over dimensions: a few of them at a time take little room.
+        few = max(1, _FEW // max(map(len, sides)))
+        for start in range(0, anchors.shape[1], few):
+            some = slice(start, start + few)
+            leaves = [side[:, some].detach().to(wide, copy=True).requires_grad_() for side in sides]
+            with torch.enable_grad():
+                value = inner(leaves[0], leaves[-1])
+            total += value.detach()
+            for slope, found, own in zip(
+                slopes, torch.autograd.grad(value, leaves), ctx.own, strict=False
+            ):
+                slope[:, some] = found[own]
+        ctx.save_for_backward(*slopes)
+        return total
 
     @staticmethod
     @first_derivative_only
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         found: list[Tensor | None] = []
         for slope, shape, own in zip(ctx.saved_tensors, ctx.shapes, ctx.own, strict=False):
-            whole = slope.new_zeros(shape, dtype=ctx.dtype)
-            whole[own] = (gradients[0] * slope).to(ctx.dtype)
+            whole = slope.new_zeros(shape)
+            whole[own] = gradients[0] * slope
             found.append(whole)
         return found[0], found[1] if len(found) > 1 else None, None, None
 

@@ -158,9 +158,10 @@ class _LogPartition(torch.autograd.Function):
 
         patches: ScoreGradient = of_anchors(None)
         if shard is not None and ctx.excluded is True:
-            patches = OwnGradient(of_both(shard.rows))
+            patches = OwnGradient(of_both(shard.rows), [shard.rows])
         elif shard is not None:
-            patches = OwnGradient(of_anchors(shard.rows), of_references(shard.columns))
+            received = of_references(shard.columns)
+            patches = OwnGradient(of_anchors(shard.rows), [shard.rows], received)
         to_embeddings, slope = pull(
             patches, ctx.factor, anchors, references, slope=ctx.needs_input_grad[2], shard=shard
         )

@@ -17,12 +17,14 @@ from tricouple.losses.diagnostics import extreme_margins
 from tricouple.memory import DEFAULT_BUDGET
 from tricouple.numeric import expectation, inverse_product, on_host
 from tricouple.ot.engine import (
+    BothWays,
     HingeTriplets,
     LinearTriplets,
     LogSigmoidTriplets,
     Problem,
     ShapedTriplets,
     Sweeps,
+    goes_both_ways,
 )
 from tricouple.ot.potentials import embedded_potentials, hinge_potentials
 from tricouple.relations import ListedTriplets, TripletTarget
@@ -138,6 +140,31 @@ class NegMMIOT(ContrastiveLoss):
         mean, potentials = cost.solved(batch, target, factor, imposed, how)
         loss = mean - target.entropy - expectation(masses, potentials)
         return loss.to(batch.dtype)
+
+    def compute_both(self, batch: Batch) -> Tensor:
+        """Both at once where they have one kernel: linear ψ, all sweeps, their own gradient."""
+        how = self.sweeps
+        alike = self.shaping == "linear" and how.tol is None and how.gradient == "unrolled"
+        if not (alike and goes_both_ways(batch.anchors, batch.references)):
+            return super().compute_both(batch)
+        factor = _Linear(self.epsilon).factor(batch.temperature)
+        value: Tensor | float = 0.0
+        masses, imposed = [], []
+        for way in (batch.weighed(how.marginals), batch.mirrored().weighed(how.marginals)):
+            target = way.relation.triplets()
+            sizes = [len(mass) for mass in target.marginals]
+            masses.append(target.marginals)
+            imposed.append(way.imposed(how, torch.cat(target.marginals), sizes).split(sizes))
+            value = value - factor * way.inner(target.contrast) - target.entropy
+        samples, problem = (
+            torch.cat([batch.anchors, batch.references]),
+            BothWays(len(batch.anchors)),
+        )
+        potentials = embedded_potentials(
+            samples, samples, factor, problem.joined(*imposed), problem, batch.shared(how)
+        )
+        value = value - expectation(problem.joined(*masses), potentials)
+        return (value / 2).to(batch.dtype)
 
     def _diagnose(self, batch: Batch) -> dict[str, float | str]:
         found = super()._diagnose(batch)

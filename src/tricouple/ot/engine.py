@@ -48,6 +48,7 @@ from tricouple.ot.sweeps.log_sigmoid_cost import pair_costs, splits_of
 from tricouple.ot.sweeps.pair import ScaledPair
 from tricouple.ot.sweeps.triplet import CANCELLATION, ScaledTriplet
 from tricouple.ot.sweeps.triplet_any import AnchorTriplet
+from tricouple.ot.sweeps.triplet_both import BothTriplet, InTurn, both_ways
 from tricouple.ot.sweeps.triplet_log import LinearTerms, LogDomainTriplet, LogTriplet
 from tricouple.shaping import Hinge, Shaping, anchor_bytes, log_sigmoid
 
@@ -209,6 +210,58 @@ class LinearTriplets(_Triplets):
     def careful(self, source: Similarities, factor: float) -> LogDomainTriplet:
         """In logarithms, which are right for any sharpness."""
         return LogTriplet(source.widened().matrix() * factor, LinearTerms(), within=self.within)
+
+
+@dataclass(frozen=True)
+class BothWays:
+    """Linear triplets across two sets, both ways, of samples of the first and then the second."""
+
+    first: int  # how many samples the first set has
+
+    def sizes(self, shape: tuple[int, int]) -> tuple[int, ...]:
+        """Anchors, positives, negatives: all samples are all of them."""
+        return (shape[0],) * 3
+
+    def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
+        """By scaling both at once, then each by logarithms."""
+        assert isinstance(source, Products)
+        ahead, behind = source.anchors[: self.first], source.anchors[self.first :]
+        there = Products(ahead, behind)
+        shard = shared(there, how)
+        entries = 2 * there.shape[0] * there.shape[1] / (shard.size if shard else 1)
+        storage = choose_storage(
+            how.memory,
+            how.memory_budget,
+            source.shape,
+            source.like,
+            matrices=entries / source.shape[0] ** 2,
+        )
+        for dtype in dict.fromkeys((source.like.dtype, wide_dtype(source.like.device))):
+            same = dtype == source.like.dtype
+            digits, lost = (source, CANCELLATION) if same else (source.widened(), WIDE_CANCELLATION)
+            kernels = SymmetricKernels(digits, [factor, -factor], storage, shard, self.first)
+            yield BothTriplet(kernels, self.first, lost)
+        logs: dict[str, Any] = {"within": False, "storage": storage}
+        back = None if shard is None else shard.mirrored()
+        yield InTurn(
+            LogLinearTriplet(there, factor, **logs, shard=shard),
+            LogLinearTriplet(there.mirrored(), factor, **logs, shard=back),
+            self.first,
+        )
+
+    def in_logarithms(self, source: Similarities, factor: float | Tensor, how: Sweeps) -> Coupling:
+        """Not where a device would be asked: there each way is a loss of its own."""
+        raise NotImplementedError
+
+    @staticmethod
+    def joined(there: Sequence[Tensor], back: Sequence[Tensor]) -> Tensor:
+        """Vectors of all axes of both ways in one."""
+        return torch.cat(both_ways(there, back))
+
+
+def goes_both_ways(anchors: Tensor, references: Tensor) -> bool:
+    """Whether two sets are large enough for ``BothWays``, and there is compiled code for it."""
+    return compiled() and on_host(anchors) and len(anchors) * len(references) > LARGEST
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from tricouple.memory import Loan, Storage
 from tricouple.numeric import OwnGradient, Patch, ScoreGradient, wide_dtype
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.kernels import Factors, Kernels, Products
-from tricouple.ot.sweeps.parts import Part, ring, table, triangle
+from tricouple.ot.sweeps.parts import Part, ring, table, triangle, two_rings
 from tricouple.ot.sweeps.threads import dealt, in_passing_threads, in_threads
 
 # Rows of a tile, at most.
@@ -49,6 +49,8 @@ class SymmetricKernels(Kernels):
         storage: Whether the kernels are stored, or recomputed a tile at a time. Some similarities
             are kept even then: half of them, or what half of the budget holds.
         shard: Processes, each of which has a share of the tiles.
+        first: Of two sets, one after the other, how many samples the first has: then there are
+            only entries between samples of different sets.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class SymmetricKernels(Kernels):
         factors: Sequence[float],
         storage: Storage,
         shard: Shard | None = None,
+        first: int | None = None,
     ) -> None:
         self.shard = shard
         self.like = similarities.anchors.contiguous()
@@ -65,12 +68,8 @@ class SymmetricKernels(Kernels):
         n = len(self.like)
         budget = storage.budget / self.like.element_size()
         height = budget / 8 // n if storage.streamed else max(LINE // n, ROWS // 4)
-        height = int(min(max(1, height), ROWS))
-        if shard is None:
-            self._parts = triangle(n, height)
-        else:  # the more tiles, the more even the shares
-            height = min(height, -(-n // (8 * shard.size)))
-            self._parts, self._others = ring(shard.anchors, shard.rank, height)
+        self._rows: list[slice] = []  # this process's own, if there are several
+        self._parts, self._others = self._tiles(int(min(max(1, height), ROWS)), first)
         self._n_threads = max(1, torch.get_num_threads())
         split = [part.split(self._n_threads) for part in self._parts]
         shares = [[line[k] for line in split if k < len(line)] for k in range(self._n_threads)]
@@ -87,6 +86,20 @@ class SymmetricKernels(Kernels):
         self._shifts = self._balance()
         if not storage.streamed:
             self._replace(self._loan.matrices)
+
+    def _tiles(self, height: int, first: int | None) -> tuple[list[Part], list[Part]]:
+        """The tiles of this process, and others that the gradient of its own rows has."""
+        n, shard = len(self.like), self.shard
+        if shard is None:
+            if first is None:
+                return triangle(n, height), []
+            return two_rings([first], [n - first], 0, height)
+        height = min(height, -(-n // (8 * shard.size)))  # the more, the more even the shares
+        self._rows = [shard.rows]
+        if first is None:
+            return ring(shard.anchors, shard.rank, height)
+        self._rows.append(slice(first + shard.columns.start, first + shard.columns.stop))
+        return two_rings(shard.anchors, shard.references, shard.rank, height)
 
     def release(self) -> None:
         """Give the matrices back; from now on tiles are recomputed."""
@@ -186,7 +199,7 @@ class SymmetricKernels(Kernels):
             return self._gradient(factors, self._parts)
         parts = [*self._parts, *self._others]
         few = [share for part in parts for share in part.split(-(-part.size // (LINE // 4)))]
-        return OwnGradient(self._gradient(factors, few))
+        return OwnGradient(self._gradient(factors, few), self._rows)
 
     def _gradient(self, factors: Sequence[Factors], parts: Sequence[Part]) -> Iterator[Patch]:
         signs = [factor / self.factors[0] for factor in self.factors]
@@ -212,14 +225,13 @@ class SymmetricKernels(Kernels):
             if self.shard is None:
                 total[:, : part.own] /= 2  # on the diagonal block each pair is there twice
             yield Patch(part.rows, total, part.columns)
-            if self.shard is not None and part.start >= 0:
+            for rows in self._rows if part.start >= 0 else []:
                 # What it has of other own rows is nowhere else.
-                begin = max(part.columns.start + part.own, self.shard.rows.start)
-                mirrored = slice(begin, min(part.columns.stop, self.shard.rows.stop))
-                if mirrored.start < mirrored.stop:
-                    first = part.columns.start
-                    values = total[:, mirrored.start - first : mirrored.stop - first]
-                    yield Patch(mirrored, values.T, part.rows)
+                first = part.columns.start
+                begin, end = max(first + part.own, rows.start), min(part.columns.stop, rows.stop)
+                if begin < end:
+                    values = total[:, begin - first : end - first].T
+                    yield Patch(slice(begin, end), values, part.rows)
 
     def _is_stored(self, part: Part) -> bool:
         return bool(self._matrices) and part.start >= 0

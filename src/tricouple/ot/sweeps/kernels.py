@@ -428,7 +428,8 @@ class LinearKernels(RowTiles):
         if self.shard is None:
             return self._gradient(factors)
         mirrored = [Factors(right[:, None], left[:, 0]) for left, right in factors]
-        return OwnGradient(self._gradient(factors), self._mirrored(self.shard)._gradient(mirrored))
+        received = self._mirrored(self.shard)._gradient(mirrored)
+        return OwnGradient(self._gradient(factors), [self.shard.rows], received)
 
     def _mirrored(self, shard: Shard) -> LinearKernels:
         """The transposed kernels, of which a process has the rows of its own references."""

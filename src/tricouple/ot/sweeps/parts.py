@@ -106,13 +106,7 @@ def ring(counts: Sequence[int], rank: int, height: int) -> tuple[list[Part], lis
         [(0, slice(3, 4, None)), (1, slice(3, 4, None))]
     """
     numbers = [-(-count // height) for count in counts]  # of blocks
-    heights = [
-        count * (k + 1) // number - count * k // number
-        for count, number in zip(counts, numbers, strict=True)
-        for k in range(number)
-    ]
-    ends = [0, *accumulate(heights)]
-    size = len(heights)
+    ends, size = _ends(counts, numbers), sum(numbers)
     first, last = sum(numbers[:rank]), sum(numbers[: rank + 1])
     tiles, others = [], []
     for block in range(first, last):
@@ -128,11 +122,59 @@ def ring(counts: Sequence[int], rank: int, height: int) -> tuple[list[Part], lis
     return _stored(tiles), others
 
 
+def two_rings(
+    counts: Sequence[int], partners: Sequence[int], rank: int, height: int
+) -> tuple[list[Part], list[Part]]:
+    """The same of pairs of two sets, in a matrix of both: all of the first, all of the second.
+
+    Args:
+        counts: How many rows of the first set each process has.
+        partners: How many of the second.
+        rank: Which of them it is.
+        height: Rows of a block, at most.
+
+    Example:
+        >>> tiles, others = two_rings([2], [2], 0, height=1)
+        >>> [(part.rows.start, part.columns) for part in tiles]
+        [(0, slice(2, 3, None)), (1, slice(3, 4, None)), (2, slice(1, 2, None)), (3, slice(0, 1, None))]
+    """  # noqa: E501
+    numbers = [-(-max(pair) // height) for pair in zip(counts, partners, strict=True)]
+    near, size = _ends(counts, numbers), sum(numbers)
+    far = [near[-1] + end for end in _ends(partners, numbers)]
+    first, last = sum(numbers[:rank]), sum(numbers[: rank + 1])
+    tiles, others = [], []
+    # The first set has the blocks from its own one on, the second those from the next one on.
+    for here, there, begin in ((near, far, 0), (far, near, 1)):
+        for block in range(first, last):
+            rows = slice(here[block], here[block + 1])
+            beyond = block + begin + (size + 1 - begin) // 2
+            arc = _arc(there, block + begin, beyond)
+            rest = _arc(there, max(beyond, last), first + size)
+            if rows.start < rows.stop:
+                tiles += [Part(rows, columns, 0, 0) for columns in arc]
+                others += [Part(rows, columns, 0, -1) for columns in rest]
+    return _stored(tiles), others
+
+
+def _ends(counts: Sequence[int], numbers: Sequence[int]) -> list[int]:
+    """Where blocks begin and the last one ends, if every count is cut into so many."""
+    heights = (
+        count * (k + 1) // number - count * k // number
+        for count, number in zip(counts, numbers, strict=True)
+        for k in range(number)
+    )
+    return [0, *accumulate(heights)]
+
+
 def _arc(ends: Sequence[int], first: int, last: int) -> list[slice]:
     """The rows of blocks from one to before another, around a ring of them."""
     size = len(ends) - 1
     turns = ((first, min(last, size)), (max(first, size) - size, last - size))
-    return [slice(ends[begin], ends[end]) for begin, end in turns if begin < end]
+    return [
+        slice(ends[begin], ends[end])
+        for begin, end in turns
+        if begin < end and ends[begin] < ends[end]
+    ]
 
 
 def _stored(parts: Iterable[Part]) -> list[Part]:

@@ -69,13 +69,16 @@ class ScaledTriplet(Coupling):
         # Log-scalings start at zero.
         start = [torch.exp(-shift).to(self.dtype) for shift in shifts]
         scalings = self._sweep(start[ATTRACT], start[REPEL], masses, n_iters, tol)
-        if not self.agreed(trustworthy(self.exclusion, scalings, masses, self.cancellation)):
+        if not self.agreed(self._trusted(scalings, masses)):
             return None
         last = torch.cat([scalings.a[-1], scalings.b[-1], scalings.h[-1]])
         logs = last.to(wide_dtype(last.device)).log_()
         potentials = logs + torch.cat([self.kernels.row_shift, *shifts])
         history = ScaledTripletHistory(self.kernels, self.exclusion, masses, scalings)
         return Solution(self, potentials, history.plan, history, len(scalings.a))
+
+    def _trusted(self, scalings: Scalings, masses: Masses) -> bool:
+        return trustworthy(self.exclusion, scalings, masses, self.cancellation)
 
     def _sweep(
         self, b: Tensor, h: Tensor, masses: Masses, n_iters: int, tol: float | None
