@@ -46,6 +46,7 @@ from tricouple.ot.sweeps.log_sigmoid import (
 from tricouple.ot.sweeps.log_sigmoid_apart import ApartTriplet
 from tricouple.ot.sweeps.log_sigmoid_cost import pair_costs, splits_of
 from tricouple.ot.sweeps.pair import ScaledPair
+from tricouple.ot.sweeps.pair_log import MatrixPair
 from tricouple.ot.sweeps.triplet import CANCELLATION, ScaledTriplet
 from tricouple.ot.sweeps.triplet_any import AnchorTriplet
 from tricouple.ot.sweeps.triplet_both import BothTriplet, InTurn, both_ways
@@ -163,9 +164,11 @@ class Pairs:
             yield native.NativePair(kernels) if small else ScaledPair(kernels)
         yield LogPair(source, factor, within=self.within, storage=storage, shard=shard)
 
-    def in_logarithms(self, source: Similarities, factor: float | Tensor, how: Sweeps) -> LogPair:
+    def in_logarithms(self, source: Similarities, factor: float | Tensor, how: Sweeps) -> Coupling:
         """By logarithms."""
         shard = shared(source, how)
+        if shard is None and _fits(source, how, matrices=6):
+            return MatrixPair(source.scaled(factor).matrix(), within=self.within)
         storage = _storage(source, self.within, how, shard, matrices=1)
         settings: dict[str, Any] = {"storage": storage, "shard": shard, "digits": source.like.dtype}
         return LogPair(source.scaled(factor), 1.0, within=self.within, **settings)
@@ -198,11 +201,12 @@ class LinearTriplets(_Triplets):
             yield scaled(kernels, within=self.within, cancellation=lost)
         yield LogLinearTriplet(source, factor, within=self.within, storage=storage, shard=shard)
 
-    def in_logarithms(
-        self, source: Similarities, factor: float | Tensor, how: Sweeps
-    ) -> LogLinearTriplet:
+    def in_logarithms(self, source: Similarities, factor: float | Tensor, how: Sweeps) -> Coupling:
         """By logarithms."""
         shard = shared(source, how)
+        if shard is None and _fits(source, how, matrices=12):
+            scores = source.scaled(factor).matrix()
+            return LogTriplet(scores, LinearTerms(), within=self.within)
         storage = _storage(source, self.within, how, shard, matrices=2)
         settings: dict[str, Any] = {"storage": storage, "shard": shard, "digits": source.like.dtype}
         return LogLinearTriplet(source.scaled(factor), 1.0, within=self.within, **settings)
@@ -440,6 +444,14 @@ def shared(source: Similarities, how: Sweeps) -> Shard | None:
 
 def _shard(shape: tuple[int, int], how: Sweeps, smallest: int) -> Shard | None:
     return how.shard if shape[0] * shape[1] > smallest else None
+
+
+def _fits(source: Similarities, how: Sweeps, *, matrices: int) -> bool:
+    """Whether an accelerator may have so many N×M matrices, and does all with whole ones."""
+    if how.memory != "auto" or isinstance(source, Matrix):
+        return how.memory != "streamed"
+    size = wide_dtype(source.like.device).itemsize
+    return matrices * source.shape[0] * source.shape[1] * size <= how.memory_budget
 
 
 def _storage(

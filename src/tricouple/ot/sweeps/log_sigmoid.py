@@ -161,9 +161,17 @@ class LogSigmoidTerms:
         """Derivative of ``attract``."""
         return self.power - torch.exp(x + node)
 
-    def repel_slope(self, y: Tensor, node: float | Tensor) -> Tensor:
-        """Derivative of ``repel``."""
-        return -torch.exp(y + node)
+    def ends(self, x: Tensor, nodes: Tensor) -> Tensor:
+        """Both logarithms at some nodes, shape (q, 1, 1), from the same rates."""
+        rates = torch.exp(x + nodes)
+        constant = math.log(self.step) - math.lgamma(self.power)
+        near = torch.add(self.power * nodes + constant, x, alpha=self.power).sub_(rates)
+        return torch.stack([near, rates.neg_()])
+
+    def force(self, near: Tensor, far: Tensor, ends: Tensor) -> Tensor:
+        """Slopes are m − rate and −rate."""
+        falling = ((near + far) * ends[1]).sum(0)
+        return falling.add_(near.sum(0), alpha=self.power)
 
 
 def log_sigmoid_terms(

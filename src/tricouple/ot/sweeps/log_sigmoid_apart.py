@@ -19,7 +19,7 @@ from tricouple.ot.sweeps.contract import DenseSink, GradientSink, Masses, Soluti
 from tricouple.ot.sweeps.log_sigmoid import LogSigmoidTerms, NativeTermKernels, Share
 from tricouple.ot.sweeps.threads import in_threads
 from tricouple.ot.sweeps.triplet_adjoint import ATTRACT, REPEL
-from tricouple.ot.sweeps.triplet_log import LogTriplet, LogTripletPlan
+from tricouple.ot.sweeps.triplet_log import LogDomainTriplet, LogTriplet, LogTripletPlan
 
 
 class ApartTriplet(LogTriplet):
@@ -50,6 +50,9 @@ class ApartTriplet(LogTriplet):
         sizes = [float(part.amax()) for part in solution.potentials.split(masses.sizes)]
         lost = sum(sizes) + self.kernels.blocks.log_lost + 3 * math.log(max(masses.sizes))
         return solution if lost <= math.log(torch.finfo(self.dtype).eps) else None
+
+    # Sums may be empty here, and gradients come by ``push``.
+    scaling, history = LogDomainTriplet.scaling, LogDomainTriplet.history
 
     def positive_pairs(self, g: Tensor) -> Tensor:
         """``log Σ_{k≠j} K_ijk exp(g_k)``, shape (N, M)."""

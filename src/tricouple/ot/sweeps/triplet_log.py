@@ -2,26 +2,28 @@
 
 Sweeps for any kernel that can sum one partner out of a pair; then kernels of separable terms, where
 everything is written with "all but one" sums, log Σ_{k≠j} exp(x_ik), so that nothing cancels
-(mathematics §2, trust).
+(mathematics §2, trust). Those are few operations on whole matrices: what an accelerator likes.
 """
 
 from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from tricouple.numeric import on_host, wide_dtype
+from tricouple.numeric import ScoreGradient, on_host, wide_dtype
 from tricouple.ot.sweeps.contract import (
     Coupling,
     DenseSink,
     Goal,
     GradientSink,
+    History,
     Masses,
     Solution,
     Stage,
@@ -34,7 +36,11 @@ from tricouple.ot.sweeps.contract import (
 _STEEP = 100.0
 
 # Entries of the matrices of several terms that an accelerator has at once.
-_AT_ONCE = 1 << 24
+_AT_ONCE = 1 << 25
+
+# Logarithm of what is excluded: nothing beside any other number, and yet a number, so that
+# differences of two of them are not NaN.
+_NOTHING = {torch.float64: -1e300, torch.float32: -1e30}
 
 
 class LogDomainTriplet(Coupling):
@@ -77,8 +83,7 @@ class LogDomainTriplet(Coupling):
         mass_a, mass_b, _ = masses.values
         log_a, log_b, log_h = (mass.log() for mass in masses.values)
         phi, f, g = (torch.zeros_like(log) for log in (log_a, log_b, log_h))
-        stages: list[Stage] = []
-        goal = Goal(tol, self.agreed)
+        plans, goal = [LogTripletPlan(self, phi, f, g)], Goal(tol, self.agreed)
         for sweep in range(n_iters):
             pairs = self.positive_pairs(g)  # log Σ_k K_ijk h_k, shape (N, M)
             row_sums = torch.logsumexp(pairs + f, 1)
@@ -90,16 +95,28 @@ class LogDomainTriplet(Coupling):
                 if goal.reached(errors.amax):
                     break
             # Marginals 1, 2 and 3 of mathematics §2, each set in turn.
-            phi = goal.until(phi, log_scaling(log_a, row_sums))
-            stages.append(Stage(0, LogTripletPlan(self, phi, f, g), goal.late))
-            f = goal.until(f, log_scaling(log_b, torch.logsumexp(pairs + phi[:, None], 0)))
-            stages.append(Stage(1, LogTripletPlan(self, phi, f, g), goal.late))
-            pairs = self.negative_pairs(f)
-            g = goal.until(g, log_scaling(log_h, torch.logsumexp(pairs + phi[:, None], 0)))
-            stages.append(Stage(2, LogTripletPlan(self, phi, f, g), goal.late))
+            phi = goal.until(phi, self.scaling(log_a, row_sums))
+            f = goal.until(f, self.scaling(log_b, torch.logsumexp(pairs.add_(phi[:, None]), 0)))
+            pairs = self.negative_pairs(f).add_(phi[:, None])
+            g = goal.until(g, self.scaling(log_h, torch.logsumexp(pairs, 0)))
+            plans.append(LogTripletPlan(self, phi, f, g, goal.late))
         potentials = torch.cat([phi, f, g])
-        history, sweeps = Stages(self, masses, stages), goal.sweeps(len(stages) // 3)
-        return Solution(self, potentials, lambda: stages[-1].plan, history, sweeps)
+        history, sweeps = self.history(masses, plans), goal.sweeps(len(plans) - 1)
+        return Solution(self, potentials, lambda: plans[-1], history, sweeps)
+
+    def scaling(self, log_mass: Tensor, log_sum: Tensor) -> Tensor:
+        """The potential that a mass asks for, where a sum may be empty."""
+        return log_scaling(log_mass, log_sum)
+
+    def history(self, masses: Masses, plans: Sequence[LogTripletPlan]) -> History:
+        """Three updates a sweep, each with the plan right after it."""
+        stages: list[Stage] = []
+        for before, plan in pairwise(plans):
+            late = plan.late
+            stages.append(Stage(0, LogTripletPlan(self, plan.phi, before.f, before.g), late))
+            stages.append(Stage(1, LogTripletPlan(self, plan.phi, plan.f, before.g), late))
+            stages.append(Stage(2, plan, late))
+        return Stages(self, masses, stages)
 
 
 @dataclass(frozen=True)
@@ -136,85 +153,150 @@ class LogTripletPlan:
 
 
 class Terms(Protocol):
-    """A kernel as separable terms, ``Σ_q exp(attract_q(x) + repel_q(y))``, one for each node.
-
-    Of several nodes at once, shape (q, 1, 1), factors have shape (q, N, M).
-    """
+    """A kernel as separable terms, ``Σ_q exp(attract_q(x) + repel_q(y))``, one for each node."""
 
     @property
-    def nodes(self) -> tuple[float, ...]:
+    def nodes(self) -> Sequence[float] | Tensor:
         """What tells the terms apart."""
 
-    def attract(self, x: Tensor, node: float | Tensor) -> Tensor:
-        """Logarithm of a term's factor in x."""
+    def ends(self, x: Tensor, nodes: Tensor) -> Tensor:
+        """Logarithms of the factors in x and of those in y, shape (2, q, N, M).
 
-    def repel(self, y: Tensor, node: float | Tensor) -> Tensor:
-        """Logarithm of a term's factor in y."""
+        Args:
+            x: The scores, shape (N, M).
+            nodes: Some nodes, shape (q, 1, 1).
+        """
 
-    def attract_slope(self, x: Tensor, node: float | Tensor) -> Tensor:
-        """Derivative of ``attract``."""
+    def force(self, near: Tensor, far: Tensor, ends: Tensor) -> Tensor:
+        """What masses of terms do to the scores, shape (N, M).
 
-    def repel_slope(self, y: Tensor, node: float | Tensor) -> Tensor:
-        """Derivative of ``repel``."""
+        Args:
+            near: Masses that the factors in x multiply, shape (q, N, M).
+            far: Likewise in y.
+            ends: The factors, but for what is excluded.
+        """
 
 
 @dataclass(frozen=True)
 class LinearTerms:
     """``K = exp(x − y)``, which is one separable term as it is, at node 0."""
 
-    nodes: tuple[float, ...] = (0.0,)
+    nodes: Sequence[float] = (0.0,)
 
-    def attract(self, x: Tensor, node: float | Tensor) -> Tensor:
-        """Logarithm of the factor in x."""
-        return x + node
+    def ends(self, x: Tensor, nodes: Tensor) -> Tensor:
+        """The scores, and their negatives."""
+        return torch.stack([x + nodes, nodes - x])
 
-    def repel(self, y: Tensor, node: float | Tensor) -> Tensor:
-        """Logarithm of the factor in y."""
-        return node - y
-
-    def attract_slope(self, x: Tensor, node: float | Tensor) -> Tensor:
-        """Derivative of ``attract``."""
-        return torch.ones_like(x)
-
-    def repel_slope(self, y: Tensor, node: float | Tensor) -> Tensor:
-        """Derivative of ``repel``."""
-        return -torch.ones_like(y)
+    def force(self, near: Tensor, far: Tensor, ends: Tensor) -> Tensor:
+        """Slopes are 1 and −1."""
+        return (near - far)[0]
 
 
-@dataclass(frozen=True)
-class AllButOne:
+class AllButOne(NamedTuple):
     """Sums over a row without one of its entries, for every entry: never a cancellation.
 
     At most one entry of a row can hold more than half of its sum. Leaving out any other is a
     harmless subtraction; leaving out that one is summed afresh.
     """
 
-    log_sums: Tensor  # ``log Σ_{k≠j} exp(x_ik)``, shape (N, M), or (q, N, M) of several matrices
-    shares: Tensor  # ``exp(x_ij) / Σ_k exp(x_ik)``
+    log_sums: Tensor  # A_j = ``log Σ_{k≠j} exp(x_ik)``, shape (…, N, M)
     largest: Tensor  # column of the largest entry of each row, shape (…, N, 1)
-    rest: Tensor  # shares of the other entries among themselves, 0 at the largest
+    rest: Tensor  # logarithm of the sum of the others, shape (…, N, 1)
+    others: Tensor  # the entries, nothing at the largest
 
     @classmethod
     def of(cls, logs: Tensor) -> AllButOne:
-        """Take the rows of a matrix of logarithms, or of several."""
-        totals = _finite(torch.logsumexp(logs, -1, keepdim=True))
-        shares = torch.exp(logs - totals)
-        largest = logs.argmax(-1, keepdim=True)
-        others = logs.scatter(-1, largest, -torch.inf)
-        remaining = torch.logsumexp(others, -1, keepdim=True)
-        log_sums = (totals + torch.log1p(-shares)).scatter(-1, largest, remaining)
-        return cls(log_sums, shares, largest, torch.exp(others - _finite(remaining)))
+        """Take the rows of some matrices of logarithms, which are used up."""
+        shares = torch.softmax(logs, -1)
+        top, largest = logs.max(-1, keepdim=True)
+        others = logs.scatter_(-1, largest, _NOTHING[logs.dtype])
+        rest = torch.logsumexp(others, -1, keepdim=True)
+        log_sums = shares.neg_().log1p_().add_(torch.logaddexp(top, rest))
+        return cls(log_sums.scatter_(-1, largest, rest), largest, rest, others)
 
-    def mean(self, weights: Tensor) -> Tensor:
-        """``Σ_{k≠j} weights_k exp(x_ik) / Σ_{k≠j} exp(x_ik)`` for every j, shape (N, M)."""
-        totals = (self.shares @ weights)[..., None]
-        means = (totals - weights * self.shares) / (1 - self.shares)
-        return means.scatter(-1, self.largest, (self.rest @ weights)[..., None])
+    def slopes(self) -> Slopes:
+        """Their derivatives, in units of the rest: nothing overflows but at the largest entry."""
+        scale = torch.sub(self.rest, self.log_sums).exp_()
+        return Slopes(scale, torch.softmax(self.others, -1), self.largest)
 
 
-def _finite(logs: Tensor) -> Tensor:
-    """Empty sums: keep differences with them −∞ instead of NaN."""
-    return torch.where(logs == -torch.inf, 0.0, logs)
+class Slopes(NamedTuple):
+    """Derivatives of "all but one" sums, ``∂A_k/∂x_j = exp(x_j − A_k)`` for j ≠ k."""
+
+    scale: Tensor  # ``exp(rest − A_k)``, at most 1
+    shares: Tensor  # ``exp(x_j − rest)``, 0 at the largest entry
+    largest: Tensor  # its column
+
+    def __getitem__(self, place: int) -> Slopes:  # type: ignore[override]
+        """Those of one of several families of matrices."""
+        return Slopes(
+            self.scale.select(0, place), self.shares.select(0, place), self.largest.select(0, place)
+        )
+
+    def pull(self, weights: Tensor, total: Tensor) -> Tensor:
+        """``Σ_{k≠j} weights_k ∂A_k/∂x_j``, shape (…, N, M).
+
+        The largest entry gets what the others leave: the derivatives of a sum add up to 1.
+
+        Args:
+            weights: Shape (…, N, M).
+            total: The sums of their rows, shape (…, N, 1).
+        """
+        scaled = self.scale * weights
+        found = (scaled.sum(-1, keepdim=True) - scaled).mul_(self.shares)
+        return found.scatter_(-1, self.largest, total - found.sum(-1, keepdim=True))
+
+
+Part = tuple[Tensor, Tensor, Callable[[], Slopes]]
+"""Of some terms: ends, logarithms of the pairs' sums with their own factor, and slopes."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """``log Σ K_ijk exp(v)`` with the partner summed out, of all (i, j), or of all (i, k)."""
+
+    coupling: LogTriplet
+    own: int  # 0 for positives j, whose partners are negatives; 1 for negatives k
+    v: Tensor  # log-scalings of the partners, shape (M,)
+    whole: Part | None = None  # all terms, where there is room
+
+    def _parts(self) -> Iterator[Part]:
+        """Some terms at a time."""
+        if self.whole is not None:
+            yield self.whole
+            return
+        for ends in self.coupling.ends():
+            sums = AllButOne.of(ends[1 - self.own] + self.v)
+            yield ends, sums.log_sums + ends[self.own], sums.slopes
+
+    @functools.cached_property
+    def logs(self) -> Tensor:
+        """Shape (N, M)."""
+        totals = (
+            logs[0] if len(logs) == 1 else torch.logsumexp(logs, 0) for _, logs, _ in self._parts()
+        )
+        return functools.reduce(torch.logaddexp, totals)
+
+    def pull(self, weights: Tensor, total: Tensor, sink: GradientSink | None) -> Tensor:
+        """What the partners' log-scalings get of a gradient, shape (M,); the scores' to the sink.
+
+        Args:
+            weights: The gradient with respect to the logarithms, shape (N, M).
+            total: The sums of its rows, shape (N,).
+            sink: For the scores.
+        """
+        found: list[Tensor] = []
+        for ends, logs, slopes in self._parts():
+            own, of_rows = weights[None], total[:, None]
+            if len(self.coupling.terms.nodes) > 1:  # every term has its share of its pair
+                own = torch.exp(logs - self.logs).mul_(weights)
+                of_rows = own.sum(-1, keepdim=True)
+            partner = slopes().pull(own, of_rows)
+            if isinstance(sink, DenseSink):
+                masses = (own, partner) if self.own == 0 else (partner, own)
+                sink.add(self.coupling.terms.force(*masses, ends))
+            found.append(partner.sum((0, 1)))
+        return functools.reduce(torch.add, found)
 
 
 class LogTriplet(LogDomainTriplet):
@@ -230,99 +312,135 @@ class LogTriplet(LogDomainTriplet):
         # Potentials of size c take digits from what they are added to: float32 has none to spare.
         super().__init__(scores.to(wide_dtype(scores.device)), within=within)
         self.terms = terms
+        few = max(1, _AT_ONCE // max(1, scores.numel()))
+        self._few = 1 if on_host(scores) else few  # terms at a time
+        self._ends: Tensor | None = None
+
+    def scaling(self, log_mass: Tensor, log_sum: Tensor) -> Tensor:
+        """No sum is empty: what is excluded is a number."""
+        return log_mass - log_sum
 
     def sink(self) -> DenseSink:
         """A collector for this coupling."""
         return DenseSink(self.scores)
 
-    def attract(self, node: float | Tensor) -> Tensor:
-        """Logarithms of one term's factor of the positives, (N, M); of several, (q, N, M)."""
-        return self._excluded(self.terms.attract(self.scores, node))
+    def release(self) -> None:
+        """Give up the factors until they are needed again."""
+        self._ends = None
 
-    def repel(self, node: float | Tensor) -> Tensor:
-        """Logarithms of one term's factor of the negatives, (N, M); of several, (q, N, M)."""
-        return self._excluded(self.terms.repel(self.scores, node))
+    def ends(self) -> Iterator[Tensor]:
+        """Logarithms of factors of some terms at a time; nothing where an anchor meets itself."""
+        if self._ends is not None:
+            yield self._ends
+            return
+        like, nodes = self.scores, self.terms.nodes
+        if not isinstance(nodes, Tensor):
+            span = nodes[0], nodes[-1], len(nodes)
+            nodes = torch.linspace(*span, dtype=like.dtype, device=like.device)
+        for some in nodes[:, None, None].split(self._few):
+            ends = self.terms.ends(like, some)
+            if self.within:
+                ends.diagonal(dim1=2, dim2=3).fill_(_NOTHING[ends.dtype])
+            if len(nodes) == 1:
+                self._ends = ends
+            yield ends
 
-    def _excluded(self, logs: Tensor) -> Tensor:
-        if not self.within:
-            return logs
-        return logs.masked_fill(
-            torch.eye(logs.shape[-1], dtype=torch.bool, device=logs.device), -torch.inf
+    def both(self, f: Tensor, g: Tensor) -> tuple[Pairs, Pairs]:
+        """Negatives with their positives summed out, and positives with their negatives."""
+        if len(self.terms.nodes) > self._few // 2:
+            return Pairs(self, 1, f), Pairs(self, 0, g)
+        (ends,) = self.ends()
+        sums = AllButOne.of(ends + torch.stack([f, g])[:, None, None])
+        slopes = sums.slopes()
+        logs = sums.log_sums.add_(ends.flip(0))
+        negatives, positives = (
+            Pairs(
+                self, 1 - side, v, (ends, logs[side], functools.partial(slopes.__getitem__, side))
+            )
+            for side, v in enumerate((f, g))
         )
-
-    def _nodes(self) -> Iterator[float | Tensor]:
-        """The nodes, as many at a time as an accelerator likes; on the host one."""
-        nodes = self.terms.nodes
-        if on_host(self.scores):
-            yield from nodes
-        else:
-            ends, like = (nodes[0], nodes[-1], len(nodes)), self.scores
-            all_nodes = torch.linspace(*ends, dtype=like.dtype, device=like.device)
-            yield from all_nodes[:, None, None].split(max(1, _AT_ONCE // like.numel()))
+        return negatives, positives
 
     def positive_pairs(self, g: Tensor) -> Tensor:
         """``log Σ_{k≠j} K_ijk exp(g_k)``, shape (N, M)."""
-        return _log_sum(
-            self.attract(node) + AllButOne.of(self.repel(node) + g).log_sums
-            for node in self._nodes()
-        )
+        return Pairs(self, 0, g).logs
 
     def negative_pairs(self, f: Tensor) -> Tensor:
         """``log Σ_{j≠k} K_ijk exp(f_j)``, shape (N, M)."""
-        return _log_sum(
-            self.repel(node) + AllButOne.of(self.attract(node) + f).log_sums
-            for node in self._nodes()
-        )
+        return Pairs(self, 1, f).logs
 
     def partners(self, plan: LogTripletPlan) -> Tensor:
         """P²³_jk = b_j h_k (E⁺ᵀ diag(a) E⁻)_jk, shape (M, M): a matrix product for each term."""
         m = self.scores.shape[1]
         total = self.scores.new_zeros(m, m)
-        for node in self.terms.nodes:
-            near, far = self.attract(node) + plan.f, self.repel(node) + plan.g
-            tops = [_finite(logs.amax(1, keepdim=True)) for logs in (near, far)]
-            heights = plan.phi[:, None] + tops[0] + tops[1]
-            steep = heights[:, 0] > _STEEP
-            weights = torch.exp(heights.masked_fill(steep[:, None], -torch.inf))
-            total += (torch.exp(near - tops[0]) * weights).T @ torch.exp(far - tops[1])
-            for anchor in steep.nonzero()[:, 0].tolist():
-                total += torch.exp((near[anchor] + plan.phi[anchor])[:, None] + far[anchor])
+        for ends in self.ends():
+            for near, far in zip(ends[0] + plan.f, ends[1] + plan.g, strict=True):
+                tops = near.amax(1, keepdim=True), far.amax(1, keepdim=True)
+                heights = plan.phi[:, None] + tops[0] + tops[1]
+                steep = heights[:, 0] > _STEEP
+                weights = torch.exp(heights.masked_fill(steep[:, None], -torch.inf))
+                total += (torch.exp(near - tops[0]) * weights).T @ torch.exp(far - tops[1])
+                for anchor in steep.nonzero()[:, 0].tolist():
+                    total += torch.exp((near[anchor] + plan.phi[anchor])[:, None] + far[anchor])
         return total.fill_diagonal_(0.0)
 
     def push(
         self, plan: LogTripletPlan, axis: int, weights: Tensor, sink: GradientSink | None
     ) -> dict[int, Tensor]:
-        """Products with the pair marginals, a term at a time; those with P²³ go through anchors."""
-        pushed = {o: torch.zeros_like(p) for o, p in enumerate((plan.phi, plan.f, plan.g))}
-        phi = plan.phi[:, None]
-        for node in self._nodes():
-            near, far = self.attract(node) + plan.f, self.repel(node) + plan.g
-            negatives_of_pair, positives_of_pair = AllButOne.of(far), AllButOne.of(near)
-            # P¹²_ij = a_i b_j E⁺_ij Σ_{k≠j} E⁻_ik h_k and P¹³_ik = a_i h_k E⁻_ik Σ_{j≠k} E⁺_ij b_j.
-            raised = torch.exp(near + phi + negatives_of_pair.log_sums)
-            lowered = torch.exp(far + phi + positives_of_pair.log_sums)
-            if axis == 0:
-                raised, lowered = raised * weights[:, None], lowered * weights[:, None]
-            elif axis == 1:
-                raised, lowered = raised * weights, lowered * positives_of_pair.mean(weights)
-            else:
-                raised, lowered = raised * negatives_of_pair.mean(weights), lowered * weights
-            pushed[0] += _over_terms(raised if axis == 1 else lowered).sum(1)
-            pushed[1] += _over_terms(raised).sum(0)
-            pushed[2] += _over_terms(lowered).sum(0)
-            if isinstance(sink, DenseSink):
-                sink.add(_over_terms(raised * self.terms.attract_slope(self.scores, node)))
-                sink.add(_over_terms(lowered * self.terms.repel_slope(self.scores, node)))
-        del pushed[axis]
-        return pushed
+        """Products with the pair marginals; those with P²³ go through the anchors."""
+        pairs = Pairs(self, 1, plan.f) if axis == 2 else Pairs(self, 0, plan.g)
+        masses = (pairs.logs + (plan.g if axis == 2 else plan.f)).add_(plan.phi[:, None]).exp_()
+        masses.mul_(weights[:, None] if axis == 0 else weights)
+        of_rows = masses.sum(1)
+        received = pairs.pull(masses, of_rows, sink)
+        if axis == 0:
+            return {1: masses.sum(0), 2: received}
+        return {0: of_rows, 3 - axis: received}
+
+    def history(self, masses: Masses, plans: Sequence[LogTripletPlan]) -> History:
+        """Whole sweeps."""
+        return LogSweeps(self, plans)
 
 
-def _log_sum(terms: Iterable[Tensor]) -> Tensor:
-    """``log Σ exp`` of matrices that come one at a time, or several."""
-    matrices = (term if term.ndim == 2 else torch.logsumexp(term, 0) for term in terms)
-    return functools.reduce(torch.logaddexp, matrices)
+@dataclass(frozen=True)
+class LogSweeps:
+    """A history as the plans after each sweep, and before the first."""
 
+    coupling: LogTriplet
+    plans: Sequence[LogTripletPlan]
 
-def _over_terms(values: Tensor) -> Tensor:
-    """The sum of matrices, if they are several."""
-    return values if values.ndim == 2 else values.sum(0)
+    def adjoint(self, cotangents: Sequence[Tensor]) -> ScoreGradient:
+        """Walk the sweeps backwards (mathematics §4, unrolled).
+
+        An update is minus a log-sum over pairs, whose derivatives are the plan's conditional
+        probabilities. Those of φ and f are over the same pairs: their gradients are one.
+        """
+        sink = self.coupling.sink()
+        to_phi, to_f, to_g = (-part for part in cotangents)  # minus the gradients
+        for before, plan in reversed(list(pairwise(self.plans))):
+            after, late = (to_phi, to_f, to_g), plan.late
+            if late is not None:  # the sweep changed nothing
+                to_phi, to_f, to_g = (part * ~late for part in after)
+            negatives, positives = self.coupling.both(plan.f, before.g)
+            phi = plan.phi[:, None]
+            # Marginal 3: g = log h − log Σ_i exp(φ + pairs).
+            chances = torch.softmax(negatives.logs + phi, 0)
+            of_rows = chances @ to_g
+            to_f = to_f - negatives.pull(chances.mul_(to_g), of_rows, sink)
+            # Marginal 2: f = log b − log Σ_i exp(φ + pairs).
+            of_rows = to_phi - of_rows
+            chances = torch.softmax(positives.logs + phi, 0)
+            to_phi = torch.addmv(of_rows, chances, to_f, alpha=-1)
+            # Marginal 1: φ = log a − log Σ_j exp(f + pairs), whose gradient joins that of f: their
+            # rows add up to what φ had before.
+            first = torch.softmax(positives.logs + before.f, 1)
+            weights = chances.mul_(to_f).addcmul_(first, to_phi[:, None])
+            to_f = -(to_phi @ first)
+            to_g = -positives.pull(weights, of_rows, sink)
+            to_phi = torch.zeros_like(to_phi)
+            if late is not None:
+                parts = (to_phi, to_f, to_g)
+                to_phi, to_f, to_g = (
+                    part + passed * late for part, passed in zip(parts, after, strict=True)
+                )
+        return sink.total()
