@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from numbers import Number
 from typing import Any
 
@@ -22,6 +22,9 @@ from tricouple.losses.gather import Call, gathered, located
 from tricouple.numeric import ieee_products, never_compiled, on_host
 
 DEFAULT_SHARPNESS = 10.0
+
+# By how much a temperature on a device may have fallen without being read (docs/accelerators.md).
+_FALL = 4.0
 
 _numbers = count()
 
@@ -55,6 +58,7 @@ class ContrastiveLoss(nn.Module, ABC):
     scale: str | None = None  # the setting that divides similarities: τ, or what stands for it
     shown: tuple[str, ...] = ()  # the settings that its text names
     paper_sharpness: float | None = None  # c of the paper's settings, if it states them
+    _expected: float | None = None  # what a scale that is not read is taken to be at least
 
     def __init__(self, *, empty: str = "raise", check: str = "full", group: Group = None) -> None:
         super().__init__()
@@ -96,6 +100,7 @@ class ContrastiveLoss(nn.Module, ABC):
             )
         checks.positive_number(self.scale, value)
         setattr(self, self.scale, value)
+        self._expected = as_number(value) / _FALL
 
     @property
     def sharpness(self) -> float | None:
@@ -218,11 +223,11 @@ class ContrastiveLoss(nn.Module, ABC):
                 raise ValueError(located(str(error), shard)) from error
             batch = replace(batch, shard=shard)
             self._check_setting(batch)
-            missing = self._missing(batch, doubts)
-            if both and missing is None:
-                missing = self._missing(batch.mirrored(), doubts)
-            if doubts is not None:
-                batch = replace(batch, known_temperature=doubts.known)
+            sides = (batch, batch.mirrored()) if both else (batch,)
+            missing = self._missing(sides, doubts)
+            if isinstance(temperature, Tensor) and not on_host(temperature):
+                known = self._expected if doubts is None else doubts.known
+                batch = replace(batch, known_temperature=known)
             if missing is None or isinstance(missing, Tensor):
                 return self._computed(batch, missing, self.compute_both if both else self.compute)
         if self.empty == "zero":
@@ -316,14 +321,15 @@ class ContrastiveLoss(nn.Module, ABC):
     def _check_setting(self, batch: Batch) -> None:
         """Raise a ValueError where the loss has no meaning; most have one everywhere."""
 
-    def _missing(self, batch: Batch, doubts: checks.Doubts | None) -> str | Tensor | None:
+    def _missing(
+        self, batches: Sequence[Batch], doubts: checks.Doubts | None
+    ) -> str | Tensor | None:
         """What is missing to learn from; a flag where that is not to be read from a device.
 
         There all doubts about values are settled with the same reading.
         """
-        wanting = self._wanting(batch)
         flags: list[Tensor] = []
-        for lacking, what in wanting:
+        for lacking, what in chain.from_iterable(map(self._wanting, batches)):
             if isinstance(lacking, Tensor):
                 flags.append(lacking)
                 if doubts is not None:

@@ -59,7 +59,8 @@ class Batch:
     within: bool  # whether anchors and references are the same samples
     temperature: float | Tensor  # what divides the similarities
     own: Tensor | None = None  # across: the reference that each anchor is, −1 for none
-    known_temperature: float | None = None  # the same, if the host was told what a device holds
+    # What the host takes it to be at least, if a device holds it.
+    known_temperature: float | None = None
     places: Places | None = None  # of anchors and references, if couplings see them elsewhere
     shard: Shard | None = None  # who has which rows, if they come from several processes
 
@@ -139,11 +140,8 @@ class Batch:
         return replace(self, anchors=anchors, references=references, temperature=temperature)
 
     def reach(self, factor: float | Tensor) -> float:
-        """What no cosine over τ exceeds, rounded as they are; the factor is 1/τ.
-
-        A factor that a device holds is read, unless its temperature was.
-        """
-        if isinstance(factor, Tensor) and self.known_temperature is not None:
+        """What no cosine over τ exceeds, rounded as they are; the factor is 1/τ."""
+        if self.known_temperature is not None:
             factor = 1 / self.known_temperature
         return 1.01 * float(factor)
 

@@ -42,6 +42,7 @@ from tricouple.ot.sweeps.log_sigmoid import (
     TermKernels,
     log_sigmoid_terms,
     rule_of,
+    terms_on_device,
 )
 from tricouple.ot.sweeps.log_sigmoid_apart import ApartTriplet
 from tricouple.ot.sweeps.log_sigmoid_cost import pair_costs, splits_of
@@ -274,7 +275,7 @@ class LogSigmoidTriplets(_Triplets):
 
     epsilon: float  # ε
     tolerance: float  # relative error of the kernel, from which its quadrature is chosen
-    # What no score exceeds in size, where scores would have to be read from a device to find out.
+    # What no score may exceed in size, where a device would have to be asked for what they do.
     reach: float | None = None
 
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
@@ -311,11 +312,12 @@ class LogSigmoidTriplets(_Triplets):
     ) -> tuple[Tensor, LogSigmoidTerms]:
         """The scores, and terms for all of them."""
         scores = source.scaled(factor).matrix()
-        if self.reach is None:
-            lowest, highest = (float(end) for end in torch.aminmax(scores))
+        if self.reach is not None:
+            wide = scores.to(wide_dtype(scores.device))
+            terms = terms_on_device(1 / self.epsilon, wide, self.reach, self.tolerance)
         else:
-            lowest, highest = -self.reach, self.reach
-        terms = log_sigmoid_terms(1 / self.epsilon, lowest, highest, self.tolerance)
+            lowest, highest = (float(end) for end in torch.aminmax(scores))
+            terms = log_sigmoid_terms(1 / self.epsilon, lowest, highest, self.tolerance)
         return scores, terms
 
     def careful(self, source: Similarities, factor: float | Tensor) -> LogDomainTriplet:

@@ -1,7 +1,8 @@
 """Plans with linear ψ by logarithms, a tile at a time: right for any sharpness.
 
-The last rung of the ladder, of pairs and of triplets, stored and streamed. Sweeps, plans and their
-adjoints are sums that ``log_tiles`` knows how to take; nothing here has more than N numbers.
+The last rung of the ladder, of pairs and of triplets, stored and streamed; an accelerator with room
+for whole matrices does without (``pair_log``, ``triplet_log``). Sweeps, plans and their adjoints are
+sums that ``log_tiles`` knows how to take; nothing here has more than N numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from tricouple.distributed import Shard
 from tricouple.memory import Storage
-from tricouple.numeric import Patch, ScoreGradient
+from tricouple.numeric import ScoreGradient
 from tricouple.ot.sweeps.contract import (
     Coupling,
     Goal,
@@ -34,33 +35,18 @@ from tricouple.ot.sweeps.log_tiles import Apart, LogTiles, Side, Term, Weights, 
 
 
 class TermSink:
-    """Score gradients as pairs of plans times weights, which are multiplied at the end.
-
-    On an accelerator that has room for a gradient, in the pass that sums them.
-    """
+    """Score gradients as pairs of plans times weights, which are multiplied at the end."""
 
     def __init__(self, tiles: LogTiles) -> None:
         self._tiles = tiles
         self._terms: list[Term] = []
-        self._room = tiles.room()
-
-    def sums(self, term: Term) -> tuple[Tensor, Tensor]:
-        """Of the pairs of a kernel, which are added."""
-        if self._room is None:
-            self._terms.append(term)
-        return self._tiles.sums(term, self._room)
 
     def add(self, term: Term) -> None:
         """Add the pairs of a kernel."""
-        if self._room is None:
-            self._terms.append(term)
-        else:
-            self._tiles.sums(term, self._room)
+        self._terms.append(term)
 
     def total(self) -> ScoreGradient:
         """One pass over the tiles for all of them."""
-        if self._room is not None:
-            return [Patch(slice(0, len(self._room)), self._room)]
         return self._tiles.gradient(self._terms)
 
 
@@ -181,8 +167,9 @@ class LogPairPlan:
         """``Pᵀ weights`` for axis 0, ``P weights`` for axis 1."""
         times = Weights(left=weights) if axis == 0 else Weights(right=weights)
         term = Term(1.0, Side(self.coupling.factor, self.f, self.g), times)
-        sums = sink.sums if isinstance(sink, TermSink) else self.coupling.tiles.sums
-        return {1 - axis: sums(term)[1 - axis]}
+        if isinstance(sink, TermSink):
+            sink.add(term)
+        return {1 - axis: self.coupling.tiles.sums(term)[1 - axis]}
 
 
 class LogLinearTriplet(_LogCoupling):
@@ -285,14 +272,12 @@ class LogLinearPlan:
             other = Weights(left=sums.mean(weights, rest), apart=rest, column=weights)
             attract, repel = (own, other) if axis == 1 else (other, own)
         near, far = Term(1.0, self.attract, attract), Term(-1.0, self.repel, repel)
-        collector = sink if isinstance(sink, TermSink) else None
-        summed = tiles.sums if collector is None else collector.sums
         pushed: dict[int, Tensor] = {}
         for term, end in ((near, 1), (far, 2)):
             if end != axis:
-                pushed[0], pushed[end] = summed(term)
-            elif collector is not None:
-                collector.add(term)
+                pushed[0], pushed[end] = tiles.sums(term)
+            if isinstance(sink, TermSink):
+                sink.add(term)
         pushed.pop(axis, None)
         return pushed
 

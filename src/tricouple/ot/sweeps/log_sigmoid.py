@@ -145,7 +145,7 @@ class LogSigmoidTerms:
     """``K ≈ Σ_q exp(attract_q(x) + repel_q(y))``, one term for each node."""
 
     power: float  # m = 1/ε
-    nodes: tuple[float, ...]  # the abscissae v_q
+    nodes: Sequence[float] | Tensor  # the abscissae v_q
     step: float  # their distance
 
     def attract(self, x: Tensor, node: float | Tensor) -> Tensor:
@@ -196,6 +196,29 @@ def log_sigmoid_terms(
     first = math.floor((rule.left - math.log(2) - highest) / rule.step)
     last = math.ceil((rule.right - math.log(2) - lowest) / rule.step)
     nodes = tuple(rule.step * q for q in range(first, last + 1))
+    return LogSigmoidTerms(power, nodes, rule.step)
+
+
+def terms_on_device(
+    power: float, scores: Tensor, reach: float, tolerance: float
+) -> LogSigmoidTerms:
+    """The terms for scores that nobody reads.
+
+    Their number is that of the widest range of scores that is allowed for; where they begin the
+    device finds out. Scores that differ by more make them NaN, and so the loss.
+
+    Args:
+        power: m = 1/ε.
+        scores: s/τ, shape (N, M).
+        reach: Scores differ by at most twice as much.
+        tolerance: Relative error of the kernel.
+    """
+    rule = rule_of(power, tolerance)
+    number = math.ceil((rule.right - rule.left + 2 * reach) / rule.step) + 2
+    lowest, highest = torch.aminmax(scores)
+    first, needed = rule.nodes(lowest, highest)
+    places = (first + torch.arange(number, device=scores.device)).to(scores.dtype)
+    nodes = torch.where(needed <= number, places * rule.step, torch.nan)
     return LogSigmoidTerms(power, nodes, rule.step)
 
 

@@ -25,6 +25,9 @@ from tricouple.ot.sweeps.threads import in_threads
 # B = e^{−46}, for the smallest x of a positive.
 TAIL, HEAD = -9.5, math.log(46.0)
 
+# Entries of the matrices of several nodes that an accelerator has at once.
+_AT_ONCE = 1 << 25
+
 # Below this many entries a second thread costs more than it saves.
 _FEW = 1 << 14
 
@@ -61,7 +64,8 @@ def pair_costs(
         positives: Weights of the positives, 0 elsewhere, same shape and dtype.
         negatives: Those of the negatives.
         splits: Nodes between rates that differ by a factor of two.
-        spread: What two scores of a row differ by at most; None to find out.
+        spread: What two scores of a row differ by at most; None to find out. More than that on a
+            device, which nobody asks, makes the sums NaN.
 
     Returns:
         Shapes (rows,) and (rows, M).
@@ -90,15 +94,22 @@ def pair_costs(
     total -= (u_plus * u_minus + near_one * (negatives * u**2).sum(1, keepdim=True) / 2) * second
     slope = negatives * u * (near_one * first - (u_plus + near_one * u) * second)
     slope -= positives * u * u_minus * second
+    found = -x.masked_fill(positives == 0, 0.0).amin()
     if spread is None:
-        spread = -float(x.masked_fill(positives == 0, 0.0).amin())
-    for number in range(math.ceil((HEAD - TAIL + spread) / step) + 2):
-        rates = (x + (start + step * number)).clamp_(max=7.0).exp_()  # beyond e^7 B is 0
+        spread = float(found)
+    else:
+        total += torch.where(found <= spread, 0.0, torch.nan)
+    n_nodes = math.ceil((HEAD - TAIL + spread) / step) + 2
+    nodes = torch.arange(n_nodes, dtype=x.dtype, device=x.device)[:, None, None] * step
+    for some in nodes.split(1 if on_host(x) else max(1, _AT_ONCE // max(1, x.numel()))):
+        rates = (x + (start + some)).clamp_(max=7.0).exp_()  # beyond e^7 B is 0
         b = torch.exp(-rates)
-        near = (positives * b).sum(1, keepdim=True)
-        far = (-torch.expm1(-rates) * negatives).sum(1, keepdim=True)
-        total += step * near * far
-        slope += step * rates * b * (negatives * near - positives * far)
+        far = (torch.expm1(-rates) * negatives).sum(2, keepdim=True)
+        near = (positives * b).sum(2, keepdim=True)
+        total.sub_((near * far).sum(0), alpha=step)
+        slope.add_(
+            (negatives * near).addcmul_(positives, far).mul_(b.mul_(rates)).sum(0), alpha=step
+        )
     return total[:, 0], slope
 
 

@@ -248,8 +248,6 @@ class LogTiles:
             logs = self._excluded(block, torch.add(v, tile, alpha=factor))
             largest, places = logs.max(1, keepdim=True)
             others = torch.logsumexp(logs.scatter_(1, places, -torch.inf), 1)
-            if len(tile) == n:
-                return Apart(places[:, 0], largest[:, 0], others)
             top[block], index[block], rest[block] = largest[:, 0], places[:, 0], others
         if self.shard is not None:  # the rows of the others are zeros
             place, top, rest = self.shard.sum_(torch.stack([index.to(top.dtype), top, rest]))
@@ -318,26 +316,8 @@ class LogTiles:
             out[block] = logs.scatter_(1, sums.index[block, None], -torch.inf).exp_() @ weights
         return out if self.shard is None else self.shard.sum_(out)
 
-    def room(self) -> Tensor | None:
-        """For a whole gradient, where all similarities are in one tile on an accelerator."""
-        whole = self._keep and self._own == slice(0, self.shape[0])
-        if on_host(self.like) or not whole or self.shape[0] * self.shape[1] > self._entries:
-            return None
-        return self.like.new_zeros(self.shape)
-
-    def sums(self, term: Term, gradient: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """A plan's pairs times weights, summed over columns and over rows.
-
-        Args:
-            term: The pairs and the weights.
-            gradient: What the term is added to as well, in the same pass.
-        """
-        if gradient is not None:
-            ((block, tile),) = self._tiles()
-            values, taken = self._pairs(term, block, tile)
-            self._add(gradient, term, block, values, taken)
-            values = values if taken is None else values.sub_(taken)
-            return values.sum(1), values.sum(0)
+    def sums(self, term: Term) -> tuple[Tensor, Tensor]:
+        """A plan's pairs times weights, summed over columns and over rows."""
         n, m = self.shape
         side, of_rows, of_columns = term.side, term.of_rows, term.of_columns
         threads = self._n_threads if self._compiled else 1
@@ -386,7 +366,12 @@ class LogTiles:
             if self._compiled:
                 self._share(rows, tile, compiled)
             for term in [] if self._compiled else terms:
-                self._add(total, term, rows, *self._pairs(term, rows, tile))
+                values, taken = self._pairs(term, rows, tile)
+                if taken is not None and term.side.other is not None:
+                    # What k = j takes is the same in both of a plan's kernels.
+                    away = term.side.other[rows, None]
+                    total.scatter_add_(1, away, taken.gather(1, away).mul_(-term.slope))
+                total.add_(values, alpha=term.slope)
             yield Patch(rows, total)
 
     def _pairs(self, term: Term, block: slice, tile: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -410,15 +395,6 @@ class LogTiles:
             if self.within and part is not None:
                 part.diagonal(block.start).zero_()
         return values, taken
-
-    def _add(
-        self, total: Tensor, term: Term, block: slice, values: Tensor, taken: Tensor | None
-    ) -> None:
-        """Add them to a gradient: what k = j takes is the same in both of a plan's kernels."""
-        if taken is not None and term.side.other is not None:
-            away = term.side.other[block, None]
-            total.scatter_add_(1, away, taken.gather(1, away).mul_(-term.slope))
-        total.add_(values, alpha=term.slope)
 
     def _call(
         self,

@@ -102,19 +102,18 @@ class PairSweeps:
         """
         sink = self.coupling.sink()
         to_f, to_g = (-part for part in cotangents)  # minus the gradients
+        nothing = [torch.zeros_like(part) for part in cotangents]
         for before, plan in reversed(list(pairwise(self.plans))):
             after, late = (to_f, to_g), plan.late
             if late is not None:  # the sweep changed nothing
                 to_f, to_g = (part * ~late for part in after)
             # g = log(columns) − log Σ_i exp(x + f), then f = log(rows) − log Σ_j exp(x + g).
             pairs = self.coupling.scores + plan.f[:, None]
-            second = (pairs + plan.g).exp_().mul_(to_g * self.masses.inverses[1])
-            to_f = (to_f - second.sum(1)) * self.masses.inverses[0]
-            first = pairs.add_(before.g).exp_().mul_(to_f[:, None])
-            to_f, to_g = torch.zeros_like(to_f), -first.sum(0)
-            sink.add(first.add_(second))
+            second, to_g = (pairs + plan.g).exp_(), to_g * self.masses.inverses[1]
+            to_f = torch.addmv(to_f, second, to_g, alpha=-1) * self.masses.inverses[0]
+            first = pairs.add_(before.g).exp_()
+            sink.add(second.mul_(to_g).addcmul_(first, to_f[:, None]))
+            to_f, to_g = nothing[0], torch.addmv(nothing[1], first.T, to_f, alpha=-1)
             if late is not None:
-                to_f, to_g = (
-                    part + passed * late for part, passed in zip((to_f, to_g), after, strict=True)
-                )
+                to_f, to_g = after[0] * late, to_g + after[1] * late
         return sink.total()

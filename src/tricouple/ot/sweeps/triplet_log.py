@@ -341,7 +341,7 @@ class LogTriplet(LogDomainTriplet):
             ends = self.terms.ends(like, some)
             if self.within:
                 ends.diagonal(dim1=2, dim2=3).fill_(_NOTHING[ends.dtype])
-            if len(nodes) == 1:
+            if len(nodes) <= self._few:
                 self._ends = ends
             yield ends
 
@@ -417,6 +417,7 @@ class LogSweeps:
         """
         sink = self.coupling.sink()
         to_phi, to_f, to_g = (-part for part in cotangents)  # minus the gradients
+        nothing = torch.zeros_like(to_phi), torch.zeros_like(to_f)
         for before, plan in reversed(list(pairwise(self.plans))):
             after, late = (to_phi, to_f, to_g), plan.late
             if late is not None:  # the sweep changed nothing
@@ -435,12 +436,11 @@ class LogSweeps:
             # rows add up to what φ had before.
             first = torch.softmax(positives.logs + before.f, 1)
             weights = chances.mul_(to_f).addcmul_(first, to_phi[:, None])
-            to_f = -(to_phi @ first)
-            to_g = -positives.pull(weights, of_rows, sink)
-            to_phi = torch.zeros_like(to_phi)
+            to_f = torch.addmv(nothing[1], first.T, to_phi, alpha=-1)
+            to_phi, to_g = nothing[0], -positives.pull(weights, of_rows, sink)
             if late is not None:
-                parts = (to_phi, to_f, to_g)
                 to_phi, to_f, to_g = (
-                    part + passed * late for part, passed in zip(parts, after, strict=True)
+                    part + passed * late
+                    for part, passed in zip((to_phi, to_f, to_g), after, strict=True)
                 )
         return sink.total()

@@ -227,7 +227,7 @@ class TritonTiles(LogTiles):
         mean_kernel[self._grid(0)](self._x, self._y, *places, *self._sizes, factor, **self._blocks)
         return out
 
-    def sums(self, term: Term, gradient: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def sums(self, term: Term) -> tuple[Tensor, Tensor]:
         """A plan's pairs times weights, summed over columns and over rows."""
         found = []
         at = term.of_rows if term.side.partner is None else term.side.partner.index
