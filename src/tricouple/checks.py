@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tricouple.distributed import Team
 from tricouple.numeric import on_host, wide_dtype
 
 Labels = Tensor | Sequence[int] | Any
@@ -31,12 +32,18 @@ class Doubts:
         self._flags.append(wrong.reshape(()))
         self._answers.append(answer)
 
-    def settle(self) -> str | None:
-        """Raise the first error, if there is one; or say what is missing, if anything is."""
-        flags = [flag.to(wide_dtype(flag.device)) for flag in self._flags]
+    def settle(self, team: Team | None = None) -> str | None:
+        """Raise the first error, if there is one; or say what is missing, if anything is.
+
+        Args:
+            team: Processes, all of which raise an error if one of them has found it.
+        """
+        flags = torch.stack([flag.to(wide_dtype(flag.device)) for flag in self._flags])
+        if team is not None:
+            team.max_(flags)
         if self.number is not None:
-            flags.append(self.number.reshape(()).to(flags[0].dtype))
-        found = torch.stack(flags).tolist()
+            flags = torch.cat([flags, self.number.reshape(1).to(flags.dtype)])
+        found = flags.tolist()
         if self.number is not None:
             self.known = found.pop()
         for wrong, answer in zip(found, self._answers, strict=True):
@@ -44,6 +51,8 @@ class Doubts:
                 return answer
             if wrong and callable(answer):
                 answer()
+                if team is not None:
+                    raise ValueError("another process of the group has found a bad value")
         return None
 
 

@@ -195,7 +195,8 @@ class ContrastiveLoss(nn.Module, ABC):
         self._last, shard = None, None
         team = None if self.group is None else Team.of(self.group)
         if team is not None:
-            call, shard = gathered(team, call, lambda: self._scale(temperature))
+            # What a device holds is looked at with all else, once.
+            call, shard = gathered(team, call, lambda: self._scale(temperature, checks.Doubts()))
         embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index = call
         checks.matrix("embeddings", embeddings)
         reads = self._reads and on_host(embeddings)
@@ -337,7 +338,7 @@ class ContrastiveLoss(nn.Module, ABC):
             elif lacking:
                 return what
         if doubts is not None:
-            return doubts.settle()
+            return doubts.settle(batch.shard)
         return torch.stack(flags).any() if flags else None
 
     def _wanting(self, batch: Batch) -> Iterator[tuple[bool | Tensor, str]]:

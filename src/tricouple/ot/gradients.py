@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tricouple.numeric import ScoreGradient, divide_or_zero
+from tricouple.numeric import ScoreGradient, divide_or_zero, on_host
 from tricouple.ot.sweeps.contract import Plan, Solution
 
 
@@ -49,6 +49,9 @@ def implicit(solution: Solution, cotangents: Sequence[Tensor]) -> ScoreGradient:
     return sink.total()
 
 
+# Steps of the solver on a device.
+_STEPS = 100
+
 # Above this marginal error (L1) a plan is not the one that the implicit gradient is about.
 _CONVERGED = 1e-3
 
@@ -77,7 +80,8 @@ def _solve(plan: Plan, right: Sequence[Tensor], agreed: Callable[[bool], bool]) 
     J is positive semi-definite. Its null space (a constant moved from one axis to another) is kept
     out of every residual, so that rounding cannot grow along it. A sharp plan that is not converged
     may have fallen into parts that no mass connects: then there is no solution, residuals cannot
-    vanish, and the iterate with the smallest is the answer.
+    vanish, and the iterate with the smallest is the answer. A device, which is not asked how far it
+    is, takes a fixed number of steps; those after the end do not count.
     """
     sizes = [len(part) for part in right]
     diagonal = torch.cat([plan.marginal(axis) for axis in range(len(right))])
@@ -105,21 +109,29 @@ def _solve(plan: Plan, right: Sequence[Tensor], agreed: Callable[[bool], bool]) 
     energy = smallest = residual @ scaled
     rounding = torch.finfo(residual.dtype).eps
     goal = energy * rounding**2
-    for _ in range(2 * len(residual) + 100):
-        if agreed(bool(energy <= goal)):
+    ended = torch.zeros_like(energy, dtype=torch.bool)  # on a device
+
+    def over(found: Tensor) -> bool:
+        """Whether to leave the loop for this reason."""
+        if on_host(found):
+            return agreed(bool(found))
+        ended.logical_or_(found)
+        return False
+
+    for _ in range(2 * len(residual) + 100 if on_host(residual) else _STEPS):
+        if over(energy <= goal):
             break
         image = apply(direction)
         curvature = direction @ image
-        flat = curvature <= 100 * rounding * (direction @ (diagonal * direction))
-        if agreed(bool(flat)):
+        if over(curvature <= 100 * rounding * (direction @ (diagonal * direction))):
             break  # the direction is in the null space but for rounding
         step = energy / curvature
         solution = solution + step * direction
         residual = consistent(residual - step * image)
         scaled = divide_or_zero(residual, diagonal)
         previous, energy = energy, residual @ scaled
-        if energy < smallest:
-            smallest, best = energy, solution
+        better = (energy < smallest) & ~ended
+        smallest, best = torch.where(better, energy, smallest), torch.where(better, solution, best)
         direction = scaled + (energy / previous) * direction
     return list(best.split(sizes))
 

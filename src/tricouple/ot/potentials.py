@@ -19,6 +19,7 @@ from tricouple.numeric import (
     ScoreGradient,
     first_derivative_only,
     never_compiled,
+    on_host,
     pull,
     told,
     wide_dtype,
@@ -255,7 +256,7 @@ def _embedding_gradients(
 
 def _score_gradient(ctx: Any, cotangent: Tensor) -> ScoreGradient:
     parts = cotangent.to(ctx.solution.coupling.dtype).split(ctx.sizes)
-    if ctx.rule is implicit:
+    if ctx.rule is implicit and on_host(cotangent):
         warn_unless_converged(ctx.solution.plan(), ctx.imposed.split(ctx.sizes))
     gradient: ScoreGradient = ctx.rule(ctx.solution, parts)
     return gradient

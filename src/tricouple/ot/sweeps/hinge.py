@@ -35,8 +35,6 @@ from tricouple.ot.sweeps.contract import (
     History,
     Masses,
     Solution,
-    Stage,
-    Stages,
     log_scaling,
 )
 from tricouple.ot.sweeps.kernels import Similarities
@@ -72,8 +70,8 @@ class HingeTriplet(LogDomainTriplet):
         self.source, self.factor, self.hinge = source, factor, hinge
         self.within, self.tile_entries, self.shard = within, tile_entries, shard
         self.dtype = source.like.dtype
-        # Scores as positives and as negatives see them, where there is room for all of them.
-        self._kept_rows: dict[int, SortedRows] = {}
+        # Scores as positives and as negatives see them, where an accelerator has all of them.
+        self._kept_rows: SortedRows | None = None
         n = source.shape[0]
         self.anchors = slice(0, n) if shard is None else shard.rows  # this process's
 
@@ -111,14 +109,10 @@ class HingeTriplet(LogDomainTriplet):
         return True
 
     def history(self, masses: Masses, plans: Sequence[LogTripletPlan]) -> History:
-        """Three updates a sweep, each with the plan right after it."""
-        stages: list[Stage] = []
-        for before, plan in pairwise(plans):
-            late = plan.late
-            stages.append(Stage(0, LogTripletPlan(self, plan.phi, before.f, before.g), late))
-            stages.append(Stage(1, LogTripletPlan(self, plan.phi, plan.f, before.g), late))
-            stages.append(Stage(2, plan, late))
-        return Stages(self, masses, stages)
+        """Whole sweeps, where all anchors are at hand; else updates."""
+        return (
+            HingeSweeps(self, masses, plans) if self._at_once() else super().history(masses, plans)
+        )
 
     def scale_anchors(self, log_mass: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         """``log Σ_jk e^{f+g} K`` of each anchor, the φ that it asks for, ``log Σ_ik e^{φ+g} K``."""
@@ -206,10 +200,8 @@ class HingeTriplet(LogDomainTriplet):
             pushed[0][block] = (raised[0] if axis == 1 else lowered[0]).sum(1)
             pushed[1] += raised[0].sum(0)
             pushed[2] += lowered[0].sum(0)
-            if isinstance(sink, HingeSink) and sink.room is not None:
-                self._add_forces(sink.room, raised, lowered)
         del pushed[axis]
-        if isinstance(sink, HingeSink) and sink.room is None:
+        if isinstance(sink, HingeSink):
             sink.add(plan, axis, weights)
         received = self.total(torch.cat(list(pushed.values())))
         return dict(zip(pushed, received.split([len(p) for p in pushed.values()]), strict=True))
@@ -220,21 +212,13 @@ class HingeTriplet(LogDomainTriplet):
             total = self.source.like.new_zeros(block.stop - block.start, self.source.shape[1])
             for plan, axis, weights in terms:
                 for _, raised, lowered in self._weighted(plan, axis, weights, [block]):
-                    self._add_forces(total, raised, lowered)
+                    total += raised[1].add_(raised[0], alpha=self.hinge.slope)
+                    total -= lowered[1].add_(lowered[0], alpha=self.hinge.slope)
             yield Patch(block, total)
-
-    def _add_forces(self, total: Tensor, raised: list[Tensor], lowered: list[Tensor]) -> None:
-        """Add what P¹² and P¹³ with weights do to the scores; their falling parts are used up."""
-        total += raised[1].add_(raised[0], alpha=self.hinge.slope)
-        total -= lowered[1].add_(lowered[0], alpha=self.hinge.slope)
-
-    def room(self) -> Tensor | None:
-        """For a whole gradient, where an accelerator has all anchors at once."""
-        return self.source.like.new_zeros(self.source.shape) if self._at_once() else None
 
     def release(self) -> None:
         """Give up what is sorted until it is needed again."""
-        self._kept_rows.clear()
+        self._kept_rows = None
 
     def _at_once(self) -> bool:
         return not on_host(self.source.like) and self._blocks() == [slice(0, self.source.shape[0])]
@@ -271,16 +255,21 @@ class HingeTriplet(LogDomainTriplet):
     ) -> Iterator[tuple[slice, SortedRows]]:
         """Sorted scores of some anchors, as positives (+1) or as negatives (−1) see them."""
         m = self.source.shape[1]
+        if self._at_once():
+            yield slice(0, self.source.shape[0]), self.both()[0 if sign > 0 else 1]
+            return
         for block in self._blocks() if blocks is None else blocks:
-            if sign in self._kept_rows:
-                yield block, self._kept_rows[sign]
-                continue
             room = self.source.like.new_empty(block.stop - block.start, m)
             scores = self.source.tile(block, room) * (sign * self.factor)
-            rows = SortedRows.of(scores, block.start if self.within else None, self.hinge)
-            if self._at_once():
-                self._kept_rows[sign] = rows
-            yield block, rows
+            yield block, SortedRows.of(scores, block.start if self.within else None, self.hinge)
+
+    def both(self) -> SortedRows:
+        """All anchors as positives and as negatives see them, one after the other."""
+        if self._kept_rows is None:
+            scores = self.source.matrix() * self.factor
+            first = 0 if self.within else None
+            self._kept_rows = SortedRows.of(torch.stack([scores, -scores]), first, self.hinge)
+        return self._kept_rows
 
 
 Weights = Callable[[slice], tuple[Tensor, Tensor]]
@@ -296,7 +285,6 @@ class HingeSink:
     def __init__(self, coupling: HingeTriplet) -> None:
         self._coupling = coupling
         self._terms: list[Term] = []
-        self.room = coupling.room()
 
     def add(self, plan: LogTripletPlan, axis: int, weights: Tensor) -> None:
         """Add ``∂/∂x Σ weights · marginal_axis`` of a plan."""
@@ -304,14 +292,70 @@ class HingeSink:
 
     def total(self) -> ScoreGradient:
         """The sum of all terms."""
-        if self.room is not None:
-            return [Patch(slice(0, len(self.room)), self.room)]
         return self._coupling.forces(self._terms)
 
 
 @dataclass(frozen=True)
+class HingeSweeps:
+    """A history as the plans after each sweep, and before the first: of whole matrices."""
+
+    coupling: HingeTriplet
+    masses: Masses
+    plans: Sequence[LogTripletPlan]
+
+    def adjoint(self, cotangents: Sequence[Tensor]) -> ScoreGradient:
+        """Walk the sweeps backwards (mathematics §4, unrolled; §9).
+
+        Pairs of a sweep's plans with weights on one end, or on both, and what of them falls with t,
+        come together, shape (2, N, M).
+        """
+        rows, slope = self.coupling.both(), self.coupling.hinge.slope
+        total = torch.zeros_like(rows.x[0])
+        to_phi, to_f, to_g = (-part for part in cotangents)  # minus the gradients
+        of_a, of_b, of_h = self.masses.inverses
+        for before, plan in reversed(list(pairwise(self.plans))):
+            after, late = (to_phi, to_f, to_g), plan.late
+            if late is not None:  # the sweep changed nothing
+                to_phi, to_f, to_g = (part * ~late for part in after)
+            logs = rows.log_sums(torch.stack([before.g, plan.f])[:, None])
+            positives, negatives = logs.add_(plan.phi[:, None]).unbind(1)
+            # Marginal 3: P¹³ with weights on k, and what P¹² gets of them.
+            to_g = to_g * of_h
+            lowered = (negatives + plan.g).exp_().mul_(to_g)
+            raised = self._signed(rows[0], plan.g + _signed_logs(to_g)[:, None], plan.phi, plan.f)
+            to_phi, to_f = to_phi - lowered[0].sum(1), (to_f - raised[0].sum(0)) * of_b
+            forces = raised.sub_(lowered)
+            # Marginals 2 and 1: P¹² with weights on j, and of the plan before on i.
+            second, first = (positives + plan.f).exp_().mul_(to_f), (positives + before.f).exp_()
+            to_phi = (to_phi - second[0].sum(1)) * of_a
+            first.mul_(to_phi[:, None])
+            near = plan.f + _signed_logs(to_f)[:, None]
+            near = torch.logaddexp(near, before.f + _signed_logs(to_phi)[:, :, None])
+            lowered = self._signed(rows[1], near, plan.phi, before.g)
+            to_phi, to_f, to_g = torch.zeros_like(to_phi), -first[0].sum(0), -lowered[0].sum(0)
+            forces.add_(second).add_(first).sub_(lowered)
+            total.add_(forces[1]).add_(forces[0], alpha=slope)
+            if late is not None:
+                to_phi, to_f, to_g = (
+                    part + passed * late
+                    for part, passed in zip((to_phi, to_f, to_g), after, strict=True)
+                )
+        return [Patch(slice(0, len(total)), total)]
+
+    def _signed(self, rows: SortedRows, logs: Tensor, phi: Tensor, own: Tensor) -> Tensor:
+        """Masses of pairs, from logarithms of what is positive and negative of their partners."""
+        more, less = (rows.log_sums(logs) + own).add_(phi[:, None]).exp_().unbind(1)
+        return more - less
+
+
+def _signed_logs(weights: Tensor) -> Tensor:
+    """Logarithms of the positive and of the negative part, shape (2, …)."""
+    return torch.stack([weights, -weights]).clamp_min_(0.0).log_()
+
+
+@dataclass(frozen=True)
 class SortedRows:
-    """Scores of some anchors in ascending order."""
+    """Scores of some anchors in ascending order; of several kinds, with a dimension before."""
 
     x: Tensor  # the scores, shape (rows, M)
     order: Tensor  # the columns that they came from
@@ -322,35 +366,44 @@ class SortedRows:
     @classmethod
     def of(cls, scores: Tensor, first: int | None, hinge: Hinge) -> SortedRows:
         """Sort; within one set ``first`` is the sample of the first row."""
-        x, order = torch.sort(scores, 1)
+        x, order = torch.sort(scores, -1)
         bound = torch.searchsorted(x, x - hinge.margin)
         own = None
         if first is not None:
-            samples = torch.arange(first, first + len(x), device=x.device)
+            samples = torch.arange(first, first + x.shape[-2], device=x.device)
             own = order == samples[:, None]
         return cls(x, order, bound, own, hinge)
 
-    def log_sums(self, logs: Tensor) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, kind: int) -> SortedRows:
+        """One of several kinds."""
+        own = None if self.own is None else self.own[kind]
+        return SortedRows(self.x[kind], self.order[kind], self.bound[kind], own, self.hinge)
+
+    def log_sums(self, logs: Tensor) -> Tensor:
         """``log Σ_{k≠j} K(x_j − x_k) e^{logs_k}`` in the order of columns; what of it falls with t.
 
         Args:
-            logs: Shape (M,).
+            logs: Shape (M,), or (…, rows, M), where rows or all may be 1.
+
+        Returns:
+            Shape (2, …, rows, M).
         """
-        values, slope = self._without_own(logs[self.order]), self.hinge.slope
-        satisfied = pad(torch.logcumsumexp(values - slope * self.x, 1), (1, 0), value=-torch.inf)
-        others = _all_but_own(values - (1 + slope) * self.x, self.bound)
-        falling = others + ((1 + slope) * self.x - self.hinge.margin)
-        total = torch.logaddexp(satisfied.gather(1, self.bound) + slope * self.x, falling)
-        first, second = (
-            torch.empty_like(part).scatter_(1, self.order, self._without_own(part))
-            for part in (total, falling)
-        )
-        return first, second
+        shape = torch.broadcast_shapes(logs.shape, self.x.shape)
+        order, bound = self.order.expand(shape), self.bound.expand(shape)
+        values = self._without_own(logs.expand(shape).gather(-1, order))
+        slope, falls = self.hinge.slope, 1 + self.hinge.slope
+        satisfied = torch.logcumsumexp(torch.sub(values, self.x, alpha=slope), -1)
+        satisfied = pad(satisfied, (1, 0), value=-torch.inf).gather(-1, bound)
+        others = _all_but_own(torch.sub(values, self.x, alpha=falls), bound)
+        falling = others.add_(self.x, alpha=falls).sub_(self.hinge.margin)
+        total = torch.logaddexp(satisfied.add_(self.x, alpha=slope), falling)
+        both = self._without_own(torch.stack([total, falling]))
+        return torch.empty_like(both).scatter_(-1, order.expand_as(both), both)
 
     def masses(self, base: Tensor, logs: Tensor, weights: Tensor | None) -> list[Tensor]:
         """``e^base · Σ_{k≠j} K e^{logs_k} weights_k``, weights of any sign; what falls with t."""
         if weights is None:
-            return [(part + base).exp_() for part in self.log_sums(logs)]
+            return list((self.log_sums(logs) + base).exp_())
         positive = self.masses(base, logs + weights.clamp_min(0.0).log(), None)
         negative = self.masses(base, logs + weights.neg().clamp_min_(0.0).log(), None)
         return [more.sub_(less) for more, less in zip(positive, negative, strict=True)]
@@ -380,21 +433,21 @@ def _all_but_own(logs: Tensor, bound: Tensor) -> Tensor:
     afresh. Of two of them, q < r, entry q is not in the sum of r: as r is in that of q, each would
     have to be the larger. So their windows [bound_r, r) are disjoint, and one pass fills them all.
     """
-    after = pad(torch.logcumsumexp(logs.flip(1), 1).flip(1), (0, 1), value=-torch.inf)
-    total = after.gather(1, bound)
-    shares = torch.exp(logs - torch.where(total == -torch.inf, 0.0, total))
-    rest = total + torch.log1p(-shares.clamp_max_(1.0))
+    after = pad(torch.logcumsumexp(logs.flip(-1), -1).flip(-1), (0, 1), value=-torch.inf)
+    total = after.gather(-1, bound)
+    shares = torch.exp(logs - total.nan_to_num(torch.nan, neginf=0.0))
+    rest = shares.clamp_max_(1.0).neg_().log1p_().add_(total)
     heavy = logs > total - math.log(2)
     if on_host(heavy) and not bool(heavy.any()):
         return rest
-    rows, m = logs.shape
-    place = torch.arange(m, device=logs.device).expand(rows, m)
-    following = torch.where(heavy, place, m).flip(1).cummin(1).values.flip(1)
-    following = pad(following[:, 1:], (0, 1), value=m)  # the next heavy entry
-    starts = pad(bound, (0, 1), value=m).gather(1, following)
+    m = logs.shape[-1]
+    place = torch.arange(m, device=logs.device)
+    following = torch.where(heavy, place, m).flip(-1).cummin(-1).values.flip(-1)
+    following = pad(following[..., 1:], (0, 1), value=m)  # the next heavy entry
+    starts = pad(bound, (0, 1), value=m).gather(-1, following)
     slot = torch.where(starts <= place, following, m)
-    top = logs.new_full((rows, m + 1), -torch.inf).scatter_reduce_(1, slot, logs, "amax")
-    top = torch.where(top == -torch.inf, 0.0, top)
-    sums = torch.zeros_like(top).scatter_add_(1, slot, torch.exp(logs - top.gather(1, slot)))
-    window = (sums.log() + top)[:, :m]
-    return torch.where(heavy, torch.logaddexp(window, after[:, 1:]), rest)
+    top = torch.full_like(after, -torch.inf).scatter_reduce_(-1, slot, logs, "amax")
+    top = top.nan_to_num_(torch.nan, neginf=0.0)
+    sums = torch.zeros_like(top).scatter_add_(-1, slot, torch.exp(logs - top.gather(-1, slot)))
+    window = (sums.log_().add_(top))[..., :m]
+    return torch.where(heavy, torch.logaddexp(window, after[..., 1:]), rest)
