@@ -338,7 +338,7 @@ class ContrastiveLoss(nn.Module, ABC):
             elif lacking:
                 return what
         if doubts is not None:
-            return doubts.settle(batch.shard)
+            return doubts.settle(batches[0].shard)
         return torch.stack(flags).any() if flags else None
 
     def _wanting(self, batch: Batch) -> Iterator[tuple[bool | Tensor, str]]:
