@@ -34,7 +34,7 @@ from tricouple.experiments.studies.plan import (
     open_study,
 )
 from tricouple.experiments.studies.statistics import paired
-from tricouple.experiments.studies.tail import long_tail
+from tricouple.experiments.studies.tail import OURS, Tail, long_tail
 from tricouple.options import CommandError
 from tricouple.provenance import collect_provenance
 
@@ -172,6 +172,33 @@ def test_the_verdict_on_noise_follows_from_the_slopes(bounded: float, word: str)
     assert verdict.word == word
     assert len(verdict.sentences) == 5
     assert study.judge(study.plan("cpu"), Results(noise_runs(slopes)[:-1])).word == "open"
+
+
+def tail_runs(gain: float) -> list[dict[str, object]]:
+    """Final runs in which PushPull with class marginals is that much better than the others."""
+    plan = Tail().plan("cpu")
+    return [
+        {
+            "part": FINAL,
+            "config": {"condition": describe(c), "method": m, "sharpness": 10.0, "seed": seed},
+            "metrics": {"balanced": 0.5 + 0.001 * seed * (1 + gain * (m == OURS))},
+        }
+        for c in plan.conditions
+        for m in plan.methods
+        for seed in plan.seeds
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gain", "words"), [(1.0, "open open supported supported"),
+                                             (-1.0, "open refuted refuted refuted")])  # fmt: skip
+def test_the_verdict_on_the_tail_waits_for_what_could_change_it(gain: float, words: str) -> None:
+    study, runs = Tail(), tail_runs(gain)
+    plan = study.plan("cpu")
+    a_set = len(plan.methods) * len(plan.seeds)
+    verdicts = [study.judge(plan, Results(runs[: n * a_set])) for n in (1, 2, 3, 4)]
+    assert [verdict.word for verdict in verdicts] == words.split()
+    assert "1 of 4 sets are complete" in verdicts[0].sentences[-1]
+    assert len(verdicts[-1].sentences) == 4
 
 
 def test_noise_changes_the_stated_share_within_its_group_and_never_to_the_same_class() -> None:

@@ -116,8 +116,10 @@ class Tail(Study):
             sentences.append(
                 f"Runs are missing: {len(better)} of {len(columns)} sets are complete."
             )
-            return Verdict("open", sentences, tables)
-        word = "supported" if sum(better) > len(better) / 2 else "refuted"
+        # A majority is decided when what is missing cannot change it.
+        half, won = len(columns) / 2, sum(better)
+        lost = len(better) - won
+        word = "supported" if won > half else "refuted" if lost >= half else "open"
         return Verdict(word, sentences, tables)
 
 
