@@ -22,8 +22,14 @@ from tricouple.experiments.bench.measure import (
     measure_steps,
     time_together,
 )
-from tricouple.experiments.bench.problem import Problem, make_batch
-from tricouple.experiments.bench.training import LOSSES, QUICK_STEPS, VisionStep, training_steps
+from tricouple.experiments.bench.problem import (
+    LOSSES,
+    QUICK_STEPS,
+    Problem,
+    VisionStep,
+    make_batch,
+    training_steps,
+)
 
 ROOT = Path(__file__).parents[1]
 PROBLEM = Problem(dim=16, classes=4)

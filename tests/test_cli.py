@@ -148,9 +148,9 @@ def test_help_needs_torch_alone_and_a_missing_extra_is_named_as_a_clone_installs
 
 
 def test_interrupt_exits_with_130(capsys, monkeypatch):
-    from tricouple.experiments import demo
+    from tricouple.experiments.synthetic import DEMO
 
-    monkeypatch.setattr(demo, "run", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(type(DEMO), "run", Mock(side_effect=KeyboardInterrupt))
     assert cli.main(["demo"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

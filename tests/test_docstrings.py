@@ -11,7 +11,7 @@ from torch import nn
 
 import tricouple
 from tricouple.data import augment, images
-from tricouple.evaluation import evaluate, features, geometry, probe, retrieval, zero_shot
+from tricouple.evaluation import evaluate, features, probe, retrieval
 
 MODULES = [
     info.name
@@ -40,10 +40,9 @@ PUBLIC = [
     *(getattr(images, name) for name in images.__all__ if name != "DataError"),
     *(augment.Recipe, augment.random_view, augment.recipe_for),
     *(features.extract, evaluate.evaluate_features),
-    *(geometry.measure_geometry, geometry.measure_modalities),
+    *(features.measure_geometry, features.measure_modalities),
     *functions_of(probe),
     *functions_of(retrieval),
-    *functions_of(zero_shot),
 ]
 
 

@@ -54,7 +54,7 @@ class Command:
 
 COMMANDS = {
     "demo": Command(
-        "tricouple.experiments.demo",
+        "tricouple.experiments.synthetic:DEMO",
         "six methods on a synthetic mixture, with a table and a page (minutes)",
         "train",
     ),
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def completion(shell: str) -> str:
     """The script by which a shell completes commands, options, settings and choices."""
-    from tricouple.conf.completion import script
+    from tricouple.conf.compose import script
 
     options = {}
     for name, command in COMMANDS.items():

@@ -12,9 +12,9 @@ from image_files import truncate, write_image
 from tricouple.conf.compose import configure
 from tricouple.conf.schema import Clip
 from tricouple.data import captions
-from tricouple.data.captions import CaptionedImages, PairSamples, Source, tokenise
-from tricouple.data.captions.shapes import COLOURS, draw_shapes
+from tricouple.data.captions import Source
 from tricouple.data.images import DataError
+from tricouple.data.pairs import COLOURS, CaptionedImages, PairSamples, draw_shapes, tokenise
 from tricouple.torchvision_ops import declare_missing
 
 FORMATS = {
@@ -171,7 +171,7 @@ def test_hold_outs_scale_with_small_sets(tmp_path):
     data = load(tmp_path, test_size=None, validation_size=None)
     assert [len(part) for part in (data.train, data.validation, data.test)] == [12, 4, 4]
     assert "4 of 20 images are held out for the test" in data.notes
-    assert captions.readers.HELD_OUT == 500
+    assert captions.HELD_OUT == 500
     own = configure(["data=csv"], Clip).data
     assert (own.test_size, own.validation_size) == (None, None)
 

@@ -29,9 +29,9 @@ from image_files import (
     write_tiny_imagenet,
 )
 from tricouple.data import images
-from tricouple.data.images import DataError, files, readers
+from tricouple.data.images import DataError, files, published
 
-FETCH = readers.fetch
+FETCH = published.fetch
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def no_network(monkeypatch):
     def refuse(name, root, expected, start):
         raise AssertionError(f"a test tried to download {name}")
 
-    monkeypatch.setattr(readers, "fetch", refuse)
+    monkeypatch.setattr(published, "fetch", refuse)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -283,12 +283,12 @@ FILES = {
 def test_missing_data_and_failed_downloads_say_which_files_go_where(tmp_path, name, monkeypatch):
     with pytest.raises(DataError, match=f"data '{name}' was not found. Expected {FILES[name]}"):
         images.load(name, tmp_path, download=False)
-    monkeypatch.setattr(readers, "fetch", FETCH)
+    monkeypatch.setattr(published, "fetch", FETCH)
 
     def unreachable(*args, **options):
         raise OSError("no route to host")
 
-    datasets = readers.torchvision_datasets()
+    datasets = published.torchvision_datasets()
     monkeypatch.setattr(datasets.utils, "_urlretrieve", unreachable)
     with pytest.raises(DataError, match=rf"Expected {FILES[name]}.*The download failed"):
         images.load(name, tmp_path)
@@ -306,7 +306,7 @@ def test_missing_data_and_failed_downloads_say_which_files_go_where(tmp_path, na
 def test_missing_data_is_downloaded_to_where_it_is_found_again(
     tmp_path, name, title, write, monkeypatch
 ):
-    monkeypatch.setattr(readers, "fetch", FETCH)
+    monkeypatch.setattr(published, "fetch", FETCH)
     calls = []
 
     def fetched(self, root, *args, download):
@@ -315,7 +315,7 @@ def test_missing_data_is_downloaded_to_where_it_is_found_again(
         if len(calls) == 1:
             write(Path(root))
 
-    monkeypatch.setattr(getattr(readers.torchvision_datasets(), title), "__init__", fetched)
+    monkeypatch.setattr(getattr(published.torchvision_datasets(), title), "__init__", fetched)
     first = images.load(name, tmp_path / "new")
     n_calls = len(calls)
     again = images.load(name, tmp_path / "new")

@@ -13,10 +13,10 @@ from sklearn.metrics import confusion_matrix
 
 from tricouple import geometry
 from tricouple.data.images.sets import ImageSet
-from tricouple.evaluation import geometry as measuring
-from tricouple.evaluation.evaluate import draw_gallery, evaluate_features
-from tricouple.evaluation.features import Features
-from tricouple.evaluation.geometry import measure_geometry, sample
+from tricouple.evaluation import features as measuring
+from tricouple.evaluation.evaluate import evaluate_features
+from tricouple.evaluation.features import Features, measure_geometry, sample
+from tricouple.evaluation.gallery import image_gallery
 from tricouple.evaluation.probe import knn_accuracy, linear_probe
 
 CLASSES = ("ant", "bee", "cat")
@@ -129,7 +129,7 @@ def test_the_gallery_holds_what_was_measured_and_the_nearest_training_images(par
     pixels = torch.arange(len(train.labels) * 100 * 100).remainder(251).to(torch.uint8)
     known = ImageSet(pixels.reshape(-1, 1, 100, 100), train.labels)
     unseen = ImageSet(known.images[: len(test.labels)], test.labels)
-    with np.load(io.BytesIO(draw_gallery(result, train, test, (known, unseen)))) as file:
+    with np.load(io.BytesIO(image_gallery(result, train, test, (known, unseen)))) as file:
         found = dict(file)
     assert tuple(found["classes"]) == CLASSES
     for kind, features in test.kinds():

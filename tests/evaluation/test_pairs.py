@@ -3,12 +3,17 @@
 import pytest
 import torch
 
-from tricouple.data.captions import tokenise
-from tricouple.evaluation.features import embed_texts
-from tricouple.evaluation.geometry import measure_modalities
-from tricouple.evaluation.retrieval import best_rank, in_batches, whole_split
-from tricouple.evaluation.zero_shot import TEMPLATES, class_embeddings, classify
-from tricouple.models.clip import build_clip
+from tricouple.data.pairs import tokenise
+from tricouple.evaluation.features import embed_texts, measure_modalities
+from tricouple.evaluation.retrieval import (
+    TEMPLATES,
+    best_rank,
+    class_embeddings,
+    classify,
+    in_batches,
+    whole_split,
+)
+from tricouple.models.encoders import build_clip
 
 
 def draw(n=40, d=6, noise=1.0, seed=0):

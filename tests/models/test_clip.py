@@ -7,7 +7,7 @@ from tricouple.conf.compose import configure
 from tricouple.conf.schema import Clip
 from tricouple.experiments.clip import CLIP
 from tricouple.experiments.runs.run import initial_encoder
-from tricouple.models.clip import build_clip
+from tricouple.models.encoders import build_clip
 
 
 def config(*words):

@@ -7,12 +7,23 @@ import pytest
 from rich.console import Console
 
 from report.html_check import check_picture, parse
-from tricouple.report.chart import Axis, Chart, Cloud, Grid, Line, Panel, shown_values
+from tricouple.report.chart import (
+    DASHES,
+    SYMBOLS,
+    Axis,
+    Chart,
+    Cloud,
+    Grid,
+    Line,
+    Panel,
+    numbered,
+    shown_values,
+    style,
+)
 from tricouple.report.draw_matplotlib import picture, png
 from tricouple.report.draw_plotly import drawing
 from tricouple.report.numbers import MeanStd
 from tricouple.report.page import Article, Section, chart_html, page, provenance_section
-from tricouple.report.palette import DASHES, SYMBOLS, numbered, style
 from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
 
 EVIL = "[/b] <img src=x> | [red]"

@@ -8,11 +8,10 @@ import scipy.stats
 
 from report import fake
 from report.html_check import parse, rows, table_of
-from tricouple.report.claims import check_claims
 from tricouple.report.groups import Curve
 from tricouple.report.numbers import MeanStd, directions, mean_std, number
 from tricouple.report.read import read_study
-from tricouple.report.sentences import best, beyond_spread, holm, welch
+from tricouple.report.sentences import best, beyond_spread, check_claims, holm, welch
 from tricouple.report.sweeps import read_sweeps
 from tricouple.report.synthetic import headline, main_groups
 from tricouple.report.tables import Column, best_rows

@@ -1,9 +1,63 @@
 """The losses in the calling conventions of other libraries, one file a library.
 
 Each file is imported by its own name: ``from tricouple.adapters.lightly import TwoViewLoss``. What
-they adapt to comes with ``pip install '.[adapters]'``.
+they adapt to comes with ``pip install '.[adapters]'``. Here is what the adapters share.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tricouple.distributed import Team
+from tricouple.losses.base import ContrastiveLoss
 from tricouple.torchvision_ops import declare_missing
 
 declare_missing()  # these libraries import torchvision
+
+
+@contextmanager
+def adapted_library() -> Iterator[None]:
+    """Around the imports of an adapted library: says which extra installs it if it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = (error.name or str(error)).partition(".")[0]
+        raise ImportError(
+            f"{library} is missing: pip install '.[adapters]' in a clone of tricouple"
+        ) from error
+
+
+def for_any_batch(criterion: ContrastiveLoss, *, together: bool = False) -> ContrastiveLoss:
+    """The criterion, which from now on gives zero where there is nothing to learn.
+
+    Loops of these libraries meet such batches (the last one of an epoch has one sample, a miner
+    finds nothing) and expect zero.
+
+    Args:
+        criterion: The criterion.
+        together: Whether its batches are those of all processes.
+    """
+    if not isinstance(criterion, ContrastiveLoss):
+        raise TypeError(
+            "criterion must be a loss of tricouple, such as tricouple.NegMMIOT(), got "
+            f"{type(criterion).__name__}"
+        )
+    criterion.empty = "zero"
+    if together and criterion.group is None:
+        criterion.group = "world"
+    return criterion
+
+
+def pairs_before(criterion: ContrastiveLoss, number: int, problem: str | None = None) -> int:
+    """How many pairs the processes before this one have, of one batch; 0 for one alone.
+
+    Raises:
+        ValueError: The same one on all of them, if one has a problem.
+    """
+    team = Team.of(criterion.group)
+    if team is not None:
+        return team.before(number, problem)
+    if problem is not None:
+        raise ValueError(problem)
+    return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tricouple.adapters.parts import for_any_batch
+from tricouple.adapters import for_any_batch
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.relations import pair_views
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tricouple.adapters.parts import for_any_batch, pairs_before
+from tricouple.adapters import for_any_batch, pairs_before
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.both_directions import BothDirections
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tricouple.adapters.parts import adapted_library, for_any_batch
+from tricouple.adapters import adapted_library, for_any_batch
 from tricouple.losses.base import ContrastiveLoss
 
 with adapted_library():

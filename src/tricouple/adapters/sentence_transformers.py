@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tricouple import checks
-from tricouple.adapters.parts import adapted_library, for_any_batch, pairs_before
+from tricouple.adapters import adapted_library, for_any_batch, pairs_before
 from tricouple.losses.base import ContrastiveLoss
 
 with adapted_library():

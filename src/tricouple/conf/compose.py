@@ -36,11 +36,7 @@ T = TypeVar("T")
 
 
 def configure(words: Sequence[str], kind: type[T]) -> T:
-    """Compose a configuration.
-
-    Args:
-        words: Overrides as Hydra understands them: ``loss=iot``, ``training.epochs=3``.
-        kind: The dataclass that the configuration is an instance of.
+    """Compose a configuration of words as Hydra understands them: ``training.epochs=3``.
 
     Raises:
         ConfigurationError: If a word is misspelt or has a value of the wrong type.
@@ -251,3 +247,75 @@ def build_loss(loss: Mapping[str, Any]) -> ContrastiveLoss:
     found = cast("ContrastiveLoss", criterion)
     found.group = "world"  # processes of one training share each batch
     return found
+
+
+# --- completion by the Tab key --------------------------------------------------------------------
+
+
+SHELLS = ("bash", "zsh")
+
+_BASH = """\
+# Tab completion of tricouple in bash: eval "$(tricouple --completion bash)"
+_tricouple() {{
+    local line=${{COMP_LINE:0:COMP_POINT}} words
+    local word=${{line##* }}
+    case ${{line#* }} in
+{cases}
+    *) words="{commands}" ;;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+    # bash takes = for the end of a word.
+    COMPREPLY=("${{COMPREPLY[@]#"${{word%%=*}}="}}")
+    [[ ${{COMPREPLY[0]}} == *= ]] && compopt -o nospace 2> /dev/null
+    return 0
+}}
+complete -o default -F _tricouple tricouple  # by default, names of files
+"""
+
+_ZSH = """\
+#compdef tricouple
+# Tab completion of tricouple in zsh: eval "$(tricouple --completion zsh)"
+_tricouple() {{
+    local -a offered
+    case "${{words[2]}} " in
+{cases}
+    *) offered=( {commands} ) ;;
+    esac
+    compadd -- ${{offered:#*=}} && return
+    compadd -S '' -- ${{(M)offered:#*=}} || {{ compset -P '*='; _files }}
+}}
+compdef _tricouple tricouple
+"""
+
+
+def script(shell: str, commands: Mapping[str, Sequence[str]]) -> str:
+    """The completion of a shell, one of ``SHELLS``, for commands and the options of each."""
+    offered = {name: list(options) for name, options in commands.items()}
+    for start in STARTS.values():
+        offered[start.name] += [
+            f"{g}={choice}" for g, own in start.groups.items() for choice in own
+        ]
+        offered[start.name] += [f"{name}=" for name in settings(start.kind)]
+    form = '    "{} "*) words="{} " ;;' if shell == "bash" else '    "{} "*) offered=( {} ) ;;'
+    cases = "\n".join(form.format(name, " ".join(words)) for name, words in offered.items())
+    whole = _BASH if shell == "bash" else _ZSH
+    return whole.format(cases=cases, commands=" ".join(["", *offered, "--help", "--version"]))
+
+
+def settings(kind: type) -> list[str]:
+    """The single settings of a command, as of its defaults.
+
+    Example:
+        >>> from tricouple.conf.schema import Train
+        >>> settings(Train)[:2]
+        ['data.name', 'data.root']
+    """
+
+    def names(values: object, prefix: str) -> list[str]:
+        if not isinstance(values, dict):
+            return [prefix]
+        return [n for key, value in values.items() for n in names(value, f"{prefix}.{key}")]
+
+    found = vars(configure([], kind))
+    plain = {key: getattr(value, "__dict__", value) for key, value in found.items()}
+    return [name for key, value in plain.items() for name in names(value, key)]

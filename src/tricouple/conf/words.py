@@ -85,10 +85,7 @@ STARTS: dict[type, Start] = {
 def spelt(words: Sequence[str], kind: type, *, several: bool = False) -> list[str]:
     """Words as Hydra reads them: whatever it would stumble over is quoted, ``~`` is expanded.
 
-    Args:
-        words: Of a command line: ``loss=iot``, ``data.root=~/my photos``.
-        kind: The dataclass of the configuration.
-        several: Whether commas are between several values, as in a sweep.
+    In a sweep commas are between ``several`` values.
 
     Raises:
         ConfigurationError: If a word is no setting, or a group has no such choice.

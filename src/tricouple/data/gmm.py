@@ -44,17 +44,11 @@ def draw_mixture(
     generator: torch.Generator,
     separation: float = 1.0,
 ) -> Mixture:
-    """Draw the means and the subspace of a mixture.
+    """Draw the means and the subspace of a mixture of K classes in d ≥ K − 1 dimensions.
 
-    The paper does not say how far apart the means are. Here their coordinates inside the subspace
-    are standard normal times `separation` before they are centred, so that at 1 classes overlap.
-
-    Args:
-        n_classes: K, at least 2.
-        dim: d, at least K − 1.
-        kappa: κ, variance outside the subspace; that inside is 1.
-        generator: Source of randomness.
-        separation: Scale of the means.
+    κ is the variance outside the subspace; that inside is 1. The paper does not say how far apart
+    the means are. Here their coordinates inside the subspace are standard normal times `separation`
+    before they are centred, so that at 1 classes overlap.
 
     Example:
         >>> mixture = draw_mixture(3, dim=8, generator=torch.Generator().manual_seed(0))
@@ -82,10 +76,7 @@ def draw_mixture(
 def class_sizes(n_classes: int, per_class: int = 50, imbalance: float = 1.0) -> list[int]:
     """How many samples each class has: equally many, or fewer and fewer.
 
-    Args:
-        n_classes: K.
-        per_class: Samples of the largest class.
-        imbalance: The largest class over the smallest; sizes fall geometrically in between.
+    The imbalance is the largest class over the smallest; sizes fall geometrically in between.
 
     Example:
         >>> class_sizes(3, 50, imbalance=25)

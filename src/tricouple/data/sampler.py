@@ -44,11 +44,6 @@ class SharedBatches(BatchSampler):
     Any sampler of batches will do that draws the same ones in every process. Of batches with
     equally many samples of each class, every process has equally many of each, up to one.
 
-    Args:
-        batches: The batches of all processes together.
-        rank: Of this process.
-        n_processes: How many processes there are.
-
     Example:
         >>> batches = BatchSampler(range(10), batch_size=5, drop_last=True)
         >>> [list(SharedBatches(batches, rank, 2)) for rank in range(2)]

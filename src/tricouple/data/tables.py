@@ -14,10 +14,7 @@ from tricouple.data.images.files import DataError
 
 @dataclass
 class Problems:
-    """Counts what cannot be used, by kind, and remembers the first offender of each.
-
-    Args:
-        source: The file that it is about.
+    """Counts what cannot be used of a file, by kind, and remembers the first offender of each.
 
     Example:
         >>> problems = Problems("captions.csv")

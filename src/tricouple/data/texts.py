@@ -26,19 +26,14 @@ NAMED = 5  # classes that an error names, of many
 class Texts:
     """Texts and their classes, or texts and what belongs to each.
 
-    Attributes:
-        texts: One a sample.
-        labels: Index into the class names, int64, shape (n,); of pairs, equal for equal texts.
-        answers: Of pairs, the text that belongs to each; empty for texts with classes.
-
     Example:
         >>> Texts(("hello", "good bye"), torch.tensor([0, 1]))
         Texts(2 texts)
     """
 
-    texts: tuple[str, ...]
-    labels: Tensor
-    answers: tuple[str, ...] = ()
+    texts: tuple[str, ...]  # one a sample
+    labels: Tensor  # index into the class names, int64, shape (n,); of pairs, equal for equal texts
+    answers: tuple[str, ...] = ()  # of pairs, the text that belongs to each
     noun = "texts"
 
     def __len__(self) -> int:
@@ -61,26 +56,15 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class TextData:
-    """A data set of texts.
+    """A data set of texts."""
 
-    Attributes:
-        train: To learn from.
-        test: To evaluate on.
-        classes: Their names; none of pairs.
-        groups: The group of classes (such as a domain) that each class belongs to, shape (K,);
-            all zero where a data set has none.
-        out_of_scope: Test texts that belong to no class.
-        validation: To choose settings on; None if there are none.
-        notes: What was left out, a sentence each.
-    """
-
-    train: Texts
-    test: Texts
-    classes: tuple[str, ...]
-    groups: Tensor
-    out_of_scope: tuple[str, ...] = ()
-    validation: Texts | None = None
-    notes: tuple[str, ...] = ()
+    train: Texts  # to learn from
+    test: Texts  # to evaluate on
+    classes: tuple[str, ...]  # their names; none of pairs
+    groups: Tensor  # of each class, such as a domain, shape (K,); all zero where there are none
+    out_of_scope: tuple[str, ...] = ()  # test texts that belong to no class
+    validation: Texts | None = None  # to choose settings on
+    notes: tuple[str, ...] = ()  # what was left out, a sentence each
 
 
 @dataclass(frozen=True)
@@ -185,30 +169,31 @@ def _order(n: int, seed: int) -> Tensor:
 
 
 def load_texts(name: str, root: Path | str | None = None) -> TextData:
-    """Read a published data set of texts.
+    """Read a published data set: ``"banking77"``, ``"clinc150"`` or ``"clinc150_imbalanced"``.
 
-    Args:
-        name: ``"banking77"``, ``"clinc150"`` or ``"clinc150_imbalanced"``.
-        root: The folder that data sets live in, ``intents/…`` below it; by default the
-            environment variable TRICOUPLE_DATA, or ``~/.cache/tricouple``.
+    The folder that data sets live in, ``intents/…`` below it, is by default TRICOUPLE_DATA, or
+    ``~/.cache/tricouple``.
 
     Raises:
         DataError: If files are missing or are not what they should be.
     """
-    home = (data_home() if root is None else Path(root).expanduser()) / "intents"
-    if name == "banking77":
-        folder = home / "banking77"
-        _require([folder / "train.csv", folder / "test.csv"])
-        train, test = (_table(folder / f"{part}.csv") for part in ("train", "test"))
-        return _data(train, test, {}, ())
-    if name not in ("clinc150", "clinc150_imbalanced"):
+    if name not in _FILES:
         raise ValueError(
             f"data must be 'banking77', 'clinc150' or 'clinc150_imbalanced', got {name!r}"
         )
-    folder = home / "clinc150"
-    file = folder / f"data_{'full' if name == 'clinc150' else 'imbalanced'}.json"
-    _require([file, folder / "domains.json"])
-    parts, domains = _json(file), _json(folder / "domains.json")
+    folder, here = published_files(name, root)
+    wanted = [folder / own for own in _FILES[name]]
+    absent = [path for path in wanted if path not in here]
+    if absent:
+        raise DataError(
+            f"{' and '.join(map(str, absent))} {'is' if len(absent) == 1 else 'are'} missing: put "
+            "the published files there, or name the folder that holds intents/ by TRICOUPLE_DATA "
+            "or data.root"
+        )
+    if name == "banking77":
+        train, test = map(_table, wanted)
+        return _data(train, test, {}, ())
+    parts, domains = map(_json, wanted)
     try:
         train, test, validation = (
             [(str(text), str(label)) for text, label in parts[part]]
@@ -221,6 +206,13 @@ def load_texts(name: str, root: Path | str | None = None) -> TextData:
     return _data(train, test, group, strangers, validation)
 
 
+_FILES = {
+    "banking77": ("train.csv", "test.csv"),
+    "clinc150": ("data_full.json", "domains.json"),
+    "clinc150_imbalanced": ("data_imbalanced.json", "domains.json"),
+}
+
+
 def published_files(name: str, root: Path | str | None = None) -> tuple[Path, list[Path]]:
     """The folder of a published data set, and the files there that ``load_texts`` would read now.
 
@@ -230,12 +222,7 @@ def published_files(name: str, root: Path | str | None = None) -> tuple[Path, li
     """
     home = (data_home() if root is None else Path(root).expanduser()) / "intents"
     folder = home / name.removesuffix("_imbalanced")
-    names = {
-        "banking77": ("train.csv", "test.csv"),
-        "clinc150": ("data_full.json", "domains.json"),
-        "clinc150_imbalanced": ("data_imbalanced.json", "domains.json"),
-    }.get(name, ())
-    return folder, [path for own in names if (path := folder / own).is_file()]
+    return folder, [path for own in _FILES.get(name, ()) if (path := folder / own).is_file()]
 
 
 def _data(
@@ -274,16 +261,6 @@ def _table(path: Path) -> list[tuple[str, str]]:
 def _json(path: Path) -> Any:
     with _named(path):
         return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _require(paths: Sequence[Path]) -> None:
-    absent = [path for path in paths if not path.is_file()]
-    if absent:
-        raise DataError(
-            f"{' and '.join(map(str, absent))} {'is' if len(absent) == 1 else 'are'} missing: put "
-            "the published files there, or name the folder that holds intents/ by TRICOUPLE_DATA "
-            "or data.root"
-        )
 
 
 @contextmanager

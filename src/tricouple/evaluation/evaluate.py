@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate, normalize
 
-from tricouple.data.images.sets import ImageSet
-from tricouple.evaluation.features import Features, check_labelled
-from tricouple.evaluation.geometry import Geometry, measure_geometry, sample
+from tricouple.evaluation.features import (
+    Features,
+    Geometry,
+    check_labelled,
+    measure_geometry,
+)
 from tricouple.evaluation.probe import knn_accuracy, linear_probe
 
 
@@ -133,66 +133,3 @@ def evaluate_features(
         measure("penultimate", train.penultimate, test.penultimate),
         measure("embedding", train.embedding, test.embedding),
     )
-
-
-# --- what the report shows of it -----------------------------------------------------------------
-
-MAPPED = 300  # samples of a map: enough to see classes, few enough for t-SNE in a second
-QUERIES = 8
-ANSWERS = 4
-THUMBNAIL = 64  # pixels
-
-
-def draw_gallery(
-    result: Evaluation,
-    train: Features,
-    test: Features,
-    images: tuple[ImageSet, ImageSet],
-    seed: int = 0,
-) -> bytes:
-    """Confusion, features for a map, and test images with their nearest training images.
-
-    Args:
-        result: Of ``evaluate_features``.
-        train: What it learned from.
-        test: What it measured.
-        images: Of ``train`` and of ``test``.
-        seed: Of the samples of the map and of the queries.
-
-    Returns:
-        An archive of arrays, for ``tricouple report``.
-    """
-    mapped = sample(test.labels, MAPPED, seed)
-    queries = sample(test.labels, max(QUERIES, min(len(result.classes), 2 * QUERIES)), seed + 1)
-    z, w = (normalize(part.embedding.double(), dim=1) for part in (test, train))
-    nearest = (z[queries] @ w.T).topk(min(ANSWERS, len(w)), 1)
-    arrays = {
-        "classes": np.array(result.classes, dtype=str),
-        "labels": test.labels[mapped].numpy(),
-        "query_labels": test.labels[queries].numpy(),
-        "queries": thumbnails(images[1].images[queries]).numpy(),
-        "answer_labels": train.labels[nearest.indices].numpy(),
-        "answers": thumbnails(images[0].images[nearest.indices.flatten()]).numpy(),
-        "scores": nearest.values.numpy(),
-    }
-    for found, (kind, features) in zip(
-        (result.penultimate, result.embedding), test.kinds(), strict=True
-    ):
-        arrays[f"confusion_{kind}"] = np.array(found.confusion)
-        arrays[f"features_{kind}"] = features[mapped].to(torch.float32).numpy()
-    return packed(arrays)
-
-
-def thumbnails(images: Tensor) -> Tensor:
-    """Images (n, c, h, w) of 8 bits, small enough for a page."""
-    if images.shape[-1] <= THUMBNAIL:
-        return images
-    small = interpolate(images.float(), THUMBNAIL, mode="bilinear", antialias=True)
-    return small.round().clamp(0, 255).to(torch.uint8)
-
-
-def packed(arrays: dict[str, np.ndarray]) -> bytes:
-    """Arrays as the bytes of an NPZ file."""
-    content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, **arrays)
-    return content.getvalue()

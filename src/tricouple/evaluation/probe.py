@@ -157,17 +157,7 @@ def knn_accuracy(
     test_labels: Tensor,
     k: int = 20,
 ) -> float:
-    """Share of test samples whose k nearest training samples vote for the right class.
-
-    Args:
-        train_features: Shape (n, d), need not be normalised.
-        train_labels: Class of each training sample, shape (n,).
-        test_features: Shape (m, d).
-        test_labels: Class of each test sample, shape (m,).
-        k: How many neighbours vote, each with one vote.
-
-    Returns:
-        The accuracy, between 0 and 1.
+    """Share of test samples (m, d) whose k nearest training samples (n, d) vote for their class.
 
     Example:
         >>> train = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 3.0]])
@@ -183,19 +173,10 @@ def knn_accuracy(
 def knn_predictions(
     train_features: Tensor, train_labels: Tensor, test_features: Tensor, k: int = 20
 ) -> Tensor:
-    """The class that most of the k nearest training samples have, by cosine similarity.
+    """The class that most of the k nearest training samples have, by cosine; shape (m,).
 
     Where classes share the most votes, the smallest label wins, as in scikit-learn. Which of
     several training samples at exactly the distance of the k-th neighbour get a vote is left open.
-
-    Args:
-        train_features: Shape (n, d), need not be normalised.
-        train_labels: Class of each training sample, any integers, shape (n,).
-        test_features: Shape (m, d).
-        k: How many neighbours vote; at most n.
-
-    Returns:
-        One label a test sample, shape (m,).
 
     Example:
         >>> train = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0]])
@@ -226,15 +207,7 @@ def knn_predictions(
 def nearest_mean(
     train_features: Tensor, train_labels: Tensor, test_features: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The class whose mean direction is nearest to each test sample, and how near it is.
-
-    Args:
-        train_features: Shape (n, d), need not be normalised.
-        train_labels: Class of each training sample, any integers, shape (n,).
-        test_features: Shape (m, d).
-
-    Returns:
-        A label and a cosine for each test sample, shape (m,) both.
+    """The class whose mean direction is nearest to each test sample, and its cosine; (m,) both.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -260,11 +233,7 @@ class Detection:
 
 
 def detect(inside: Tensor, outside: Tensor) -> Detection:
-    """Detection by a score that is high inside.
-
-    Args:
-        inside: Scores of samples of known classes, shape (n,).
-        outside: Scores of others, shape (m,).
+    """Detection by a score that is high inside: of known classes, shape (n,), and others (m,).
 
     Example:
         >>> detect(torch.tensor([0.9, 0.8, 0.7]), torch.tensor([0.1, 0.75]))

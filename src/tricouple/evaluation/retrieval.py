@@ -1,14 +1,23 @@
-"""Retrieval across modalities: recall@k with several captions an image, and in batches."""
+"""Retrieval across modalities, recall@k and in batches, and zero-shot classification."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from tricouple import checks
+from tricouple.data.pairs import tokenise
+from tricouple.evaluation.features import evaluating
+from tricouple.torchvision_ops import declare_missing
+
+if TYPE_CHECKING:
+    from open_clip import CLIP
 
 RANKS = (1, 5, 10)
 
@@ -34,12 +43,7 @@ class Retrieval:
 
 
 def whole_split(images: Tensor, texts: Tensor, owners: Tensor) -> Retrieval:
-    """Retrieval among all images and all captions.
-
-    Args:
-        images: Embeddings, shape (n, d).
-        texts: Embeddings, shape (m, d).
-        owners: Which image each text is of, shape (m,).
+    """Retrieval among all images (n, d) and captions (m, d); owners (m,) say whose a caption is.
 
     Example:
         >>> z = torch.eye(3)
@@ -65,16 +69,10 @@ def in_batches(
 ) -> Retrieval:
     """Retrieval among the pairs of a batch: images in random batches, a caption of each.
 
-    Every caption takes part once or never: image i brings its first caption in the first round,
-    its second in the second, as many rounds as every image has captions. A last, smaller batch is
-    left out. These figures are higher than those of the whole split: there are fewer wrong answers.
-
-    Args:
-        images: Embeddings, shape (n, d).
-        texts: Embeddings, shape (m, d).
-        owners: Which image each text is of, ascending, shape (m,).
-        batch_size: Pairs in a batch, as in training; if there are fewer images, all of them.
-        seed: Of the batches.
+    Every caption takes part once or never: image i brings its first caption in the first round, its
+    second in the second, as many rounds as every image has captions. A last, smaller batch is left
+    out; of fewer images than a batch, all are one. These figures are higher than those of the whole
+    split: there are fewer wrong answers. Owners ascend.
 
     Example:
         >>> z = torch.eye(4)
@@ -102,14 +100,10 @@ def in_batches(
 
 
 def best_rank(similarity: Tensor, right: Tensor) -> Tensor:
-    """How many wrong candidates are before the best right one, for each row.
+    """How many wrong candidates are before the best right one, for each query (row).
 
     Wrong candidates that are as similar as the right one count as before it: embeddings that
     collapsed to a point find nothing.
-
-    Args:
-        similarity: Shape (queries, candidates).
-        right: Which candidates are right, bool of the same shape.
 
     Example:
         >>> best_rank(torch.tensor([[0.9, 0.5, 0.1]]), torch.tensor([[False, True, False]]))
@@ -137,3 +131,78 @@ def _guess(right: int, candidates: int) -> list[float]:
 def _unit(embeddings: Tensor) -> Tensor:
     checks.matrix("embeddings", embeddings)
     return torch.nn.functional.normalize(embeddings.float(), dim=1)
+
+
+# --- zero-shot: an image belongs to the class whose name, in a sentence, is nearest ---------------
+
+
+# Sentences of many kinds, since captions have no single one; their embeddings are averaged.
+TEMPLATES = (
+    "a photo of a {}.",
+    "a picture of a {}.",
+    "a blurry photo of a {}.",
+    "a close-up of a {}.",
+    "a small {}.",
+    "a large {}.",
+    "there is a {} in the picture.",
+    "the {} is outside.",
+)
+
+
+@dataclass(frozen=True)
+class ZeroShot:
+    """Accuracy without any training on the classes."""
+
+    top1: float  # the right class is the nearest
+    top5: float  # it is among the five nearest
+    chance: float  # of top1 by guessing
+    n_images: int  # how many images were classified
+    n_classes: int  # how many classes there are
+
+
+def class_embeddings(model: CLIP, names: Sequence[str], context_length: int) -> Tensor:
+    """A unit vector for each class, by open_clip: the mean of its sentences' unit embeddings.
+
+    Underscores of names become spaces. Shape (K, d), float32 on the CPU.
+
+    Example:
+        >>> from tricouple.models.encoders import build_clip
+        >>> vision = {"layers": 1, "width": 64, "patch_size": 8, "image_size": 16}
+        >>> model = build_clip(4, vision, {"context_length": 12, "width": 64, "layers": 1})
+        >>> class_embeddings(model, ["cat", "aquarium_fish"], context_length=12).shape
+        torch.Size([2, 4])
+    """
+    declare_missing()
+    from open_clip import build_zero_shot_classifier
+
+    with evaluating(model) as (device, _):
+        found: Tensor = build_zero_shot_classifier(
+            model,
+            lambda texts: tokenise(texts, context_length).ids.long(),
+            [name.replace("_", " ") for name in names],
+            TEMPLATES,
+            num_classes_per_batch=32,
+            device=device,
+        )
+    return found.T.float().cpu()
+
+
+def classify(images: Tensor, classes: Tensor, labels: Tensor) -> ZeroShot:
+    """Compare images (n, d) with unit embeddings of classes (K, d); labels are of the images.
+
+    Example:
+        >>> classify(torch.eye(3), torch.eye(3), torch.arange(3)).top1
+        1.0
+    """
+    scores = normalize(images.float(), dim=1) @ classes.T
+    right = scores.gather(1, labels[:, None])
+    # Classes that are as near as the right one count as before it: a collapse knows nothing.
+    before = (scores >= right).sum(1) - 1
+    k = len(classes)
+    return ZeroShot(
+        float((before < 1).double().mean()),
+        float((before < 5).double().mean()),
+        1 / k,
+        len(images),
+        k,
+    )

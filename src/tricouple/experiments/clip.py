@@ -12,33 +12,30 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
 from tricouple.conf.compose import build_loss, sharpness_of
 from tricouple.conf.schema import Clip
 from tricouple.data import captions, images
-from tricouple.data.captions import (
-    CaptionData,
-    CaptionedImages,
-    PairSamples,
-    Source,
-    Tokens,
-    tokenise,
-)
+from tricouple.data.captions import Source
 from tricouple.data.images import DataError, ImageSet
 from tricouple.data.images.sets import Normalisation
-from tricouple.evaluation.features import embed_images, embed_texts
-from tricouple.evaluation.geometry import measure_modalities
-from tricouple.evaluation.retrieval import Retrieval, in_batches, whole_split
-from tricouple.evaluation.zero_shot import class_embeddings, classify
-from tricouple.experiments.clip_gallery import draw_gallery
+from tricouple.data.pairs import CaptionData, CaptionedImages, PairSamples, Tokens, tokenise
+from tricouple.evaluation.features import embed_images, embed_texts, measure_modalities
+from tricouple.evaluation.gallery import pair_gallery
+from tricouple.evaluation.retrieval import (
+    Retrieval,
+    class_embeddings,
+    classify,
+    in_batches,
+    whole_split,
+)
 from tricouple.experiments.runs.folder import RunFolder, Trained
-from tricouple.experiments.runs.kind import RunKind
+from tricouple.experiments.runs.kind import RunKind, result_table
 from tricouple.files import write_atomically
 from tricouple.losses import BothDirections
-from tricouple.models.clip import build_clip
+from tricouple.models.encoders import build_clip
 from tricouple.training.module import Training, derived_seed
 from tricouple.training.pairs import PairTraining
 
@@ -270,7 +267,7 @@ def evaluate(
     assert fixed is not None  # every loss across modalities has one
     sharpness = float(trained.rows[-1].get("sharpness", fixed))  # what was learnt, or what was set
     torch.manual_seed(derived_seed(config.seed, "weights"))
-    gallery = draw_gallery(
+    gallery = pair_gallery(
         pairs,
         tokens,
         images,
@@ -337,21 +334,13 @@ def kept(evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
 def table(evaluation: Mapping[str, Any]) -> Table:
     """The content of an evaluation.json as a table."""
-    result, sharpness = evaluation["result"], evaluation["sharpness"]
-    seconds = sum(evaluation["seconds"].values())
-    geometry = result["modalities"]
-    found = Table(
-        title=escape(evaluation["run"]),
-        caption=(
-            f"epochs: {evaluation['epoch']}, {seconds:.0f} s; sharpness c = {sharpness:g}; "
-            f"modality gap {geometry['gap']:.2f}, alignment {geometry['alignment']:.2f}, "
-            f"uniformity {geometry['image_uniformity']:.2f} (images) "
-            f"{geometry['text_uniformity']:.2f} (texts)"
-        ),
+    result, geometry = evaluation["result"], evaluation["result"]["modalities"]
+    told = (
+        f"modality gap {geometry['gap']:.2f}, alignment {geometry['alignment']:.2f}, uniformity "
+        f"{geometry['image_uniformity']:.2f} (images) {geometry['text_uniformity']:.2f} (texts)"
     )
-    found.add_column(f"{evaluation['settings']['part']} set, % (chance)")
-    for heading in ("@1", "@5", "@10"):
-        found.add_column(heading, justify="right")
+    first = f"{evaluation['settings']['part']} set, % (chance)"
+    found = result_table(evaluation, told, (first, "@1", "@5", "@10"))
     whole = f"whole split, {result['n_images']} images, {result['n_captions']} captions"
     batch = f"in batches of {result['batch_size']}"
     for place, name in (("in_batch", batch), ("whole_split", whole)):

@@ -123,13 +123,7 @@ def _texts(path: Path) -> list[str]:
 def embed(
     encoder: TrainedEncoder, samples: Sequence[Path | str], console: Console | None = None
 ) -> dict[str, Tensor]:
-    """Embeddings (n, d) of image files or texts and, if the encoder tells them, features before.
-
-    Args:
-        encoder: Of ``load_encoder``.
-        samples: The files, or the texts.
-        console: Shows how far it is, on a terminal.
-    """
+    """Embeddings (n, d) of image files or texts and, if the encoder tells them, features before."""
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -174,7 +168,7 @@ def _writer(out: Path) -> Any:
     from tricouple.files import write_atomically
 
     if out.suffix == ".npz":
-        from tricouple.evaluation.evaluate import packed
+        from tricouple.evaluation.gallery import packed
 
         return lambda columns: write_atomically(out, lambda file: file.write(packed(columns)))
     try:
@@ -230,7 +224,7 @@ def _beside(
     import numpy as np
 
     from tricouple.data.images.files import decode
-    from tricouple.evaluation.evaluate import THUMBNAIL
+    from tricouple.evaluation.gallery import THUMBNAIL
     from tricouple.experiments.encoder import Transform
     from tricouple.report.embeddings import neighbours_html
     from tricouple.report.text import nearest_html

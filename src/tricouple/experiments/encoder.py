@@ -65,7 +65,7 @@ class ImageTextModel(nn.Module):
 
     def texts(self, given: Sequence[str]) -> Tensor:
         """Texts → embeddings (n, d) in the space of the images."""
-        from tricouple.data.captions import tokenise
+        from tricouple.data.pairs import tokenise
 
         return cast(Tensor, self.model.encode_text(tokenise(given, self.context_length).ids.long()))
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -20,14 +19,13 @@ from tricouple.conf.schema import SentenceModel, Text
 from tricouple.data import texts
 from tricouple.data.images.sets import BatchedSet, check_batch_size
 from tricouple.data.texts import Source, TextData, Texts
-from tricouple.evaluation.features import evaluating
-from tricouple.evaluation.geometry import MEASURES, measure_geometry
+from tricouple.evaluation.features import MEASURES, evaluating, measure_geometry
+from tricouple.evaluation.gallery import text_gallery
 from tricouple.evaluation.probe import detect, knn_accuracy, linear_probe, nearest_mean
 from tricouple.evaluation.retrieval import Recall, whole_split
 from tricouple.experiments.runs.folder import RunFolder, Trained
 from tricouple.experiments.runs.identity import listing
-from tricouple.experiments.runs.kind import RunKind, device_of
-from tricouple.experiments.text_gallery import draw_gallery
+from tricouple.experiments.runs.kind import RunKind, device_of, result_table
 from tricouple.files import cache_home, load_tensors, locked, save_tensors, write_atomically
 from tricouple.models.sentences import Backbone, SentenceEncoder, build_backbone, package_folder
 from tricouple.names import LOSSES
@@ -305,7 +303,7 @@ def evaluate(
                 for direction, recall in retrieval.items()
                 for k, value in asdict(recall).items()
             } | {"recall": _right(retrieval)}
-    gallery = draw_gallery(
+    gallery = text_gallery(
         (found.texts("train"), found.texts(part)),
         {kind: (known[kind], unseen[kind]) for kind in FEATURES},
         found.data.classes,
@@ -379,22 +377,14 @@ _COLUMNS = {
 def table(evaluation: Mapping[str, Any]) -> Table:
     """The content of an evaluation.json as a table."""
     result, settings = evaluation["result"], evaluation["settings"]
-    seconds, sharpness = sum(evaluation["seconds"].values()), evaluation["sharpness"]
-    found = Table(
-        title=escape(evaluation["run"]),
-        caption=(
-            f"epochs: {evaluation['epoch']}, {seconds:.0f} s"
-            + ("" if sharpness is None else f"; sharpness c = {sharpness:g}")
-            + f"; {result['n_test']} {settings['part']} texts, {result['n_train']} to learn from; "
-            f"k = {settings['neighbours']}"
-            + "; AUROC and FPR at 95 % TPR are of texts out of scope"
-            * bool(result["n_out_of_scope"])
-        ),
+    told = (
+        f"{result['n_test']} {settings['part']} texts, {result['n_train']} to learn from; "
+        f"k = {settings['neighbours']}"
+        + "; AUROC and FPR at 95 % TPR are of texts out of scope"
+        * bool(result["n_out_of_scope"])
     )
     shown = [name for name in _COLUMNS if name in result["embedding"]]
-    found.add_column("features")
-    for name in shown:
-        found.add_column(_COLUMNS[name], justify="right")
+    found = result_table(evaluation, told, ["features", *(_COLUMNS[name] for name in shown)])
     for kind, words in zip(FEATURES, ("the encoder's", "after the head"), strict=True):
         found.add_row(words, *(f"{100 * result[kind][name]:.1f}" for name in shown))
     return found

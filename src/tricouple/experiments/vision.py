@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from torch import nn
@@ -21,11 +20,11 @@ from tricouple.data.augment import recipe_for
 from tricouple.data.images import ImageData, ImageSet
 from tricouple.data.images.files import find_images
 from tricouple.data.images.sets import Normalisation, imagenet_statistics
-from tricouple.evaluation.evaluate import draw_gallery, evaluate_features
-from tricouple.evaluation.features import extract
-from tricouple.evaluation.geometry import MEASURES, HeldOut
+from tricouple.evaluation.evaluate import evaluate_features
+from tricouple.evaluation.features import MEASURES, HeldOut, extract
+from tricouple.evaluation.gallery import image_gallery
 from tricouple.experiments.runs.folder import RunFolder, Trained
-from tricouple.experiments.runs.kind import RunKind, device_of
+from tricouple.experiments.runs.kind import RunKind, device_of, result_table
 from tricouple.files import write_atomically
 from tricouple.models.encoders import build_encoder, fitting_size
 from tricouple.training.module import BYOLTraining, LossTraining, Training, Views
@@ -225,7 +224,7 @@ def evaluate(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if settings.figures:
-        gallery = draw_gallery(result, known, unseen, (data.probe, images.measured), config.seed)
+        gallery = image_gallery(result, known, unseen, (data.probe, images.measured), config.seed)
         write_atomically(folder.gallery, lambda file: file.write(gallery))
     return {"sharpness": sharpness, "accuracy": result.accuracy(), "result": result.as_json()}
 
@@ -250,20 +249,12 @@ def table(evaluation: Mapping[str, Any]) -> Table | str:
     if evaluation["accuracy"] is None:
         return f"{evaluation['run']}: not evaluated, {evaluation['result']}"
     result, settings = evaluation["result"], evaluation["settings"]
-    sharpness = evaluation["sharpness"]
-    seconds = sum(evaluation["seconds"].values())
-    found = Table(
-        title=escape(evaluation["run"]),
-        caption=(
-            f"epochs: {evaluation['epoch']}, {seconds:.0f} s"
-            + ("" if sharpness is None else f"; sharpness c = {sharpness:g}")
-            + f"; {result['n_test']} {settings['part']} images, {result['n_train']} to learn "
-            f"from; probe of {settings['probe_epochs']} epochs, k = {result['k']}"
-        ),
+    told = (
+        f"{result['n_test']} {settings['part']} images, {result['n_train']} to learn from; probe "
+        f"of {settings['probe_epochs']} epochs, k = {result['k']}"
     )
-    headings = ("features", "dim", "linear %", "k-NN %", "α", "β", "NC2", "effective rank")
-    for number, heading in enumerate(headings):
-        found.add_column(heading, justify="left" if number == 0 else "right")
+    head = ("features", "dim", "linear %", "k-NN %", "α", "β", "NC2", "effective rank")
+    found = result_table(evaluation, told, head)
     for kind in FEATURES:
         row, geometry = result[kind], result[kind]["geometry"] or {}
         shown = [geometry.get(name) for name in ("alpha", "beta", "nc2_deviation")]

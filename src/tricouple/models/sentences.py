@@ -161,11 +161,6 @@ class SentenceEncoder(nn.Module):
     A linear head of the features' own dimension starts as the identity: training starts from the
     embeddings that the backbone gives.
 
-    Args:
-        width: Of the features.
-        head_dim: Of the embeddings; None for the width.
-        backbone: What makes the features; None if they are given.
-
     Example:
         >>> x = torch.randn(2, 5)
         >>> torch.equal(SentenceEncoder(5, None)(x), x)

@@ -65,11 +65,7 @@ def known(study: Study) -> Study:
 
 
 def write_report(study_folder: Path, out: Path | None = None) -> Path:
-    """Write the page of one study and return where.
-
-    Args:
-        study_folder: The folder with ``study.json`` and ``runs.jsonl``, or of runs.
-        out: The file to write, ``report.html`` in the study folder if None.
+    """Write the page of a study, or of a folder of runs, by default beside it; return where.
 
     Raises:
         StudyError: If the folder is no study that can be reported.

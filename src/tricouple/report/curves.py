@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tricouple.names import AXES, LOSSES, QUANTITIES, loss_name
-from tricouple.report.chart import Axis, Chart, Choice, Line, Panel
+from tricouple.report.chart import Axis, Chart, Choice, Line, Panel, style
 from tricouple.report.groups import Curve, Group
 from tricouple.report.numbers import MeanStd, number, percent, plain
-from tricouple.report.palette import style
 from tricouple.report.tables import Table
 
 

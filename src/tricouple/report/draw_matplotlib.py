@@ -21,9 +21,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 from PIL import Image
 
-from tricouple.report.chart import Chart, Cloud, Grid, Line, Panel, shown_values
+from tricouple.report.chart import (
+    DASHES,
+    HUES,
+    SYMBOLS,
+    Chart,
+    Cloud,
+    Grid,
+    Line,
+    Panel,
+    Style,
+    class_style,
+    shown_values,
+)
 from tricouple.report.numbers import plain
-from tricouple.report.palette import DASHES, HUES, SYMBOLS, Style, class_style
 
 SETTINGS: dict[Any, Any] = {
     "font.size": 9,
@@ -37,14 +48,7 @@ ROW = 6  # names that fit beside each other
 
 
 def png(chart: Chart, *, columns: int = 3, height: float = 2.5, dpi: int = 130) -> bytes:
-    """Return a chart as a PNG file.
-
-    Args:
-        chart: What to draw.
-        columns: How many panels stand beside each other at most.
-        height: Of a panel in inches.
-        dpi: Dots an inch; the picture is 9.5 inches wide.
-    """
+    """Return a chart as a PNG file, 9.5 inches wide, panels of this height in inches."""
     large, small = io.BytesIO(), io.BytesIO()
     with mpl.rc_context(SETTINGS):
         picture(chart, columns, height).savefig(large, format="png", dpi=dpi, facecolor="white")

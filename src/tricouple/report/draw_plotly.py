@@ -19,9 +19,19 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from tricouple.report.chart import Array, Axis, Cloud, Grid, Line, Panel, shown_values
+from tricouple.report.chart import (
+    DASHES,
+    Array,
+    Axis,
+    Cloud,
+    Grid,
+    Line,
+    Panel,
+    Style,
+    class_style,
+    shown_values,
+)
 from tricouple.report.numbers import plain
-from tricouple.report.palette import DASHES, Style, class_style
 
 SCALE = 30000  # coordinates within ±1 as 16-bit integers: a quarter of the size of JSON numbers
 SCALES = {"signed": "RdBu", "dark": "Cividis_r", "share": "Viridis"}

@@ -20,7 +20,7 @@ from tricouple.report.chart import Array, Axis, Chart, Cloud, Grid, Panel
 from tricouple.report.groups import Group
 from tricouple.report.numbers import number
 from tricouple.report.page import Section, paragraph
-from tricouple.report.read import Arrays, Run, Study, StudyError
+from tricouple.report.read import Arrays, Run, Study, StudyError, read_arrays
 from tricouple.report.sweeps import choice
 
 Labels = npt.NDArray[np.int64]
@@ -28,6 +28,7 @@ Labels = npt.NDArray[np.int64]
 # Enough to see classes, few enough for t-SNE in a second and for smooth motion on a phone.
 MOST_POINTS = 300
 MOST_FRAMES = 30
+MOST_GALLERIES = 6  # of a folder of runs; the report of a single one shows any other
 LEGIBLE = 20  # with more classes than this, names and numbers would overlap
 TSNE = (
     "Each dot is a sample at the end of training, coloured and shaped by class; one seed. t-SNE "
@@ -179,9 +180,7 @@ NEAREST = (
 def evaluation_charts(gallery: Arrays, name: int = 0) -> list[Chart]:
     """What a linear probe confuses, and a map of the features it saw, before and after projection.
 
-    Args:
-        gallery: As an evaluation of an image encoder leaves it.
-        name: Tells charts of several runs apart.
+    The name tells charts of several runs apart.
     """
     classes = [str(each) for each in gallery["classes"]]
     shown = classes if len(classes) <= LEGIBLE else ()
@@ -331,14 +330,29 @@ def thin(count: int, limit: int) -> npt.NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))
 
 
+def galleries(study: Study, groups: Sequence[Group], *, c: bool = False) -> dict[str, Arrays]:
+    """What evaluations left to show, by the name of the run: one seed each, not too many."""
+    found: dict[str, Arrays] = {}
+    for own in groups:
+        for run in own.finished[:1]:
+            places = [f"galleries/{run.id}.npz", f"{run.id}/gallery.npz"]
+            places += (
+                ["gallery.npz"] if len(study.runs) == 1 else []
+            )  # the folder of the run itself
+            read = (read_arrays(study.folder / place, "gallery") for place in places)
+            arrays = next(filter(None, read), None)
+            if arrays and len(found) < MOST_GALLERIES:
+                sharpness = f", c = {own.c}" if c else ""
+                found[f"{own.full_name}{sharpness}, seed {run.config['seed']}"] = arrays
+    return found
+
+
 def gallery_sections(
     found: Mapping[str, Arrays], drawn: Callable[[Arrays, int], Iterable[tuple[str, str]]]
 ) -> list[Section]:
-    """What evaluations left to look at: a section a title, in it every run.
+    """What evaluations left to look at, by the name of the run: a section a title, in it every run.
 
-    Args:
-        found: Galleries by the name of their run.
-        drawn: Titles and HTML of a gallery, which has this number on the page.
+    ``drawn`` makes titles and HTML of a gallery and its number on the page.
 
     Raises:
         StudyError: If a gallery is damaged.

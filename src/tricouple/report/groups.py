@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from tricouple.names import AXES, DATA, LOSSES, SETTINGS, loss_name, rank
-from tricouple.report.chart import Array
+from tricouple.report.chart import Array, Style, style
 from tricouple.report.numbers import MeanStd, listing, plain
-from tricouple.report.palette import Style, style
 from tricouple.report.read import Run, Study, StudyError
 
 # What the configuration of a run has to say, and the type of it.

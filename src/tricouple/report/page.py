@@ -22,8 +22,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from tricouple.report.chart import Chart, Panel
-from tricouple.report.palette import DASHES, SYMBOLS, Style, stylesheet
+from tricouple.report.chart import DASHES, SYMBOLS, Chart, Panel, Style, stylesheet
 from tricouple.report.tables import Table, to_html
 
 # The browser itself refuses anything that is not in the page.
@@ -145,10 +144,7 @@ def provenance_section(
 ) -> Section:
     """Return what is needed to judge or repeat a result.
 
-    Args:
-        provenance: Date, command, commit, machine and ``versions``, as the result file has it.
-        settings: The settings of the whole.
-        counted: What else to say about how it was run.
+    Provenance is as result files have it; ``counted`` is what else to say of how it was run.
     """
     origin = dict(provenance)
     versions = origin.pop("versions", None) or {}

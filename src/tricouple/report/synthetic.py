@@ -10,16 +10,15 @@ import numpy as np
 from rich.table import Table as RichTable
 
 from tricouple.names import QUANTITIES, SHAPINGS
-from tricouple.report import claims, embeddings, sweeps
+from tricouple.report import embeddings, sentences, sweeps
 from tricouple.report.chart import Axis, Chart, Panel
-from tricouple.report.claims import Finding, check_claims
 from tricouple.report.curves import band_line, during_training
 from tricouple.report.draw_matplotlib import png
 from tricouple.report.groups import MAIN, Curve, Group, by_place, gaps, steps_of
 from tricouple.report.numbers import listing, mean_std, number
 from tricouple.report.page import Article, Choices, Section, chart_sections, items, paragraph
 from tricouple.report.read import Study
-from tricouple.report.sentences import LEVEL, best, one_seed
+from tricouple.report.sentences import LEVEL, Finding, best, check_claims, one_seed
 from tricouple.report.sweeps import Sweep, choice, read_sweeps, verdict, verdicts
 from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
 
@@ -69,7 +68,7 @@ def article(study: Study) -> Article:
         finals = "\n".join(map(to_html, finals_tables(groups)))
         sections[2:2] = [
             Section("finals", "Final figures", finals + paragraph(FINALS, "quiet")),
-            Section("claims", "The paper's claims", claims.claims_html(findings)),
+            Section("claims", "The paper's claims", sentences.claims_html(findings)),
         ]
     if swept:
         sections.append(Section("maps", "Where each method ends up", sweeps.sweeps_html(swept)))
@@ -121,7 +120,7 @@ def terminal(study: Study) -> list[RichTable | str]:
     columns = ("method", "c", "NC1", "NC2 deviation", "directions", "k-NN", "verdict")
     tables = [table.narrow(*columns, note=SHARPNESS) for table in finals_tables(groups)]
     if any(own.finished for own in groups):
-        table = claims.claims_table(check_claims(groups))
+        table = sentences.claims_table(check_claims(groups))
         tables.append(table.narrow("the paper says", "here", "comparisons for it", "factor"))
     swept = [sweep for sweep in read_sweeps(study) if sweep.judged()]
     tables += [sweeps.verdict_table(sweep, words=False).narrow() for sweep in swept]
@@ -257,7 +256,7 @@ def headline(
         *_outcomes(usual),
         *compared,
         *([LEVEL] if compared else []),
-        *claims.claims_sentence(findings),
+        *sentences.claims_sentence(findings),
         *sweeps.sweeps_sentence(swept),
         *one_seed(usual),
     ]

@@ -88,11 +88,7 @@ def measured_table(
 ) -> Table:
     """Lay out columns of measurements, the best of each in bold, beside columns of words.
 
-    Args:
-        caption: What is measured.
-        head: Titles of the words that lead a row.
-        names: Those words, for each row.
-        columns: The measurements.
+    ``head`` has the titles of the words that lead a row, ``names`` those words, for each row.
     """
     rows = [
         (*name, *(column.write(column.values[row]) for column in columns))

@@ -15,7 +15,7 @@ from tricouple.names import DATA, ENCODERS, loss_name, rank
 from tricouple.report import curves
 from tricouple.report.chart import Chart, Cloud, Panel
 from tricouple.report.draw_matplotlib import png
-from tricouple.report.embeddings import gallery_sections, tsne
+from tricouple.report.embeddings import galleries, gallery_sections, tsne
 from tricouple.report.groups import (
     EQUAL,
     FINAL,
@@ -29,7 +29,7 @@ from tricouple.report.groups import (
 )
 from tricouple.report.numbers import MeanStd, percent, plain
 from tricouple.report.page import Article, Section, chart_html, chart_sections, paragraph
-from tricouple.report.read import Arrays, Study, read_arrays
+from tricouple.report.read import Arrays, Study
 from tricouple.report.sentences import LEVEL, best, one_seed
 from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
 
@@ -66,7 +66,6 @@ MAP = (
     "many classes the ones that are confused most. It keeps neighbours together and nothing else: "
     "read whether classes are apart, not how far."
 )
-MOST_GALLERIES = 6
 
 
 def article(study: Study) -> Article:
@@ -76,7 +75,7 @@ def article(study: Study) -> Article:
     if groups:
         tables = [*accuracy_tables(groups), *equal_tables(groups, everywhere)]
         sections.append(Section("results", "What was measured", "\n".join(map(to_html, tables))))
-    sections += gallery_sections(galleries(study, groups), _drawn)
+    sections += gallery_sections(galleries(study, groups, c=True), _drawn)
     sections += chart_sections([sharpness_chart(study), curves_chart(groups)])
     return Article(
         title=f"Texts: {study.name}",
@@ -93,7 +92,7 @@ def files(study: Study) -> dict[str, bytes | None]:
     tables = [*accuracy_tables(groups), *equal_tables(groups, at_every_c(study))]
     points = "".join(f"- {text}\n" for text in headline(groups, at_every_c(study)))
     written = "\n".join([*map(to_markdown, tables), points]).encode()
-    maps = [map_chart(arrays, 0) for arrays in galleries(study, groups).values()][:1]
+    maps = [map_chart(arrays, 0) for arrays in galleries(study, groups, c=True).values()][:1]
     return {
         "text-table.md": written if tables else None,
         "text-sharpness.png": png(chart, height=3.5) if chart.panels else None,
@@ -236,23 +235,6 @@ def headline(groups: Sequence[Group], everywhere: Sequence[Group]) -> list[str]:
 
 
 # --- texts, classes and maps, as an evaluation left them -----------------------------------------
-
-
-def galleries(study: Study, groups: Sequence[Group]) -> dict[str, Arrays]:
-    """What evaluations left to show, by the name of the run: one seed each, not too many."""
-    found: dict[str, Arrays] = {}
-    for own in groups:
-        for run in own.finished[:1]:
-            paths = [
-                study.folder / "galleries" / f"{run.id}.npz",
-                study.folder / run.id / "gallery.npz",
-            ]
-            if len(study.runs) == 1:  # the folder of the run itself
-                paths.append(study.folder / "gallery.npz")
-            arrays = next(filter(None, (read_arrays(path, "gallery") for path in paths)), None)
-            if arrays and len(found) < MOST_GALLERIES:
-                found[f"{own.full_name}, c = {own.c}, seed {run.config['seed']}"] = arrays
-    return found
 
 
 def _drawn(arrays: Arrays, number: int) -> Iterator[tuple[str, str]]:

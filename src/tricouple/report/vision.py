@@ -30,6 +30,7 @@ from tricouple.report.draw_matplotlib import png
 from tricouple.report.embeddings import (
     evaluation_charts,
     evaluation_neighbours,
+    galleries,
     gallery_sections,
 )
 from tricouple.report.groups import FINAL, MAIN, SHARPNESS, Group, by_place, gaps, group, steps_of
@@ -43,7 +44,7 @@ from tricouple.report.page import (
     chart_sections,
     paragraph,
 )
-from tricouple.report.read import Arrays, Study, read_arrays
+from tricouple.report.read import Arrays, Study
 from tricouple.report.sentences import LEVEL, best, one_seed
 from tricouple.report.tables import (
     Column,
@@ -86,7 +87,6 @@ GEOMETRY = {
     "alpha": "α",
     "beta": "β",
 }
-MOST_GALLERIES = 6  # of a folder of runs; the report of a single one shows any other
 CHOSEN_BY = "penultimate/knn"  # what the sharpness is chosen by
 # What the reader can choose to see: key of the metrics → words.
 ACCURACIES = {
@@ -136,19 +136,6 @@ def _drawn(gallery: Arrays, place: int) -> Iterator[tuple[str, str]]:
     for chart in evaluation_charts(gallery, place):
         yield chart.title, chart_html(chart)
     yield "Nearest neighbours", evaluation_neighbours(gallery)
-
-
-def galleries(study: Study, groups: Sequence[Group]) -> dict[str, Arrays]:
-    """What evaluations left to draw, by the name of the run: one seed each, not too many."""
-    found: dict[str, Arrays] = {}
-    for own in groups:
-        for run in own.finished[:1]:
-            arrays = read_arrays(study.folder / run.id / "gallery.npz", "gallery")
-            if len(study.runs) == 1:  # the folder of the run itself
-                arrays = arrays or read_arrays(study.folder / "gallery.npz", "gallery")
-            if arrays and len(found) < MOST_GALLERIES:
-                found[f"{own.full_name}, seed {run.config['seed']}"] = arrays
-    return found
 
 
 def files(study: Study) -> dict[str, bytes | None]:

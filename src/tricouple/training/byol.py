@@ -15,16 +15,12 @@ from tricouple.numeric import compute_dtype
 class BYOL(nn.Module):
     """Bootstrap your own latent (Grill et al., NeurIPS 2020): no negatives, and no loss module.
 
-    BYOL is not a loss of embeddings, since it owns a predictor and a second network; hence it lives
-    here. The target starts as a copy of the online network, receives no gradient and follows by
-    ``update_target`` after each optimiser step. It shares the mode (train or eval) of this module,
-    and keeps its own batch-norm statistics.
+    BYOL is not a loss of embeddings, since it owns a predictor (of projections, shape (N, d)) and a
+    second network; hence it lives here. The target starts as a copy of the online network, encoder
+    and projector, receives no gradient and follows by ``update_target`` after each optimiser step.
+    It shares the mode (train or eval) of this module, and keeps its own batch-norm statistics.
 
     In the paper's synthetic study the two views are two samples of one class.
-
-    Args:
-        network: The online network: encoder and projector, inputs to projections (N, d).
-        predictor: Maps projections (N, d) to predictions (N, d); see ``predictor_head``.
 
     Example:
         >>> method = BYOL(nn.Linear(6, 4), predictor_head(4, hidden=8))

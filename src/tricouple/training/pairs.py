@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tricouple.data.augment import Recipe, random_view
-from tricouple.data.captions import PairBatch
 from tricouple.data.images.sets import Normalisation
+from tricouple.data.pairs import PairBatch
 from tricouple.losses import BothDirections
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.training.module import Training

@@ -46,14 +46,9 @@ class Measured(Protocol):
 class History(Callback):
     """Writes down the loss of every epoch and, every few epochs, what held-out data say.
 
-    Args:
-        path: The CSV file.
-        held_out: What is measured on; None if there is nothing to measure.
-        every: Epochs between two measurements; the first and the last epoch are always measured.
-
-    Attributes:
-        rows: ``epoch`` and ``step`` (0 is before training), ``seconds`` of training so far,
-            ``loss`` (mean of the epoch), ``sharpness`` if it learns, and the measures.
+    A row has ``epoch`` and ``step`` (0 is before training), ``seconds`` of training so far,
+    ``loss`` (mean of the epoch), ``sharpness`` if it learns, and the measures. The first and the
+    last epoch are always measured.
     """
 
     def __init__(self, path: Path, held_out: Measured | None, every: int) -> None:

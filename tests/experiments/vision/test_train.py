@@ -186,7 +186,7 @@ def test_an_interrupt_ends_the_run_as_one(tiny, console, monkeypatch):
 
 def test_a_run_killed_before_its_evaluation_is_only_evaluated(tiny, console, monkeypatch):
     with monkeypatch.context() as context:
-        context.setattr(run, "evaluate_run", Mock(side_effect=KeyboardInterrupt))
+        context.setattr(run.Run, "evaluate", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), console)
     monkeypatch.setattr(run, "Fitting", None)

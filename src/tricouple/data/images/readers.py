@@ -1,44 +1,36 @@
-"""Data sets by name: read from the files that their authors publish, downloaded if need be.
+"""Data sets by name: published ones, or any folder of images, which may look like this.
 
-torchvision downloads and knows the checksums; it does not read, since it refuses partial or
-re-ordered copies. Here they are taken as they are, with a note of what is missing or differs.
+============================  =======================================================
+``<class>/**/*.png``          labelled; a fifth of each class becomes the test set
+``train/… `` and ``test/…``   each part as above or below (``val/`` if there is no ``test/``)
+``*.png``                     unlabelled, for self-supervised training
+============================  =======================================================
+
+An unlabelled training set is evaluated on the labelled images of ``test/``, or of another folder
+``eval_root``: half of them fit the probes, the other half measures.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import socket
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tricouple import checks
-from tricouple.data.images.files import DataError, ImageFiles, find_images
-from tricouple.data.images.folder import read_folder
-from tricouple.data.images.formats import read_idx, read_mat, read_pickle, unpickle
+from tricouple.data.images.files import SUFFIXES, DataError, ImageFiles, common_format, find_images
+from tricouple.data.images.published import READERS
 from tricouple.data.images.sets import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     Found,
     ImageData,
     ImageSet,
     Normalisation,
+    imagenet_statistics,
 )
 from tricouple.data.images.split import split, subset
-from tricouple.torchvision_ops import declare_missing
 
-DIGITS = tuple("0123456789")
-TINY_IMAGENET = (
-    "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    "90528d7ca1a48142e341f4ef8d21d0de",
-)
-_PATIENCE = 30.0  # seconds that a server may stay silent
-
-Part = tuple[ImageSet | None, list[str]]  # train or test, None if it is missing; and notes on it
+NAMES = (*READERS, "folder")
 
 
 def load(
@@ -90,7 +82,7 @@ def load(
             place, image_size, None if eval_root is None else Path(eval_root).expanduser()
         )
     else:
-        found = _READERS[name](place, download)
+        found = READERS[name](place, download)
     train, test = found.train, found.test
     if train_size is not None:
         train = subset(train, train_size, seed, name="train_size")
@@ -146,285 +138,107 @@ def data_home() -> Path:
     return Path(os.environ.get("TRICOUPLE_DATA") or "~/.cache/tricouple").expanduser()
 
 
-# --- found on disk, or downloaded ----------------------------------------------------------------
+# --- a folder -------------------------------------------------------------------------------------
+
+TEST_FRACTION = 0.2
+TINY = 8  # pixels that an image shows something with
+LARGEST_DEFAULT = 224  # photographs are decoded to this side unless another is asked for
 
 
-def _both_parts(
-    name: str,
-    expected: str,
-    here: bool,
-    download: Callable[[Path], object] | None,
-    folder: Path,
-    read: Callable[[str], Part],
-) -> tuple[ImageSet, ImageSet | None, tuple[str, ...]]:
-    """Training and test images of a published data set, and the notes on both.
+@dataclass(frozen=True)
+class _Tree:
+    """The images below one folder, and the class folder of each, None if unlabelled."""
 
-    What is not ``here`` is downloaded into a folder, if that is wanted, or missed in a sentence
-    that says which files are ``expected`` where.
-    """
-    if not here and download is not None:
-        fetch(name, folder, expected, download)
-    elif not here:
-        raise DataError(_missing(name, expected))
-    train, notes = read("train")
-    test, more = read("test")
-    if train is None:
-        raise DataError(_missing(name, expected))
-    return train, test, (*notes, *more)
+    root: Path
+    paths: tuple[Path, ...]
+    names: tuple[str, ...] | None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(sorted(set(self.names or ())))
 
 
-def fetch(name: str, root: Path, expected: str, start: Callable[[Path], object]) -> None:
-    """Download a data set into a folder; if that fails, the error says which files go where."""
-    before = socket.getdefaulttimeout()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        # Behind some firewalls connections never answer; torchvision would wait forever.
-        socket.setdefaulttimeout(_PATIENCE)
-        start(root)
-    except Exception as error:  # servers, archives and disks fail in many ways
-        reason = " ".join(f"{type(error).__name__}: {error}".split())  # on one line
-        raise DataError(f"{_missing(name, expected)}. The download failed: {reason}") from error
-    finally:
-        socket.setdefaulttimeout(before)
-
-
-def _missing(name: str, expected: str) -> str:
-    return (
-        f"data {name!r} was not found. Expected {expected}. "
-        "Put the files there, or name another folder with root or TRICOUPLE_DATA"
-    )
-
-
-def torchvision_datasets() -> Any:
-    """The module ``torchvision.datasets``, imported when it is needed."""
-    declare_missing()
-    from torchvision import datasets
-
-    return datasets
-
-
-def _count_note(what: str, found: int, published: int) -> list[str]:
-    return [] if found == published else [f"{found} of {published} {what} images are here"]
-
-
-def _checksum_note(path: Path, md5: str) -> list[str]:
-    with path.open("rb") as file:
-        same = hashlib.file_digest(file, "md5").hexdigest() == md5
-    return [] if same else [f"{path.name} differs from the published file (checksum)"]
-
-
-# --- the readers ---------------------------------------------------------------------------------
-
-
-def _digits(root: Path, download: bool) -> Found:
-    """The 1 797 8×8 digits that scikit-learn carries; a fifth of each class is the test set."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = torch.from_numpy(digits.images)[:, None]  # 17 grey levels, 0 to 16
-    levels = (images * (255 / 16)).round().to(torch.uint8)
-    whole = ImageSet(levels, torch.from_numpy(digits.target).long())
-    # Mean and deviation are measured on the training images, to four digits.
-    return Found(*split(whole, 0.2), DIGITS, (0.3058,), (0.3759,))
-
-
-def _mnist(root: Path, download: bool) -> Found:
-    """MNIST from its four IDX files, packed or not, in ``MNIST/raw`` as torchvision has them."""
-    folder = root / "MNIST" / "raw"
-
-    def find(name: str) -> Path | None:
-        paths = (folder / name, folder / f"{name}.gz")
-        return next((path for path in paths if path.is_file()), None)
-
-    def read(part: str) -> Part:
-        prefix, published = {"train": ("train", 60_000), "test": ("t10k", 10_000)}[part]
-        images_path = find(f"{prefix}-images-idx3-ubyte")
-        labels_path = find(f"{prefix}-labels-idx1-ubyte")
-        if images_path is None or labels_path is None:
-            return None, [f"the {part} files are missing"]
-        images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
-        if len(images) != len(labels):
+def read_folder(root: Path, image_size: int | None, eval_root: Path | None) -> Found:
+    """The images of a folder, and the labelled ones of another if there is one."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder: name a folder of images with data.root")
+    parted = (root / "train").is_dir()
+    tests = [root / name for name in ("test", "val") if parted and (root / name).is_dir()]
+    notes: list[str] = []
+    own = [] if eval_root else tests[:1]
+    train, *others = _trees([root / "train" if parted else root, *own], notes)
+    if eval_root:
+        others = [_other(eval_root, notes)]
+    test = _with_labels(others[0]) if others else None
+    classes = train.classes or (test.classes if test else ())
+    trees = [tree for tree in (train, test) if tree is not None]
+    side, smallest, usual, grey = common_format([path for tree in trees for path in tree.paths])
+    channels = 1 if grey else 3
+    size = image_size or min(side, LARGEST_DEFAULT)
+    if not image_size:
+        if side < TINY and 4 * side < usual:
             raise DataError(
-                f"{images_path} holds {len(images)} images, but {labels_path} {len(labels)} "
-                "labels: they belong to different copies"
+                f"{smallest} has a side of {side} pixels, most images one of {usual}: all would "
+                "be decoded to its size; remove it, or set data.image_size"
             )
-        if not images.numel():
-            raise DataError(f"{images_path} holds images of {tuple(images.shape[1:])} pixels")
-        if len(labels) == 0 or int(labels.max()) > 9:
-            raise DataError(f"{labels_path} does not hold digits from 0 to 9")
-        return ImageSet(images[:, None], labels.long()), _count_note(part, len(images), published)
-
-    train, test, notes = _both_parts(
-        "mnist",
-        f"train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
-        f"t10k-labels-idx1-ubyte (or the same with .gz) in {folder}",
-        find("train-images-idx3-ubyte") is not None,
-        (lambda root: torchvision_datasets().MNIST(root, download=True)) if download else None,
-        root,
-        read,
-    )
-    return Found(train, test, DIGITS, (0.1307,), (0.3081,), notes)
-
-
-def _svhn(root: Path, download: bool) -> Found:
-    """The cropped digits of SVHN from ``SVHN``, or from the data folder as torchvision has them."""
-    home = root / "SVHN"
-    holding = [place for place in (home, root) if (place / "train_32x32.mat").is_file()]
-    folder = holding[0] if holding else home
-
-    def start(into: Path) -> None:
-        for part in ("train", "test"):
-            torchvision_datasets().SVHN(into, part, download=True)
-
-    def read(part: str) -> Part:
-        path = folder / f"{part}_32x32.mat"
-        if not path.is_file():
-            return None, [f"{path.name} is missing"]
-        images = ImageSet(*read_mat(path))
-        notes = _count_note(part, len(images), {"train": 73_257, "test": 26_032}[part])
-        return images, notes + _checksum_note(path, torchvision_datasets().SVHN.split_list[part][2])
-
-    train, test, notes = _both_parts(
-        "svhn",
-        f"train_32x32.mat and test_32x32.mat in {home}",
-        bool(holding),
-        start if download else None,
-        home,
-        read,
-    )
-    mean, std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
-    return Found(train, test, DIGITS, mean, std, notes)
+        notes.append(f"images are decoded to {size}×{size}")
+    training = _images(train, classes, channels, size)
+    testing = _images(test, classes, channels, size) if test else None
+    if test is None and train.names is not None:
+        if len(classes) < len(train.paths):
+            training, testing = split(training, TEST_FRACTION)
+            notes.append(f"{len(testing)} images, a fifth of each class, are held out as test set")
+        else:
+            notes.append("no class has two images: there is no test set")
+    # Somebody may have meant folders without images to be classes too.
+    used = {path.relative_to(train.root).parts[0] for path in train.paths}
+    beside = sorted(path for path in train.root.iterdir() if path.is_dir())
+    empty = [f for f in beside if f.name not in used and not f.name.startswith(".")]
+    notes += [f"{folder} holds no images of its own and is left out" for folder in empty]
+    if train.names is None and train.paths[0].parent != train.root:
+        notes.append(f"{train.root} has only one class, {used.pop()}: its images are unlabelled")
+    return Found(training, testing, classes, *imagenet_statistics(channels), tuple(notes))
 
 
-def _cifar(
-    n_classes: int,
-    key: str,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    root: Path,
-    download: bool,
-) -> Found:
-    """CIFAR from its pickles, where ``key`` names the labels; absent batches are left out."""
-    # torchvision knows the folder, the files and their checksums.
-    published = getattr(torchvision_datasets(), f"CIFAR{n_classes}")
-    folder = root / published.base_folder
-    files = {"train": dict(published.train_list), "test": dict(published.test_list)}
-    meta = folder / published.meta["filename"]
-
-    def read(part: str) -> Part:
-        here = [name for name in files[part] if (folder / name).is_file()]
-        absent = [name for name in files[part] if name not in here]
-        notes = [f"missing: {', '.join(absent)}"] if absent else []
-        batches = []
-        for name in here:
-            batches.append(read_pickle(folder / name, key, n_classes))
-            notes += _checksum_note(folder / name, files[part][name])
-        if not batches:
-            return None, notes
-        images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        n_published = {"train": 50_000, "test": 10_000}[part]
-        return ImageSet(images, labels), notes + _count_note(part, len(images), n_published)
-
-    train, test, notes = _both_parts(
-        f"cifar{n_classes}",
-        f"{', '.join((*files['train'], *files['test'], meta.name))} in {folder}",
-        any((folder / name).is_file() for name in files["train"]),
-        partial(published, download=True) if download else None,
-        root,
-        read,
-    )
-    names: Any = range(n_classes)
-    if meta.is_file():
-        content = unpickle(meta)
-        names = content.get(published.meta["key"]) if isinstance(content, dict) else None
-        if not isinstance(names, list) or len(names) != n_classes:
-            raise DataError(f"{meta} does not name {n_classes} classes: replace it")
-    else:
-        notes = (*notes, f"{meta.name} is missing: classes are called by their numbers")
-    return Found(train, test, tuple(map(str, names)), mean, std, notes)
+def _other(folder: Path, notes: list[str]) -> _Tree:
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: evaluation needs one with a folder a class")
+    return _trees([folder], notes)[0]
 
 
-def _tiny_imagenet(root: Path, download: bool) -> Found:
-    """``train/<wnid>/images/*.JPEG``; the labelled validation images are the test set."""
-    folder = root / "tiny-imagenet-200"
-    wnids: list[str] = []  # known when the training images are
-
-    def start(into: Path) -> None:
-        url, md5 = TINY_IMAGENET
-        torchvision_datasets().utils.download_and_extract_archive(url, into, md5=md5)
-
-    def images(labelled: list[tuple[Path, str]]) -> ImageSet | None:
-        if not labelled:
-            return None
-        files = ImageFiles(tuple(path for path, _ in labelled), channels=3, size=64)
-        codes = {wnid: code for code, wnid in enumerate(wnids)}
-        return ImageSet(files.in_memory(), torch.tensor([codes[wnid] for _, wnid in labelled]))
-
-    def read(part: str) -> Part:
-        if part == "test":
-            labelled, notes = _validation(folder / "val", set(wnids))
-            return images(labelled), notes
-        found: list[str] = []
-        labelled = _by_folder(folder / "train", found)
-        wnids.extend(sorted({wnid for _, wnid in labelled}))
-        notes = found + [f"{len(wnids)} of 200 classes are here"] * (len(wnids) != 200)
-        return images(labelled), notes + _count_note("train", len(labelled), 100_000)
-
-    train, test, notes = _both_parts(
-        "tiny_imagenet",
-        f"train/<class>/images/*.JPEG, val/images/*.JPEG and val/val_annotations.txt in {folder}",
-        (folder / "train").is_dir(),
-        start if download else None,
-        root,
-        read,
-    )
-    words = folder / "words.txt"
-    rows = (
-        [row.partition("\t") for row in words.read_text().splitlines()] if words.is_file() else []
-    )
-    names = {wnid: text.partition(",")[0] for wnid, _, text in rows}  # the first of several
-    classes = tuple(names.get(wnid, wnid) for wnid in wnids)
-    return Found(train, test, classes, IMAGENET_MEAN, IMAGENET_STD, notes)
+def _with_labels(tree: _Tree) -> _Tree:
+    if tree.names is None:
+        raise DataError(f"{tree.root} has no two class folders: evaluation needs labelled images")
+    return tree
 
 
-def _by_folder(folder: Path, notes: list[str]) -> list[tuple[Path, str]]:
-    (paths,) = find_images([folder], notes)
-    return [(path, path.relative_to(folder).parts[0]) for path in paths]
+def _trees(folders: list[Path], notes: list[str]) -> list[_Tree]:
+    return [
+        _tree(folder, paths)
+        for folder, paths in zip(folders, find_images(folders, notes), strict=True)
+    ]
 
 
-def _validation(folder: Path, wnids: set[str]) -> tuple[list[tuple[Path, str]], list[str]]:
-    """Validation images: labelled by their annotations, or sorted into folders by an older tool."""
-    annotations = folder / "val_annotations.txt"
-    if not annotations.is_file():
-        notes: list[str] = []
-        labelled = [(path, wnid) for path, wnid in _by_folder(folder, notes) if wnid in wnids]
-        if not labelled:
-            return [], ["val/val_annotations.txt is missing: there is no test set"]
-        return labelled, notes + _count_note("test", len(labelled), 10_000)
-    rows = []
-    for number, line in enumerate(annotations.read_text().splitlines(), 1):
-        fields = line.split("\t")
-        if len(fields) < 2 or Path(fields[0]).name != fields[0]:
-            raise DataError(f"{annotations}, line {number}: expected file and class, got {line!r}")
-        rows.append((folder / "images" / fields[0], fields[1]))
-    known = [(path, wnid) for path, wnid in rows if wnid in wnids]
-    here = [(path, wnid) for path, wnid in known if path.is_file()]
-    notes = _count_note("test", len(here), 10_000)
-    if len(known) < len(rows):
-        notes.append(f"{len(rows) - len(known)} test images of classes without training images")
-    if len(here) < len(known):
-        notes.append(f"{len(known) - len(here)} of the annotated test images are missing")
-    return here, notes
+def _tree(folder: Path, paths: tuple[Path, ...]) -> _Tree:
+    if not paths:
+        raise DataError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
+    loose = [path for path in paths if path.parent == folder]
+    names = tuple(path.relative_to(folder).parts[0] for path in paths if path.parent != folder)
+    if loose and names:
+        raise DataError(
+            f"{folder} holds both class folders ({names[0]}) and images outside of them "
+            f"({loose[0].name}): move the latter"
+        )
+    # A single folder tells nothing apart.
+    return _Tree(folder, paths, names if len(set(names)) > 1 else None)
 
 
-_READERS: dict[str, Callable[[Path, bool], Found]] = {
-    "digits": _digits,
-    "mnist": _mnist,
-    "svhn": _svhn,
-    "cifar10": partial(_cifar, 10, "labels", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": partial(
-        _cifar, 100, "fine_labels", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-    ),
-    "tiny_imagenet": _tiny_imagenet,
-}
-NAMES = (*_READERS, "folder")
+def _images(tree: _Tree, classes: tuple[str, ...], channels: int, size: int) -> ImageSet:
+    images = ImageFiles(tree.paths, channels, size).in_memory()
+    if tree.names is None:
+        return ImageSet(images)
+    codes = {name: code for code, name in enumerate(classes)}
+    unknown = sorted(set(tree.names) - set(classes))
+    if unknown:
+        raise DataError(f"{tree.root / unknown[0]} is a class without training images")
+    return ImageSet(images, torch.tensor([codes[name] for name in tree.names]))

@@ -31,8 +31,7 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     from tricouple.experiments.bench.measure import Effort
-    from tricouple.experiments.bench.problem import Problem
-    from tricouple.experiments.bench.training import STEPS
+    from tricouple.experiments.bench.problem import STEPS, Problem
 
     effort, problem = Effort(), Problem()
     parser.description = DESCRIPTION

@@ -23,9 +23,8 @@ from tricouple.experiments.bench.measure import (
     measure,
     measure_steps,
 )
-from tricouple.experiments.bench.problem import Problem
+from tricouple.experiments.bench.problem import QUICK_STEPS, STEPS, Problem
 from tricouple.experiments.bench.processes import QUICK_GROUP, GroupEffort, measure_processes
-from tricouple.experiments.bench.training import QUICK_STEPS, STEPS
 from tricouple.files import write_text
 from tricouple.options import CommandError, explained, require_writable
 from tricouple.provenance import collect_provenance

@@ -17,13 +17,14 @@ from typing import Any
 
 from tricouple.experiments.bench.contenders import CONTENDERS, Contender
 from tricouple.experiments.bench.memory import available_bytes, measure_memory
-from tricouple.experiments.bench.problem import Problem, make_batch
-from tricouple.experiments.bench.training import (
+from tricouple.experiments.bench.problem import (
     BASELINE,
     TRAINING_STEP,
     AnyStep,
     ClipStep,
+    Problem,
     VisionStep,
+    make_batch,
     training_steps,
 )
 

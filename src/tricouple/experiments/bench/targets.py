@@ -11,8 +11,7 @@ from tricouple.experiments.bench import gathered
 from tricouple.experiments.bench.contenders import HARD, LOSS, PAIR_PLAN, TRIPLET_PLAN
 from tricouple.experiments.bench.machines import shared_tables
 from tricouple.experiments.bench.measure import Measurement, Report
-from tricouple.experiments.bench.problem import Problem
-from tricouple.experiments.bench.training import BASELINE
+from tricouple.experiments.bench.problem import BASELINE, Problem
 from tricouple.report.numbers import listing, number
 from tricouple.report.tables import Table, to_markdown
 

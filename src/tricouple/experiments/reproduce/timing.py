@@ -32,10 +32,9 @@ from tricouple.experiments.reproduce.items import (
 from tricouple.experiments.runs.record import DONE, Record, make_record
 from tricouple.names import BACKBONES, DATA, SETTINGS, loss_name
 from tricouple.provenance import line_provenance
-from tricouple.report.chart import Axis, Chart, Line, Panel
+from tricouple.report.chart import Axis, Chart, Line, Panel, style
 from tricouple.report.numbers import listing, number
 from tricouple.report.page import asset
-from tricouple.report.palette import style
 from tricouple.report.tables import Table
 
 # Images of an epoch, their side and the classes.

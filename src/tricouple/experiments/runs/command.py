@@ -131,11 +131,7 @@ class TrainCommand(Generic[C, D]):
 
 @contextmanager
 def user_errors(continued: str) -> Iterator[None]:
-    """Errors that a user can act on become one line: wrong values, files, divergence; Ctrl-C too.
-
-    Args:
-        continued: How to go on after Ctrl-C, which may fall into anything.
-    """
+    """Errors that a user can act on become one line; after Ctrl-C, how it is ``continued``."""
 
     def lost(ignored: sys.UnraisableHookArgs) -> None:
         if isinstance(ignored.exc_value, KeyboardInterrupt):
@@ -327,7 +323,7 @@ examples:
 
         from tricouple.conf.compose import override
         from tricouple.experiments.runs.folder import RunFolder
-        from tricouple.experiments.runs.run import evaluate_run
+        from tricouple.experiments.runs.run import Run
         from tricouple.experiments.vision import VISION
         from tricouple.provenance import collect_provenance
 
@@ -344,9 +340,8 @@ examples:
                     data, before = VISION.load(wanted), folder.provenance()
                     if not elsewhere:
                         folder.check_data(VISION.listing(config), todo)
-                    found = evaluate_run(
-                        VISION, wanted, data, trained, folder, console, origin, before
-                    )
+                    run = Run(VISION, wanted, folder, console)
+                    found = run.evaluate(data, trained, origin, before)
                 console.print(VISION.table(found), markup=False)
         return 0
 

@@ -93,46 +93,29 @@ class Trained:
             ) from error
 
 
+class _File:
+    """The path of a file in the folder that is asked for it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, _: type) -> Path:
+        return folder.path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of a run, and what they hold."""
+    """Paths of a run, as the table above has them, and what they hold."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        """Every setting."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """The curves."""
-        return self.path / "metrics.csv"
-
-    @property
-    def checkpoint(self) -> Path:
-        """Where training continues."""
-        return self.path / "last.ckpt"
-
-    @property
-    def encoder(self) -> Path:
-        """The trained weights."""
-        return self.path / "encoder.pt"
-
-    @property
-    def evaluation(self) -> Path:
-        """What they are worth."""
-        return self.path / "evaluation.json"
-
-    @property
-    def gallery(self) -> Path:
-        """What the report draws of the evaluation."""
-        return self.path / "gallery.npz"
-
-    @property
-    def data(self) -> Path:
-        """Which files the run was trained on."""
-        return self.path / "data.json"
+    config = _File("config.yaml")
+    data = _File("data.json")
+    metrics = _File("metrics.csv")
+    checkpoint = _File("last.ckpt")
+    encoder = _File("encoder.pt")
+    evaluation = _File("evaluation.json")
+    gallery = _File("gallery.npz")
 
     def read(self, kind: type[C]) -> C:
         """The configuration of the run.
@@ -170,9 +153,6 @@ class RunFolder:
 
     def read_trained(self, config: RunConfig) -> Trained:
         """The weights of the run: the final ones, or those of the last finished epoch.
-
-        Args:
-            config: Of the run; weights of another one are refused.
 
         Raises:
             CheckpointError: If there are none, or the file is damaged.

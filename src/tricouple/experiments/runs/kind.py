@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
@@ -122,6 +123,17 @@ class RunKind(Generic[C, D]):
             "evaluated_on": config.evaluation.part,
             **self.flat(config),
         }
+
+
+def result_table(evaluation: Mapping[str, Any], told: str, head: Sequence[str]) -> Table:
+    """A table for rows of an evaluation, whose first column has words, the others numbers."""
+    seconds, sharpness = sum(evaluation["seconds"].values()), evaluation["sharpness"]
+    c = "" if sharpness is None else f"; sharpness c = {sharpness:g}"
+    caption = f"epochs: {evaluation['epoch']}, {seconds:.0f} s{c}; {told}"
+    found = Table(title=escape(evaluation["run"]), caption=caption)
+    for number, heading in enumerate(head):
+        found.add_column(heading, justify="right" if number else "left")
+    return found
 
 
 def device_of(config: RunConfig) -> torch.device:

@@ -42,17 +42,7 @@ def make_record(
     provenance: Mapping[str, Any],
     **found: object,
 ) -> Record:
-    """A run as a line has it.
-
-    Args:
-        name: What tells the runs of a study apart; it may become the name of a file.
-        part: Of the study that it belongs to.
-        status: ``done``, ``partial`` or ``diverged``.
-        config: Every setting, in one level.
-        seconds: Of training and evaluation.
-        steps: Of the optimiser.
-        provenance: Sources, machine, moment; see ``tricouple.provenance.line_provenance``.
-        **found: What was measured.
+    """A run as a line has it; its name may become that of a file, ``found`` is what was measured.
 
     Example:
         >>> run = make_record("a", part="main", status=DONE, config={"c": 1 / 3}, seconds=2.0,
@@ -162,15 +152,9 @@ def open_store(
 ) -> Store:
     """Make the folder of a study, or go on with one of the same study.
 
-    Args:
-        path: Of the folder.
-        kind: Of the study, for its report.
-        name: Of the study.
-        config: What its runs share.
-        provenance: Of this command.
-        extend: Whether a study may go on with another config, such as more seeds; ``study.json``
-            then says the new one. Otherwise a folder holds runs of one config.
-        **more: Further entries of ``study.json``.
+    A study that may ``extend`` goes on with another config, such as more seeds, and ``study.json``
+    says the new one; otherwise a folder holds runs of one config. ``more`` are further entries of
+    it.
 
     Raises:
         CommandError: If the folder cannot be written, or holds anything else. Nothing is changed.

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.markup import escape
 from torch import nn
 
-from tricouple.conf.schema import RunConfig
 from tricouple.conf.words import check
 from tricouple.experiments.runs.folder import RunError, RunFolder, Trained
 from tricouple.experiments.runs.identity import (
@@ -70,11 +69,7 @@ def run_once(
 ) -> Finished:
     """Train and evaluate, doing only what is not done yet.
 
-    Args:
-        kind: Of the run.
-        config: Every setting.
-        console: Says what happens.
-        origin: Provenance of the study that the run belongs to; None for one of its own.
+    The origin is the provenance of the study that the run belongs to; None for one of its own.
 
     Raises:
         ValueError: If the configuration or the data make no run.
@@ -84,12 +79,13 @@ def run_once(
     check(config)
     check_flags(config.trainer)
     folder = kind.folder(config)
+    run = Run(kind, config, folder, console)
     if not first_process():
         if training_begins():
-            Fitting(kind, config, kind.load(config), folder, console).train()
+            Fitting(run, kind.load(config)).train()
         return Finished(folder, {})
     files = kind.listing(config)
-    if finished := _finished(kind, config, folder, files, console):
+    if finished := run.finished(files):
         return finished
     study, origin = origin is not None, origin or collect_provenance()
     data = kind.load(config)
@@ -98,18 +94,17 @@ def run_once(
         console.print(f"[yellow]{escape(data_name(config))}:[/] {escape(note)}", soft_wrap=True)
     fitting = None
     if not folder.encoder.exists():
-        fitting = Fitting(kind, config, data, folder, console)
+        fitting = Fitting(run, data)
         if study:
             check_study(fitting.trainer)
     with folder.held(console):
-        if finished := _finished(kind, config, folder, files, console):
+        if finished := run.finished(files):
             return finished  # by another process that had the folder
         folder.claim(config, files)
-        trained = _trained(config, folder)
+        trained = run.trained()
         before = None if trained is None else folder.provenance()
         if trained is None:
-            fitting = fitting or Fitting(kind, config, data, folder, console)
-            trained = fitting.run(origin)
+            trained = (fitting or Fitting(run, data)).fit(origin)
         if trained.epoch < config.training.epochs:
             console.print(
                 f"Stopped after {trained.epoch} of {config.training.epochs} epochs: the same "
@@ -118,60 +113,149 @@ def run_once(
                 markup=False,
             )
             return Finished(folder, {}, cut_short=True)
-        content = evaluate_run(kind, config, data, trained, folder, console, origin, before)
+        content = run.evaluate(data, trained, origin, before)
         folder.checkpoint.unlink(missing_ok=True)
     return Finished(folder, content)
 
 
-def _finished(
-    kind: RunKind[C, D], config: C, folder: RunFolder, files: Listing, console: Console
-) -> Finished | None:
-    """The run if nothing is left to do; refuse a folder of other settings or data."""
-    folder.check(config, files)
-    evaluation = folder.read_evaluation()
-    if evaluation is None or not _is_whole(kind, config, folder, files, evaluation):
-        return None
-    try:
-        record = evaluated(kind, config, folder, evaluation)
-        kind.table(evaluation)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise RunError(
-            f"{folder.evaluation} is damaged ({type(error).__name__}: {error}): delete it, and the "
-            "same command evaluates again"
-        ) from error
-    if launched_together():
-        announce(False)
-    console.print(f"[green]Already finished:[/] {escape(str(folder.path))}", soft_wrap=True)
-    if Store(folder.path).records().get(folder.path.name) != record:
-        _leave(kind, config, folder, record)  # an earlier version left none, or was killed
-    return Finished(folder, evaluation, skipped=True)
+def initial_encoder(kind: RunKind[C, D], config: C, data: D) -> nn.Module:
+    """The encoder with the initial weights of the run's seed."""
+    torch.manual_seed(derived_seed(config.seed, "weights"))
+    return kind.encoder(config, data)
 
 
-def _trained(config: RunConfig, folder: RunFolder) -> Trained | None:
-    """The final weights, None if training has to begin or to continue."""
-    if not folder.encoder.exists():
-        if folder.checkpoint.exists():
-            folder.read_trained(config)  # refuses what is damaged or of another run
-        return None
-    trained = folder.read_trained(config)
-    if trained.epoch < config.training.epochs:
-        raise RunError(
-            f"{folder.encoder} has {trained.epoch} of {config.training.epochs} epochs, and an "
-            "earlier version did not keep what would continue them: delete the folder, or choose "
-            "another one with run=FOLDER"
+@dataclass(frozen=True)
+class Run(Generic[C, D]):
+    """A run, its settings and its folder; what is in it, and what is put there."""
+
+    kind: RunKind[C, D]
+    config: C
+    folder: RunFolder
+    console: Console  # says what happens
+
+    def finished(self, files: Listing) -> Finished | None:
+        """The run if nothing is left to do; refuse a folder of other settings or data."""
+        folder, kind = self.folder, self.kind
+        folder.check(self.config, files)
+        evaluation = folder.read_evaluation()
+        if evaluation is None or not (
+            # All of the training was evaluated, in the way that the configuration asks for.
+            evaluation.get("epoch") == self.config.training.epochs
+            and evaluation.get("settings") == asdict(self.config.evaluation)
+            and not any(changes(evaluation.get("files", {}), files))
+            and (folder.gallery.is_file() or not kind.gallery)
+        ):
+            return None
+        try:
+            record = self.evaluated(evaluation)
+            kind.table(evaluation)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise RunError(
+                f"{folder.evaluation} is damaged ({type(error).__name__}: {error}): delete it, and "
+                "the same command evaluates again"
+            ) from error
+        if launched_together():
+            announce(False)
+        found = escape(str(folder.path))
+        self.console.print(f"[green]Already finished:[/] {found}", soft_wrap=True)
+        if Store(folder.path).records().get(folder.path.name) != record:
+            self.leave(record)  # an earlier version left none, or was killed
+        return Finished(folder, evaluation, skipped=True)
+
+    def trained(self) -> Trained | None:
+        """The final weights, None if training has to begin or to continue."""
+        folder, epochs = self.folder, self.config.training.epochs
+        if not folder.encoder.exists():
+            if folder.checkpoint.exists():
+                folder.read_trained(self.config)  # refuses what is damaged or of another run
+            return None
+        trained = folder.read_trained(self.config)
+        if trained.epoch < epochs:
+            raise RunError(
+                f"{folder.encoder} has {trained.epoch} of {epochs} epochs, and an earlier version "
+                "did not keep what would continue them: delete the folder, or choose another one "
+                "with run=FOLDER"
+            )
+        return trained
+
+    def evaluate(
+        self, data: D, trained: Trained, origin: Mapping[str, Any], before: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Evaluate weights as the configuration says, write evaluation.json and the run's record.
+
+        The origin is the provenance of this command, ``before`` that of the one that trained if
+        that is another. Returns the content of evaluation.json.
+        """
+        kind, config, folder = self.kind, self.config, self.folder
+        began = time.monotonic()
+        encoder = initial_encoder(kind, config, data)
+        trained.restore(encoder, folder)
+        found = kind.evaluate(config, data, encoder, trained, folder, self.console)
+        provenance = line_provenance(origin)
+        if before:
+            own = {name: provenance[name] for name in ("date", "command", "commit")}
+            provenance = {**before, "evaluation": own}
+        content = {
+            "run": folder.path.name,
+            "epoch": trained.epoch,
+            "settings": asdict(config.evaluation),
+            "files": kind.listing(config),
+            **found,
+            "curves": curves(trained.rows),
+            "seconds": {
+                "training": trained.rows[-1]["seconds"],
+                "evaluation": round(time.monotonic() - began, 3),
+            },
+            "config": asdict(resolved(config)),
+            "provenance": provenance,
+        }
+        write_text(folder.evaluation, json.dumps(content, indent=1) + "\n")
+        evaluation = folder.read_evaluation()
+        assert evaluation is not None
+        self.leave(self.evaluated(evaluation))
+        return evaluation
+
+    def evaluated(self, evaluation: Mapping[str, Any]) -> Record:
+        """The record of an evaluated run; one of an unfinished training is partial."""
+        return self.record(
+            status=DONE if evaluation["epoch"] == self.config.training.epochs else PARTIAL,
+            seconds=sum(evaluation["seconds"].values()),
+            steps=evaluation["curves"]["step"][-1],
+            **self.kind.kept(evaluation),
+            files=evaluation.get("files", {}),
+            curves=evaluation["curves"],
+            provenance=evaluation["provenance"],
         )
-    return trained
+
+    def unfinished(self, rows: list[Row], origin: Mapping[str, Any]) -> Record:
+        """The record of a training that has come as far as the rows of its history."""
+        last = rows[-1] if rows else {"seconds": 0.0, "step": 0}
+        return self.record(
+            status=PARTIAL,
+            seconds=last["seconds"],
+            steps=int(last["step"]),
+            curves=curves(rows),
+            provenance=line_provenance(origin),
+        )
+
+    def record(self, **found: Any) -> Record:
+        """What ``make_record`` makes of this run."""
+        name, config = self.folder.path.name, self.kind.settings(self.config)
+        return make_record(name, part="final", config=config, **found)
+
+    def leave(self, record: Record) -> None:
+        """Make the folder of a run a study of one, which ``tricouple report`` reads."""
+        path, head = self.folder.path, {"scale": self.config.scale.name}
+        write_head(path, self.kind.name, path.name, head, record["provenance"])
+        Store(path).append(record)
 
 
 class Fitting(Generic[C, D]):
     """A training that is ready to begin: whatever can be refused has been, and nothing written."""
 
-    def __init__(
-        self, kind: RunKind[C, D], config: C, data: D, folder: RunFolder, console: Console
-    ) -> None:
-        training = config.training
-        self.kind, self.config, self.data = kind, config, data
-        self.folder, self.console = folder, console
+    def __init__(self, run: Run[C, D], data: D) -> None:
+        config, folder, training = run.config, run.folder, run.config.training
+        self.run, self.data = run, data
         self.history = History(folder.metrics, data.held_out, training.geometry_every)
         with quiet_lightning():
             self.trainer = make_trainer(
@@ -188,45 +272,44 @@ class Fitting(Generic[C, D]):
             "seed": config.seed,
             "identity": digest(config),
         }
-        encoder = initial_encoder(kind, config, data)
+        encoder = initial_encoder(run.kind, config, data)
         if (world := self.trainer.world_size) > 1:
             device = self.trainer.strategy.root_device.type
             said = note_on_processes(world, training.batch_size, encoder, device)
-            console.print(f"[yellow]{said}[/]", soft_wrap=True)
-        self.module = kind.method(config, data, encoder, options)
+            run.console.print(f"[yellow]{said}[/]", soft_wrap=True)
+        self.module = run.kind.method(config, data, encoder, options)
 
     def train(self) -> None:
         """Train to the end, from the start or from the last finished epoch; any process."""
-        config, checkpoint = self.config, self.folder.checkpoint
+        config, checkpoint = self.run.config, self.run.folder.checkpoint
         batches = ShuffledBatches(self.data.samples, config.training.batch_size, config.seed)
         resumed = checkpoint if checkpoint.exists() else None
         with quiet_lightning():
             train_to_the_end(self.trainer, self.module, batches, resumed)
 
-    def run(self, origin: Mapping[str, Any]) -> Trained:
+    def fit(self, origin: Mapping[str, Any]) -> Trained:
         """Train and keep the weights, as the first process.
 
         Returns:
             How far it came; the weights are on disk as well if that is the end.
         """
-        kind, config, folder = self.kind, self.config, self.folder
+        run, kind, config, folder = self.run, self.run.kind, self.run.config, self.run.folder
         training, resumed = config.training, folder.checkpoint.exists()
         what = f"{len(self.data.samples)} {self.data.samples.noun}, epochs: {training.epochs}"
         said = f"{'Continuing' if resumed else 'Training'} ({what}): {folder.path}"
-        self.console.print(said, soft_wrap=True, markup=False)
-        record = _unfinished(kind, config, folder, self.history.rows, origin)
+        run.console.print(said, soft_wrap=True, markup=False)
         if not Store(folder.path).runs.exists():
-            _leave(kind, config, folder, record)
+            run.leave(run.unfinished(self.history.rows, origin))
         if launched_together():
             announce(True)
         try:
             self.train()
         except BaseException as error:
-            record = _unfinished(kind, config, folder, self.history.rows, origin)
+            record = run.unfinished(self.history.rows, origin)
             if isinstance(error, DivergenceError):
                 record |= {"status": DIVERGED, "verdict": str(error)}
             with suppress(OSError):  # a full disk may be the error
-                _leave(kind, config, folder, record)
+                run.leave(record)
             raise
         if not folder.checkpoint.exists():
             raise RunError(
@@ -239,119 +322,5 @@ class Fitting(Generic[C, D]):
         if trained.epoch == training.epochs:
             folder.write_trained(trained)
         else:
-            _leave(kind, config, folder, _unfinished(kind, config, folder, trained.rows, origin))
+            run.leave(run.unfinished(trained.rows, origin))
         return trained
-
-
-def evaluate_run(
-    kind: RunKind[C, D],
-    config: C,
-    data: D,
-    trained: Trained,
-    folder: RunFolder,
-    console: Console,
-    origin: Mapping[str, Any],
-    before: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """Evaluate weights as a configuration says, write evaluation.json and the run's record.
-
-    Args:
-        kind: Of the run.
-        config: Every setting.
-        data: Of the run.
-        trained: The weights.
-        folder: Of the run.
-        console: Says what happens.
-        origin: Provenance of this command.
-        before: Of the one that trained, if that is another.
-
-    Returns:
-        The content of evaluation.json.
-    """
-    began = time.monotonic()
-    encoder = initial_encoder(kind, config, data)
-    trained.restore(encoder, folder)
-    found = kind.evaluate(config, data, encoder, trained, folder, console)
-    provenance = line_provenance(origin)
-    if before:
-        own = {name: provenance[name] for name in ("date", "command", "commit")}
-        provenance = {**before, "evaluation": own}
-    content = {
-        "run": folder.path.name,
-        "epoch": trained.epoch,
-        "settings": asdict(config.evaluation),
-        "files": kind.listing(config),
-        **found,
-        "curves": curves(trained.rows),
-        "seconds": {
-            "training": trained.rows[-1]["seconds"],
-            "evaluation": round(time.monotonic() - began, 3),
-        },
-        "config": asdict(resolved(config)),
-        "provenance": provenance,
-    }
-    write_text(folder.evaluation, json.dumps(content, indent=1) + "\n")
-    evaluation = folder.read_evaluation()
-    assert evaluation is not None
-    _leave(kind, config, folder, evaluated(kind, config, folder, evaluation))
-    return evaluation
-
-
-def initial_encoder(kind: RunKind[C, D], config: C, data: D) -> nn.Module:
-    """The encoder with the initial weights of the run's seed."""
-    torch.manual_seed(derived_seed(config.seed, "weights"))
-    return kind.encoder(config, data)
-
-
-def evaluated(
-    kind: RunKind[C, D], config: C, folder: RunFolder, evaluation: Mapping[str, Any]
-) -> Record:
-    """The record of an evaluated run; one of an unfinished training is partial."""
-    return make_record(
-        folder.path.name,
-        part="final",
-        status=DONE if evaluation["epoch"] == config.training.epochs else PARTIAL,
-        config=kind.settings(config),
-        seconds=sum(evaluation["seconds"].values()),
-        steps=evaluation["curves"]["step"][-1],
-        **kind.kept(evaluation),
-        files=evaluation.get("files", {}),
-        curves=evaluation["curves"],
-        provenance=evaluation["provenance"],
-    )
-
-
-def _unfinished(
-    kind: RunKind[C, D], config: C, folder: RunFolder, rows: list[Row], origin: Mapping[str, Any]
-) -> Record:
-    """The record of a training that has come as far as the rows of its history."""
-    last = rows[-1] if rows else {"seconds": 0.0, "step": 0}
-    return make_record(
-        folder.path.name,
-        part="final",
-        status=PARTIAL,
-        config=kind.settings(config),
-        seconds=last["seconds"],
-        steps=int(last["step"]),
-        curves=curves(rows),
-        provenance=line_provenance(origin),
-    )
-
-
-def _leave(kind: RunKind[C, D], config: C, folder: RunFolder, record: Record) -> None:
-    """Make the folder of a run a study of one, which ``tricouple report`` reads."""
-    head = {"scale": config.scale.name}
-    write_head(folder.path, kind.name, folder.path.name, head, record["provenance"])
-    Store(folder.path).append(record)
-
-
-def _is_whole(
-    kind: RunKind[C, D], config: C, folder: RunFolder, files: Listing, evaluation: Mapping[str, Any]
-) -> bool:
-    """Whether all of the training was evaluated, in the way that the configuration asks for."""
-    return (
-        evaluation.get("epoch") == config.training.epochs
-        and evaluation.get("settings") == asdict(config.evaluation)
-        and not any(changes(evaluation.get("files", {}), files))
-        and (folder.gallery.is_file() or not kind.gallery)
-    )

@@ -77,11 +77,7 @@ def run_loss(
 ) -> None:
     """Choose and measure for one loss of a block.
 
-    Args:
-        study: The grids.
-        block: Words of the block.
-        loss: Name of the loss.
-        measure: Does a trial, or remembers it, and returns its accuracy; 0 if it diverged.
+    ``measure`` does a trial, or remembers it, and returns its accuracy; 0 if it diverged.
     """
     rate, *rates = study.learning_rates
     seed = study.seeds[0]
@@ -116,16 +112,11 @@ def best(scores: Mapping[Trial, float]) -> Trial:
 def run_study(
     kind: RunKind[C, D], study: Study, out: Path, runs: Path, console: Console, *, workers: int = 1
 ) -> None:
-    """Do everything of a study that is missing.
+    """Do everything of a study that is missing, with results in ``out``.
 
-    Args:
-        kind: Of its runs.
-        study: What to compare.
-        out: Folder of the results.
-        runs: Folder of the runs, which are removed when their loss is done.
-        console: Says what happens.
-        workers: Processes that losses and blocks are dealt out to, each with one thread; with one
-            worker this process does the work, with all its threads.
+    The folders of runs, in ``runs``, are removed when their loss is done. Losses and blocks are
+    dealt out to several workers, each with one thread; one worker is this process, with all its
+    threads.
 
     Raises:
         CommandError: If the folder holds another study, or runs with other settings.
@@ -247,11 +238,7 @@ def in_workers(
 ) -> Iterator[tuple[Task, Any]]:
     """Do ``work(*task)`` for all tasks, and yield each with its result when it is done.
 
-    Args:
-        work: What can be pickled.
-        tasks: Its arguments.
-        workers: Processes; with one, this process does the work, with all its threads.
-        out: Where results are kept, for the words about a worker that ended.
+    With one worker this process does the work, with all its threads. Results are kept in ``out``.
 
     Raises:
         CommandError: If a worker ended by itself.

@@ -44,12 +44,7 @@ class Job:
 
 
 def sweep(words: Sequence[str], console: Console, kind: type = Train) -> list[Job]:
-    """Run every combination; settings are checked before the first.
-
-    Args:
-        words: Settings, some with several values.
-        console: Says what failed, at the end.
-        kind: The dataclass of a run's settings.
+    """Run every combination of words, some with several values; checked before the first.
 
     Raises:
         ConfigurationError: If a word makes no configuration.

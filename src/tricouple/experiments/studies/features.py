@@ -105,7 +105,7 @@ def _cifar100() -> dict[str, Tensor]:
 
 def _superclasses() -> Tensor:
     """The superclass of each class of CIFAR-100, as its training file pairs them."""
-    from tricouple.data.images.formats import unpickle
+    from tricouple.data.images.published import unpickle
 
     content = unpickle(data_home() / "cifar-100-python" / "train")
     groups = torch.zeros(100, dtype=torch.int64)
@@ -125,8 +125,8 @@ def _intents(name: str) -> dict[str, Tensor]:
 
 
 def _flickr(name: str) -> dict[str, Tensor]:
-    from tricouple.data.captions.readers import Source
-    from tricouple.data.captions.readers import load as load_captions
+    from tricouple.data.captions import Source
+    from tricouple.data.captions import load as load_captions
 
     source = Source(
         name,

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from tricouple.experiments.studies.methods import METHODS
 from tricouple.experiments.studies.plan import Chosen
 from tricouple.experiments.studies.statistics import LEVEL, Difference, paired
-from tricouple.report.chart import Axis, Line, Panel
+from tricouple.report.chart import Axis, Line, Panel, numbered
 from tricouple.report.numbers import MeanStd, percent, plain
-from tricouple.report.palette import numbered
 from tricouple.report.sentences import holm
 from tricouple.report.tables import Table
 

@@ -107,11 +107,7 @@ def judge(
 ) -> str:
     """Name the outcome of a run from its curves' ends; ``MEANINGS`` says what each word means.
 
-    Args:
-        losses: The loss along training.
-        nc2_deviation: The last one.
-        spectrum: The last eigenvalues of the class-mean covariance, descending, K−1 of them.
-        dim: Dimension of the embeddings.
+    The spectrum has the K−1 last eigenvalues of the class-mean covariance, descending.
 
     Example:
         >>> judge([2.0, 1.0], 0.0, [0.5, 0.5, 0.5], dim=8)

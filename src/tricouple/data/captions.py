@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 from tricouple import checks
-from tricouple.data.captions.sets import CaptionData, CaptionedImages
-from tricouple.data.captions.shapes import N_SHAPES, draw_shapes
 from tricouple.data.images.files import DataError, ImageFiles, Member, is_image
 from tricouple.data.images.readers import data_home
+from tricouple.data.pairs import N_SHAPES, CaptionData, CaptionedImages, draw_shapes
 from tricouple.data.tables import Problems, clean, require_columns, table
 
 FORMATS = ("shapes", "coco", "csv", "shards")

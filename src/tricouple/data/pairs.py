@@ -1,8 +1,10 @@
-"""Captioned images, their tokens, and the batches of pairs that training sees."""
+"""Captioned images, their tokens, the batches of pairs that training sees; shapes drawn here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from tricouple import checks
 from tricouple.data.images.files import ImageFiles
 from tricouple.data.images.sets import BatchedImages
 from tricouple.torchvision_ops import declare_missing
@@ -116,12 +119,6 @@ class PairBatch(NamedTuple):
 class PairSamples(BatchedImages):
     """What an epoch consists of: every image, or every caption.
 
-    Attributes:
-        images: As in ``CaptionedImages``.
-        tokens: Of all captions, shape (m, context length).
-        owners: Which image each caption is of, ascending, shape (m,).
-        all_captions: Whether a sample is a caption with its image, or an image with its captions.
-
     Example:
         >>> images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
         >>> samples = PairSamples(images, torch.ones(3, 5), torch.tensor([0, 0, 1]), True)
@@ -129,9 +126,9 @@ class PairSamples(BatchedImages):
         (3, tensor([0, 0]))
     """
 
-    tokens: Tensor
-    owners: Tensor
-    all_captions: bool
+    tokens: Tensor  # of all captions, shape (m, context length)
+    owners: Tensor  # which image each caption is of, ascending, shape (m,)
+    all_captions: bool  # whether a sample is a caption with its image; or an image with all of its
 
     def __len__(self) -> int:
         return len(self.owners) if self.all_captions else len(self.images)
@@ -154,3 +151,105 @@ class PairSamples(BatchedImages):
             tokens = self.tokens[(first[:, None] + place).clamp_max(len(self.tokens) - 1)]
             tokens = tokens * real[..., None]
         return PairBatch(self.images[identities], tokens.long(), counts, identities)
+
+
+# --- coloured shapes with captions, drawn by the program, for tests and first steps ---------------
+
+
+COLOURS = {
+    "red": (220, 30, 30), "green": (30, 160, 50), "blue": (40, 60, 220), "yellow": (240, 220, 40),
+    "purple": (130, 40, 160), "pink": (250, 150, 200), "white": (250, 250, 250),
+    "black": (15, 15, 15),
+}  # fmt: skip
+TEMPLATES = (
+    "a {colour} {form} on a {ground} background in a {frame} frame",
+    "{colour} {form}, {ground} background, {frame} frame",
+    "there is a {colour} {form} on {ground} ground inside a {frame} frame",
+)
+RADIUS = 0.25  # of a shape, in units of the side
+FRAME = 0.14  # its width
+
+
+def draw_shapes(sizes: tuple[int, ...], side: int) -> tuple[CaptionedImages, ...]:
+    """Draw disjoint sets of captioned images, of these sizes; the same ones every time.
+
+    An image shows one shape in a frame; its form and colour and those of background and frame are
+    what the captions tell. No two images of all sets agree in all four: every caption has one right
+    image, and test images are combinations that were never seen.
+
+    Example:
+        >>> train, test = draw_shapes((3, 2), side=16)
+        >>> train.images.shape, len(train.captions), len(test)
+        (torch.Size([3, 3, 16, 16]), 9, 2)
+    """
+    checks.count("model.vision.image_size", side)
+    generator = torch.Generator().manual_seed(0)
+    combinations = _combinations(generator)
+    if sum(sizes) > N_SHAPES:
+        raise ValueError(
+            f"data=shapes has {N_SHAPES} different images, {sum(sizes)} were asked for: "
+            "lower data.train_size, data.validation_size or data.test_size"
+        )
+    sets = []
+    # Backwards: the last set, which is usually the test set, has colours that differ most.
+    for size in reversed(sizes):
+        chosen, combinations = combinations[:size], combinations[size:]
+        images = torch.stack([_draw(combination, side, generator) for combination in chosen])
+        captions = [
+            tuple(
+                text.format(form=form, colour=colour, ground=ground, frame=frame)
+                for text in TEMPLATES
+            )
+            for form, colour, ground, frame in chosen
+        ]
+        sets.append(CaptionedImages.of(images, captions))
+    return tuple(reversed(sets))
+
+
+def _combinations(generator: torch.Generator) -> list[tuple[str, ...]]:
+    """All forms in all colours, at random, but every choice of colours before one comes again."""
+    colours = list(itertools.permutations(COLOURS, 3))
+    forms = list(_FORMS)
+    order = torch.randperm(len(colours), generator=generator).tolist()
+    shift = torch.randint(len(forms), (len(colours),), generator=generator).tolist()
+    return [
+        (forms[(shift[index] + turn) % len(forms)], *colours[index])
+        for turn in range(len(forms))
+        for index in order
+    ]
+
+
+def _draw(combination: tuple[str, ...], side: int, generator: torch.Generator) -> Tensor:
+    """One image, uint8 of shape (3, side, side), a little off the centre and noisy."""
+    form, *names = combination
+    row, column = 0.5 + 0.08 * (torch.rand(2, generator=generator) - 0.5)
+    axis = (torch.arange(side) + 0.5) / side
+    y, x = (axis[:, None] - row) / RADIUS, (axis[None, :] - column) / RADIUS
+    middle = (axis - 0.5).abs() < 0.5 - FRAME
+    colour, ground, frame = (torch.tensor(COLOURS[name])[:, None, None] for name in names)
+    picture = torch.where(middle[:, None] & middle, ground, frame)
+    picture = torch.where(_FORMS[form](x, y), colour, picture)
+    noise = 8 * torch.randn((3, side, side), generator=generator)
+    return (picture + noise).clamp(0, 255).to(torch.uint8)
+
+
+def _cross(x: Tensor, y: Tensor) -> Tensor:
+    near, far = torch.minimum(x.abs(), y.abs()), torch.maximum(x.abs(), y.abs())
+    return (near < 0.3) & (far < 1)
+
+
+def _ring(x: Tensor, y: Tensor) -> Tensor:
+    distance = x**2 + y**2
+    return (distance < 1) & (distance > 0.3)
+
+
+# Which points of the plane are inside, for a shape of radius one about the origin; y points down.
+_FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "circle": lambda x, y: x**2 + y**2 < 1,
+    "square": lambda x, y: torch.maximum(x.abs(), y.abs()) < 0.85,
+    "triangle": lambda x, y: (y < 0.8) & (x.abs() < 0.55 * (y + 1)),
+    "cross": _cross,
+    "ring": _ring,
+    "stripe": lambda x, y: (y.abs() < 0.35) & (x.abs() < 1.1),
+}
+N_SHAPES = math.perm(len(COLOURS), 3) * len(_FORMS)  # images that differ
