@@ -31,9 +31,8 @@ from tricouple.evaluation.retrieval import (
     in_batches,
     whole_split,
 )
-from tricouple.experiments.runs.folder import RunFolder, Trained
+from tricouple.experiments.runs.folder import Trained
 from tricouple.experiments.runs.kind import RunKind, result_table
-from tricouple.files import write_atomically
 from tricouple.losses import BothDirections
 from tricouple.models.encoders import build_clip
 from tricouple.training.module import Training, derived_seed
@@ -240,14 +239,9 @@ def image_size(config: Clip) -> int:
 
 
 def evaluate(
-    config: Clip,
-    found: RunCaptions,
-    encoder: nn.Module,
-    trained: Trained,
-    folder: RunFolder,
-    console: Console,
+    config: Clip, found: RunCaptions, encoder: nn.Module, trained: Trained, console: Console
 ) -> dict[str, Any]:
-    """Retrieval, zero-shot classification and geometry; the gallery is written beside."""
+    """Retrieval, zero-shot classification and geometry."""
     model, part = cast("open_clip.CLIP", encoder), config.evaluation.part
     pairs, tokens, normalisation = found.part(part), found.tokens[part], normalisation_of(config)
     images = embed_images(model, pairs.images, normalisation)
@@ -277,12 +271,12 @@ def evaluate(
         count=config.evaluation.gallery,
         sharpness=sharpness,
     )
-    write_atomically(folder.gallery, lambda file: file.write(gallery))
     return {
         "sharpness": sharpness,
         "metrics": metrics(whole, batches, result),
         "result": result,
         "notes": list(found.notes),
+        "gallery": gallery,
     }
 
 

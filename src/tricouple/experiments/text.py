@@ -23,10 +23,10 @@ from tricouple.evaluation.features import MEASURES, evaluating, measure_geometry
 from tricouple.evaluation.gallery import text_gallery
 from tricouple.evaluation.probe import detect, knn_accuracy, linear_probe, nearest_mean
 from tricouple.evaluation.retrieval import Recall, whole_split
-from tricouple.experiments.runs.folder import RunFolder, Trained
+from tricouple.experiments.runs.folder import Trained
 from tricouple.experiments.runs.identity import listing
 from tricouple.experiments.runs.kind import RunKind, device_of, result_table
-from tricouple.files import cache_home, load_tensors, locked, save_tensors, write_atomically
+from tricouple.files import cache_home, load_tensors, locked, save_tensors
 from tricouple.models.sentences import Backbone, SentenceEncoder, build_backbone, package_folder
 from tricouple.names import LOSSES
 from tricouple.training.module import Training
@@ -267,12 +267,7 @@ def make_method(
 
 
 def evaluate(
-    config: Text,
-    found: RunTexts,
-    encoder: nn.Module,
-    trained: Trained,
-    folder: RunFolder,
-    console: Console,
+    config: Text, found: RunTexts, encoder: nn.Module, trained: Trained, console: Console
 ) -> dict[str, Any]:
     """Classification and out-of-scope detection, or retrieval; before the head and after it."""
     part = config.evaluation.part
@@ -309,8 +304,9 @@ def evaluate(
         found.data.classes,
         config.evaluation.gallery,
     )
-    write_atomically(folder.gallery, lambda file: file.write(gallery))
-    return {"sharpness": sharpness_of(config.loss), "result": result, "notes": list(found.notes)}
+    sharpness = sharpness_of(config.loss)
+    told = {"sharpness": sharpness, "result": result, "notes": list(found.notes)}
+    return {**told, "gallery": gallery}
 
 
 def classify(config: Text, found: RunTexts, known: Tensor, unseen: Tensor) -> dict[str, Any]:

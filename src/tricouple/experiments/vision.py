@@ -23,9 +23,8 @@ from tricouple.data.images.sets import Normalisation, imagenet_statistics
 from tricouple.evaluation.evaluate import evaluate_features
 from tricouple.evaluation.features import MEASURES, HeldOut, extract
 from tricouple.evaluation.gallery import image_gallery
-from tricouple.experiments.runs.folder import RunFolder, Trained
+from tricouple.experiments.runs.folder import Trained
 from tricouple.experiments.runs.kind import RunKind, device_of, result_table
-from tricouple.files import write_atomically
 from tricouple.models.encoders import build_encoder, fitting_size
 from tricouple.training.module import BYOLTraining, LossTraining, Training, Views
 
@@ -190,12 +189,7 @@ def make_method(
 
 
 def evaluate(
-    config: Train,
-    images: RunImages,
-    encoder: nn.Module,
-    trained: Trained,
-    folder: RunFolder,
-    console: Console,
+    config: Train, images: RunImages, encoder: nn.Module, trained: Trained, console: Console
 ) -> dict[str, Any]:
     """Probe, k-NN, confusion and geometry, if there are labels to compare with."""
     data, settings, device = images.data, config.evaluation, device_of(config)
@@ -223,10 +217,10 @@ def evaluate(
             device=device,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    if settings.figures:
-        gallery = image_gallery(result, known, unseen, (data.probe, images.measured), config.seed)
-        write_atomically(folder.gallery, lambda file: file.write(gallery))
-    return {"sharpness": sharpness, "accuracy": result.accuracy(), "result": result.as_json()}
+    both = data.probe, images.measured
+    gallery = image_gallery(result, known, unseen, both, config.seed) if settings.figures else None
+    told = {"sharpness": sharpness, "accuracy": result.accuracy(), "result": result.as_json()}
+    return {**told, "gallery": gallery}
 
 
 def kept(evaluation: Mapping[str, Any]) -> dict[str, Any]:

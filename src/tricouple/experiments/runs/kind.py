@@ -66,8 +66,8 @@ class RunKind(Generic[C, D]):
     encoder: Callable[[C, D], nn.Module]
     # Make what Lightning trains of an encoder, with options of ``Training``.
     method: Callable[[C, D, nn.Module, dict[str, Any]], Training]
-    # What the weights are worth, as entries of evaluation.json.
-    evaluate: Callable[[C, D, nn.Module, Trained, RunFolder, Console], dict[str, Any]]
+    # What the weights are worth, as entries of evaluation.json; and the bytes of a ``gallery``.
+    evaluate: Callable[[C, D, nn.Module, Trained, Console], dict[str, Any]]
     kept: Callable[[Mapping[str, Any]], dict[str, Any]]  # of an evaluation, the entries of a record
     flat: Callable[[C], dict[str, Any]]  # settings that tell runs apart, beside those of every kind
     table: Callable[[Mapping[str, Any]], Table | str]  # an evaluation on the terminal

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from operator import methodcaller
 from typing import Any, Generic
 
 import torch
@@ -36,7 +37,7 @@ from tricouple.experiments.runs.record import (
     make_record,
     write_head,
 )
-from tricouple.files import write_text
+from tricouple.files import write_atomically, write_text
 from tricouple.options import first_process, launched_together
 from tricouple.provenance import collect_provenance, line_provenance
 from tricouple.training.module import DivergenceError, ShuffledBatches, derived_seed
@@ -190,7 +191,9 @@ class Run(Generic[C, D]):
         began = time.monotonic()
         encoder = initial_encoder(kind, config, data)
         trained.restore(encoder, folder)
-        found = kind.evaluate(config, data, encoder, trained, folder, self.console)
+        found = kind.evaluate(config, data, encoder, trained, self.console)
+        if gallery := found.pop("gallery", None):
+            write_atomically(folder.gallery, methodcaller("write", gallery))
         provenance = line_provenance(origin)
         if before:
             own = {name: provenance[name] for name in ("date", "command", "commit")}
