@@ -70,7 +70,7 @@ ARROWS = {
     "models": set(),
     "evaluation": {"data"},
     "training": {"data"},
-    "conf": set(),
+    "conf": {"data"},
     "report": set(),
     "experiments": {"data", "models", "evaluation", "training", "conf", "report"},
 }

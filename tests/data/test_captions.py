@@ -11,8 +11,7 @@ from caption_files import CAPTIONS, write_coco, write_csv, write_shard, write_sh
 from image_files import truncate, write_image
 from tricouple.conf.compose import configure
 from tricouple.conf.schema import Clip
-from tricouple.data import captions
-from tricouple.data.captions import Source
+from tricouple.data import CaptionSource, captions
 from tricouple.data.images import DataError
 from tricouple.data.pairs import COLOURS, CaptionedImages, PairSamples, draw_shapes, tokenise
 from tricouple.torchvision_ops import declare_missing
@@ -26,7 +25,7 @@ FORMATS = {
 
 def load(root, form="json", *, side=8, seed=0, **changes):
     _, kind, train = FORMATS[form]
-    plain = Source(
+    plain = CaptionSource(
         form, kind, str(root), train=train, train_images="images", test_size=1,
         cache=str(root / "cache"),
     )  # fmt: skip
@@ -262,7 +261,7 @@ def test_impossible_sizes_and_missing_files_of_captions_are_told(tmp_path):
 def test_a_missing_folder_tells_where_to_say_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TRICOUPLE_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"flickr8k: there is no such folder: set data\.root, or"):
-        captions.load(Source("flickr8k", "csv", folder="flickr8k", train="x"), 8, 0)
+        captions.load(CaptionSource("flickr8k", "csv", folder="flickr8k", train="x"), 8, 0)
     with pytest.raises(DataError, match=r"gone: there is no such folder: set data\.root$"):
         load(tmp_path / "gone", "csv")
 
@@ -315,7 +314,7 @@ def test_shapes_are_all_different_and_look_like_their_captions():
 
 
 def test_shapes_have_as_many_parts_as_are_asked_for():
-    data = captions.load(Source("shapes", "shapes", test_size=16), side=4, seed=0)
+    data = captions.load(CaptionSource("shapes", "shapes", test_size=16), side=4, seed=0)
     assert (len(data.train), data.validation, len(data.test)) == (2000, None, 16)
     with pytest.raises(ValueError, match=r"data\.test_size must be at least 1, got 0"):
-        captions.load(Source("shapes", "shapes"), side=4, seed=0)
+        captions.load(CaptionSource("shapes", "shapes"), side=4, seed=0)

@@ -5,8 +5,9 @@ import re
 import pytest
 import torch
 
+from tricouple.data import TextSource
 from tricouple.data.images.files import DataError
-from tricouple.data.texts import Source, Texts, draw_shots, load, make_phrases
+from tricouple.data.texts import Texts, draw_shots, load, make_phrases
 
 
 def table(path, *lines, head="text,label"):
@@ -15,7 +16,7 @@ def table(path, *lines, head="text,label"):
 
 
 def source(path, **more):
-    return Source("csv", path=path, **more)
+    return TextSource("csv", path=path, **more)
 
 
 def test_a_table_of_classes_holds_out_a_fifth_of_each(tmp_path):

@@ -1,6 +1,7 @@
 """The types of the configuration. Values, and why they are what they are, stand in the YAML files.
 
-Fields have no defaults here: a value that no file gives is an error, not a second opinion.
+Fields have no defaults here: a value that no file gives is an error, not a second opinion. What
+captions and texts there are to choose from, ``tricouple.data`` says.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from tricouple.data import CaptionSource, TextSource
 
 
 @dataclass
@@ -122,44 +125,6 @@ class Train:
 
 
 @dataclass
-class Captions:
-    """Which images and captions; the fields are those of ``tricouple.data.captions.Source``."""
-
-    name: str
-    format: str
-    root: str | None
-    folder: str | None
-    train: str | None
-    validation: str | None
-    test: str | None
-    train_images: str
-    validation_images: str
-    test_images: str
-    image_column: str
-    caption_column: str
-    separator: str
-    skip: bool
-    train_size: int | None
-    validation_size: int | None
-    test_size: int | None
-    cache: str | None
-
-    @property
-    def own(self) -> bool:
-        """Whether these are files of one's own, and no data set that its name says all of."""
-        return self.folder is None and self.format != "shapes"
-
-    @property
-    def place(self) -> str | None:
-        """What data of one's own are named after."""
-        return self.root
-
-    def places(self) -> tuple[str, ...]:
-        """Settings that say where data are, not what they show."""
-        return ("cache", *(() if self.own else ("root", "folder")))
-
-
-@dataclass
 class Model:
     """open_clip's CLIP."""
 
@@ -199,7 +164,7 @@ class PairEvaluation:
 class Clip:
     """A training run on images and captions; what is not said here is as in ``Train``."""
 
-    data: Captions
+    data: CaptionSource
     loss: dict[str, Any]
     model: Model  # the encoders
     scale: Scale
@@ -210,39 +175,6 @@ class Clip:
     runs: str
     run: str | None
     progress: bool
-
-
-@dataclass
-class Texts:
-    """Which texts; the fields are those of ``tricouple.data.texts.Source``."""
-
-    name: str
-    root: str | None
-    path: str | None
-    test_path: str | None
-    text_column: str
-    label_column: str | None
-    pair_column: str | None
-    separator: str
-    skip: bool
-    shots: int | None
-    train_size: int | None
-    validation_size: int
-    test_size: int | None
-
-    @property
-    def own(self) -> bool:
-        """Whether these are files of one's own, and no data set that its name says all of."""
-        return self.name == "csv"
-
-    @property
-    def place(self) -> str | None:
-        """What data of one's own are named after."""
-        return None if self.path is None else self.path.removesuffix(".csv")
-
-    def places(self) -> tuple[str, ...]:
-        """Settings that say where data are, not what they hold."""
-        return ("root",)
 
 
 @dataclass
@@ -274,7 +206,7 @@ class TextEvaluation:
 class Text:
     """A training run on texts; what is not said here is as in ``Train``."""
 
-    data: Texts
+    data: TextSource
     loss: dict[str, Any]
     model: SentenceModel
     scale: Scale

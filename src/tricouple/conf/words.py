@@ -18,6 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from tricouple.conf import schema
+from tricouple.data import TextSource
 from tricouple.names import LOSSES
 
 
@@ -284,7 +285,7 @@ def _wrong_places(config: schema.RunConfig) -> Iterator[str]:
                 yield f"data.{name}={value}: there is no {root / value}"
 
 
-def _wrong_texts(data: schema.Texts, model: schema.SentenceModel) -> Iterator[str]:
+def _wrong_texts(data: TextSource, model: schema.SentenceModel) -> Iterator[str]:
     if model.name == "own" and model.path is None:
         yield "model=own needs model.path: a folder, or a name on the hub"
     if data.own and data.path is None:

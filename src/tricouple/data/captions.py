@@ -11,13 +11,14 @@ import glob
 import json
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from tricouple import checks
+from tricouple.data import CaptionSource
 from tricouple.data.images.files import DataError, ImageFiles, Member, is_image
 from tricouple.data.images.readers import data_home
 from tricouple.data.pairs import N_SHAPES, CaptionData, CaptionedImages, draw_shapes
@@ -28,35 +29,6 @@ PARTS = ("test", "validation")
 HELD_OUT = 500  # images for each of them, of large sets; a fifth of small ones
 
 
-@dataclass(frozen=True)
-class Source:
-    """Which images and captions."""
-
-    name: str  # of the data set
-    format: str  # ``shapes``, ``coco``, ``csv`` or ``shards``
-    # Folder of the data set; None for ``folder`` inside TRICOUPLE_DATA or the user's cache.
-    root: str | None = None
-    folder: str | None = None  # where data folders have this set
-    # File of captions to train on, or a pattern of shards; relative to the root.
-    train: str | None = None
-    # The same, to choose settings on; None to hold images out of the training set.
-    validation: str | None = None
-    test: str | None = None  # the same, to evaluate on; None to hold images out of the training set
-    train_images: str = "."  # folder that the training images are named from, relative to the root
-    validation_images: str = "."  # the same for the validation images
-    test_images: str = "."  # the same for the test images
-    image_column: str = "path"  # of a CSV file: names of image files
-    caption_column: str = "caption"  # of a CSV file: captions
-    separator: str = ","  # of a CSV file: what is between two columns
-    # Leave out what is not usable (missing files, empty captions, unknown images) and say how much,
-    # instead of refusing.
-    skip: bool = False
-    train_size: int | None = None  # train on this many images at most; None for all
-    validation_size: int = 0  # how many images to hold out if there is no file for validation
-    test_size: int = 0  # how many images to hold out if there is no file for the test
-    cache: str | None = None  # folder for decoded images; None to decode them again and again
-
-
 class Entry(NamedTuple):
     """An image and its captions, one or more, as a reader found them."""
 
@@ -64,7 +36,7 @@ class Entry(NamedTuple):
     captions: tuple[str, ...]
 
 
-def load(wanted: Source, side: int, seed: int) -> CaptionData:
+def load(wanted: CaptionSource, side: int, seed: int) -> CaptionData:
     """Read a data set, and decode what is used of it.
 
     The test set is the same for every seed; the seed chooses the training subset and the images
@@ -111,7 +83,7 @@ def load(wanted: Source, side: int, seed: int) -> CaptionData:
     )
 
 
-def files(wanted: Source) -> list[Path]:
+def files(wanted: CaptionSource) -> list[Path]:
     """The files of captions, or the shards, and the images that they name."""
     found: set[Path] = set()
     for part in ("train", "validation", "test"):
@@ -124,14 +96,14 @@ def files(wanted: Source) -> list[Path]:
     return sorted(found)
 
 
-def root_of(wanted: Source) -> Path:
+def root_of(wanted: CaptionSource) -> Path:
     """The folder that the files of a data set are named from."""
     if wanted.root is not None:
         return Path(wanted.root).expanduser()
     return data_home() / (wanted.folder or wanted.name)
 
 
-def _shapes(wanted: Source, side: int) -> CaptionData:
+def _shapes(wanted: CaptionSource, side: int) -> CaptionData:
     checks.count("data.test_size", wanted.test_size or 0)
     held_out = [size for size in (wanted.validation_size, wanted.test_size) if size]
     size = N_SHAPES - sum(held_out) if wanted.train_size is None else wanted.train_size
@@ -140,7 +112,7 @@ def _shapes(wanted: Source, side: int) -> CaptionData:
     return CaptionData(train, others[0] if wanted.validation_size else None, others[-1])
 
 
-def _read(wanted: Source, part: str, notes: list[str]) -> list[Entry]:
+def _read(wanted: CaptionSource, part: str, notes: list[str]) -> list[Entry]:
     name = getattr(wanted, part)
     if name is None:
         raise ValueError(f"data={wanted.name} needs data.{part}: a file of captions")
@@ -166,7 +138,7 @@ def _read(wanted: Source, part: str, notes: list[str]) -> list[Entry]:
     return entries
 
 
-def _held_out(wanted: Source, n: int, parts: list[str], notes: list[str]) -> dict[str, int]:
+def _held_out(wanted: CaptionSource, n: int, parts: list[str], notes: list[str]) -> dict[str, int]:
     """How many of n images to hold out for parts that have no file of their own."""
     asked = {part: getattr(wanted, f"{part}_size") for part in parts}
     usual = max(1, min(HELD_OUT, n // 5))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tricouple.data import TextSource
 from tricouple.data.images.files import DataError
 from tricouple.data.images.readers import data_home
 from tricouple.data.images.split import split, subset
@@ -67,28 +68,7 @@ class TextData:
     notes: tuple[str, ...] = ()  # what was left out, a sentence each
 
 
-@dataclass(frozen=True)
-class Source:
-    """Which texts, and how many."""
-
-    name: str  # ``phrases``, ``banking77``, ``clinc150``, ``clinc150_imbalanced`` or ``csv``
-    root: str | None = None  # folder that has intents/; None for TRICOUPLE_DATA or the user's cache
-    path: str | None = None  # of a table of one's own
-    test_path: str | None = None  # of one to evaluate on; None to hold out rows of the first
-    text_column: str = "text"  # the texts
-    label_column: str | None = "label"  # their classes
-    pair_column: str | None = "pair"  # or what belongs to each, in a table without classes
-    separator: str = ","  # between two columns
-    skip: bool = False  # leave out rows without a text or a class, and say how many
-    shots: int | None = None  # so many training texts of every class; None for all
-    train_size: int | None = None  # or so many in all, in the proportions of the classes
-    # Training texts (of pairs: different first texts) that are held out to choose settings on; 0
-    # for the published ones, if there are any.
-    validation_size: int = 0
-    test_size: int | None = None  # the same to evaluate on, of a table without ``test_path``
-
-
-def load(wanted: Source, seed: int) -> TextData:
+def load(wanted: TextSource, seed: int) -> TextData:
     """Read a data set and cut it to size.
 
     The test set is the same for every seed; the seed chooses what is held out for validation, then
@@ -275,7 +255,7 @@ def _named(path: Path) -> Iterator[None]:
 # --- one's own ------------------------------------------------------------------------------------
 
 
-def _own(wanted: Source) -> TextData:
+def _own(wanted: TextSource) -> TextData:
     """Tables of texts with classes, or of pairs."""
     assert wanted.path is not None
     notes: list[str] = []
@@ -307,7 +287,7 @@ def _own(wanted: Source) -> TextData:
     return replace(data, notes=tuple(notes))
 
 
-def _read(path: Path, wanted: Source, notes: list[str]) -> tuple[str, list[tuple[str, str]]]:
+def _read(path: Path, wanted: TextSource, notes: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """The title of the second column, that of classes or of pairs, and the rows."""
     problems = Problems(str(path))
     with table(path, wanted.separator) as lines:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from tricouple.conf.compose import build_loss, sharpness_of
 from tricouple.conf.schema import Clip
 from tricouple.data import captions, images
-from tricouple.data.captions import Source
 from tricouple.data.images import DataError, ImageSet
 from tricouple.data.images.sets import Normalisation
 from tricouple.data.pairs import CaptionData, CaptionedImages, PairSamples, Tokens, tokenise
@@ -103,15 +102,14 @@ class RunCaptions:
 
 def own_files(config: Clip) -> list[Path]:
     """The files of captions of one's own, and the images that they name."""
-    return captions.files(Source(**asdict(config.data))) if config.data.own else []
+    return captions.files(config.data) if config.data.own else []
 
 
 def published(config: Clip) -> tuple[Path, list[Path]]:
     """The files of a published data set; none if it is not complete."""
-    source = Source(**asdict(config.data))
     with suppress(DataError):  # loading says it better
-        return captions.root_of(source), captions.files(source)
-    return captions.root_of(source), []
+        return captions.root_of(config.data), captions.files(config.data)
+    return captions.root_of(config.data), []
 
 
 def load_captions(config: Clip) -> RunCaptions:
@@ -121,7 +119,7 @@ def load_captions(config: Clip) -> RunCaptions:
         ValueError: If files are missing, the sizes are not possible, or training could only fail.
     """
     evaluation, training = config.evaluation, config.training
-    data = captions.load(Source(**asdict(config.data)), image_size(config), config.seed)
+    data = captions.load(config.data, image_size(config), config.seed)
     part_of(data, evaluation.part)  # refuses what cannot be
     length = int(config.model.text.get("context_length", 77))
     tokens = {name: tokenise(part.captions, length) for name, part in _parts(data)}

@@ -18,7 +18,7 @@ from tricouple.conf.compose import build_loss, sharpness_of
 from tricouple.conf.schema import SentenceModel, Text
 from tricouple.data import texts
 from tricouple.data.images.sets import BatchedSet, check_batch_size
-from tricouple.data.texts import Source, TextData, Texts
+from tricouple.data.texts import TextData, Texts
 from tricouple.evaluation.features import MEASURES, evaluating, measure_geometry
 from tricouple.evaluation.gallery import text_gallery
 from tricouple.evaluation.probe import detect, knn_accuracy, linear_probe, nearest_mean
@@ -148,7 +148,7 @@ def load_texts(config: Text) -> RunTexts:
     Raises:
         ValueError: If files are missing, the sizes are not possible, or training could only fail.
     """
-    data = texts.load(Source(**asdict(config.data)), config.seed)
+    data = texts.load(config.data, config.seed)
     _check_trainable(config, data)
     columns: dict[str, tuple[tuple[str, ...], ...]] = {
         part: tuple(column for column in found.columns if column)

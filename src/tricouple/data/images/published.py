@@ -24,7 +24,6 @@ from torch import Tensor
 
 from tricouple.data.images.files import DataError, ImageFiles, find_images
 from tricouple.data.images.sets import IMAGENET_MEAN, IMAGENET_STD, Found, ImageSet
-from tricouple.data.images.split import split
 from tricouple.torchvision_ops import declare_missing
 
 DIGITS = tuple("0123456789")
@@ -105,18 +104,6 @@ def _checksum_note(path: Path, md5: str) -> list[str]:
 
 
 # --- the readers ---------------------------------------------------------------------------------
-
-
-def _digits(root: Path, download: bool) -> Found:
-    """The 1 797 8×8 digits that scikit-learn carries; a fifth of each class is the test set."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = torch.from_numpy(digits.images)[:, None]  # 17 grey levels, 0 to 16
-    levels = (images * (255 / 16)).round().to(torch.uint8)
-    whole = ImageSet(levels, torch.from_numpy(digits.target).long())
-    # Mean and deviation are measured on the training images, to four digits.
-    return Found(*split(whole, 0.2), DIGITS, (0.3058,), (0.3759,))
 
 
 def _mnist(root: Path, download: bool) -> Found:
@@ -308,8 +295,7 @@ def _validation(folder: Path, wnids: set[str]) -> tuple[list[tuple[Path, str]], 
     return here, notes
 
 
-READERS: dict[str, Callable[[Path, bool], Found]] = {
-    "digits": _digits,
+PUBLISHED: dict[str, Callable[[Path, bool], Found]] = {
     "mnist": _mnist,
     "svhn": _svhn,
     "cifar10": partial(_cifar, 10, "labels", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),

@@ -20,7 +20,7 @@ import torch
 
 from tricouple import checks
 from tricouple.data.images.files import SUFFIXES, DataError, ImageFiles, common_format, find_images
-from tricouple.data.images.published import READERS
+from tricouple.data.images.published import DIGITS, PUBLISHED
 from tricouple.data.images.sets import (
     Found,
     ImageData,
@@ -30,7 +30,7 @@ from tricouple.data.images.sets import (
 )
 from tricouple.data.images.split import split, subset
 
-NAMES = (*READERS, "folder")
+NAMES = ("digits", *PUBLISHED, "folder")
 
 
 def load(
@@ -81,8 +81,10 @@ def load(
         found = read_folder(
             place, image_size, None if eval_root is None else Path(eval_root).expanduser()
         )
+    elif name == "digits":
+        found = read_digits()
     else:
-        found = READERS[name](place, download)
+        found = PUBLISHED[name](place, download)
     train, test = found.train, found.test
     if train_size is not None:
         train = subset(train, train_size, seed, name="train_size")
@@ -136,6 +138,18 @@ def published_files(name: str, root: Path | str | None = None) -> tuple[Path, li
 def data_home() -> Path:
     """The folder that data sets live in: TRICOUPLE_DATA, or ``~/.cache/tricouple``."""
     return Path(os.environ.get("TRICOUPLE_DATA") or "~/.cache/tricouple").expanduser()
+
+
+def read_digits() -> Found:
+    """The 1 797 8×8 digits that scikit-learn carries; a fifth of each class is the test set."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = torch.from_numpy(digits.images)[:, None]  # 17 grey levels, 0 to 16
+    levels = (images * (255 / 16)).round().to(torch.uint8)
+    whole = ImageSet(levels, torch.from_numpy(digits.target).long())
+    # Mean and deviation are measured on the training images, to four digits.
+    return Found(*split(whole, 0.2), DIGITS, (0.3058,), (0.3759,))
 
 
 # --- a folder -------------------------------------------------------------------------------------

@@ -125,10 +125,10 @@ def _intents(name: str) -> dict[str, Tensor]:
 
 
 def _flickr(name: str) -> dict[str, Tensor]:
-    from tricouple.data.captions import Source
+    from tricouple.data import CaptionSource
     from tricouple.data.captions import load as load_captions
 
-    source = Source(
+    source = CaptionSource(
         name,
         "coco",
         str(data_home() / name),
