@@ -297,6 +297,19 @@ class OwnGradient(Iterable[Patch]):
         return iter(self.anchors)
 
 
+@dataclass(frozen=True)
+class PulledGradient(Iterable[Patch]):
+    """A gradient with respect to scores ⟨x_i, y_j⟩ whose products with x and y are there."""
+
+    rows: Tensor  # ``Σ_j G_ij y_j``, shape (N, d)
+    columns: Tensor  # ``Σ_i G_ij x_i``, shape (M, d)
+    entries: Callable[[], Iterable[Patch]]  # G itself
+
+    def __iter__(self) -> Iterator[Patch]:
+        """Its entries."""
+        return iter(self.entries())
+
+
 def pull(
     gradient: ScoreGradient,
     factor: float | Tensor,

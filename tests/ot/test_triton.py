@@ -17,10 +17,10 @@ from tricouple.ot.sweeps.kernels import Matrix, Products
 from tricouple.ot.sweeps.log_tiles import LogTiles
 
 BLOCKS = {"WITHIN": True, "ROWS": 32, "COLUMNS": 64, "DEPTH": 32}
-SIZES = {"n": "i32", "m": "i32", "d": "i32", "sign": "fp32"}
+SIZES = {"n": "i32", "m": "i32", "d": "i32"}
 # What the pointers of each kernel point to, and its own settings.
 KERNELS = {
-    "row_kernel": ("x y:fp32 v:fp64 index:i64 tops rests:fp64", {}),
+    "row_kernel": ("x y:fp32 v:fp64 index:i64 tops rests:fp64", {"BOTH": True}),
     "column_kernel": (
         "x y:fp32 weight apart:fp64 at:i64 v totals out:fp64",
         {"TRIPLETS": True},
@@ -28,6 +28,10 @@ KERNELS = {
     "mean_kernel": ("x y:fp32 v:fp64 at:i64 rests weights out:fp64", {}),
     "plan_kernel": (
         "x y:fp32 of_rows of_columns:fp64 at:i64 out:fp64",
+        {"BOTH": True, "TRIPLETS": True, "BY_ROW": False},
+    ),
+    "pull_kernel": (
+        "x y:fp32 of_rows of_columns:fp64 at away:i64 out:fp32",
         {"TRIPLETS": True, "BY_ROW": False},
     ),
 }
@@ -63,8 +67,10 @@ def pointers(text):
 def test_kernels_compile_to_machine_code(name, generation, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     arguments, settings = KERNELS[name]
-    constants = settings | BLOCKS
-    signature = pointers(arguments) | SIZES | dict.fromkeys(constants, "constexpr")
+    pulls = name == "pull_kernel"
+    constants = settings | BLOCKS | ({"WIDTH": 128} if pulls else {})
+    number = {"count": "i32"} if pulls else {"sign": "fp32"}
+    signature = pointers(arguments) | SIZES | number | dict.fromkeys(constants, "constexpr")
     kernel = getattr(triton_sums, name)
     assert list(signature) == kernel.arg_names
     source = ASTSource(kernel, signature, constants)

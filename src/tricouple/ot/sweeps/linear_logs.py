@@ -181,7 +181,7 @@ class LogLinearTriplet(_LogCoupling):
         phi, f, g = (torch.zeros_like(log) for log in (log_a, log_b, log_h))
         stages: list[Stage] = []
         goal = Goal(tol, self.agreed)
-        plan = LogLinearPlan(self, phi, f, g, self._positives(f), self._negatives(g))
+        plan = LogLinearPlan(self, phi, f, g, *self.tiles.both_rows(self.factor, f, g))
         for sweep in range(n_iters):
             sums = plan.log_sums()
             if sweep > 0 and goal.reached(
@@ -272,13 +272,14 @@ class LogLinearPlan:
             other = Weights(left=sums.mean(weights, rest), apart=rest, column=weights)
             attract, repel = (own, other) if axis == 1 else (other, own)
         near, far = Term(1.0, self.attract, attract), Term(-1.0, self.repel, repel)
+        if isinstance(sink, TermSink):
+            sink.add(near)
+            sink.add(far)
         pushed: dict[int, Tensor] = {}
-        for term, end in ((near, 1), (far, 2)):
-            if end != axis:
-                pushed[0], pushed[end] = tiles.sums(term)
-            if isinstance(sink, TermSink):
-                sink.add(term)
-        pushed.pop(axis, None)
+        if axis == 0:
+            (_, pushed[1]), (_, pushed[2]) = tiles.both_sums(near, far)
+        else:
+            pushed[0], pushed[3 - axis] = tiles.sums(far if axis == 1 else near)
         return pushed
 
 

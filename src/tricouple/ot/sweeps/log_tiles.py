@@ -254,6 +254,10 @@ class LogTiles:
             index = place.long()
         return Apart(index, top, rest)
 
+    def both_rows(self, factor: float, near: Tensor, far: Tensor) -> tuple[Apart, Apart]:
+        """Row sums of both kernels."""
+        return self.rows(factor, near), self.rows(-factor, far)
+
     def columns(self, side: Side) -> Tensor:
         """Logarithms of the columns' sums without their own scalings, shape (M,)."""
         m = self.shape[1]
@@ -341,6 +345,10 @@ class LogTiles:
             return rows, columns.sum(0)
         of_rows, of_columns = self.shard.sum_(torch.cat([rows, columns.sum(0)])).split([n, m])
         return of_rows, of_columns
+
+    def both_sums(self, near: Term, far: Term) -> list[tuple[Tensor, Tensor]]:
+        """The same of the pairs of both kernels."""
+        return [self.sums(near), self.sums(far)]
 
     def gradient(self, terms: Sequence[Term]) -> ScoreGradient:
         """The sum of all terms, in tiles that the next one overwrites."""
