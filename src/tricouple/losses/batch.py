@@ -44,7 +44,7 @@ _TINY = 64 * 64
 
 
 # Numbers in float64 that stay in the cache.
-_FEW = 1 << 18
+_FEW = 1 << 17
 
 
 @dataclass(frozen=True)
