@@ -190,6 +190,42 @@ def test_one_reading_settles_all_doubts(name, as_device, monkeypatch):
     assert flags >= 3 - (name in ("IOT", "VICReg"))
 
 
+# Listed twice, some of them; all of one class, as PyTorch Metric Learning's miners give them.
+TRIPLETS = [[0, 0, 1, 1, 4], [5, 5, 6, 2, 9], [1, 1, 2, 7, 3]]
+PAIRS = [[0, 0, 0, 1, 4], [5, 5, 10, 6, 9], [0, 0, 1, 4], [1, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("indices", [TRIPLETS, PAIRS], ids=["triplets", "pairs"])
+@pytest.mark.parametrize("name", [n for n in LOSSES if not n.startswith(("Fused", "VIC"))])
+def test_lists_of_miners_are_not_counted_on_a_device(name, indices, as_device):
+    """The numbers of the host, and nothing is read."""
+    options = {"kernel_tol": 1e-13} if "NegMMIOT" in name else {}
+    if "classes" in name:
+        return  # lists have none
+    criterion, embeddings = short(name, check="shapes", **options), batch(14)[0]
+    if "implicit" in name:
+        criterion = loss(name, check="shapes", n_iters=300)
+    arguments = {"labels": None, "indices_tuple": tuple(map(torch.tensor, indices))}
+    wanted = value_and_gradients(criterion, embeddings, arguments)
+    as_device()
+    assert_same(value_and_gradients(criterion, embeddings, arguments), wanted, 1e-9)
+    with FakeTensorMode() as mode:
+        fake = tuple(mode.from_tensor(values) for values in arguments["indices_tuple"])
+        embeddings = batch(14, device="cpu")[0].requires_grad_()
+        short(name, check="shapes")(embeddings, indices_tuple=fake).backward()
+
+
+def test_bad_lists_of_miners_are_errors_on_a_device_too(as_device):
+    as_device()
+    for wrong, message in (
+        ([[0, 1], [5, 99], [1, 2]], r"\(p\) must be between 0 and 13, got 5 … 99"),
+        ([[0, 1], [5, 2], [1, 2]], "triplets of distinct samples, entry 1"),
+        ([[0, 1], [5, 2], [1, 1], [2, 2]], r"the pair \(1, 2\) as positive"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tc.NegMMIOT()(batch(14)[0], indices_tuple=tuple(map(torch.tensor, wrong)))
+
+
 def test_an_error_of_one_process_is_raised_by_all():
     """Learnt temperatures are looked at with all else, by each process its own."""
 

@@ -268,7 +268,7 @@ def prepare(
     shape = (len(anchors), len(references))
     relation: Relation
     if indices_tuple is not None:
-        relation = listed(indices_tuple, shape, within, anchors.device)
+        relation = listed(indices_tuple, shape, within, anchors.device, doubts=doubts)
     else:
         relation = _identities(labels, ref_labels, shape, within, anchors.device)
     if ref_index is None:
@@ -406,9 +406,32 @@ def _identities(
 
 
 def listed(
-    indices_tuple: IndicesTuple, shape: tuple[int, int], within: bool, device: torch.device
+    indices_tuple: IndicesTuple,
+    shape: tuple[int, int],
+    within: bool,
+    device: torch.device,
+    *,
+    read: bool = False,
+    doubts: checks.Doubts | None = None,
 ) -> ListedTriplets | MinedPairs:
-    """Triplets (a, p, n), or pairs (a1, p) and (a2, n)."""
+    """Triplets (a, p, n), or pairs (a1, p) and (a2, n).
+
+    Args:
+        indices_tuple: The indices.
+        shape: (N, M).
+        within: Whether anchors and references are the same samples.
+        device: Where they are.
+        read: Whether a device is asked what is wrong with them.
+        doubts: Where to leave the question otherwise.
+    """
+
+    def unless(wrong: Tensor, check: Callable[[], object]) -> None:
+        if read or on_host(wrong):
+            if bool(wrong):
+                check()
+        elif doubts is not None:
+            doubts.add(wrong, check)
+
     number = len(indices_tuple) if isinstance(indices_tuple, tuple | list) else 0
     if number not in _INDICES:
         found = f"{number} of them" if number else type(indices_tuple).__name__
@@ -416,21 +439,29 @@ def listed(
             "indices_tuple must be three index tensors, triplets (anchors, positives, negatives), "
             f"or four, pairs (a1, p, a2, n), got {found}"
         )
-    indices = [
-        _indices(f"indices_tuple ({name})", values, indices_tuple[first], shape[axis], device)
-        for values, (name, first, axis) in zip(indices_tuple, _INDICES[number], strict=True)
-    ]
+    indices: list[Tensor] = []
+    for values, (name, first, axis) in zip(indices_tuple, _INDICES[number], strict=True):
+        title, size = f"indices_tuple ({name})", shape[axis]
+        given = _indices(title, values, indices_tuple[first], device)
+        unless(((given < 0) | (given >= size)).any(), partial(_out_of_range, title, given, size))
+        # A device goes on until it is asked, and must not look beyond the end.
+        indices.append(given if on_host(given) or doubts is None else given.clamp(0, size - 1))
     if number == 4:
         a1, p, a2, n = indices
-        if within:
-            _check_distinct("pairs", (a1, p), (a1 == p))
-            _check_distinct("pairs", (a2, n), (a2 == n))
-        return MinedPairs.distinct(a1, p, a2, n, shape)
+        for pairs in ((a1, p), (a2, n)) if within else ():
+            equal = pairs[0] == pairs[1]
+            unless(equal.any(), partial(_not_distinct, "pairs", pairs, equal))
+        mined = MinedPairs.distinct(a1, p, a2, n, shape)
+        if on_host(a1) or read:
+            mined.check()
+        else:
+            unless(mined.contradiction(), mined.check)
+        return mined
     a, p, n = indices
     repeated = p == n
     if within:
         repeated = repeated | (a == p) | (a == n)
-    _check_distinct("triplets", (a, p, n), repeated)
+    unless(repeated.any(), partial(_not_distinct, "triplets", (a, p, n), repeated))
     return ListedTriplets.distinct(a, p, n, shape)
 
 
@@ -442,22 +473,21 @@ _INDICES = {
 }
 
 
-def _indices(name: str, values: Labels, first: Labels, size: int, device: torch.device) -> Tensor:
-    """Indices below ``size``, as many as the first of their pair or triplet has."""
+def _indices(name: str, values: Labels, first: Labels, device: torch.device) -> Tensor:
+    """Indices, as many as the first of their pair or triplet has."""
     length = len(first) if hasattr(first, "__len__") and getattr(first, "ndim", None) != 0 else 0
-    indices = checks.identities(name, values, length, device)
-    if length and not 0 <= int(indices.min()) <= int(indices.max()) < size:
-        raise ValueError(
-            f"{name} must be between 0 and {size - 1}, got {int(indices.min())} … "
-            f"{int(indices.max())}"
-        )
-    return indices.long()
+    return checks.identities(name, values, length, device).long()
 
 
-def _check_distinct(what: str, entries: tuple[Tensor, ...], repeated: Tensor) -> None:
-    if bool(repeated.any()):
-        where = int(repeated.nonzero()[0])
-        raise ValueError(
-            f"indices_tuple must list {what} of distinct samples, entry {where} is "
-            f"{tuple(int(index[where]) for index in entries)}"
-        )
+def _out_of_range(name: str, indices: Tensor, size: int) -> None:
+    raise ValueError(
+        f"{name} must be between 0 and {size - 1}, got {int(indices.min())} … {int(indices.max())}"
+    )
+
+
+def _not_distinct(what: str, entries: tuple[Tensor, ...], repeated: Tensor) -> None:
+    where = int(repeated.nonzero()[0])
+    raise ValueError(
+        f"indices_tuple must list {what} of distinct samples, entry {where} is "
+        f"{tuple(int(index[where]) for index in entries)}"
+    )

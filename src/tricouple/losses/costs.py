@@ -32,7 +32,7 @@ def mean_cost(
     """
     relation = batch.relation
     if isinstance(relation, ListedTriplets):
-        return psi(listed_margins(relation, scores)).mean()
+        return relation.mean(psi(listed_margins(relation, scores)))
     margins = Margins(scores.detach(), psi, memory_budget)
     mean: Tensor = _TripletSum.apply(scores, margins, *target.weights())  # type: ignore[no-untyped-call]
     return mean
@@ -86,7 +86,7 @@ def mean_log_sigmoid_cost(
     """
     relation = batch.relation
     if isinstance(relation, ListedTriplets):
-        return log_sigmoid(listed_margins(relation, factor * batch.similarity())).mean()
+        return relation.mean(log_sigmoid(listed_margins(relation, factor * batch.similarity())))
     embedded = batch.anchors, batch.references
     mean: Tensor = _PairwiseSum.apply(*embedded, factor, target, problem, shard)  # type: ignore[no-untyped-call]
     return mean

@@ -129,7 +129,7 @@ def _checked(call: Call) -> Call:
     device, n = embeddings.device, len(embeddings)
     m = n if ref_emb is None else len(ref_emb)
     if indices is not None:
-        listed(indices, (n, m), ref_emb is None, device)
+        listed(indices, (n, m), ref_emb is None, device, read=True)
 
     def integers(name: str, values: Labels | None, length: int) -> Tensor | None:
         if values is None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from tricouple.numeric import wide_dtype
+from tricouple.numeric import divide_or_zero, logarithm, on_host, told, wide_dtype
 from tricouple.relations.targets import TargetPairs, TripletTarget
 
 
@@ -27,6 +26,7 @@ class ListedTriplets:
     positive_indices: Tensor  # index of its positive among the M references
     negative_indices: Tensor  # index of its negative among the M references
     shape: tuple[int, int]  # (N, M)
+    kept: Tensor  # 1 for each; on a device, which nobody asks for their number, 0 for repeated ones
 
     @classmethod
     def distinct(
@@ -34,19 +34,23 @@ class ListedTriplets:
     ) -> ListedTriplets:
         """Drop repeated triplets."""
         m = shape[1]
-        keys = torch.unique((anchors * m + positives) * m + negatives)
+        keys, kept = _once((anchors * m + positives) * m + negatives)
         pairs = keys // m
-        return cls(pairs // m, pairs % m, keys % m, shape)
-
-    @property
-    def n_triplets(self) -> float:
-        """|A|."""
-        return float(len(self.anchors))
+        return cls(pairs // m, pairs % m, keys % m, shape, kept)
 
     @cached_property
-    def n_positives(self) -> float:
+    def n_triplets(self) -> float | Tensor:
+        """|A|."""
+        return told(self.kept.sum())
+
+    @cached_property
+    def n_positives(self) -> float | Tensor:
         """The number of distinct (anchor, positive) pairs."""
-        return float(len(self._pairs(self.positive_indices).weights))
+        return told(self._pairs(self.positive_indices).kept.sum())
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of a value of each triplet."""
+        return values.mean() if on_host(values) else (values * self.kept).sum() / self.n_triplets
 
     def triplets(self) -> TripletTarget:
         """Pair marginals by counting."""
@@ -71,17 +75,24 @@ class ListedTriplets:
 
     def per_anchor(self) -> ListedPairs:
         """Distinct (anchor, positive) pairs, each weighing 1/n⁺_i of what its anchor weighs."""
-        pairs = self._pairs(self.positive_indices)
-        return _per_anchor(pairs.rows, pairs.columns, self.shape)
+        return _per_anchor(self._pairs(self.positive_indices))
 
     def _pairs(self, partners: Tensor) -> ListedPairs:
-        keys, counts = torch.unique(self.anchors * self.shape[1] + partners, return_counts=True)
-        weights = counts.to(wide_dtype(keys.device)) / max(1.0, self.n_triplets)
-        return ListedPairs(keys // self.shape[1], keys % self.shape[1], weights, self.shape)
+        """Distinct pairs, by the number of their triplets."""
+        keys = self.anchors * self.shape[1] + partners
+        if on_host(keys):
+            keys, counts = torch.unique(keys, return_counts=True)
+            weights = counts.to(self.kept.dtype)
+        else:  # as many as there are triplets; those that are too many are the first, without mass
+            keys, places = keys.sort()
+            slots = torch.zeros_like(places)
+            slots[1:] = (keys[1:] != keys[:-1]).cumsum(0)
+            weights = torch.zeros_like(self.kept).index_add_(0, slots, self.kept[places])
+            keys = torch.zeros_like(keys).scatter_(0, slots, keys)
+        return ListedPairs.of(keys, weights / _at_least_one(self.n_triplets), self.shape)
 
     def _uniform(self, partners: Tensor) -> TargetPairs:
-        pairs = self._pairs(partners)
-        return _uniform(pairs.rows, pairs.columns, self.shape)
+        return _uniform(self._pairs(partners))
 
 
 @dataclass(frozen=True)
@@ -97,8 +108,8 @@ class MinedPairs:
         5.0
     """
 
-    positive_pairs: tuple[Tensor, Tensor]  # anchors and references
-    negative_pairs: tuple[Tensor, Tensor]
+    near: ListedPairs  # the positive pairs, each with weight 1, or 0 if it is listed twice
+    far: ListedPairs  # the negative pairs
     shape: tuple[int, int]
 
     @classmethod
@@ -118,76 +129,74 @@ class MinedPairs:
             others: Anchors of the negative pairs.
             negatives: Their references.
             shape: (N, M).
-
-        Raises:
-            ValueError: If a pair is listed as positive and as negative.
         """
         m = shape[1]
-        near, far = torch.unique(anchors * m + positives), torch.unique(others * m + negatives)
+        near, far = (
+            ListedPairs.of(*_once(keys), shape)
+            for keys in (anchors * m + positives, others * m + negatives)
+        )
+        return cls(near, far, shape)
+
+    def contradiction(self) -> Tensor:
+        """Whether a pair is listed as positive and as negative."""
+        return ((self.near.dense() > 0) & (self.far.dense() > 0)).any()
+
+    def check(self) -> None:
+        """Require that no pair is listed as positive and as negative."""
+        near, far = (
+            (pairs.rows * self.shape[1] + pairs.columns)[pairs.weights > 0]
+            for pairs in (self.near, self.far)
+        )
         both = near[torch.isin(near, far)]
         if len(both):
-            pair = int(both[0]) // m, int(both[0]) % m
+            pair = int(both[0]) // self.shape[1], int(both[0]) % self.shape[1]
             raise ValueError(
                 f"indices_tuple lists the pair {pair} as positive (a1, p) and as negative (a2, n): "
                 "it can be one of them"
             )
-        return cls((near // m, near % m), (far // m, far % m), shape)
 
     @cached_property
     def _partners(self) -> tuple[Tensor, Tensor]:
         """n⁺ and n⁻ of each anchor, shape (N,) each."""
-        rows = self.positive_pairs[0], self.negative_pairs[0]
-        near, far = (
-            torch.bincount(row, minlength=self.shape[0]).to(wide_dtype(row.device)) for row in rows
-        )
-        return near, far
+        return self.near.marginals[0], self.far.marginals[0]
 
     @cached_property
-    def n_triplets(self) -> float:
+    def n_triplets(self) -> float | Tensor:
         """|A| = Σ_i n⁺_i n⁻_i."""
         near, far = self._partners
-        return float(near @ far)
+        return told(near @ far)
 
     @property
-    def n_positives(self) -> float:
+    def n_positives(self) -> float | Tensor:
         """Σ_i n⁺_i."""
-        return float(len(self.positive_pairs[0]))
+        return told(self.near.weights.sum())
 
     def triplets(self) -> TripletTarget:
         """P̃¹²_ij = W⁺_ij n⁻_i/|A| and P̃¹³_ik = W⁻_ik n⁺_i/|A| (mathematics §1)."""
         near, far = self._partners
-        positives = self._weighted(self.positive_pairs, far / self.n_triplets)
-        negatives = self._weighted(self.negative_pairs, near / self.n_triplets)
+        positives = self.near.times(far / self.n_triplets)
+        negatives = self.far.times(near / self.n_triplets)
         return _triplet_target(self.n_triplets, positives, negatives)
 
     def attracting(self) -> TargetPairs:
         """Positive pairs of anchors that also have a negative."""
-        pairs = self._weighted(self.positive_pairs, self._partners[1])
-        return _uniform(pairs.rows, pairs.columns, self.shape)
+        return _uniform(self.near.times(self._partners[1]))
 
     def repelling(self) -> TargetPairs:
         """Negative pairs of anchors that also have a positive."""
-        pairs = self._weighted(self.negative_pairs, self._partners[0])
-        return _uniform(pairs.rows, pairs.columns, self.shape)
+        return _uniform(self.far.times(self._partners[0]))
 
     def positives(self) -> TargetPairs:
         """All positive pairs."""
-        return _uniform(*self.positive_pairs, self.shape)
+        return _uniform(self.near)
 
     def negatives(self) -> TargetPairs:
         """All negative pairs."""
-        return _uniform(*self.negative_pairs, self.shape)
+        return _uniform(self.far)
 
     def per_anchor(self) -> ListedPairs:
         """All positive pairs, each weighing 1/n⁺_i of what its anchor weighs."""
-        return _per_anchor(*self.positive_pairs, self.shape)
-
-    def _weighted(self, pairs: tuple[Tensor, Tensor], of_anchor: Tensor) -> ListedPairs:
-        """The pairs of anchors that have weight."""
-        rows, columns = pairs
-        weights = of_anchor[rows]
-        kept = weights > 0
-        return ListedPairs(rows[kept], columns[kept], weights[kept], self.shape)
+        return _per_anchor(self.near)
 
 
 @dataclass(frozen=True)
@@ -199,6 +208,21 @@ class ListedPairs:
     weights: Tensor
     shape: tuple[int, int]
 
+    @classmethod
+    def of(cls, keys: Tensor, weights: Tensor, shape: tuple[int, int]) -> ListedPairs:
+        """From ``row · M + column`` of each."""
+        return cls(keys // shape[1], keys % shape[1], weights, shape)
+
+    @property
+    def kept(self) -> Tensor:
+        """1 for pairs that have mass."""
+        return (self.weights > 0).to(self.weights.dtype)
+
+    def times(self, of_anchor: Tensor) -> ListedPairs:
+        """The same, each times a number of its anchor."""
+        weights = self.weights * of_anchor[self.rows]
+        return ListedPairs(self.rows, self.columns, weights, self.shape)
+
     @property
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Row and column sums."""
@@ -208,7 +232,9 @@ class ListedPairs:
         return rows, columns
 
     def inner(self, anchors: Tensor, references: Tensor) -> Tensor:
-        """``Σ_i ⟨anchors_i, Σ_j P̃_ij references_j⟩`` as one sparse product."""
+        """``Σ_i ⟨anchors_i, Σ_j P̃_ij references_j⟩`` as one product, sparse on the host."""
+        if not on_host(references):
+            return (anchors * (self.dense().to(references.dtype) @ references)).sum()
         target = torch.sparse_coo_tensor(
             torch.stack([self.rows, self.columns]),
             self.weights.to(references.dtype),
@@ -221,20 +247,40 @@ class ListedPairs:
 
     def dense(self) -> Tensor:
         """The entries."""
-        entries = self.weights.new_zeros(self.shape)
-        entries[self.rows, self.columns] = self.weights
-        return entries
+        keys = self.rows * self.shape[1] + self.columns
+        flat = self.weights.new_zeros(self.shape[0] * self.shape[1])
+        return flat.index_add_(0, keys, self.weights).view(self.shape)
 
     def mask(self, rows: slice = slice(None)) -> Tensor:
-        """The listed pairs."""
+        """The listed pairs that have mass."""
+        if not on_host(self.rows):
+            return self.dense()[rows] != 0
         start, stop, _ = rows.indices(self.shape[0])
-        own = (self.rows >= start) & (self.rows < stop)
+        own = (self.rows >= start) & (self.rows < stop) & (self.weights != 0)
         chosen = torch.zeros(stop - start, self.shape[1], dtype=torch.bool, device=self.rows.device)
         chosen[self.rows[own] - start, self.columns[own]] = True
         return chosen
 
 
-def _triplet_target(size: float, positives: ListedPairs, negatives: ListedPairs) -> TripletTarget:
+def _once(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Each key once, and 1 for it; on a device repeated ones stay, with 0."""
+    wide = wide_dtype(keys.device)
+    if on_host(keys):
+        keys = torch.unique(keys)
+        return keys, torch.ones_like(keys, dtype=wide)
+    keys = keys.sort().values
+    kept = torch.ones_like(keys, dtype=wide)
+    kept[1:] = (keys[1:] != keys[:-1]).to(wide)
+    return keys, kept
+
+
+def _at_least_one(size: float | Tensor) -> float | Tensor:
+    return size.clamp_min(1.0) if isinstance(size, Tensor) else max(1.0, size)
+
+
+def _triplet_target(
+    size: float | Tensor, positives: ListedPairs, negatives: ListedPairs
+) -> TripletTarget:
     """The target with these pair marginals."""
     contrast = ListedPairs(
         torch.cat([positives.rows, negatives.rows]),
@@ -243,18 +289,19 @@ def _triplet_target(size: float, positives: ListedPairs, negatives: ListedPairs)
         positives.shape,
     )
     marginals = (*positives.marginals, negatives.marginals[1])
-    return TripletTarget(math.log(size), positives, negatives, contrast, marginals, 1 / size)
+    return TripletTarget(logarithm(size), positives, negatives, contrast, marginals, 1 / size)
 
 
-def _uniform(rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> TargetPairs:
-    """Uniform on these pairs."""
-    size = float(len(rows))
-    weights = torch.full_like(rows, 1 / max(1.0, size), dtype=wide_dtype(rows.device))
-    return TargetPairs(math.log(max(1.0, size)), ListedPairs(rows, columns, weights, shape))
+def _uniform(pairs: ListedPairs) -> TargetPairs:
+    """Uniform on the pairs that have mass."""
+    size = _at_least_one(told(pairs.kept.sum()))
+    uniform = ListedPairs(pairs.rows, pairs.columns, pairs.kept / size, pairs.shape)
+    return TargetPairs(logarithm(size), uniform)
 
 
-def _per_anchor(rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> ListedPairs:
-    """These pairs, each weighing 1/n⁺_i of what its anchor weighs."""
-    counts = torch.bincount(rows, minlength=shape[0]).to(wide_dtype(rows.device))
-    weights = 1 / (torch.count_nonzero(counts) * counts[rows])
-    return ListedPairs(rows, columns, weights, shape)
+def _per_anchor(pairs: ListedPairs) -> ListedPairs:
+    """The pairs that have mass, each weighing 1/n⁺_i of what its anchor weighs."""
+    kept = pairs.kept
+    counts = kept.new_zeros(pairs.shape[0]).index_add_(0, pairs.rows, kept)
+    weights = divide_or_zero(kept, torch.count_nonzero(counts) * counts[pairs.rows])
+    return ListedPairs(pairs.rows, pairs.columns, weights, pairs.shape)
