@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 
 import hypothesis
 import pytest
 import torch
 from torch import Tensor, nn
 
+from processes import Pool
 from reference import dense_iot, dense_neg_mmiot, dense_push_pull
 
 # Tiny tensors on few cores: threads would only wait for each other.
@@ -254,3 +256,21 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return error
 
     return call
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory):
+    """Processes that wait for work, by their number."""
+    import_module("torch._dynamo")  # DistributedDataParallel does: once, before processes fork
+    found: dict[int, Pool] = {}
+
+    def of(world: int) -> Pool:
+        if world in found and found[world].broken:
+            found.pop(world).close()
+        if world not in found:
+            found[world] = Pool(world, tmp_path_factory.mktemp(f"world{world}"))
+        return found[world]
+
+    yield of
+    for pool in found.values():
+        pool.close()

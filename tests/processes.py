@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ class Pool:
     def __init__(self, world: int, folder: Path) -> None:
         fork = multiprocessing.get_context("fork")
         pipes = [fork.Pipe() for _ in range(world)]
+        self.broken = False  # after a failure the others wait, or answer another question
         self._ends = [here for here, _ in pipes]
         self._workers = [
             fork.Process(target=_serve, args=(rank, world, folder, there), daemon=True)
@@ -74,6 +76,7 @@ class Pool:
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """What ``function(rank, *args)`` returns on each; a function that can be imported."""
+        self.broken = True
         for end in self._ends:
             end.send((function, args))
         answers = []
@@ -82,6 +85,7 @@ class Pool:
             answers.append(end.recv())
         for failure, _ in answers:
             assert not failure, failure
+        self.broken = False
         return [result for _, result in answers]
 
     def close(self) -> None:
@@ -116,4 +120,7 @@ def _work(rank: int, world: int, folder: Path, function: Callable[[int], Any]) -
     except BaseException:
         answer = (traceback.format_exc(), None)
     torch.save(answer, folder / f"answer{rank}.pt")
+    if not answer[0]:
+        with suppress(RuntimeError):  # some do not live to return
+            dist.barrier()  # nobody leaves while another listens
     dist.destroy_process_group()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import nullcontext
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import tricouple as tc
-from processes import PATIENCE, Pool, in_processes
+from processes import in_processes
 from tricouple.ot import engine
 
 SIZES = {
@@ -22,20 +22,8 @@ SIZES = {
     "no rows": [10, 0, 6],
 }
 
-
-@pytest.fixture(scope="module")
-def pools(tmp_path_factory):
-    """Processes that wait for work, by their number."""
-    found: dict[int, Pool] = {}
-
-    def of(world: int) -> Pool:
-        if world not in found:
-            found[world] = Pool(world, tmp_path_factory.mktemp(f"world{world}"))
-        return found[world]
-
-    yield of
-    for pool in found.values():
-        pool.close()
+# For a hundred messages: one of four processes takes fifty times as long as one of two.
+FEW = {"even": [8, 8], "uneven": [11, 5], "one row": [1, 15], "no rows": [10, 0, 6]}
 
 
 def batch(within: bool, dtype: torch.dtype = torch.float64, n: int = 16, d: int = 6):
@@ -93,32 +81,46 @@ def compare(pools, make, settings, sizes, within, *, dtype=torch.float64, temper
     return max(errors)
 
 
-@pytest.mark.parametrize(
-    ("gradient", "sizes"),
-    [
-        *(("unrolled", sizes) for sizes in SIZES.values()),
-        *(("implicit", SIZES[kind]) for kind in ("even", "no rows")),  # hundreds of messages
-        *(("envelope", sizes) for sizes in SIZES.values()),
-    ],
-)
-@pytest.mark.parametrize("memory", ["matrices", "streamed"])
-@pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
-@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.IOT])
+couplings = pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.IOT])
+both_kinds = pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
+both_storages = pytest.mark.parametrize("memory", ["matrices", "streamed"])
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("gradient", ["unrolled", "envelope"])
+@both_storages
+@both_kinds
+@couplings
 def test_a_coupling_of_several_processes_is_that_of_one(
-    pools, make, within, gradient, memory, sizes
+    pools, make, within, memory, gradient, sizes
 ):
-    settings = {"gradient": gradient, "memory": memory, "n_iters": 5}
+    settings = {"gradient": gradient, "memory": memory, "n_iters": 2}
     mild = 0.2 if make is tc.IOT else 2.0  # c = 5
-    if gradient == "implicit":
-        settings["n_iters"], mild = 12, 5 * mild
     assert compare(pools, make, settings, sizes, within, temperature=mild) < 1e-12
+
+
+@pytest.mark.parametrize("sizes", FEW.values(), ids=FEW)
+@both_storages
+@both_kinds
+@couplings
+def test_so_is_the_implicit_gradient(pools, make, within, memory, sizes):
+    settings = {"gradient": "implicit", "memory": memory, "n_iters": 6}
+    mild = 10.0 if make is tc.IOT else 100.0  # a plan that has converged by then
+    assert compare(pools, make, settings, sizes, within, temperature=mild) < 1e-12
+
+
+@couplings
+def test_so_is_that_of_four(pools, make):
+    settings = {"gradient": "implicit", "n_iters": 6}
+    mild = 10.0 if make is tc.IOT else 100.0
+    assert compare(pools, make, settings, SIZES["one row"], True, temperature=mild) < 1e-12
 
 
 BASELINES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.VICReg]
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
+@both_kinds
 @pytest.mark.parametrize("make", BASELINES)
 def test_a_baseline_of_several_processes_is_that_of_one(pools, make, within, sizes):
     if make is tc.FusedGromov and within:
@@ -127,18 +129,18 @@ def test_a_baseline_of_several_processes_is_that_of_one(pools, make, within, siz
     assert compare(pools, make, {}, sizes, within, temperature=temperature) < 1e-12
 
 
-@pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
+@both_kinds
 @pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.IOT, tc.InfoNCE])
 def test_in_single_precision_too(pools, make, within):
     sizes, wide = [40, 25, 31], {"dtype": torch.float32, "n": 96}
     assert compare(pools, make, {"sharpness": 10.0}, sizes, within, **wide) < 1e-5
 
 
-@pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
-@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.IOT])
+@both_kinds
+@couplings
 def test_hard_batches_end_with_logarithms_on_all_processes(pools, make, within):
-    settings = {"sharpness": 3000.0, "n_iters": 4}
-    for sizes in SIZES.values():
+    settings = {"sharpness": 3000.0, "n_iters": 2}
+    for sizes in FEW.values():
         assert compare(pools, make, settings, sizes, within) < 1e-10
 
 
@@ -149,20 +151,21 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
-@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.IOT])
+@both_kinds
+@couplings
 def test_on_other_machines(pools, make, within, change):
     for sharpness in (10.0, 3000.0):
-        settings = {"sharpness": sharpness, "n_iters": 3}
+        settings = {"sharpness": sharpness, "n_iters": 2}
         assert compare(pools, make, settings, SIZES["no rows"], within, change=change) < 1e-10
 
 
-@pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
-@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.IOT])
+@both_kinds
+@couplings
 def test_processes_stop_after_the_same_sweep(pools, make, within):
-    settings = {"sharpness": 10.0, "n_iters": 100, "tol": 1e-4}
+    settings = {"sharpness": 10.0, "n_iters": 100, "tol": 1e-2}
     assert compare(pools, make, settings, [9, 7], within) < 1e-12
-    assert compare(pools, make, settings | {"sharpness": 2000.0}, [9, 7], within) < 1e-10
+    by_logarithms = {"change": CHANGES["an accelerator"]}
+    assert compare(pools, make, settings, [9, 7], within, **by_logarithms) < 1e-10
 
 
 def counted(rank, make, settings, parts):
@@ -188,8 +191,8 @@ def counted(rank, make, settings, parts):
     return forward, sent[len(forward) :]
 
 
-@pytest.mark.parametrize("within", [True, False], ids=["within", "across"])
-@pytest.mark.parametrize("memory", ["matrices", "streamed"])
+@both_kinds
+@both_storages
 def test_a_sweep_takes_four_messages_there_and_four_back(pools, memory, within):
     """Of N numbers; across two sets they go in pairs. Embeddings are sent once, gradients never."""
     n, d, sizes = 60, 64, [30, 30]
@@ -443,22 +446,35 @@ def test_one_process_may_ask_for_diagnostics_of_all_samples(pools):
     assert found == pytest.approx(criterion.diagnostics())
 
 
-def left_alone(rank):
-    """A process that waits for one that is gone."""
+def left_alone(rank, when):
+    """What a process is told that waits for one that is gone."""
     meeting = dist.distributed_c10d._get_default_store()
-    if rank == 1:
-        meeting.wait(["all are here"])
-        os._exit(0)
-    meeting.set("all are here", "")
-    began = time.monotonic()
-    with pytest.raises(RuntimeError):
-        tc.NegMMIOT(group="world")(torch.randn(4, 3), torch.arange(4) % 2)
-    return time.monotonic() - began
+
+    def last_word():
+        if rank == 1:
+            meeting.wait(["the other has come so far"])
+            os._exit(0)
+        meeting.set("the other has come so far", "")
+
+    samples = torch.randn(4, 3, requires_grad=True), torch.arange(4) % 2
+    criterion = tc.NegMMIOT(group="world")
+    with mock.patch.object(engine, "LARGEST", 0):
+        if when == "forward":
+            last_word()
+            with pytest.raises(RuntimeError) as error:
+                criterion(*samples)
+        else:
+            value = criterion(*samples)
+            last_word()
+            with pytest.raises(RuntimeError) as error:
+                value.backward()
+    return str(error.value)
 
 
-def test_a_process_that_dies_is_not_waited_for(tmp_path):
-    (seconds,) = in_processes(2, tmp_path, left_alone, expected=[0])
-    assert seconds < PATIENCE / 4
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_a_process_that_dies_is_not_waited_for(tmp_path, when):
+    (message,) = in_processes(2, tmp_path, partial(left_alone, when=when), expected=[0])
+    assert "timed out" not in message.lower()  # the connection was lost, not patience
 
 
 def rungs(rank, parts, sharpness):
@@ -466,11 +482,11 @@ def rungs(rank, parts, sharpness):
     tried = []
 
     def noting(problem, *args):
-        for coupling in couplings(problem, *args):
+        for coupling in original(problem, *args):
             tried.append((type(coupling).__name__, str(coupling.dtype), coupling.shard is not None))
             yield coupling
 
-    couplings = engine.LinearTriplets.couplings
+    original = engine.LinearTriplets.couplings
     small = mock.patch.object(engine, "LARGEST", 0)
     with small, mock.patch.object(engine.LinearTriplets, "couplings", noting):
         tc.NegMMIOT(sharpness=sharpness, group="world")(*parts[rank])
