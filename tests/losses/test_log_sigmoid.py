@@ -1,6 +1,7 @@
 """Log-sigmoid by squaring: the dense loss within `kernel_tol`, and the gradient of that value."""
 
 import inspect
+import math
 
 import pytest
 import torch
@@ -84,6 +85,31 @@ def test_larger_batches_in_any_language_and_storage(rule, size, dtype, language)
         value, gradient = with_gradients(criterion(z, labels), [z])
         assert float((value - wanted).detach().abs()) <= TOLERANCE
         assert relative_error(gradient, slope) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("tau", "epsilon"), [(0.1, 0.005), (0.2, 0.003)])
+def test_no_weight_of_a_block_underflows_at_small_epsilon(tau, epsilon, language):
+    # e^{m(v_q − v)} and B = e^{−m} are both near the end of float64's range: of blocks that are too
+    # long the first nodes are lost, and a loss that is 0.02 off passes every other check.
+    z, labels = draw(40, 3, dim=8).requires_grad_(), torch.arange(40) % 8
+    options = {"temperature": tau, "epsilon": epsilon, "n_iters": 3}
+    exact = tc.NegMMIOT(**options, shaping=log_sigmoid)
+    wanted, slope = with_gradients(exact(z, labels), [z])
+    value, gradient = with_gradients(tc.NegMMIOT(**options, shaping="log_sigmoid")(z, labels), [z])
+    assert float((value - wanted).detach().abs()) <= TOLERANCE
+    assert relative_error(gradient, slope) <= TOLERANCE
+
+
+@pytest.mark.parametrize("power", [0.1, 1.0, 10.0, 33.0, 100.0, 300.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_of_a_block_are_within_the_range_of_their_dtype(power, dtype):
+    rule = rule_of(power, TOLERANCE)
+    blocks, tiny = Blocks.of(rule, TOLERANCE, dtype, 512), torch.finfo(dtype).tiny
+    if blocks is None:  # not even B is
+        assert -math.exp(rule.right) < math.log(tiny)
+        return
+    spread = math.log(blocks.scales[-1]) - math.log(blocks.scales[0])
+    assert spread + math.exp(rule.right) <= -math.log(tiny) + 1e-9
 
 
 def test_gradient_is_that_of_the_value_far_below_the_tolerance(language):

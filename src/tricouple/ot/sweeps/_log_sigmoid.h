@@ -15,6 +15,7 @@
 #ifndef LEVELS /* what both types share */
 #define LEVELS 12
 #define WIDTH ((long)(32 / sizeof(real)))
+#define TWICE (2 * WIDTH)
 #define RATE 1000 /* where every B is 0 */
 
 /* The rule, as log_sigmoid.py writes it; from SCALES on the f of a block's nodes. The mean cost has a
@@ -42,18 +43,18 @@ enum { TAIL = CEILING, HEAD = RIGHT };
 
 typedef real NAME(lanes) __attribute__((vector_size(32), aligned(sizeof(real)), may_alias));
 
-/* One row: its nodes, and buffers of `size` numbers each, a multiple of WIDTH. */
+/* One row: its nodes, and buffers of `size` numbers each, a multiple of TWICE. */
 typedef struct {
     const double *rule;
     long size, m, diagonal, start, count;
     int deep;                            /* whether e^{x − top} nearly underflows somewhere */
-    double top;                          /* the largest x of the row */
+    double top, low, base;               /* the largest x, the least x − top, log G at x = top */
     real *x, *u, *g, *rate, *beta, *sum; /* x − top, its exponential, G, rates, B, a sum over terms */
 } NAME(row);
 
 static void NAME(take_room)(NAME(row) *row, const double *rule, long m, real *work) {
     row->rule = rule, row->m = m;
-    row->size = (m + WIDTH - 1) / WIDTH * WIDTH;
+    row->size = (m + TWICE - 1) / TWICE * TWICE;
     real **parts[] = {&row->x, &row->u, &row->g, &row->rate, &row->beta, &row->sum};
     for (int k = 0; k < 6; k++) *parts[k] = work + k * row->size;
 }
@@ -70,7 +71,7 @@ static inline void NAME(enter)(NAME(row) *row, long m, long diagonal, const real
         row->u[j] = NAME(exponential)(row->x[j]);
         low = row->x[j] < low ? row->x[j] : low;
     }
-    row->deep = low < (real)(EXP_LOW + 20);
+    row->low = low, row->base = -INFINITY, row->deep = low < (real)(EXP_LOW + 20);
     for (long j = m; j < row->size; j++) row->x[j] = row->u[j] = 0;
     row->diagonal = diagonal;
 }
@@ -104,16 +105,29 @@ static inline void NAME(begin_chain)(const NAME(row) *row, long node) {
     NAME(exclude)(row);
 }
 
-/* G of the block that begins at a node. */
-static inline void NAME(begin_block)(const NAME(row) *row, long node) {
+/* G of the block that begins at a node. From one block of a row to the next it grows by one factor for all
+ * entries, up to its ceiling, unless it was an underflow. */
+static inline void NAME(begin_block)(NAME(row) *row, long node) {
     const double *rule = row->rule, lift = rule[STEP] * node + row->top - rule[RIGHT];
-    const real m = (real)rule[POWER], ceiling = (real)rule[CEILING],
-               base = (real)(rule[CEILING] + rule[POWER] * lift);
+    const double base = rule[CEILING] + rule[POWER] * lift;
+    const real m = (real)rule[POWER], ceiling = (real)rule[CEILING];
+    if (row->base + rule[POWER] * row->low > EXP_LOW + 1 && base - row->base < -EXP_LOW - 20) {
+        const real growth = (real)exponential_double(base - row->base),
+                   most = (real)exponential_double(rule[CEILING]);
 #pragma omp simd
-    for (long j = 0; j < row->size; j++) {
-        const real log = row->x[j] * m + base;
-        row->g[j] = NAME(exponential)(log < ceiling ? log : ceiling);
+        for (long j = 0; j < row->size; j++) {
+            const real g = row->g[j] * growth;
+            row->g[j] = g < most ? g : most;
+        }
+    } else {
+        const real start = (real)base;
+#pragma omp simd
+        for (long j = 0; j < row->size; j++) {
+            const real log = row->x[j] * m + start;
+            row->g[j] = NAME(exponential)(log < ceiling ? log : ceiling);
+        }
     }
+    row->base = base;
 }
 
 /* The sum of all lanes, by halves. */
@@ -149,22 +163,40 @@ static inline __attribute__((always_inline)) void NAME(chain_columns)(const int 
     }
 }
 
+/* Some levels of chain_slopes, which stay in registers. */
+static inline __attribute__((always_inline)) void NAME(some_slopes)(
+    const int some, long rank, real offset, const real *left, const real *right, NAME(lanes) *b,
+    NAME(lanes) *rate, NAME(lanes) *sum) {
+    NAME(lanes) total[4][2];
+    for (int l = 0; l < some; l++) total[l][0] = total[l][1] = (NAME(lanes)){0};
+    for (long t = 0; t < rank; t++) {
+        const NAME(lanes) r0 = *(const NAME(lanes) *)(right + t * TWICE),
+                          r1 = *(const NAME(lanes) *)(right + t * TWICE + WIDTH);
+        for (int l = 0; l < some; l++)
+            total[l][0] += left[t * LEVELS + l] * r0, total[l][1] += left[t * LEVELS + l] * r1;
+    }
+    for (int l = 0; l < some; l++)
+        for (int k = 0; k < 2; k++)
+            sum[k] += (offset + rate[k]) * b[k] * total[l][k], b[k] *= b[k], rate[k] += rate[k];
+}
+
 /* out_j += Σ_l (offset + sign · rate_l) B_l(x_j) Σ_t left_tl right_tj, where `left` has rows of LEVELS
- * and `right` rows of `size`. */
+ * and `right` for every TWICE columns rank rows. */
 static inline __attribute__((always_inline)) void NAME(chain_slopes)(
     const int levels, long size, long rank, real offset, real sign, const real *beta,
     const real *rates, const real *left, const real *right, real *out) {
-    for (long j = 0; j < size; j += WIDTH) {
-        NAME(lanes) total[LEVELS];
-        for (int l = 0; l < levels; l++) total[l] = (NAME(lanes)){0};
-        for (long t = 0; t < rank; t++) {
-            NAME(lanes) r = *(const NAME(lanes) *)(right + t * size + j);
-            for (int l = 0; l < levels; l++) total[l] += left[t * LEVELS + l] * r;
+    for (long j = 0; j < size; j += TWICE, right += rank * TWICE) {
+        NAME(lanes) b[2], rate[2], sum[2];
+        for (int k = 0; k < 2; k++) {
+            b[k] = *(const NAME(lanes) *)(beta + j + k * WIDTH);
+            rate[k] = *(const NAME(lanes) *)(rates + j + k * WIDTH) * sign;
+            sum[k] = *(NAME(lanes) *)(out + j + k * WIDTH);
         }
-        NAME(lanes) b = *(const NAME(lanes) *)(beta + j), sum = *(NAME(lanes) *)(out + j),
-                    rate = *(const NAME(lanes) *)(rates + j) * sign;
-        for (int l = 0; l < levels; l++) sum += (offset + rate) * b * total[l], b *= b, rate += rate;
-        *(NAME(lanes) *)(out + j) = sum;
+        if (levels >= 4) NAME(some_slopes)(4, rank, offset, left, right, b, rate, sum);
+        if (levels >= 8) NAME(some_slopes)(4, rank, offset, left + 4, right, b, rate, sum);
+        if (levels >= 12) NAME(some_slopes)(4, rank, offset, left + 8, right, b, rate, sum);
+        NAME(some_slopes)(levels % 4, rank, offset, left + levels / 4 * 4, right, b, rate, sum);
+        for (int k = 0; k < 2; k++) *(NAME(lanes) *)(out + j + k * WIDTH) = sum[k];
     }
 }
 
@@ -195,12 +227,15 @@ static double NAME(scale_block)(const double *rule, long attract, long nodes, lo
                                 long apart, const real *weights, real *out) {
     const long splits = (long)rule[SPLITS];
     double top = 0;
-    for (long t = 0; t < rank; t++)
-        for (long node = 0; node < nodes; node++) {
-            const double size = fabs((double)weights[t * apart + node * stride]) *
-                                (attract ? rule[SCALES + node] : 1.0);
-            if (!(size <= top)) top = size; /* a NaN stays */
+    for (long node = 0; node < nodes; node++) {
+        real most = 0;
+        for (long t = 0; t < rank; t++) {
+            const real size = (real)fabs(weights[t * apart + node * stride]);
+            most = most > size ? most : size; /* a NaN stays, if it is the last */
         }
+        const double size = most * (attract ? rule[SCALES + node] : 1.0);
+        top = top > size ? top : size;
+    }
     if (top == 0) return 0;
     for (long chain = 0; chain < splits && chain < nodes; chain++, out += rank * LEVELS) {
         real *place = out;
@@ -313,45 +348,21 @@ FAST_LOOP static long NAME(term_pass)(long rows, long m, long diagonal, long str
     return 0;
 }
 
-/* One side of a row's gradient in a block: adds Σ_q slope_q Σ_t left_tq right_tj, where the slope of A is
- * (m − e^{x + v}) A and that of B −e^{x + v} B (§3). */
-static inline __attribute__((always_inline)) void NAME(block_slopes)(
-    NAME(row) *row, long m, long attract, long first, long nodes, long stride, long rank, long apart,
-    const real *left, const real *right, double *out, real *scaled) {
-    const double *rule = row->rule;
-    const long splits = (long)rule[SPLITS];
-    const double top = NAME(scale_block)(rule, attract, nodes, stride, rank, apart, left, scaled);
-    if (top == 0) return;
-    memset(row->sum, 0, row->size * sizeof(real));
-    for (long chain = 0; chain < splits && chain < nodes; chain++) {
-        NAME(begin_chain)(row, row->start + first + chain);
-        BY_LEVELS(NAME(chain_levels)(nodes, chain, splits), chain_slopes, row->size, rank,
-                  attract ? (real)rule[POWER] : 0, -1, row->beta, row->rate,
-                  scaled + chain * rank * LEVELS, right, row->sum)
-    }
-    if (attract) {
-        NAME(begin_block)(row, row->start + first);
-#pragma omp simd
-        for (long j = 0; j < m; j++) out[j] += top * (double)(row->sum[j] * row->g[j]);
-    } else {
-#pragma omp simd
-        for (long j = 0; j < m; j++) out[j] += top * row->sum[j];
-    }
-}
-
-/* Rows of the gradient with respect to x: Σ slope ∘ (left right) over both kernels (§4). Left factors are
- * rank×Q×N, `apart` numbers a matrix; right ones have rows of a row's size. work: 6 rows, a row of doubles,
- * and rank·splits·LEVELS. */
-FAST_LOOP static long NAME(term_slopes)(long rows, long m, long diagonal, long stride, long apart,
-                                        long rank_a, long rank_b, const double *rule, const real *s,
+/* Rows of the gradient with respect to x: Σ_q slope_q Σ_t left_tq right_tj over both kernels (§4), where the
+ * slope of A is (m − e^{x + v}) A and that of B −e^{x + v} B (§3). Left factors are rows×rank×Q, Q = `terms`;
+ * right ones as for chain_slopes. work: 7 rows, a row of doubles, and (ranks)·splits·LEVELS. */
+FAST_LOOP static long NAME(term_slopes)(long rows, long m, long diagonal, long terms, long rank_a,
+                                        long rank_b, const double *rule, const real *s,
                                         const real *tops, const int64_t *starts,
                                         const int64_t *counts, const real *left_a,
                                         const real *right_a, const real *left_b, const real *right_b,
                                         real *out, real *work) {
     NAME(row) row;
     NAME(take_room)(&row, rule, m, work);
+    const long splits = (long)rule[SPLITS];
     double *total = (double *)(work + 6 * row.size);
-    real *scaled = work + 8 * row.size;
+    real *other = work + 8 * row.size, *factors_a = other + row.size,
+         *factors_b = factors_a + rank_a * splits * LEVELS;
     for (long i = 0; i < rows; i++) {
         NAME(enter)(&row, m, diagonal < 0 ? -1 : diagonal + i, s + i * m, tops[i], starts[i],
                     counts[i]);
@@ -359,11 +370,28 @@ FAST_LOOP static long NAME(term_slopes)(long rows, long m, long diagonal, long s
         memset(total, 0, m * sizeof(double));
         for (long first = 0; first < row.count; first += block) {
             const long nodes = row.count - first < block ? row.count - first : block;
-            const long begin = first * stride + i;
-            NAME(block_slopes)(&row, m, 1, first, nodes, stride, rank_a, apart, left_a + begin,
-                               right_a, total, scaled);
-            NAME(block_slopes)(&row, m, 0, first, nodes, stride, rank_b, apart, left_b + begin,
-                               right_b, total, scaled);
+            const real *own_a = left_a + i * rank_a * terms + first,
+                       *own_b = left_b + i * rank_b * terms + first;
+            const double unit_a = NAME(scale_block)(rule, 1, nodes, 1, rank_a, terms, own_a, factors_a),
+                         unit_b = NAME(scale_block)(rule, 0, nodes, 1, rank_b, terms, own_b, factors_b);
+            memset(row.sum, 0, row.size * sizeof(real));
+            memset(other, 0, row.size * sizeof(real));
+            for (long chain = 0; chain < splits && chain < nodes; chain++) {
+                const long levels = NAME(chain_levels)(nodes, chain, splits);
+                NAME(begin_chain)(&row, row.start + first + chain);
+                if (unit_a != 0) {
+                    BY_LEVELS(levels, chain_slopes, row.size, rank_a, (real)rule[POWER], -1, row.beta,
+                              row.rate, factors_a + chain * rank_a * LEVELS, right_a, row.sum)
+                }
+                if (unit_b != 0) {
+                    BY_LEVELS(levels, chain_slopes, row.size, rank_b, 0, -1, row.beta, row.rate,
+                              factors_b + chain * rank_b * LEVELS, right_b, other)
+                }
+            }
+            NAME(begin_block)(&row, row.start + first);
+#pragma omp simd
+            for (long j = 0; j < m; j++)
+                total[j] += unit_a * (double)(row.sum[j] * row.g[j]) + unit_b * other[j];
         }
         for (long j = 0; j < m; j++) out[i * m + j] = (real)total[j];
     }
@@ -407,10 +435,12 @@ static inline __attribute__((always_inline)) void NAME(chain_apart)(const int le
     }
 }
 
-/* out_j += Σ_l scales_l B_l(x_j) Σ_{k≠j} weights_k B_l(x_k), and its slope with (offset − rate_l) B_l: the
- * sum of all others is the rest for the term that is apart, and a harmless difference for any other. */
+/* out_j += Σ_l f_l G(x_j) B_l(x_j) Σ_{k≠j} weights_k B_l(x_k), and its slope with (offset − rate_l) B_l: the
+ * sum of all others is the rest for the term that is apart, and a harmless difference for any other. Where
+ * there is no G here, it is in the weights. Of the products A comes first: an underflow of f B would lose
+ * what G makes of it. */
 static inline __attribute__((always_inline)) void NAME(chain_others)(
-    const int levels, long size, real offset, const double *scales, const real *beta,
+    const int levels, long size, real offset, const double *scales, const real *g, const real *beta,
     const real *rates, const real *weights, const real *tops, const real *rests, real *out,
     real *slopes) {
     for (long j = 0; j < size; j += WIDTH) {
@@ -420,7 +450,8 @@ static inline __attribute__((always_inline)) void NAME(chain_others)(
         for (int l = 0; l < levels; l++) {
             const NAME(lanes) term = w * b, apart = (NAME(lanes)){0} + rests[l];
             const NAME(lanes) others = EITHER(term == tops[l], apart, (tops[l] + rests[l]) - term);
-            const NAME(lanes) part = (real)scales[l] * b * others;
+            const NAME(lanes) part = g ? (real)scales[l] * b * *(const NAME(lanes) *)(g + j) * others
+                                       : (real)scales[l] * others * b;
             sum += part, slope += (offset - rate) * part;
             b *= b, rate += rate;
         }
@@ -460,13 +491,10 @@ FAST_LOOP static long NAME(term_pairs)(long rows, long m, long diagonal, long at
                 for (long l = 0; l < levels; l++) scales[l] = rule[SCALES + chain + l * splits];
                 NAME(begin_chain)(&row, row.start + first + chain);
                 BY_LEVELS(levels, chain_apart, row.size, row.beta, scaled, top, rest)
-                BY_LEVELS(levels, chain_others, row.size, offset, scales, row.beta, row.rate, scaled,
-                          top, rest, sums, slope)
+                BY_LEVELS(levels, chain_others, row.size, offset, scales, attract ? row.g : 0, row.beta,
+                          row.rate, scaled, top, rest, sums, slope)
             }
-            for (long j = 0; j < m; j++) {
-                const real g = attract ? row.g[j] : 1;
-                out[i * m + j] += sums[j] * g, slopes[i * m + j] += slope[j] * g;
-            }
+            for (long j = 0; j < m; j++) out[i * m + j] += sums[j], slopes[i * m + j] += slope[j];
         }
     }
     return 0;

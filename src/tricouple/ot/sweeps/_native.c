@@ -154,8 +154,8 @@ DOOR(log_gradient, 5, 2, 8, i[0], i[1], i[2], i[3], i[4], x[0], x[1], p[0], p[1]
      p[6], p[7])
 DOOR(term_pass, 7, 0, 15, i[0], i[1], i[2], i[3], i[4], i[5], i[6], p[0], p[1], p[2], p[3], p[4], p[5],
      p[6], p[7], p[8], p[9], p[10], p[11], p[12], p[13], p[14])
-DOOR(term_slopes, 7, 0, 11, i[0], i[1], i[2], i[3], i[4], i[5], i[6], p[0], p[1], p[2], p[3], p[4],
-     p[5], p[6], p[7], p[8], p[9], p[10])
+DOOR(term_slopes, 6, 0, 11, i[0], i[1], i[2], i[3], i[4], i[5], p[0], p[1], p[2], p[3], p[4], p[5],
+     p[6], p[7], p[8], p[9], p[10])
 DOOR(term_pairs, 4, 0, 9, i[0], i[1], i[2], i[3], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8])
 DOOR(pair_costs, 2, 0, 7, i[0], i[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
 DOOR(hinge_sort, 3, 2, 6, i[0], i[1], i[2], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5])
@@ -180,7 +180,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, 
                                     NULL,                  NULL,      NULL, NULL};
 
 /* Of the calls above, as native.py makes them: a module built from older sources is not used. */
-enum { CALLS = 12 };
+enum { CALLS = 13 };
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *own = PyModule_Create(&module);

@@ -242,8 +242,8 @@ class Blocks(NamedTuple):
         ceiling, floor = math.log(info.max) - 2 - math.log(n_columns), math.log(info.tiny)
         right = min(_quantile(rule.power, info.eps, upper=True), math.log(-floor))
         constant = math.log(rule.step) - math.lgamma(rule.power) + rule.power * right
-        # Weights of a block are in units of the largest, at most e^spread times any other, and B is
-        # e^{-e^R} where K has its last part: their product is no underflow (mathematics §10).
+        # Weights of a block are in units of the largest, and those of a node before it are not below
+        # e^{−spread} of that; with B ≥ e^{−e^R} their product is no underflow (mathematics §10).
         spread = min(-floor - math.exp(rule.right), _LOST - floor + ceiling - constant)
         if spread < 0:
             return None
@@ -486,8 +486,8 @@ class NativeTermKernels(TermKernels):
         self._table = torch.tensor(
             [*table, blocks.right, *blocks.scales], dtype=torch.float64, device="cpu"
         )
-        lanes = 32 // self.like.element_size()
-        self._width = -(-self.shape[1] // lanes) * lanes
+        self._lanes = 64 // self.like.element_size()
+        self._width = -(-self.shape[1] // self._lanes) * self._lanes
 
     def shares(self, rows: slice, tile: Tensor, room: int) -> list[Share]:
         """The rows of a tile, with room for so many numbers beyond a few rows of them."""
@@ -549,21 +549,29 @@ class NativeTermKernels(TermKernels):
 
     def _slopes(self, rows: slice, tile: Tensor, factors: Sequence[Factors]) -> Tensor:
         size, m = tile.element_size(), self.shape[1]
-        lefts = [left.contiguous() for left, _ in factors]
-        rights = [nn.functional.pad(right, (0, self._width - m)) for _, right in factors]
-        ranks = [len(left) for left in lefts]
+        ranks = [len(left) for left, _ in factors]
+        lefts = [left[..., rows].permute(2, 0, 1).contiguous() for left, _ in factors]
+        rights = [
+            nn.functional.pad(right, (0, self._width - m))
+            .unflatten(1, (-1, self._lanes))
+            .transpose(0, 1)
+            .contiguous()
+            for _, right in factors
+        ]
         gradient = torch.empty_like(tile)
-        (a, b), (right_a, right_b) = native.addresses(*lefts), native.addresses(*rights)
+        out, a, b, right_a, right_b = native.addresses(gradient, *lefts, *rights)
 
         def work(share: Share) -> None:
-            skipped = share.begin * size
-            out = native.address(gradient) + (share.begin - rows.start) * m * size
-            ends = a + skipped, right_a, b + skipped, right_b, out, native.address(share.work)
+            begin = (share.begin - rows.start) * size
+            own_a, own_b = (begin * rank * self.n_terms for rank in ranks)
+            ends = a + own_a, right_a, b + own_b, right_b, out + begin * m
+            numbers = (*share.place[:3], self.n_terms, *ranks)
             native.compiled.term_slopes(
-                size, *share.place, lefts[0][0].numel(), *ranks, *share.arrays, *ends
+                size, *numbers, *share.arrays, *ends, native.address(share.work)
             )
 
-        in_threads(work, self.shares(rows, tile, max(ranks) * LEVELS * self.rule.splits))
+        room = self._width + sum(ranks) * LEVELS * self.rule.splits
+        in_threads(work, self.shares(rows, tile, room))
         return gradient
 
 

@@ -122,7 +122,7 @@ def _native_costs(
     rule = torch.tensor([1.0, 0, step, splits, 0, TAIL, HEAD], dtype=torch.float64, device="cpu")
     lowest, highest = (float(end) for end in torch.aminmax(scores))
     nodes = math.ceil((HEAD - TAIL + highest - lowest) / step) + 4
-    lanes = 32 // size
+    lanes = 64 // size
     room = 8 * -(-m // lanes) * lanes + 2 * nodes
     totals, slopes = scores.new_empty(n), torch.empty_like(scores)
     number = 1 if scores.numel() < _FEW else min(n, max(1, torch.get_num_threads()))
