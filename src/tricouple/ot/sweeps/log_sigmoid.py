@@ -488,9 +488,13 @@ class NativeTermKernels(TermKernels):
         )
         self._lanes = 64 // self.like.element_size()
         self._width = -(-self.shape[1] // self._lanes) * self._lanes
+        self._shares: tuple[tuple[int, ...], list[Share]] = ((), [])
 
     def shares(self, rows: slice, tile: Tensor, room: int) -> list[Share]:
         """The rows of a tile, with room for so many numbers beyond a few rows of them."""
+        wanted = (rows.start, rows.stop, native.address(tile), room, torch.get_num_threads())
+        if self._shares[0] == wanted:  # as in the pass before
+            return self._shares[1]
         number = 1 if tile.numel() < _FEW else min(len(tile), max(1, torch.get_num_threads()))
         ends = [rows.start + len(tile) * k // number for k in range(number + 1)]
         shares = []
@@ -501,6 +505,7 @@ class NativeTermKernels(TermKernels):
             place = (end - begin, self.shape[1], sample, self.shape[0])
             arrays = (self._table, tile[begin - rows.start :], *nodes)
             shares.append(Share(begin, place, native.addresses(*arrays), work))
+        self._shares = wanted, shares
         return shares
 
     def row_sums(self, which: int, weights: Tensor) -> Tensor:
