@@ -242,8 +242,8 @@ class Blocks(NamedTuple):
         ceiling, floor = math.log(info.max) - 2 - math.log(n_columns), math.log(info.tiny)
         right = min(_quantile(rule.power, info.eps, upper=True), math.log(-floor))
         constant = math.log(rule.step) - math.lgamma(rule.power) + rule.power * right
-        # Weights of a block are in units of the largest, and those of a node before it are not below
-        # e^{−spread} of that; with B ≥ e^{−e^R} their product is no underflow (mathematics §10).
+        # Weights of a block are in units of the largest; those of a node before it are not below
+        # e^{−spread} of that, and with B ≥ e^{−e^R} no product underflows (mathematics §10).
         spread = min(-floor - math.exp(rule.right), _LOST - floor + ceiling - constant)
         if spread < 0:
             return None
