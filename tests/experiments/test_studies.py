@@ -318,14 +318,15 @@ def test_the_page_on_losses_repeats_what_the_study_of_the_tail_found() -> None:
     root = Path(__file__).parents[2]
     verdict = (root / "results/studies/tail/verdict.md").read_text()
     page = (root / "docs/which-loss.md").read_text()
-    table = page.partition("| loss | balanced accuracy")[2].partition("\n\n")[0]
+    table = page.partition("| loss | 10:1")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-    assert [row[0] for row in rows] == sorted(
-        (METHODS[how].name for how in Tail().plan("cpu").methods),
-        key=lambda name: -float(next(row[1] for row in rows if row[0] == name)),
-    )
+    assert {row[0] for row in rows} == {METHODS[how].name for how in Tail().plan("cpu").methods}
     accuracies = verdict.partition("balanced accuracy:\n")[2].partition("\n\n\n")[0]
-    for name, accuracy, gap in rows:
+    for name, *cells in rows:
         told = next(line for line in accuracies.splitlines() if line.startswith(f"| {name} |"))
-        assert accuracy == f"{float(told.split('|')[2].split()[0]):.1f}"
-        assert not gap or f"| {name} | {gap.replace('−', '-')} |" in verdict
+        for column, ratio in enumerate(("10:1", "50:1")):
+            accuracy, gap = cells[2 * column : 2 * column + 2]
+            assert accuracy == f"{float(told.split('|')[2 + column].split()[0]):.1f}"
+            own = verdict.partition(f"{ratio}: balanced accuracy against InfoNCE")[2]
+            own = own.partition("\n\n\n")[0]
+            assert not gap or f"| {name} | {gap.replace('−', '-')} |" in own
