@@ -158,11 +158,11 @@ DOOR(term_slopes, 6, 0, 11, i[0], i[1], i[2], i[3], i[4], i[5], p[0], p[1], p[2]
      p[6], p[7], p[8], p[9], p[10])
 DOOR(term_pairs, 4, 0, 9, i[0], i[1], i[2], i[3], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8])
 DOOR(pair_costs, 2, 0, 7, i[0], i[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
-DOOR(hinge_sort, 3, 2, 6, i[0], i[1], i[2], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5])
-DOOR(hinge_form, 4, 2, 13, i[0], i[1], i[2], i[3], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6],
-     p[7], p[8], p[9], p[10], p[11], p[12])
-DOOR(hinge_costs, 3, 3, 8, i[0], i[1], i[2], x[0], x[1], x[2], p[0], p[1], p[2], p[3], p[4], p[5], p[6],
-     p[7])
+DOOR(hinge_sort, 3, 2, 7, i[0], i[1], i[2], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
+DOOR(hinge_form, 4, 2, 14, i[0], i[1], i[2], i[3], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6],
+     p[7], p[8], p[9], p[10], p[11], p[12], p[13])
+DOOR(hinge_costs, 3, 3, 9, i[0], i[1], i[2], x[0], x[1], x[2], p[0], p[1], p[2], p[3], p[4], p[5], p[6],
+     p[7], p[8])
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 

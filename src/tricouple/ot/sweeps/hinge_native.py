@@ -30,7 +30,7 @@ from tricouple.ot.sweeps.triplet_log import LogTripletPlan
 from tricouple.shaping import Hinge
 
 # Columns that the indices of sorted scores can count.
-COLUMNS = 2**16 - 1
+COLUMNS = 2**16 - 4
 
 # The largest distance of two scores of an anchor whose exponentials a dtype holds.
 _WIDEST = {torch.float32: 170.0, torch.float64: 1200.0}
@@ -53,8 +53,9 @@ class SortedTile(NamedTuple):
 
     rows: slice
     x: Tensor
-    rank: Tensor
-    below: Tensor
+    place: Tensor
+    low: Tensor
+    high: Tensor
 
     def part(self, rows: slice) -> SortedTile:
         """Some of its rows."""
@@ -211,7 +212,7 @@ class NativeHinge(HingeTriplet):
         plus, minus = (part.to(tile.x.dtype) for part in weights(tile.rows))
         m, shares = plus.shape[1], _shares(plus)
         costs = plus.new_empty(len(plus), dtype=torch.float64)
-        work = costs.new_empty(len(shares), 3 * m + 3)
+        work = costs.new_empty(len(shares), 6 * m + 8)
 
         def share(thread: int) -> None:
             rows = shares[thread]
@@ -272,7 +273,7 @@ class NativeHinge(HingeTriplet):
     ) -> None:
         """One tile of ``form``, its rows shared by the threads; columns have a row for each."""
         shares = _shares(tile.x)
-        work = f.new_empty(len(shares), 14 * (len(f) + 24))
+        work = f.new_empty(len(shares), 15 * (len(f) + 31))
 
         def share(thread: int) -> None:
             part = tile.part(shares[thread])
@@ -304,7 +305,7 @@ class NativeHinge(HingeTriplet):
             return
         if self._stored is None:
             shape = self.anchors.stop - self.anchors.start, self.source.shape[1]
-            loans = [Loan(1, self.like, *shape), Loan(2, _indices(self.like, 0), *shape)]
+            loans = [Loan(1, self.like, *shape), Loan(3, _indices(self.like, 0), *shape)]
             arrays = [array for loan in loans for array in loan.matrices]
             collections.deque(self._sorted(None, arrays), maxlen=0)
             self._stored = SortedTile(self.anchors, *arrays), loans
@@ -334,7 +335,7 @@ class NativeHinge(HingeTriplet):
 
     def _sort(self, similarity: Tensor, tile: SortedTile) -> None:
         m, shares = similarity.shape[1], _shares(similarity)
-        work = similarity.new_empty(len(shares), 3 * m, dtype=torch.float64)
+        work = similarity.new_empty(len(shares), 4 * m + 16, dtype=torch.float64)
         widest = self._widest.repeat(len(shares))
 
         def share(thread: int) -> None:
@@ -349,8 +350,8 @@ class NativeHinge(HingeTriplet):
 
 
 def _indices(like: Tensor, *shape: int) -> Tensor:
-    """Room for two indices of two bytes."""
-    return like.new_empty(2, *shape, dtype=torch.int16)
+    """Room for three indices of two bytes."""
+    return like.new_empty(3, *shape, dtype=torch.int16)
 
 
 def _shares(matrix: Tensor) -> list[slice]:
