@@ -369,16 +369,16 @@ class HingeTriplets(_Triplets):
 
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
         """By scaling, then by logarithms."""
-        # Scores, two indices of two bytes, a gradient: three matrices.
+        # Scores, three places of two bytes, a gradient.
         storage, shard = IN_MATRICES, _shard(source.shape, how, LARGEST // _DEAR)
         if not isinstance(source, Matrix):
-            budget, number = (how.memory, how.memory_budget), 3 / (shard.size if shard else 1)
+            budget, number = (how.memory, how.memory_budget), 3.5 / (shard.size if shard else 1)
             storage = choose_storage(*budget, source.shape, source.like, matrices=number)
         on_cpu = on_host(source.like)
         if native.compiled is not None and on_cpu and source.shape[1] <= COLUMNS:
             for dtype in dict.fromkeys((source.like.dtype, torch.float64)):
                 yield NativeHinge(
-                    source.widened(),
+                    source,
                     factor,
                     self.hinge,
                     within=self.within,

@@ -64,7 +64,8 @@ def embedded_potentials(
         problem: What is coupled.
         how: How it is solved and differentiated.
     """
-    return _OfEmbeddings.apply(anchors, references, factor, marginals, problem, how)  # type: ignore[no-any-return, no-untyped-call]
+    embedded = anchors, references, factor, marginals, problem, how, None
+    return _OfEmbeddings.apply(*embedded)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
 def hinge_potentials(
@@ -88,7 +89,8 @@ def hinge_potentials(
         weights: plus and minus of some anchors, shape (rows, M) each.
     """
     embedded = anchors, references, factor, marginals, problem, how, weights
-    return _OfHinge.apply(*embedded)  # type: ignore[no-any-return, no-untyped-call]
+    potentials, costs = _OfEmbeddings.apply(*embedded)  # type: ignore[no-untyped-call]
+    return costs, potentials
 
 
 class _OfSimilarities(torch.autograd.Function):
@@ -116,6 +118,8 @@ class _OfSimilarities(torch.autograd.Function):
 
 
 class _OfEmbeddings(torch.autograd.Function):
+    """Potentials, and the costs of a hinge where weights of pairs are given."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -125,38 +129,17 @@ class _OfEmbeddings(torch.autograd.Function):
         marginals: Tensor,
         problem: Problem,
         how: Sweeps,
-    ) -> Tensor:
-        ctx.save_for_backward(anchors, references, _learnt(factor))
-        source = Products(anchors, references)
-        return _remember(ctx, source, factor, marginals, problem, how).potentials.clone()
-
-    @staticmethod
-    @first_derivative_only
-    def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
-        anchors, references, _ = ctx.saved_tensors
-        gradients, slope = _embedding_gradients(ctx, cotangents, anchors, references)
-        to_factor = None if slope is None else slope.to(ctx.factor_dtype, copy=True)
-        return *gradients, to_factor, None, None, None
-
-
-class _OfHinge(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        anchors: Tensor,
-        references: Tensor,
-        factor: float | Tensor,
-        marginals: Tensor,
-        problem: HingeTriplets,
-        how: Sweeps,
-        weights: Weights,
-    ) -> tuple[Tensor, Tensor]:
+        weights: Weights | None,
+    ) -> tuple[Tensor, Tensor | None]:
         ctx.save_for_backward(anchors, references, _learnt(factor))
         ctx.weights = weights
         source = Products(anchors, references)
         solution = _remember(ctx, source, factor, marginals, problem, how)
-        assert isinstance(solution.coupling, HingeTriplet)
-        return solution.coupling.costs(weights), solution.potentials.clone()
+        costs = None
+        if weights is not None:
+            assert isinstance(solution.coupling, HingeTriplet)
+            costs = solution.coupling.costs(weights)
+        return solution.potentials.clone(), costs
 
     @staticmethod
     @first_derivative_only
@@ -243,10 +226,10 @@ def _embedding_gradients(
     ctx: Any, cotangents: Sequence[Tensor], anchors: Tensor, references: Tensor
 ) -> tuple[tuple[Tensor, Tensor | None], Tensor | None]:
     """Gradients with respect to both embeddings and to the factor."""
-    *to_costs, cotangent = cotangents
+    cotangent, to_costs = cotangents
     gradient = _score_gradient(ctx, cotangent)
-    if to_costs:
-        gradient = ctx.solution.coupling.with_costs(gradient, ctx.weights, *to_costs)
+    if ctx.weights is not None:
+        gradient = ctx.solution.coupling.with_costs(gradient, ctx.weights, to_costs)
     slope, shard = ctx.needs_input_grad[2], ctx.solution.coupling.shard
     result = pull(gradient, ctx.factor, anchors, references, slope=slope, shard=shard)
     # A loss is often kept until the next one is there: its matrices need not be.

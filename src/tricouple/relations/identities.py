@@ -231,11 +231,12 @@ class GroupedPairs:
         anchor_codes, reference_codes = self.relation.codes
         anchor_codes = anchor_codes[rows]
         equal = anchor_codes[:, None] == reference_codes
-        chosen = torch.zeros_like(equal)
+        parts = []
         if self.same is not None:
-            chosen |= equal & (self.same != 0)[anchor_codes][:, None]
+            parts.append(equal & (self.same != 0)[anchor_codes, None])
         if self.different is not None:
-            chosen |= ~equal & (self.different != 0)[anchor_codes][:, None]
+            parts.append(~equal & (self.different != 0)[anchor_codes, None])
+        chosen = functools.reduce(torch.logical_or, parts)
         if self.relation.within:
             chosen.diagonal(rows.start or 0).fill_(False)
         return chosen

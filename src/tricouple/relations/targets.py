@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -49,19 +50,19 @@ class TripletTarget:
     anchor_weights: Tensor | float  # w, shape (N,), or 1/|A| for all
     negative_weights: Tensor | float = 1.0  # v, shape (M,)
 
-    def weights(self, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
+    def weights(
+        self, rows: slice = slice(None), dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Two matrices whose product is P̃, where triplets are all products of pairs.
 
-        w_i at the positives of some anchors i, and v_k at their negatives, shape (rows, M) each.
+        w_i at the positives of some anchors i, and v_k at their negatives, shape (rows, M) each, in
+        the wide dtype unless another is asked for.
         """
-        wide, of_anchor = self.marginals[0].dtype, self.anchor_weights
+        kind, of_anchor = dtype or self.marginals[0].dtype, self.anchor_weights
         if isinstance(of_anchor, Tensor) and of_anchor.ndim:
             of_anchor = of_anchor[rows, None]
-        positives, negatives = (
-            self.positives.mask(rows).to(wide),
-            self.negatives.mask(rows).to(wide),
-        )
-        return positives * of_anchor, negatives * self.negative_weights
+        positives, negatives = self.positives.mask(rows), self.negatives.mask(rows)
+        return positives.to(kind).mul_(of_anchor), negatives.to(kind).mul_(self.negative_weights)
 
 
 class Relation(Protocol):

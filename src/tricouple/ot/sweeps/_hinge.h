@@ -12,6 +12,7 @@
 #define PAIR
 typedef double pair __attribute__((vector_size(16), aligned(sizeof(double)), may_alias));
 typedef double pairs __attribute__((vector_size(64), aligned(sizeof(double)), may_alias));
+typedef double four __attribute__((vector_size(32), aligned(sizeof(double)), may_alias));
 typedef int64_t choice __attribute__((vector_size(64), aligned(sizeof(double)), may_alias));
 
 /* A row is sorted in four quarters side by side: the next rank is four places on, at the end of a quarter
@@ -55,6 +56,21 @@ INLINED void to_places(long m, const uint16_t *place, const pair *numbers, pair 
 INLINED void from_places(long m, const uint16_t *place, const pair *sums, pair *numbers) {
 #pragma GCC unroll 4
     for (long j = 0; j < m; j++) numbers[j] = sums[place[j]];
+}
+
+/* The same for single numbers, added up from the start, each with its own. */
+INLINED void falling_sums(long m, const uint16_t *place, const uint16_t *bounds, double *numbers,
+                          double *sums) {
+    const long quarter = quarter_of(m);
+    four *rows = (four *)sums, total = {0}, ahead = {0};
+#pragma GCC unroll 4
+    for (long j = 0; j < m; j++) sums[place[j]] = numbers[j];
+    for (long rank = m; rank < 4 * quarter; rank++) sums[place_of(rank, quarter)] = 0;
+    for (long o = 0; o < quarter; o++) total += rows[o];
+    for (int lane = 1; lane < 4; lane++) ahead[lane] = ahead[lane - 1] + total[lane - 1];
+    for (long o = 0; o < quarter; o++) rows[o] = ahead += rows[o];
+#pragma GCC unroll 4
+    for (long j = 0; j < m; j++) numbers[j] = sums[bounds[j]];
 }
 
 /* The same sums where nothing may be subtracted: Σ_{k < bound_r} of the first numbers and
@@ -180,7 +196,8 @@ FAST_LOOP static long NAME(hinge_sort)(long rows, long m, long own, double gap, 
             last = until[r] > last ? until[r] : last; /* the last positive with below ≤ r */
             place[j] = places[r], low[j] = places[below[r]], high[j] = places[last];
         }
-        if (own >= 0) place[skipped] = places[length], low[skipped] = high[skipped] = 0;
+        /* Nothing is before the first place or after the last: a sample satisfies nobody in its row. */
+        if (own >= 0) place[skipped] = high[skipped] = places[length], low[skipped] = places[0];
     }
     return 0;
 }
@@ -191,11 +208,10 @@ FAST_LOOP static long NAME(hinge_sort)(long rows, long m, long own, double gap, 
  * the form is T(A, f, g) + T(B, e, g), B_i = −A_i (sums_i + A_i (∂T/∂A)_i) · mass_i, and `to_f` is
  * ∂/∂e: what the update of A has to do in the adjoint, once the weights of f are known (§4, unrolled).
  * A sum over k ≠ j is one over all k less that of k = j, with `apart` one that never had it. */
-FAST_LOOP static long NAME(hinge_form)(long rows, long m, long own, long apart, double gap, double slope,
-                                       const real *x, const uint16_t *place, const uint16_t *low,
-                                       const uint16_t *high, double *A, const double *f, const double *g,
-                                       const double *e, const double *mass, double *sums, double *to_f,
-                                       double *to_g, real *gradient, double *work) {
+INLINED void NAME(form)(int sloped, long rows, long m, long own, long apart, double gap, double slope,
+                        const real *x, const uint16_t *place, const uint16_t *low, const uint16_t *high,
+                        double *A, const double *f, const double *g, const double *e, const double *mass,
+                        double *sums, double *to_f, double *to_g, real *gradient, double *work) {
     const int positives = to_f || gradient || !to_g, negatives = to_g || gradient;
     const double steepness = exp(-gap), included = !apart;
     const long length = own < 0 ? m : m - 1, quarter = quarter_of(m);
@@ -205,27 +221,30 @@ FAST_LOOP static long NAME(hinge_form)(long rows, long m, long own, long apart, 
     real *up = (real *)(windows + 2 * room), *down = up + room, *up_flat = down + room,
          *down_flat = up_flat + room;
     uint16_t *ranks = (uint16_t *)(down_flat + room);
-    for (long j = 0; j < m; j++) up_flat[j] = down_flat[j] = 1;
     for (long i = 0; i < rows; i++, x += m, place += m, low += m, high += m) {
+        const long self = own < 0 ? m : own + i; /* m: nobody, in room of its own */
 #pragma omp simd
         for (long j = 0; j < m; j++) {
             up[j] = NAME(exponential)((real)(1 + slope) * x[j]);
             down[j] = 1 / up[j];
         }
-        if (slope > 0)
+        if (sloped)
 #pragma omp simd
             for (long j = 0; j < m; j++) {
                 up_flat[j] = NAME(exponential)((real)slope * x[j]);
                 down_flat[j] = 1 / up_flat[j];
             }
-        if (own >= 0) up[own + i] = down[own + i] = up_flat[own + i] = down_flat[own + i] = 0;
+        up[self] = down[self] = 0;
         const double *plus = f;
         double weight = A[i];
         if (positives) {
             double sum = 0;
 #pragma omp simd
-            for (long j = 0; j < m; j++)
-                numbers[2 * j] = down_flat[j] * g[j], numbers[2 * j + 1] = down[j] * g[j];
+            for (long j = 0; j < m; j++) {
+                numbers[2 * j] = sloped ? down_flat[j] * g[j] : g[j];
+                numbers[2 * j + 1] = down[j] * g[j];
+            }
+            numbers[2 * self] = 0;
             if (apart)
                 apart_sums(0, m, length, place, low, (pair *)numbers, (pair *)running, windows, ranks);
             else {
@@ -238,8 +257,8 @@ FAST_LOOP static long NAME(hinge_form)(long rows, long m, long own, long apart, 
             for (long j = 0; j < m; j++) {
                 const double rest = numbers[2 * j + 1] - included * (down[j] * g[j]);
                 const double fall = steepness * up[j] * rest;
-                whole[j] = fall + up_flat[j] * numbers[2 * j];
-                falling[j] = fall + slope * whole[j];
+                whole[j] = fall + (sloped ? up_flat[j] * numbers[2 * j] : numbers[2 * j]);
+                falling[j] = sloped ? fall + slope * whole[j] : fall;
                 sum += f[j] * whole[j];
             }
             if (e) {
@@ -259,11 +278,21 @@ FAST_LOOP static long NAME(hinge_form)(long rows, long m, long own, long apart, 
 #pragma omp simd
                 for (long j = 0; j < m; j++) force[j] = plus[j] * falling[j];
         }
-        if (negatives) {
-            double sum = 0;
+        if (negatives && !to_g && !apart && !sloped) { /* all that is wanted of them is what falls */
+#pragma omp simd
+            for (long j = 0; j < m; j++) numbers[j] = up[j] * plus[j];
+            falling_sums(m, place, high, numbers, running);
 #pragma omp simd
             for (long j = 0; j < m; j++)
-                numbers[2 * j] = up[j] * plus[j], numbers[2 * j + 1] = up_flat[j] * plus[j];
+                falling[j] = steepness * down[j] * (numbers[j] - up[j] * plus[j]);
+        } else if (negatives) {
+            double sum = 0;
+#pragma omp simd
+            for (long j = 0; j < m; j++) {
+                numbers[2 * j] = up[j] * plus[j];
+                numbers[2 * j + 1] = sloped ? up_flat[j] * plus[j] : plus[j];
+            }
+            numbers[2 * self + 1] = 0;
             if (apart)
                 apart_sums(1, m, length, place, high, (pair *)numbers, (pair *)running, windows, ranks);
             else {
@@ -276,8 +305,8 @@ FAST_LOOP static long NAME(hinge_form)(long rows, long m, long own, long apart, 
             for (long j = 0; j < m; j++) {
                 const double rest = numbers[2 * j] - included * (up[j] * plus[j]);
                 const double fall = steepness * down[j] * rest;
-                whole[j] = fall + down_flat[j] * numbers[2 * j + 1];
-                falling[j] = fall + slope * whole[j];
+                whole[j] = fall + (sloped ? down_flat[j] * numbers[2 * j + 1] : numbers[2 * j + 1]);
+                falling[j] = sloped ? fall + slope * whole[j] : fall;
                 sum += g[j] * whole[j];
             }
             if (!positives && sums) sums[i] = sum;
@@ -289,8 +318,20 @@ FAST_LOOP static long NAME(hinge_form)(long rows, long m, long own, long apart, 
 #pragma omp simd
             for (long j = 0; j < m; j++)
                 gradient[i * m + j] += (real)(weight * (force[j] - g[j] * falling[j]));
-        if (own >= 0) up_flat[own + i] = down_flat[own + i] = 1;
     }
+}
+
+FAST_LOOP static long NAME(hinge_form)(long rows, long m, long own, long apart, double gap, double slope,
+                                       const real *x, const uint16_t *place, const uint16_t *low,
+                                       const uint16_t *high, double *A, const double *f, const double *g,
+                                       const double *e, const double *mass, double *sums, double *to_f,
+                                       double *to_g, real *gradient, double *work) {
+    if (slope > 0)
+        NAME(form)(1, rows, m, own, apart, gap, slope, x, place, low, high, A, f, g, e, mass, sums, to_f,
+                   to_g, gradient, work);
+    else
+        NAME(form)(0, rows, m, own, apart, gap, 0, x, place, low, high, A, f, g, e, mass, sums, to_f, to_g,
+                   gradient, work);
     return 0;
 }
 

@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 
 from tricouple.distributed import Shard
 from tricouple.memory import CACHED
-from tricouple.numeric import Patch, ScoreGradient, on_host, row_blocks
+from tricouple.numeric import Patch, ScoreGradient, on_host, row_blocks, wide_dtype
 from tricouple.ot.sweeps.contract import (
     Goal,
     GradientSink,
@@ -49,7 +49,7 @@ class HingeTriplet(LogDomainTriplet):
     """Entropic three-marginal transport with a hinge, by running sums of logarithms.
 
     Args:
-        source: s, shape (N, M), in the wide dtype.
+        source: s, shape (N, M).
         factor: c = 1/(τε), so that x = c·s.
         hinge: ψ/ε as a function of t/ε.
         within: Anchors are the references: i, j, k distinct. Otherwise only j ≠ k.
@@ -69,7 +69,8 @@ class HingeTriplet(LogDomainTriplet):
     ) -> None:
         self.source, self.factor, self.hinge = source, factor, hinge
         self.within, self.tile_entries, self.shard = within, tile_entries, shard
-        self.dtype = source.like.dtype
+        self.dtype = wide_dtype(source.like.device)
+        self.like = source.like.new_empty(0, dtype=self.dtype)
         # Scores as positives and as negatives see them, where an accelerator has all of them.
         self._kept_rows: SortedRows | None = None
         n = source.shape[0]
@@ -98,15 +99,9 @@ class HingeTriplet(LogDomainTriplet):
             g = goal.until(g, log_scaling(log_h, self.negative_sums(phi, f)))  # marginal 3
             before = LogTripletPlan(self, phi, f, g, goal.late)
             plans.append(before)
-        if not self.agreed(self.trusts(masses, plans)):
-            return None
         potentials = torch.cat([before.phi, before.f, before.g])
         history, sweeps = self.history(masses, plans), goal.sweeps(len(plans) - 1)
         return Solution(self, potentials, lambda: plans[-1], history, sweeps)
-
-    def trusts(self, masses: Masses, plans: Sequence[LogTripletPlan]) -> bool:
-        """Whether the numbers hold what the sweeps went through: logarithms hold everything."""
-        return True
 
     def history(self, masses: Masses, plans: Sequence[LogTripletPlan]) -> History:
         """Whole sweeps, where all anchors are at hand; else updates."""
@@ -155,8 +150,8 @@ class HingeTriplet(LogDomainTriplet):
 
     def partners(self, plan: LogTripletPlan) -> Tensor:
         """P²³, shape (M, M), anchor by anchor."""
-        total = self.source.like.new_zeros(len(plan.f), len(plan.f))
-        for anchor, x in enumerate(self.source.matrix() * self.factor):
+        total = self.like.new_zeros(len(plan.f), len(plan.f))
+        for anchor, x in enumerate(self.source.widened().matrix() * self.factor):
             logs = self.hinge(x[:, None] - x).neg_().add_(plan.f[:, None]).add_(plan.g)
             masses = logs.add_(plan.phi[anchor]).exp_()
             if self.within:
@@ -166,8 +161,8 @@ class HingeTriplet(LogDomainTriplet):
 
     def costs(self, weights: Weights) -> Tensor:
         """``Σ_ijk plus_ij minus_ik ψ(x_ij − x_ik)/ε``."""
-        parts = [rows.costs(*self._typed(weights(block)))[0] for block, rows in self._rows()]
-        return self.total(sum(parts, self.source.like.new_zeros(())))
+        parts = [rows.costs(*weights(block, self.dtype))[0] for block, rows in self._rows()]
+        return self.total(sum(parts, self.like.new_zeros(())))
 
     def with_costs(
         self, gradient: ScoreGradient, weights: Weights, scale: Tensor
@@ -175,12 +170,8 @@ class HingeTriplet(LogDomainTriplet):
         """A gradient and that of ``scale · costs``: they nearly cancel, so they are added first."""
         for patch in gradient:
             for block, rows in self._rows(1, [patch.rows]):
-                force = rows.costs(*self._typed(weights(block)))[1]
+                force = rows.costs(*weights(block, self.dtype))[1]
                 yield Patch(block, patch.values + scale * force)
-
-    def _typed(self, weights: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        plus, minus = weights
-        return plus.to(self.source.like.dtype), minus.to(self.source.like.dtype)
 
     def marginal(self, plan: LogTripletPlan, axis: int) -> Tensor:
         """What comes from another axis with all of its mass."""
@@ -209,7 +200,7 @@ class HingeTriplet(LogDomainTriplet):
     def forces(self, terms: Sequence[Term]) -> ScoreGradient:
         """``∂/∂x Σ weights · marginal_axis`` of the terms' plans, summed."""
         for block in self._blocks():
-            total = self.source.like.new_zeros(block.stop - block.start, self.source.shape[1])
+            total = self.like.new_zeros(block.stop - block.start, self.source.shape[1])
             for plan, axis, weights in terms:
                 for _, raised, lowered in self._weighted(plan, axis, weights, [block]):
                     total += raised[1].add_(raised[0], alpha=self.hinge.slope)
@@ -254,25 +245,25 @@ class HingeTriplet(LogDomainTriplet):
         self, sign: int = 1, blocks: Sequence[slice] | None = None
     ) -> Iterator[tuple[slice, SortedRows]]:
         """Sorted scores of some anchors, as positives (+1) or as negatives (−1) see them."""
-        m = self.source.shape[1]
+        source, m = self.source.widened(), self.source.shape[1]
         if self._at_once():
             yield slice(0, self.source.shape[0]), self.both()[0 if sign > 0 else 1]
             return
         for block in self._blocks() if blocks is None else blocks:
-            room = self.source.like.new_empty(block.stop - block.start, m)
-            scores = self.source.tile(block, room) * (sign * self.factor)
+            room = self.like.new_empty(block.stop - block.start, m)
+            scores = source.tile(block, room) * (sign * self.factor)
             yield block, SortedRows.of(scores, block.start if self.within else None, self.hinge)
 
     def both(self) -> SortedRows:
         """All anchors as positives and as negatives see them, one after the other."""
         if self._kept_rows is None:
-            scores = self.source.matrix() * self.factor
+            scores = self.source.widened().matrix() * self.factor
             first = 0 if self.within else None
             self._kept_rows = SortedRows.of(torch.stack([scores, -scores]), first, self.hinge)
         return self._kept_rows
 
 
-Weights = Callable[[slice], tuple[Tensor, Tensor]]
+Weights = Callable[[slice, torch.dtype], tuple[Tensor, Tensor]]
 """Of the pairs of some anchors with positives and with negatives, shape (rows, M) each."""
 
 Term = tuple[LogTripletPlan, int, Tensor]

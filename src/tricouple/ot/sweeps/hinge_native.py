@@ -10,8 +10,10 @@ and its derivatives with respect to them and to the scores (``hinge_form`` in ``
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ from tricouple.distributed import Shard
 from tricouple.memory import Loan, Storage
 from tricouple.numeric import Patch, ScoreGradient, row_blocks
 from tricouple.ot.sweeps import native
-from tricouple.ot.sweeps.contract import GradientSink, History, Masses, Solution
+from tricouple.ot.sweeps.contract import Goal, GradientSink, History, Masses, Solution
 from tricouple.ot.sweeps.hinge import HingeSink, HingeTriplet, Term, Weights
 from tricouple.ot.sweeps.kernels import Similarities
 from tricouple.ot.sweeps.threads import in_threads
@@ -44,24 +46,43 @@ _EXCLUDED = {torch.float32: 1e8, torch.float64: 1e4}
 # Entries of a tile, which several float64 matrices accompany.
 _TILE = 1 << 16
 
-# Entries below which a second thread does not pay.
-_SMALL = 1 << 15
+# Entries of a pass for which a thread pays, which has to be woken; of a sort, which is dearer.
+_PASS, _SORT = 1 << 18, 1 << 16
 
 
-class SortedTile(NamedTuple):
-    """Sorted scores of some anchors (see ``_hinge.h``), each of shape (rows, M)."""
+@dataclass(frozen=True)
+class SortedTile:
+    """Sorted scores of some anchors: x, place, low and high of ``_hinge.h``, each (rows, M)."""
 
     rows: slice
-    x: Tensor
-    place: Tensor
-    low: Tensor
-    high: Tensor
+    arrays: Sequence[Tensor]
 
     def part(self, rows: slice) -> SortedTile:
         """Some of its rows."""
         first = self.rows.start
         anchors = slice(first + rows.start, first + rows.stop)
-        return SortedTile(anchors, *(array[rows] for array in self[1:]))
+        return SortedTile(anchors, [array[rows] for array in self.arrays])
+
+    @cached_property
+    def shares(self) -> list[Share]:
+        """What each thread has of a pass."""
+        return [Share.of(self, rows) for rows in _shares(self.arrays[0], _PASS)]
+
+
+class Share(NamedTuple):
+    """Some rows of a tile, as compiled code sees them."""
+
+    first: int  # row
+    anchor: int  # the same among all anchors
+    shape: tuple[int, int]
+    addresses: list[int]
+
+    @classmethod
+    def of(cls, tile: SortedTile, rows: slice) -> Share:
+        """Those rows."""
+        shape = rows.stop - rows.start, tile.arrays[0].shape[1]
+        addresses = [_at(array, rows.start) for array in tile.arrays]
+        return cls(rows.start, tile.rows.start + rows.start, shape, addresses)
 
 
 class Derivatives(NamedTuple):
@@ -72,11 +93,19 @@ class Derivatives(NamedTuple):
     negatives: Tensor
 
 
+class Scalings(NamedTuple):
+    """e^φ, e^f and e^g after a sweep, or a stack of them."""
+
+    a: Tensor
+    b: Tensor
+    h: Tensor
+
+
 class NativeHinge(HingeTriplet):
     """Entropic three-marginal transport with a hinge, in float64 scalings.
 
     Args:
-        source: s, shape (N, M), in float64 on the CPU.
+        source: s, shape (N, M), on the CPU.
         factor: c = 1/(τε), so that x = c·s.
         hinge: ψ/ε as a function of t/ε.
         within: Anchors are the references: i, j, k distinct. Otherwise only j ≠ k.
@@ -98,9 +127,9 @@ class NativeHinge(HingeTriplet):
     ) -> None:
         entries = min(storage.tile_entries, _TILE)
         super().__init__(source, factor, hinge, within=within, tile_entries=entries, shard=shard)
-        self.like = source.like.new_empty(0, dtype=dtype)
+        self.scores = source.like.new_empty(0, dtype=dtype)
         self.storage = storage
-        self._widest = source.like.new_zeros(1, dtype=torch.float64)
+        self._widest = self.like.new_zeros(1)
         self._stored: tuple[SortedTile, list[Loan]] | None = None
         self._apart = False  # whether k = j is never added, or left out by a difference
 
@@ -115,55 +144,68 @@ class NativeHinge(HingeTriplet):
         collections.deque(self.tiles(), maxlen=0)  # sorted once, it is known how wide they are
         if self.shard is not None:
             self.shard.max_(self._widest)
-        if not float(self._widest) <= _WIDEST[self.like.dtype]:
+        if not float(self._widest) <= _WIDEST[self.scores.dtype]:
             return None
-        self._apart = False
-        solution = super().solve(masses, n_iters, tol)
-        return super().solve(masses, n_iters, tol) if solution is None and self._apart else solution
+        for self._apart in (False, True):
+            sweeps = self._sweeps(masses, n_iters, tol)
+            held, harmless = self._trusts(masses, sweeps)
+            if self.agreed(held and (self._apart or harmless)):
+                break
+        else:
+            return None
+        plans = [
+            LogTripletPlan(self, *logs) for logs in zip(*(s.log() for s in sweeps), strict=True)
+        ]
+        history: History = NativeHistory(self, masses, sweeps)
+        if self.storage.streamed:  # without room for a gradient that is filled on the way
+            history = super().history(masses, plans)
+        last = plans[-1]
+        potentials = torch.cat([last.phi, last.f, last.g])
+        return Solution(self, potentials, lambda: last, history, len(plans) - 1)
 
-    def trusts(self, masses: Masses, plans: Sequence[LogTripletPlan]) -> bool:
+    def _sweeps(self, masses: Masses, n_iters: int, tol: float | None) -> Scalings:
+        """The scalings at the start and after every sweep, stacks of shape (sweeps + 1, …)."""
+        mass_a, mass_b, mass_h = masses.values
+        all_scalings = [Scalings(*map(torch.ones_like, masses.values))]
+        goal, none = Goal(tol, self.agreed), mass_b.new_zeros(())
+
+        def error_a() -> Tensor:
+            return (all_scalings[-1].a * self.total(found.anchors) - mass_a).abs().sum()
+
+        def error_b() -> Tensor:
+            received = self.form(*all_scalings[-1], positives=True).positives
+            return (all_scalings[-1].b * received - mass_b).abs().sum()
+
+        for sweep in range(n_iters):
+            a, (_, b, h) = torch.zeros_like(mass_a), all_scalings[-1]
+            found = self.form(a, b, h, mass=mass_a, positives=True)  # marginal 1
+            if sweep > 0 and goal.reached(error_a, error_b):
+                break
+            a = self.total(a)
+            # Marginal 2, marginal 3; no mass, no scaling, whatever the sums.
+            b = torch.where(mass_b > 0, mass_b / found.positives, none)
+            sums = self.form(a, b, h, negatives=True).negatives
+            h = torch.where(mass_h > 0, mass_h / sums, none)
+            all_scalings.append(Scalings(a, b, h))
+        return Scalings(*map(torch.stack, zip(*all_scalings, strict=True)))
+
+    def _trusts(self, masses: Masses, sweeps: Scalings) -> tuple[bool, bool]:
         """Whether no product of scalings and kernel came near underflow or overflow.
 
-        And what j ≠ k excludes, e^{−γ} a_i b_j h_j, was not too much to be subtracted; else it is
-        to be kept apart (mathematics §2, trust).
+        And whether what j ≠ k excludes, e^{−γ} a_i b_j h_j, was not too much to be subtracted
+        (mathematics §2, trust).
         """
         reach = (1 + self.hinge.slope) * float(self._widest) + self.hinge.margin
-        per_a, per_b, per_h = masses.inverses
-        largest, excluded = [], []
-        for before, plan in pairwise(plans):
-            logs = torch.cat([plan.phi, plan.f, plan.g])
-            largest.append(logs.masked_fill_(logs == -torch.inf, 0.0).abs_().max())  # no mass: 0
-            a = plan.phi.exp()
-            heaviest, total = (a * per_a).max(), a.sum()
-            for f, g in ((before.f, before.g), (plan.f, before.g), (plan.f, plan.g)):
-                both = torch.exp(f + g - self.hinge.margin)
-                share = torch.maximum(both * per_b, both * per_h).max()
-                excluded.append(torch.maximum(heaviest * both.sum(), total * share))
-        held = bool(torch.stack(largest).max() + reach <= _HELD)
-        if self._apart:
-            return held
-        limit = _EXCLUDED[self.like.dtype]
-        held = held and bool(torch.stack(excluded).max() <= limit)
-        self._apart = not self.agreed(held)
-        return held
-
-    def history(self, masses: Masses, plans: Sequence[LogTripletPlan]) -> History:
-        """With room for a gradient, one that fills it on its way."""
-        if self.storage.streamed:
-            return super().history(masses, plans)
-        return NativeHistory(self, masses, plans)
-
-    def scale_anchors(self, log_mass: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        """``log Σ_jk e^{f+g} K`` of each anchor, the φ that it asks for, ``log Σ_ik e^{φ+g} K``."""
-        a = torch.zeros_like(log_mass)
-        found = self.form(a, f.exp(), g.exp(), mass=log_mass.exp(), positives=True)
-        sums, a = self.total(torch.stack([found.anchors, a]))
-        return sums.log(), a.log(), found.positives.log()
-
-    def negative_sums(self, phi: Tensor, f: Tensor) -> Tensor:
-        """``log Σ_ij e^{φ+f} K`` of each negative."""
-        b = f.exp()
-        return self.form(phi.exp(), b, torch.zeros_like(b), negatives=True).negatives.log()
+        (a, b, h), (per_a, per_b, per_h) = (s[1:] for s in sweeps), masses.inverses
+        logs = torch.cat([a, b, h], 1).log_()
+        held = (
+            logs.masked_fill_(logs == -torch.inf, 0.0).abs_().max() + reach <= _HELD
+        )  # no mass: 0
+        both = torch.stack([sweeps.b[:-1] * sweeps.h[:-1], b * sweeps.h[:-1], b * h])
+        both *= math.exp(-self.hinge.margin)
+        share = torch.maximum(both * per_b, both * per_h).amax(2)
+        excluded = torch.maximum((a * per_a).amax(1) * both.sum(2), a.sum(1) * share)
+        return bool(held), bool(excluded.max() <= _EXCLUDED[self.scores.dtype])
 
     def push(
         self, plan: LogTripletPlan, axis: int, weights: Tensor, sink: GradientSink | None
@@ -181,18 +223,18 @@ class NativeHinge(HingeTriplet):
         forms = [_weighted(*term) for term in terms]
         m = self.source.shape[1]
         for tile in self.tiles():
-            for rows in row_blocks(len(tile.x), m, self.tile_entries):
+            for rows in row_blocks(len(tile.arrays[0]), m, self.tile_entries):
                 part = tile.part(rows)
-                gradient = torch.zeros_like(part.x)
+                gradient = torch.zeros_like(part.arrays[0])
                 for a, f, g in forms:
                     self._add(part, a, f, g, gradient=gradient)
                 yield Patch(part.rows, gradient)
 
     def costs(self, weights: Weights) -> Tensor:
         """``Σ_ijk plus_ij minus_ik ψ(x_ij − x_ik)/ε``."""
-        total = self.source.like.new_zeros(())  # a list of sums between tiles would spoil the heap
+        total = self.like.new_zeros(())  # a list of sums between tiles would spoil the heap
         for tile in self.tiles():
-            for rows in row_blocks(len(tile.x), self.source.shape[1], self.tile_entries):
+            for rows in row_blocks(len(tile.arrays[0]), self.source.shape[1], self.tile_entries):
                 total += self._costs(tile.part(rows), weights).sum()
         return self.total(total)
 
@@ -202,25 +244,26 @@ class NativeHinge(HingeTriplet):
         """A gradient and that of ``scale · costs``: they nearly cancel, so they are added first."""
         for patch in gradient:
             for tile in self.tiles([patch.rows]):
-                for rows in row_blocks(len(tile.x), self.source.shape[1], self.tile_entries):
+                for rows in row_blocks(
+                    len(tile.arrays[0]), self.source.shape[1], self.tile_entries
+                ):
                     self._costs(tile.part(rows), weights, float(scale), patch.values[rows])
             yield patch
 
     def _costs(
         self, tile: SortedTile, weights: Weights, scale: float = 0.0, gradient: Tensor | None = None
     ) -> Tensor:
-        plus, minus = (part.to(tile.x.dtype) for part in weights(tile.rows))
-        m, shares = plus.shape[1], _shares(plus)
+        plus, minus = weights(tile.rows, self.scores.dtype)
         costs = plus.new_empty(len(plus), dtype=torch.float64)
-        work = costs.new_empty(len(shares), 6 * m + 8)
+        work = costs.new_empty(len(tile.shares), 6 * plus.shape[1] + 8)
 
-        def share(thread: int) -> None:
-            rows = shares[thread]
-            force = gradient if gradient is None else gradient[rows]
-            arrays = plus[rows], minus[rows], costs[rows], force, work[thread]
-            self._call(native.compiled.hinge_costs, tile.part(rows), *arrays, numbers=(scale,))
+        def add(thread: int) -> None:
+            share = tile.shares[thread]
+            rows = (_at(array, share.first) for array in (plus, minus, costs, gradient))
+            arrays = *rows, _at(work, thread)
+            self._call(native.compiled.hinge_costs, share, arrays, numbers=(scale,))
 
-        in_threads(share, range(len(shares)))
+        in_threads(add, range(len(tile.shares)))
         return costs
 
     def form(
@@ -272,31 +315,29 @@ class NativeHinge(HingeTriplet):
         gradient: Tensor | None = None,
     ) -> None:
         """One tile of ``form``, its rows shared by the threads; columns have a row for each."""
-        shares = _shares(tile.x)
-        work = f.new_empty(len(shares), 15 * (len(f) + 31))
+        work = f.new_empty(len(tile.shares), 15 * (len(f) + 31))
 
-        def share(thread: int) -> None:
-            part = tile.part(shares[thread])
-            mine = [array if array is None else array[part.rows] for array in (mass, sums)]
-            ends = [column if column is None else column[thread] for column in columns]
-            ends.append(gradient if gradient is None else gradient[shares[thread]])
-            arrays = (a[part.rows], f, g, other, *mine, *ends, work[thread])
-            self._call(native.compiled.hinge_form, part, *arrays, flags=(int(self._apart),))
+        def add(thread: int) -> None:
+            share = tile.shares[thread]
+            vectors = _at(a, share.anchor), _at(f), _at(g), _at(other), _at(mass, share.anchor)
+            ends = _at(sums, share.anchor), _at(columns[0], thread), _at(columns[1], thread)
+            arrays = *vectors, *ends, _at(gradient, share.first), _at(work, thread)
+            self._call(native.compiled.hinge_form, share, arrays, int(self._apart))
 
-        in_threads(share, range(len(shares)))
+        in_threads(add, range(len(tile.shares)))
 
     def _call(
         self,
         function: Any,
-        tile: SortedTile,
-        *arrays: Tensor | None,
-        flags: tuple[int, ...] = (),
+        share: Share,
+        arrays: Sequence[int],
+        *flags: int,
         numbers: tuple[float, ...] = (),
     ) -> None:
-        own = tile.rows.start if self.within else -1
-        numbers = (*tile.x.shape, own, *flags, self.hinge.margin, self.hinge.slope, *numbers)
-        places = (0 if array is None else native.address(array) for array in (*tile[1:], *arrays))
-        function(tile.x.element_size(), *numbers, *places)
+        own = share.anchor if self.within else -1
+        hinge = self.hinge.margin, self.hinge.slope, *numbers
+        bytes_each = self.scores.element_size()
+        function(bytes_each, *share.shape, own, *flags, *hinge, *share.addresses, *arrays)
 
     def tiles(self, blocks: Sequence[slice] | None = None) -> Iterator[SortedTile]:
         """All anchors at once if they are stored, else some at a time; or the blocks asked for."""
@@ -305,10 +346,10 @@ class NativeHinge(HingeTriplet):
             return
         if self._stored is None:
             shape = self.anchors.stop - self.anchors.start, self.source.shape[1]
-            loans = [Loan(1, self.like, *shape), Loan(3, _indices(self.like, 0), *shape)]
+            loans = [Loan(1, self.scores, *shape), Loan(3, _indices(self.scores, 0), *shape)]
             arrays = [array for loan in loans for array in loan.matrices]
             collections.deque(self._sorted(None, arrays), maxlen=0)
-            self._stored = SortedTile(self.anchors, *arrays), loans
+            self._stored = SortedTile(self.anchors, arrays), loans
         tile = self._stored[0]
         yield from [tile] if blocks is None else map(tile.part, map(self._place, blocks))
 
@@ -320,32 +361,38 @@ class NativeHinge(HingeTriplet):
         self, blocks: Sequence[slice] | None, arrays: Sequence[Tensor] | None = None
     ) -> Iterator[SortedTile]:
         """Sort, into arrays of all anchors or into a tile that the next one overwrites."""
-        m = self.source.shape[1]
-        blocks = self.blocks(self.tile_entries) if blocks is None else blocks
+        m, entries = self.source.shape[1], 4 * _TILE if arrays else self.tile_entries
+        blocks = self.blocks(entries) if blocks is None else blocks
         height = max((block.stop - block.start for block in blocks), default=0)
-        scores, kind = self.source.like.new_empty(height, m), self.like
+        source, kind = self.source.widened(), self.scores
+        scores = self.like.new_empty(height, m)
         room = [] if arrays else [kind.new_empty(height, m), *_indices(kind, height, m)]
         for block in blocks:
             n_rows = block.stop - block.start
             place = self._place(block) if arrays else slice(0, n_rows)
-            own = [array[place] for array in arrays or room]
-            tile = SortedTile(block, *own)
-            self._sort(self.source.tile(block, scores[:n_rows]), tile)
+            tile = SortedTile(block, [array[place] for array in arrays or room])
+            self._sort(source.tile(block, scores[:n_rows]), tile)
             yield tile
 
     def _sort(self, similarity: Tensor, tile: SortedTile) -> None:
-        m, shares = similarity.shape[1], _shares(similarity)
-        work = similarity.new_empty(len(shares), 4 * m + 16, dtype=torch.float64)
+        shares = [Share.of(tile, rows) for rows in _shares(similarity, _SORT)]
+        work = self.like.new_empty(len(shares), 4 * similarity.shape[1] + 16)
         widest = self._widest.repeat(len(shares))
 
-        def share(thread: int) -> None:
-            part = tile.part(shares[thread])
-            own = part.rows.start if self.within else -1
-            arrays = (similarity[shares[thread]], *part[1:], widest[thread:], work[thread])
-            numbers = (len(part.x), m, own, self.hinge.margin, self.factor)
-            native.compiled.hinge_sort(tile.x.element_size(), *numbers, *native.addresses(*arrays))
+        def sort(thread: int) -> None:
+            share = shares[thread]
+            numbers = (
+                *share.shape,
+                share.anchor if self.within else -1,
+                self.hinge.margin,
+                self.factor,
+            )
+            arrays = _at(similarity, share.first), *share.addresses, _at(widest, thread)
+            native.compiled.hinge_sort(
+                self.scores.element_size(), *numbers, *arrays, _at(work, thread)
+            )
 
-        in_threads(share, range(len(shares)))
+        in_threads(sort, range(len(shares)))
         self._widest = widest.amax(0, keepdim=True)
 
 
@@ -354,12 +401,19 @@ def _indices(like: Tensor, *shape: int) -> Tensor:
     return like.new_empty(3, *shape, dtype=torch.int16)
 
 
-def _shares(matrix: Tensor) -> list[slice]:
-    """Rows for each thread."""
+def _shares(matrix: Tensor, least: int) -> list[slice]:
+    """Rows for each thread, of no fewer than so many entries."""
     n_rows = len(matrix)
-    number = min(torch.get_num_threads(), n_rows) if matrix.numel() > _SMALL else 1
+    number = max(1, min(torch.get_num_threads(), n_rows, matrix.numel() // least))
     ends = [n_rows * thread // number for thread in range(number + 1)]
     return [slice(start, stop) for start, stop in pairwise(ends)]
+
+
+def _at(array: Tensor | None, row: int = 0) -> int:
+    """Where a row of an array starts; 0 for none."""
+    if array is None:
+        return 0
+    return native.address(array) + row * array.stride(0) * array.element_size()
 
 
 def _weighted(plan: LogTripletPlan, axis: int, weights: Tensor) -> list[Tensor]:
@@ -375,7 +429,7 @@ class NativeHistory:
 
     coupling: NativeHinge
     masses: Masses
-    plans: Sequence[LogTripletPlan]
+    sweeps: Scalings
 
     def adjoint(self, cotangents: Sequence[Tensor]) -> ScoreGradient:
         """Walk the sweeps backwards, two passes each (see ``Stages.adjoint``).
@@ -385,9 +439,9 @@ class NativeHistory:
         coupling, (per_a, per_b, per_h) = self.coupling, self.masses.inverses
         grad_a, grad_b, grad_h = cotangents
         n_rows, m = coupling.anchors.stop - coupling.anchors.start, coupling.source.shape[1]
-        loan = Loan(1, coupling.like, n_rows, m)
+        loan = Loan(1, coupling.scores, n_rows, m)
         gradient = loan.matrices[0].zero_()
-        scalings = [tuple(map(torch.exp, (plan.phi, plan.f, plan.g))) for plan in self.plans]
+        scalings = list(zip(*(stack.unbind() for stack in self.sweeps), strict=True))
         for t in reversed(range(1, len(scalings))):
             (a, b, h), (_, b0, h0) = scalings[t], scalings[t - 1]
             # Marginal 3 set h: through P²³ to b and through P¹³ to a.
