@@ -349,8 +349,11 @@ def pull(
     for rows, tile, columns in gradient:
         part = tile.to(anchors.dtype)
         whole = shard is None and anchors is references and part.shape[0] == len(anchors)
-        if whole and len(anchors) <= _SMALL:
-            torch.mm(part + part.T, anchors, out=to_anchors)
+        if whole:
+            if len(anchors) <= _SMALL:
+                torch.mm(part + part.T, anchors, out=to_anchors)
+            else:
+                torch.mm(part, anchors, out=to_anchors).addmm_(part.T, anchors)
             to_factor = _inner(anchors, to_anchors) / 2 if slope else None
             return (to_anchors.mul_(factor), None), to_factor
         to_anchors[rows].addmm_(part, references[columns])

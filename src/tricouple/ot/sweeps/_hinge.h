@@ -213,6 +213,7 @@ INLINED void NAME(form)(int sloped, long rows, long m, long own, long apart, dou
                         double *A, const double *f, const double *g, const double *e, const double *mass,
                         double *sums, double *to_f, double *to_g, real *gradient, double *work) {
     const int positives = to_f || gradient || !to_g, negatives = to_g || gradient;
+    /* A product is rounded before it is taken away, as it was when it was added. */
     const double steepness = exp(-gap), included = !apart;
     const long length = own < 0 ? m : m - 1, quarter = quarter_of(m);
     const long room = (m + 31) / 8 * 8; /* no power of two: addresses 4096 bytes apart collide */
@@ -284,7 +285,7 @@ INLINED void NAME(form)(int sloped, long rows, long m, long own, long apart, dou
             falling_sums(m, place, high, numbers, running);
 #pragma omp simd
             for (long j = 0; j < m; j++)
-                falling[j] = steepness * down[j] * (numbers[j] - up[j] * plus[j]);
+                falling[j] = steepness * down[j] * (numbers[j] - included * (up[j] * plus[j]));
         } else if (negatives) {
             double sum = 0;
 #pragma omp simd

@@ -361,7 +361,7 @@ class NativeHinge(HingeTriplet):
         self, blocks: Sequence[slice] | None, arrays: Sequence[Tensor] | None = None
     ) -> Iterator[SortedTile]:
         """Sort, into arrays of all anchors or into a tile that the next one overwrites."""
-        m, entries = self.source.shape[1], 4 * _TILE if arrays else self.tile_entries
+        m, entries = self.source.shape[1], 2 * _TILE if arrays else self.tile_entries
         blocks = self.blocks(entries) if blocks is None else blocks
         height = max((block.stop - block.start for block in blocks), default=0)
         source, kind = self.source.widened(), self.scores
