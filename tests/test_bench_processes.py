@@ -64,6 +64,8 @@ def test_bytes_are_those_of_a_ring(fake_four):
         with Counted() as counted:
             call()
         assert (counted.messages, counted.sent_bytes) == (1, sent)
+        call()  # is not counted, and works as before
+        assert counted.messages == 1
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peers call what is to be renamed

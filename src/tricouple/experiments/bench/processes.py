@@ -26,7 +26,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tricouple.experiments.bench.contenders import LOSS
@@ -82,20 +81,42 @@ QUICK_GROUP = GroupEffort(
 )
 
 
-class Counted(TorchDispatchMode):
-    """Collectives while this mode is on, and the bytes that this process sends in them."""
+# Methods of a process group that send, as torch.distributed calls them.
+COLLECTIVES = (
+    *("allreduce", "allgather", "_allgather_base", "alltoall", "alltoall_base", "broadcast"),
+    *("reduce", "reduce_scatter", "_reduce_scatter_base", "scatter", "gather"),
+)
+
+
+class Counted:
+    """Collectives while this context is open, and the bytes that this process sends in them.
+
+    They are counted where they are called: a dispatch mode would see them too, but it changes how
+    long tensors live, and so the memory of the call.
+    """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.messages, self.sent_bytes = 0, 0.0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        if func.namespace == "c10d":
+    def __enter__(self) -> Counted:
+        # As the class has them: an attribute asked for would no longer bind its group.
+        self._originals = {name: vars(dist.ProcessGroup)[name] for name in COLLECTIVES}
+        for name in COLLECTIVES:
+            noting = self._noting(name, getattr(dist.ProcessGroup, name))
+            setattr(dist.ProcessGroup, name, noting)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name, original in self._originals.items():
+            setattr(dist.ProcessGroup, name, original)
+
+    def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
             self.messages += 1
-            self.sent_bytes += _sent(func.overloadpacket.__name__, args)
-        return func(*args, **(kwargs or {}))
+            self.sent_bytes += _sent(name, args)
+            return original(group, *args, **kwargs)
+
+        return call
 
 
 def _sent(name: str, args: Sequence[Any]) -> float:
@@ -103,11 +124,11 @@ def _sent(name: str, args: Sequence[Any]) -> float:
     rank, world = dist.get_rank(), dist.get_world_size()
     others = world - 1
     result = sum(part.nbytes for part in tree_leaves(args[0]) if isinstance(part, Tensor))
-    if name == "scatter_":  # the root sends all blocks but its own
-        return result * others if args[3] == rank else 0.0
-    if name in ("reduce_scatter_", "_reduce_scatter_base_"):
+    if name == "scatter":  # the root sends all blocks but its own
+        return result * others if args[2].rootRank == rank else 0.0
+    if name in ("reduce_scatter", "_reduce_scatter_base"):
         return result * others
-    return result * others / world * (2 if name == "allreduce_" else 1)
+    return result * others / world * (2 if name == "allreduce" else 1)
 
 
 def measure_processes(
