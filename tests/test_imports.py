@@ -135,7 +135,10 @@ def test_core_was_found():
 
 
 FRESH = """
-import gc, json, sys, time, warnings, torch
+import gc, json, sys, time, warnings
+start = time.process_time()
+import torch
+of_torch = time.process_time() - start
 
 def state():
     return [str(torch.get_default_dtype()), torch.get_num_threads(), torch.is_grad_enabled(),
@@ -149,13 +152,14 @@ tricouple.NegMMIOT, tricouple.PushPull, tricouple.IOT, tricouple.pair_views
 tricouple.ot.sinkhorn, tricouple.ot.triplet_sinkhorn, tricouple.geometry.neural_collapse
 seconds = time.process_time() - start
 packages = sorted({name.partition(".")[0] for name in set(sys.modules) - loaded})
-print(json.dumps({"seconds": seconds, "packages": packages, "before": before, "after": state()}))
+found = {"seconds": seconds, "of torch": of_torch, "packages": packages}
+print(json.dumps(found | {"before": before, "after": state()}))
 """
 
 
 @pytest.fixture(scope="module")
 def fresh_import(tmp_path_factory) -> list[dict]:
-    """What `import tricouple` does after `import torch`, in three new interpreters.
+    """What `import tricouple` does after `import torch`, in two new interpreters.
 
     An installed package has its bytecode: the first of them writes it, whatever is set around here.
     """
@@ -163,10 +167,8 @@ def fresh_import(tmp_path_factory) -> list[dict]:
     environment["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("bytecode"))
     command = [sys.executable, "-c", FRESH]
     runs = [
-        subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=120, env=environment
-        )
-        for _ in range(3)
+        subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        for _ in range(2)
     ]
     return [json.loads(run.stdout) for run in runs]
 
@@ -178,8 +180,8 @@ def test_import_loads_no_other_package_than_torch_does(fresh_import):
 
 
 def test_import_is_fast(fresh_import):
-    # The product stands for 0.05 s on a quiet machine; here other tests share it.
-    assert min(run["seconds"] for run in fresh_import) < 0.1
+    # 0.05 s on a machine that needs two for torch: as a part of that, on every machine.
+    assert fresh_import[-1]["seconds"] < 0.15 * fresh_import[-1]["of torch"]
 
 
 def test_import_leaves_global_settings_alone(fresh_import):

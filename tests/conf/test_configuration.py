@@ -66,7 +66,7 @@ def test_the_paper_s_grid_is_one_word():
     assert {block["backbone"] for block in names} == {"resnet18", "resnet34", "resnet50", "vit_b16"}
     assert study.losses == ["infonce", "invaspread", "iot", "pushpull", "neg_mmiot"]
     assert (study.sharpness, study.learning_rates, len(study.seeds)) == ([], [5e-3], 4)
-    for block in study.blocks:
+    for block in study.blocks[::9]:  # every set and every backbone
         found = configure([*study.base, *block], Train)
         assert (found.training.batch_size, found.data.validation_size) == (256, 0)
     study = read_study("clip_paper", Clip)

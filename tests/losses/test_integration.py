@@ -43,7 +43,6 @@ COMPILED_STEP = """
 import torch, tricouple
 torch.manual_seed(0)
 network, inputs, labels = torch.nn.Linear(6, 4), torch.randn(12, 6), torch.arange(12) % 3
-criterion = tricouple.{module}()
 
 def step():
     network.zero_grad()
@@ -51,17 +50,17 @@ def step():
     loss.backward()
     return torch.cat([loss.detach()[None], network.weight.grad.flatten()])
 
-wanted = step()
-found = torch.compile(step, backend="eager")()
-assert torch.allclose(found, wanted, rtol=1e-5), (found, wanted)
+for criterion in (tricouple.NegMMIOT(), tricouple.PushPull()):
+    wanted = step()
+    found = torch.compile(step, backend="eager")()
+    assert torch.allclose(found, wanted, rtol=1e-5), (found, wanted)
 """
 
 
-def test_loss_may_be_called_inside_a_compiled_step(tempered_loss):
+def test_losses_may_be_called_inside_a_compiled_step():
     # In a process of its own: code that dynamo should not have traced can end the interpreter.
-    code = COMPILED_STEP.format(module=tempered_loss.module)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", COMPILED_STEP], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
 

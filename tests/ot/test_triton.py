@@ -97,6 +97,12 @@ def test_triton_is_chosen_for_streamed_float32_on_cuda_alone(monkeypatch):
     ):
         tiles = linear_logs.tiles_of(source, dtype, within=False, storage=storage, shard=None)
         assert type(tiles) is LogTiles
+    with monkeypatch.context() as older:
+        older.setattr(triton, "__version__", "3.1.0")
+        tiles = linear_logs.tiles_of(
+            single, torch.float32, within=False, storage=streamed, shard=None
+        )
+    assert type(tiles) is LogTiles
     monkeypatch.setenv("TRICOUPLE_TRITON", "0")
     tiles = linear_logs.tiles_of(single, torch.float32, within=False, storage=streamed, shard=None)
     assert type(tiles) is LogTiles

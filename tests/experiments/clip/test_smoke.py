@@ -9,14 +9,14 @@ from tricouple import cli
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["neg_mmiot", "pushpull"])
-def test_a_smoke_run_learns_shapes_and_colours(loss, tmp_path, capsys):
+def test_a_smoke_run_learns_shapes_and_colours(tmp_path):
     run, started = tmp_path / "run", time.process_time()
-    assert cli.main(["clip", "scale=smoke", f"loss={loss}", f"run={run}", "progress=false"]) == 0
+    words = ("scale=smoke", "training.epochs=12", f"run={run}", "progress=false")
+    assert cli.main(["clip", *words]) == 0
     evaluation = json.loads((run / "evaluation.json").read_text())
     metrics = evaluation["metrics"]
-    assert metrics["in_batch/image_to_text/at1"] >= 0.9
-    assert metrics["in_batch/text_to_image/at1"] >= 0.9
+    assert metrics["in_batch/image_to_text/at1"] >= 0.8  # of 32
+    assert metrics["in_batch/text_to_image/at1"] >= 0.8  # of 32
     # Processor time: the wall clock of a busy machine measures its other work too.
     assert time.process_time() - started < 180
     assert (run / "report.html").read_text().count("✓") > 6

@@ -65,7 +65,7 @@ def test_a_run_leaves_its_settings_curves_weights_evaluation_and_gallery(tiny, c
 def test_a_smoke_run_learns_intents_in_seconds(tmp_path, capsys):
     place, started = tmp_path / "run", time.process_time()
     assert cli.main(["text", "scale=smoke", f"run={place}", "progress=false"]) == 0
-    assert time.process_time() - started < 30
+    assert time.process_time() - started < 120
     result = json.loads((place / "evaluation.json").read_text())["result"]
     assert result["embedding"]["ncm"] > 0.95 > 0.9 > result["penultimate"]["ncm"]
     assert result["embedding"]["auroc"] > result["penultimate"]["auroc"] > 0.5

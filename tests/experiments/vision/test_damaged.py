@@ -59,7 +59,7 @@ def test_randomly_damaged_files_are_told_in_a_sentence(run, name, monkeypatch, c
     # Whether it would train or evaluate is not the question, which would take its time.
     monkeypatch.setattr(VISION.__class__, "listing", lambda *_: {})
     monkeypatch.setattr("tricouple.experiments.runs.run.collect_provenance", _enough)
-    for _ in range(30):
+    for _ in range(15):
         path.write_bytes(damaged(whole, rng))
         # Anything else is a traceback, and fails here. A CommandError is of the records.
         with suppress(RunError, CheckpointError, ConfigurationError, CommandError, WorkBegins):

@@ -218,13 +218,13 @@ def test_a_run_that_diverges_is_a_result_of_accuracy_zero(study, console, tmp_pa
 
 
 def test_workers_give_the_same_numbers(study, console, tmp_path):
-    grid = replace(study, losses=["infonce", "iot"], sharpness=[10], learning_rates=[1e-3])
+    grid = replace(study, losses=["infonce", "iot"], sharpness=[], learning_rates=[1e-3], seeds=[0])
     for workers in (1, 2):
         out, runs = tmp_path / f"out{workers}", tmp_path / f"runs{workers}"
         run_study(VISION, grid, out, runs, console, workers=workers)
     one, two = (Store(tmp_path / f"out{workers}").records() for workers in (1, 2))
     assert one.keys() == two.keys()
-    assert len(one) == 4
+    assert len(one) == 2
     for name, record in one.items():
         assert record["config"] == two[name]["config"]
         assert record["metrics"] == pytest.approx(two[name]["metrics"], abs=0.02)
