@@ -55,7 +55,7 @@ def test_it_keeps_to_the_limited_api_so_that_one_build_serves_every_python():
 
 @COMPILED
 def test_a_free_threaded_python_goes_without_it():
-    source = Path(native.__file__).with_name("_native.c")
+    source = Path(__file__).parents[2] / "src/tricouple/ot/sweeps/_native.c"
     preprocess = [COMPILER, "-E", "-DPy_GIL_DISABLED", f"-I{sysconfig.get_path('include')}"]
     done = subprocess.run([*preprocess, str(source)], capture_output=True, text=True)
     assert done.returncode != 0
