@@ -348,7 +348,7 @@ def pull(
         to_anchors, to_references = torch.zeros_like(anchors), torch.zeros_like(references)
     for rows, tile, columns in gradient:
         part = tile.to(anchors.dtype)
-        whole = shard is None and anchors is references and part.shape[0] == len(anchors)
+        whole = shard is None and anchors is references and part.shape == 2 * anchors.shape[:1]
         if whole:
             if len(anchors) <= _SMALL:
                 torch.mm(part + part.T, anchors, out=to_anchors)
