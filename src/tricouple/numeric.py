@@ -344,8 +344,7 @@ def pull(
             total = total + more
         # Σ_ij G_ij s_ij is in the gradients of both sides.
         return (to_anchors, received), shard.sum_(total / 2) if slope else None
-    with torch.inference_mode(False):  # they become somebody's gradients
-        to_anchors, to_references = torch.zeros_like(anchors), torch.zeros_like(references)
+    to_anchors, to_references = _zeros(anchors), None
     for rows, tile, columns in gradient:
         part = tile.to(anchors.dtype)
         whole = shard is None and anchors is references and part.shape == 2 * anchors.shape[:1]
@@ -356,14 +355,22 @@ def pull(
                 torch.mm(part, anchors, out=to_anchors).addmm_(part.T, anchors)
             to_factor = _inner(anchors, to_anchors) / 2 if slope else None
             return (to_anchors.mul_(factor), None), to_factor
+        to_references = _zeros(references) if to_references is None else to_references
         to_anchors[rows].addmm_(part, references[columns])
         to_references[columns].addmm_(part.T, anchors[rows])
+    to_references = _zeros(references) if to_references is None else to_references
     to_factor = _inner(anchors, to_anchors) if slope else None
     if shard is not None:
         shard.sum_(to_references)
         if to_factor is not None:
             shard.sum_(to_factor)
     return (to_anchors.mul_(factor), to_references.mul_(factor)), to_factor
+
+
+def _zeros(like: Tensor) -> Tensor:
+    """What becomes somebody's gradient."""
+    with torch.inference_mode(False):
+        return torch.zeros_like(like)
 
 
 def _pull_own(
@@ -374,8 +381,7 @@ def _pull_own(
     own: Sequence[slice],
 ) -> tuple[Tensor, Tensor]:
     """The gradient of own rows, zero in the others, and its inner product with them over c."""
-    with torch.inference_mode(False):
-        gradient = torch.zeros_like(near)  # memory that nobody touches is none
+    gradient = _zeros(near)  # memory that nobody touches is none
     for rows, tile, columns in patches:
         gradient[rows].addmm_(tile.to(near.dtype), far[columns])
     slope = torch.zeros((), dtype=wide_dtype(near.device), device=near.device)

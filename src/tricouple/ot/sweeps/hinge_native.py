@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tricouple.distributed import Shard
-from tricouple.memory import Loan, Storage
+from tricouple.memory import Loan, Storage, empty_matrix
 from tricouple.numeric import Patch, ScoreGradient, row_blocks
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.contract import Goal, GradientSink, History, Masses, Solution
@@ -47,7 +47,7 @@ _EXCLUDED = {torch.float32: 1e8, torch.float64: 1e4}
 _TILE = 1 << 16
 
 # Entries of a pass for which a thread pays, which has to be woken; of a sort, which is dearer.
-_PASS, _SORT = 1 << 18, 1 << 16
+_PASS, _SORT = 1 << 18, 1 << 15
 
 
 @dataclass(frozen=True)
@@ -361,8 +361,8 @@ class NativeHinge(HingeTriplet):
         self, blocks: Sequence[slice] | None, arrays: Sequence[Tensor] | None = None
     ) -> Iterator[SortedTile]:
         """Sort, into arrays of all anchors or into a tile that the next one overwrites."""
-        m, entries = self.source.shape[1], 2 * _TILE if arrays else self.tile_entries
-        blocks = self.blocks(entries) if blocks is None else blocks
+        m = self.source.shape[1]
+        blocks = self.blocks(self.tile_entries) if blocks is None else blocks
         height = max((block.stop - block.start for block in blocks), default=0)
         source, kind = self.source.widened(), self.scores
         scores = self.like.new_empty(height, m)
@@ -439,8 +439,7 @@ class NativeHistory:
         coupling, (per_a, per_b, per_h) = self.coupling, self.masses.inverses
         grad_a, grad_b, grad_h = cotangents
         n_rows, m = coupling.anchors.stop - coupling.anchors.start, coupling.source.shape[1]
-        loan = Loan(1, coupling.scores, n_rows, m)
-        gradient = loan.matrices[0].zero_()
+        gradient = empty_matrix(coupling.scores, n_rows, m).zero_()  # no loan: gone before the rest
         scalings = list(zip(*(stack.unbind() for stack in self.sweeps), strict=True))
         for t in reversed(range(1, len(scalings))):
             (a, b, h), (_, b0, h0) = scalings[t], scalings[t - 1]
