@@ -209,6 +209,7 @@ import os, signal, sys
 from tricouple import cli
 from tricouple.training.module import Training
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a shell may begin without
 step = Training.training_step
 
 def last(self, batch, batch_idx):

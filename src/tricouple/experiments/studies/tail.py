@@ -8,7 +8,7 @@ from torch import Tensor
 from tricouple.data.images.split import stratified
 from tricouple.evaluation.probe import nearest_mean
 from tricouple.experiments.studies.features import frozen
-from tricouple.experiments.studies.findings import against, methods_table
+from tricouple.experiments.studies.findings import against, lines_panel, methods_table
 from tricouple.experiments.studies.heads import Budget, class_accuracies, train_head
 from tricouple.experiments.studies.methods import METHODS
 from tricouple.experiments.studies.plan import (
@@ -22,6 +22,7 @@ from tricouple.experiments.studies.plan import (
     first_look,
 )
 from tricouple.experiments.studies.statistics import LEVEL
+from tricouple.report.chart import Chart
 
 BALANCED, MANY, MEDIUM, FEW = "balanced", "many", "medium", "few"
 MEASURES = {BALANCED: "balanced accuracy", MANY: "the third of the classes with most samples",
@@ -87,7 +88,11 @@ class Tail(Study):
 
     def judge(self, plan: Plan, results: Results) -> Verdict:
         """Class marginals against InfoNCE and BCL, data set by data set."""
-        columns = {describe(c): f"{c['data']}, {c['imbalance']}:1" for c in plan.conditions}
+        cut = [c for c in plan.conditions if c["imbalance"] > 1]  # others are as published
+        columns = {
+            describe(c): f"{c['data']}, {c['imbalance']}:1" if c in cut else c["data"]
+            for c in plan.conditions
+        }
         tables = [
             methods_table(words, plan.methods, columns, results.chosen(measure))
             for measure, words in MEASURES.items()
@@ -120,7 +125,26 @@ class Tail(Study):
         half, won = len(columns) / 2, sum(better)
         lost = len(better) - won
         word = "supported" if won > half else "refuted" if lost >= half else "open"
-        return Verdict(word, sentences, tables)
+        panels = [
+            lines_panel(
+                data,
+                plan.methods,
+                {describe(c): c["imbalance"] for c in cut if c["data"] == data},
+                accuracy,
+                "largest class over smallest",
+                log=True,
+                unit="balanced accuracy, %",
+            )
+            for data in dict.fromkeys(c["data"] for c in cut)
+        ]
+        chart = Chart(
+            "tail",
+            "Balanced accuracy over imbalance",
+            "Nearest class mean on balanced test data; mean over seeds and its standard deviation, "
+            f"each loss at its own c; {plan.budget.steps} steps.",
+            panels,
+        )
+        return Verdict(word, sentences, tables, [chart])
 
 
 def long_tail(labels: Tensor, ratio: float, seed: int) -> Tensor:

@@ -66,21 +66,13 @@ def tiles_of(
         and digits == torch.float32
         and isinstance(source, Products)
         and os.environ.get("TRICOUPLE_TRITON") != "0"
-        and _has_triton()
+        and importlib.util.find_spec("triton")
     ):
         from tricouple.ot.sweeps import triton_sums
 
-        return triton_sums.TritonTiles(source, within=within, storage=storage)
+        if triton_sums.is_right():
+            return triton_sums.TritonTiles(source, within=within, storage=storage)
     return LogTiles(source, within=within, storage=storage, shard=shard)
-
-
-def _has_triton() -> bool:
-    """Whether Triton is there, from 3.2 on: in the interpreter of older ones the sums are wrong."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    import triton
-
-    return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 2)
 
 
 def _on_cuda(like: Tensor) -> bool:

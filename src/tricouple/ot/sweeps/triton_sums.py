@@ -33,6 +33,11 @@ _DEPTH = 32
 _WIDTH = 128
 
 
+def is_right() -> bool:
+    """Whether this Triton is 3.2 or newer: in the interpreter of older ones the sums are wrong."""
+    return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 2)
+
+
 @triton.jit
 def dots(x, y, rows, columns, n, m, d, DEPTH: tl.constexpr):
     """⟨x_i, y_j⟩ in float32, 0 beyond the ends."""
