@@ -192,7 +192,8 @@ class ContrastiveLoss(nn.Module, ABC):
 
     @never_compiled
     def _run(self, call: Call, temperature: float | Tensor | None, *, both: bool = False) -> Tensor:
-        self._last, shard = None, None
+        shard = None
+        self.__dict__["_last"] = None  # no setting, for which a module takes its time
         team = None if self.group is None else Team.of(self.group)
         if team is not None:
             # What a device holds is looked at with all else, once.
@@ -222,7 +223,8 @@ class ContrastiveLoss(nn.Module, ABC):
                 if shard is None:
                     raise
                 raise ValueError(located(str(error), shard)) from error
-            batch = replace(batch, shard=shard)
+            if shard is not None:
+                batch = replace(batch, shard=shard)
             self._check_setting(batch)
             sides = (batch, batch.mirrored()) if both else (batch,)
             missing = self._missing(sides, doubts)
@@ -246,7 +248,7 @@ class ContrastiveLoss(nn.Module, ABC):
         if missing is not None and self.empty == "zero":
             batch = batch.stopped(missing)
         loss = compute(batch)
-        self._last = batch.detached()
+        self.__dict__["_last"] = batch.detached()
         if missing is None:
             return loss
         return torch.where(missing, 0.0 if self.empty == "zero" else torch.nan, loss)
