@@ -100,7 +100,7 @@ class Products:
     @property
     def shape(self) -> tuple[int, int]:
         """(N, M)."""
-        return len(self.anchors), len(self.references)
+        return self.anchors.shape[0], self.references.shape[0]  # quicker than len()
 
     @property
     def like(self) -> Tensor:
