@@ -91,4 +91,5 @@ def lines_panel(
         )
     shown = [line for line in lines if any(value == value for value in line.y)]
     words = "; ".join(f"{line.name} from {line.y[0]:.1f} to {line.y[-1]:.1f}" for line in shown)
-    return Panel(title, words or "no run yet", lines, x=Axis(axis, log=log), y=Axis(unit))
+    x = Axis(axis, log=log, ticks=[*dict.fromkeys(places.values())])
+    return Panel(title, words or "no run yet", lines, x=x, y=Axis(unit))

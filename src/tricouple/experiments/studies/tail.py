@@ -125,18 +125,14 @@ class Tail(Study):
         half, won = len(columns) / 2, sum(better)
         lost = len(better) - won
         word = "supported" if won > half else "refuted" if lost >= half else "open"
-        panels = [
-            lines_panel(
-                data,
-                plan.methods,
-                {describe(c): c["imbalance"] for c in cut if c["data"] == data},
-                accuracy,
-                "largest class over smallest",
-                log=True,
-                unit="balanced accuracy, %",
-            )
-            for data in dict.fromkeys(c["data"] for c in cut)
-        ]
+        panels = []
+        for data in dict.fromkeys(c["data"] for c in cut):
+            places = {describe(c): c["imbalance"] for c in cut if c["data"] == data}
+            axis, unit = "largest class over smallest", "balanced accuracy, %"
+            if len(places) > 1:  # one is no line
+                panels.append(
+                    lines_panel(data, plan.methods, places, accuracy, axis, log=True, unit=unit)
+                )
         chart = Chart(
             "tail",
             "Balanced accuracy over imbalance",
@@ -144,7 +140,7 @@ class Tail(Study):
             f"each loss at its own c; {plan.budget.steps} steps.",
             panels,
         )
-        return Verdict(word, sentences, tables, [chart])
+        return Verdict(word, sentences, tables, [chart] if panels else [])
 
 
 def long_tail(labels: Tensor, ratio: float, seed: int) -> Tensor:
