@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import tricouple as tc
-from processes import Pool
 from test_group import shares
 from test_group_shapes import messages
 from tricouple.distributed import own
@@ -138,20 +137,6 @@ def test_processes_cover_every_pair_once_and_their_own_rows_whole(counts, partne
         for rows in (own(counts, rank), slice(n + second.start, n + second.stop)):
             assert torch.equal(mine[rows], wanted[rows])
     assert torch.equal(seen, wanted)
-
-
-@pytest.fixture(scope="module")
-def pools(tmp_path_factory):
-    found: dict[int, Pool] = {}
-
-    def of(world: int) -> Pool:
-        if world not in found:
-            found[world] = Pool(world, tmp_path_factory.mktemp(f"both{world}"))
-        return found[world]
-
-    yield of
-    for pool in found.values():
-        pool.close()
 
 
 def together(rank, settings, parts, temperature):
