@@ -152,7 +152,35 @@ def test_interrupt_exits_with_130(capsys, monkeypatch):
 
     monkeypatch.setattr(type(DEMO), "run", Mock(side_effect=KeyboardInterrupt))
     assert cli.main(["demo"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert capsys.readouterr().err == "interrupted: the same command starts again\n"
+
+
+PRESSED_TWICE = """
+import os, signal, sys
+from tricouple import cli
+
+def press(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+def run(arguments):
+    try:
+        press()
+    except KeyboardInterrupt:
+        pass
+    raise RecursionError  # what a library made of it
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a shell may begin without
+cli._main = run
+code = cli.main()
+press()
+sys.exit(code)
+"""
+
+
+def test_ctrl_c_counts_from_the_press_and_once():
+    done = run_python("-c", PRESSED_TWICE)
+    assert done.stderr == "interrupted: the same command starts again\n"
+    assert done.returncode == 130
 
 
 def test_installed_script_runs_the_same_main():

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import pkgutil
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tricouple import __version__
-from tricouple.options import CommandError, HelpFormatter
+from tricouple.options import CommandError, HelpFormatter, hearing_ctrl_c, interrupted
 
 DESCRIPTION = """\
 Contrastive learning with optimal transport: anchor, positive and negative in one coupling.
@@ -140,7 +141,20 @@ def build_parser(selected: str | None = None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    with hearing_ctrl_c():
+        try:
+            return _main(list(sys.argv[1:] if argv is None else argv))
+        except (Exception, KeyboardInterrupt) as error:
+            if not interrupted(error):
+                raise
+            if argv is None:  # all is said: a second press must not add a traceback
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            how = str(error) if isinstance(error, KeyboardInterrupt) else ""
+            print(f"interrupted: {how or 'the same command starts again'}", file=sys.stderr)
+            return 130
+
+
+def _main(arguments: list[str]) -> int:
     # No option before a command takes a value, so the first word is the command.
     selected = next((word for word in arguments if not word.startswith("-")), None)
     if not arguments:
@@ -160,15 +174,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing == "tricouple":
+        if missing == "tricouple" or interrupted(error):
             raise
         extra = COMMANDS[selected].extra if selected in COMMANDS else "train"
         install = f"pip install '.[{extra}]' in a clone of tricouple"
         print(f"tricouple {selected}: error: {missing} is missing: {install}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt as error:
-        print("interrupted" + f": {error}" * bool(str(error)), file=sys.stderr)
-        return 130
 
 
 def completion(shell: str) -> str:

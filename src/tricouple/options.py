@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 
 class CommandError(Exception):
@@ -118,10 +122,49 @@ def speaks(error: BaseException) -> bool:
         return first_process()
 
 
+_pressed = threading.Event()
+
+
+@contextmanager
+def hearing_ctrl_c() -> Iterator[None]:
+    """Ctrl-C counts from the press: libraries swallow its exception, or make another one of it.
+
+    What is raised in a destructor Python drops; it is raised once more, outside of it.
+    """
+
+    def press(number: int, frame: FrameType | None) -> None:
+        _pressed.set()
+        signal.default_int_handler(number, frame)
+
+    def lost(ignored: sys.UnraisableHookArgs) -> None:
+        if isinstance(ignored.exc_value, KeyboardInterrupt):
+            again.append(threading.Timer(0.1, _thread.interrupt_main))
+            again[-1].start()
+        else:
+            before(ignored)
+
+    again: list[threading.Timer] = []
+    _pressed.clear()
+    # Jobs in the background of a shell do not hear it, and other threads may not ask for it.
+    hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    hears = hears and threading.current_thread() is threading.main_thread()
+    if hears:
+        signal.signal(signal.SIGINT, press)
+    before, sys.unraisablehook = sys.unraisablehook, lost
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in again:
+            timer.cancel()
+        if hears and signal.getsignal(signal.SIGINT) is press:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def interrupted(error: BaseException | None) -> bool:
     """Whether an error is Ctrl-C, or what became of it on its way through a library."""
-    while error is not None:
+    while error is not None and not _pressed.is_set():
         if isinstance(error, KeyboardInterrupt):
             return True
         error = error.__cause__ or error.__context__
-    return False
+    return _pressed.is_set()

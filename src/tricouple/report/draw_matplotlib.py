@@ -44,7 +44,7 @@ SETTINGS: dict[Any, Any] = {
     "axes.spines.right": False,
 }
 MAPS = {"signed": "RdBu", "dark": "cividis_r", "share": "Blues"}
-ROW = 6  # names that fit beside each other
+ROW, LETTERS = 6, 80  # names that fit beside each other, if they have no more letters
 
 
 def png(chart: Chart, *, columns: int = 3, height: float = 2.5, dpi: int = 130) -> bytes:
@@ -75,7 +75,8 @@ def picture(chart: Chart, columns: int = 3, height: float = 2.5) -> Figure:
     legend = {name: handle for axis in axes
               for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}  # fmt: skip
     if legend:
-        lines = 1 if len(legend) <= ROW else max(2, math.ceil(len(legend) / 10))
+        fit = len(legend) <= ROW and len("".join(legend)) <= LETTERS
+        lines = 1 if fit else max(2, math.ceil(len(legend) / 10))
         beside = math.ceil(len(legend) / lines)
         handles, names = legend.values(), legend.keys()
         drawn.legend(handles, names, loc="outside lower center", ncols=beside, frameon=False)

@@ -308,6 +308,7 @@ def train_to_the_end(
         ConnectionError: If another process of the training is gone.
     """
     threads = torch.get_num_threads()  # of which several processes of one machine have a part each
+    press = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit(module, datamodule=batches, ckpt_path=checkpoint, weights_only=True)
         if dist.is_available() and dist.is_initialized():
@@ -317,7 +318,7 @@ def train_to_the_end(
     except SystemExit as error:
         if not trainer.interrupted:
             raise
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores it from here
+        signal.signal(signal.SIGINT, press)  # Lightning ignores it from here
         raise KeyboardInterrupt from error
     except Exception as error:
         forget(trainer)

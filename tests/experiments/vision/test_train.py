@@ -172,11 +172,12 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tiny, console, tmp_path, mo
 
 
 def test_an_interrupt_ends_the_run_as_one(tiny, console, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as context:
         context.setattr(LossTraining, "loss", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), console)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     (run,) = read_study(VISION.folder(tiny()).path).runs
     assert (run.status, run.curves["step"].tolist()) == ("partial", [0])
     assert train(tiny(), console).evaluation["epoch"] == 2

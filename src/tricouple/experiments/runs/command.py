@@ -5,10 +5,7 @@ Importing what trains takes seconds, and comes late: a mistyped word is answered
 
 from __future__ import annotations
 
-import _thread
 import argparse
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -132,15 +129,6 @@ class TrainCommand(Generic[C, D]):
 @contextmanager
 def user_errors(continued: str) -> Iterator[None]:
     """Errors that a user can act on become one line; after Ctrl-C, how it is ``continued``."""
-
-    def lost(ignored: sys.UnraisableHookArgs) -> None:
-        if isinstance(ignored.exc_value, KeyboardInterrupt):
-            # Python drops what is raised in a destructor; once more, outside of it.
-            threading.Timer(0.1, _thread.interrupt_main).start()
-        else:
-            before(ignored)
-
-    before, sys.unraisablehook = sys.unraisablehook, lost
     try:
         yield
     except BaseException as error:
@@ -153,8 +141,6 @@ def user_errors(continued: str) -> Iterator[None]:
         if isinstance(error, ValueError | FloatingPointError | OSError):
             raise CommandError(" ".join(str(error).split())) from error
         raise
-    finally:
-        sys.unraisablehook = before
 
 
 def _vision() -> RunKind[Train, RunImages]:

@@ -24,6 +24,9 @@ enum { FACTOR, POWER, STEP, SPLITS, BLOCK, CEILING, RIGHT, SCALES };
 enum { TAIL = CEILING, HEAD = RIGHT };
 
 /* A call with a constant number of levels, so that the loops above are unrolled. */
+#ifdef __SANITIZE_ADDRESS__
+#define BY_LEVELS(levels, function, ...) NAME(function)(levels, __VA_ARGS__);
+#else
 #define BY_LEVELS(levels, function, ...)                                                             \
     switch (levels) {                                                                                \
         case 1: NAME(function)(1, __VA_ARGS__); break;                                               \
@@ -39,6 +42,7 @@ enum { TAIL = CEILING, HEAD = RIGHT };
         case 11: NAME(function)(11, __VA_ARGS__); break;                                             \
         case 12: NAME(function)(12, __VA_ARGS__); break;                                             \
     }
+#endif
 #endif
 
 typedef real NAME(lanes) __attribute__((vector_size(32), aligned(sizeof(real)), may_alias));

@@ -18,8 +18,8 @@
 #include <string.h>
 
 /* The loops that matter are built several times, and the machine picks: distributed builds may not assume
- * more than SSE2. The picking is glibc's; musl has none. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
+ * more than SSE2. The picking is glibc's; musl has none. A checked build has each loop once. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__)
 #define FAST_LOOP __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "avx2", "default")))
 #define INLINED static inline __attribute__((always_inline))
 #else
