@@ -38,7 +38,7 @@ LOSSES = {
     "FusedGromov": (tc.FusedGromov, {}),
 }
 ALL = pytest.mark.parametrize("name", LOSSES)
-SETTINGS = pytest.mark.parametrize("setting", ["within", "across"])
+SETTINGS = pytest.mark.parametrize("setting", ["within", "across", "among"])
 
 
 def loss(name, **options):
@@ -53,7 +53,8 @@ def short(name, **options):
 
 
 def meaningless(name, setting):
-    return name == "FusedGromov" and setting == "within"
+    others = {"within": ["FusedGromov"], "among": ["FusedGromov", "VICReg"]}
+    return name in others.get(setting, [])
 
 
 def batch(n, dtype=torch.float64, setting="within", device=None):
@@ -61,11 +62,13 @@ def batch(n, dtype=torch.float64, setting="within", device=None):
     generator = torch.Generator().manual_seed(0) if device is None else None
     labels = torch.arange(n, device=device) % 5 * (torch.arange(n, device=device) > 0) + 7
     arguments = {"labels": labels}
-    if setting == "across":
+    if setting != "within":
         arguments["ref_emb"] = torch.randn(
             n + 3, 6, generator=generator, dtype=dtype, device=device
         )
         arguments["ref_labels"] = torch.arange(n + 3, device=device) % 5 + 7
+    if setting == "among":
+        arguments["ref_index"] = torch.arange(n, device=device)
     return torch.randn(n, 6, generator=generator, dtype=dtype, device=device), arguments
 
 
@@ -225,6 +228,25 @@ def test_bad_lists_of_miners_are_errors_on_a_device_too(as_device):
     ):
         with pytest.raises(ValueError, match=message):
             tc.NegMMIOT()(batch(14)[0], indices_tuple=tuple(map(torch.tensor, wrong)))
+
+
+OTHERS = {"beyond": (3, 99), "twice": (3, 8), "of another label": (3, 4), "none": (3, -1)}
+
+
+@pytest.mark.parametrize("wrong", OTHERS)
+@pytest.mark.parametrize("name", ["PushPull", "InfoNCE"])
+def test_a_reference_that_is_no_anchor_is_an_error_or_makes_the_loss_nan(name, wrong, as_device):
+    embeddings, arguments = batch(14, setting="among")
+    row, reference = OTHERS[wrong]
+    arguments["ref_index"][row] = reference
+    as_device()
+    if (name, wrong) == ("InfoNCE", "none"):  # which needs not know all
+        assert loss(name)(embeddings, **arguments).isfinite()
+        return
+    with pytest.raises(ValueError, match="ref_index"):
+        loss(name)(embeddings, **arguments)
+    if wrong != "beyond":  # which is an assertion of the device
+        assert loss(name, check="shapes")(embeddings, **arguments).isnan()
 
 
 def test_an_error_of_one_process_is_raised_by_all():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, count
 from numbers import Number
 from typing import Any
@@ -16,7 +17,7 @@ from tricouple import checks
 from tricouple.checks import Labels
 from tricouple.distributed import Group, Team, check_group
 from tricouple.losses import operator
-from tricouple.losses.batch import Batch, IndicesTuple, prepare
+from tricouple.losses.batch import Batch, IndicesTuple, prepare, require_all
 from tricouple.losses.diagnostics import diagnose
 from tricouple.losses.gather import Call, gathered, located
 from tricouple.numeric import ieee_products, never_compiled, on_host
@@ -226,6 +227,9 @@ class ContrastiveLoss(nn.Module, ABC):
             if shard is not None:
                 batch = replace(batch, shard=shard)
             self._check_setting(batch)
+            own = batch.own if hasattr(self, "sweeps") else None
+            if doubts is not None and own is not None:
+                doubts.add((own < 0).any(), partial(require_all, own))
             sides = (batch, batch.mirrored()) if both else (batch,)
             missing = self._missing(sides, doubts)
             if isinstance(temperature, Tensor) and not on_host(temperature):

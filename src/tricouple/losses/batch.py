@@ -34,6 +34,7 @@ from tricouple.relations import (
     Relation,
     WeightedIdentities,
     by_class,
+    exclude_own_,
 )
 
 IndicesTuple = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]
@@ -73,17 +74,18 @@ class Batch:
         batch = self
         if marginals == "classes":
             batch = replace(self, relation=by_class(self.relation))
-        if self.own is None or bool((self.own < 0).all()):
+        if self.own is None:
             return batch
-        if bool((self.own < 0).any()):
-            row = int((self.own < 0).nonzero()[0])
-            raise ValueError(
-                f"ref_index is -1 for anchor {row}, but not for all: a coupling needs all anchors "
-                "among its references, or none; add this one to ref_emb, or split the batch"
-            )
-        places = Places.of(self.own, len(self.references))
+        absent, anchors = self.own < 0, self.anchors
+        if not on_host(absent):  # a device takes all anchors for references
+            anchors = torch.where(absent.any(), torch.nan, anchors)
+        elif bool(absent.all()):
+            return batch
+        else:
+            require_all(self.own)
+        places = Places.of(self.own.clamp(min=0), len(self.references))
         relation = PlacedRelation(batch.relation, places)
-        embedded = places.embed(self.anchors, self.references)
+        embedded = places.embed(anchors, self.references)
         known = self.known_temperature
         return Batch(self.dtype, *embedded, relation, True, self.temperature, None, known, places)
 
@@ -216,13 +218,6 @@ class _OwnInner(torch.autograd.Function):
         return found[0], found[1] if len(found) > 1 else None, None, None
 
 
-def exclude_own_(scores: Tensor, own: Tensor, value: float) -> Tensor:
-    """Overwrite the entry of every row whose column is its own, −1 for none."""
-    rows = (own >= 0).nonzero()[:, 0]
-    scores[rows, own[rows]] = value
-    return scores
-
-
 def prepare(
     embeddings: Tensor,
     labels: Labels | None,
@@ -278,15 +273,41 @@ def prepare(
             "ref_index says which reference an anchor is: it needs ref_emb and labels, not "
             f"{'one set, where it is known' if within else 'indices_tuple'}"
         )
-    own = _own(ref_index, relation)
+    own = checks.identities("ref_index", ref_index, shape[0], anchors.device).long()
+    if read:
+        _check_own(own, relation)
+    else:
+        wrong = _wrong_own(own, relation)
+        anchors = torch.where(wrong, torch.nan, anchors)
+        if doubts is not None:
+            doubts.add(wrong, lambda: _check_own(own, relation))
     weighted = WeightedIdentities(relation, own, classes=False)
     return Batch(dtype, anchors, references, weighted, within, temperature, own)
 
 
-def _own(ref_index: Labels, relation: Identities) -> Tensor:
-    """The reference that each anchor is, −1 for none."""
-    n, m = len(relation.anchors), len(relation.references)
-    own = checks.identities("ref_index", ref_index, n, relation.anchors.device).long()
+def require_all(own: Tensor) -> None:
+    """Require that all anchors are references."""
+    if bool((own < 0).any()):
+        row = int((own < 0).nonzero()[0])
+        raise ValueError(
+            f"ref_index is -1 for anchor {row}, but not for all: a coupling needs all anchors "
+            "among its references, or none; add this one to ref_emb, or split the batch"
+        )
+
+
+def _wrong_own(own: Tensor, relation: Identities) -> Tensor:
+    """Whether a reference that an anchor is does not exist, is two anchors, or of another label."""
+    m = len(relation.references)
+    known, place = own >= 0, own.clamp(0, m - 1)
+    bad = (own < -1) | (own >= m)
+    bad = bad | (known & (relation.anchors != relation.references[place]))
+    counts = torch.zeros(m, dtype=torch.long, device=own.device).index_add_(0, place, known.long())
+    return bad.any() | (counts > 1).any()
+
+
+def _check_own(own: Tensor, relation: Identities) -> None:
+    """Say what is wrong with the references that anchors are, if anything is."""
+    m = len(relation.references)
     if not -1 <= int(own.min()) <= int(own.max()) < m:
         raise ValueError(
             f"ref_index must be between 0 and {m - 1}, or -1 for an anchor that is no reference, "
@@ -306,7 +327,6 @@ def _own(ref_index: Labels, relation: Identities) -> Tensor:
             f"ref_index says that anchor {row} is reference {int(own[row])}, but their labels are "
             f"{int(relation.anchors[row])} and {int(relation.references[own[row]])}"
         )
-    return own
 
 
 def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -18,6 +18,7 @@ from tricouple import checks
 from tricouple.checks import Labels
 from tricouple.distributed import Shard, Team, own
 from tricouple.losses.batch import IndicesTuple, listed
+from tricouple.numeric import on_host
 
 # What processes must have in common, each as a number or a word of at most eight letters.
 _KINDS = (
@@ -72,7 +73,9 @@ def gathered(team: Team, call: Call, check: Callable[[], object]) -> tuple[Call,
     if call.ref_labels is not None:
         sent.append((call.ref_labels, others))
     if call.ref_index is not None:
-        sent.append((torch.where(call.ref_index < 0, -1, call.ref_index + starts[1]), rows))
+        # Beyond the process's own references, it is beyond all.
+        end = torch.where(call.ref_index < others[team.rank], starts[1], sum(others))
+        sent.append((torch.where(call.ref_index < 0, -1, call.ref_index + end), rows))
     for place, values in enumerate(call.indices_tuple or ()):  # as ``listed`` has them
         lengths = second if place > 1 and len(call.indices_tuple or ()) == 4 else first
         of_anchors = place == 0 or (place == 2 and lengths is second)
@@ -139,7 +142,8 @@ def _checked(call: Call) -> Call:
         return checks.identities(name, values, length, device)
 
     own_references = integers("ref_index", ref_index, n)
-    if own_references is not None and n and int(own_references.max()) >= m:
+    seen = own_references is not None and n and on_host(own_references)
+    if own_references is not None and seen and int(own_references.max()) >= m:
         raise ValueError(
             f"ref_index must be between 0 and {m - 1}, the process's own references, got "
             f"{int(own_references.max())}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.distributed import Group, Shard
 from tricouple.losses.base import ContrastiveLoss
-from tricouple.losses.batch import Batch, exclude_own_
+from tricouple.losses.batch import Batch
 from tricouple.memory import DEFAULT_BUDGET, MEMORY_MODES, choose_storage
 from tricouple.numeric import (
     OwnGradient,
@@ -23,6 +23,7 @@ from tricouple.numeric import (
     row_blocks,
     told,
 )
+from tricouple.relations import exclude_own_
 
 
 class InfoNCE(ContrastiveLoss):

@@ -115,7 +115,8 @@ def _flatness(log_plan: Tensor, spread: Tensor) -> Tensor:
     if not on_host(log_plan):
         log_sum = torch.logsumexp(log_plan.masked_fill(~spread, -torch.inf), (0, 1))
         log_mean = log_sum - spread.sum().to(log_plan.dtype).log()
-        return torch.where(spread, torch.exp(log_mean) * (log_mean - log_plan), 0.0).sum()
+        logs = log_plan.masked_fill(~spread, 0.0)  # no infinities in the gradient of what is unused
+        return torch.where(spread, torch.exp(log_mean) * (log_mean - logs), 0.0).sum()
     logs = log_plan[spread]
     if not len(logs):
         return logs.sum()  # 0, with a gradient path

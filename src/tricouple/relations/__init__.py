@@ -13,7 +13,7 @@ from tricouple.relations.listed import ListedTriplets, MinedPairs
 from tricouple.relations.placed import PlacedRelation, Places
 from tricouple.relations.targets import PairTarget, Relation, TargetPairs, TripletTarget
 from tricouple.relations.views import adjacent_views, pair_views, view_pairs
-from tricouple.relations.weighted import WeightedIdentities, by_class
+from tricouple.relations.weighted import WeightedIdentities, by_class, exclude_own_
 
 __all__ = [
     "Identities",
@@ -28,6 +28,7 @@ __all__ = [
     "WeightedIdentities",
     "adjacent_views",
     "by_class",
+    "exclude_own_",
     "pair_views",
     "view_pairs",
 ]

@@ -186,10 +186,7 @@ class AnchorPairs:
         if self.different is not None and self.weights is not None:
             far = self.different[rows, None] * self.weights
         entries = torch.where(equal, near, far)
-        own = self.relation.own[rows]
-        at = (own >= 0).nonzero()[:, 0]
-        entries[at, own[at]] = 0.0
-        return entries
+        return exclude_own_(entries, self.relation.own[rows], 0.0)
 
     def mask(self, rows: slice = slice(None)) -> Tensor:
         """Pairs that have weight, of some anchors."""
@@ -200,6 +197,13 @@ class AnchorPairs:
         own = self.relation.own
         sums = values.new_zeros(len(self.relation.identities.references))
         return sums.index_add_(0, own.clamp(min=0), values * (own >= 0))
+
+
+def exclude_own_(entries: Tensor, own: Tensor, value: float) -> Tensor:
+    """Overwrite the entry of every row whose column is its own, −1 for none."""
+    at = torch.arange(len(own), device=own.device), own.clamp(min=0)
+    entries[at] = torch.where(own >= 0, value, entries[at])
+    return entries
 
 
 def by_class(relation: Relation) -> WeightedIdentities:
