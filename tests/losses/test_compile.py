@@ -4,6 +4,8 @@ import copy
 import gc
 import math
 import pickle
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -449,3 +451,11 @@ def test_on_an_accelerator_the_operator_reads_nothing():
     assert (value.dtype, value.shape) == (torch.float32, ())
     assert (gradient.dtype, gradient.shape) == (torch.float32, rows.shape)
     assert rounded.dtype == rows.dtype
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_inductor_fuses_a_half_sweep_to_the_same_numbers():
+    path = Path(tc.__file__).parents[2] / "examples" / "half_sweep.py"
+    (ratio,) = runpy.run_path(str(path))["main"]((48,), rounds=2).values()  # compares them
+    assert ratio > 0
