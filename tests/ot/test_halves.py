@@ -235,6 +235,44 @@ def test_a_forked_process_starts_its_own_threads():
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_a_forked_process_works_alone():
+    """Where OpenMP has none of the threads that it counts on."""
+    child = os.fork()
+    if child == 0:
+        os._exit(int(native.team != 0))
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("shaping", ["linear", "hinge", "log_sigmoid"])
+@pytest.mark.parametrize("team", [True, False])
+def test_calls_are_shared_by_threads_of_any_kind(shaping, team, monkeypatch):
+    """With OpenMP's threads and with our own; what a share computes is its own, to the last bit."""
+    z = torch.randn(600, 16, generator=torch.Generator().manual_seed(0))
+    criterion, labels = NegMMIOT(sharpness=10, shaping=shaping), torch.arange(600) % 7
+    before, found = torch.get_num_threads(), []
+    if not team:
+        monkeypatch.setattr(native, "team", 0)
+    try:
+        for number in (1, 2, 3, 3):
+            torch.set_num_threads(number)
+            leaf = z.clone().requires_grad_()
+            value = criterion(leaf, labels)
+            found.append([value.detach(), *torch.autograd.grad(value, leaf)])
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, found[2], found[3]))
+    for value, gradient in found[1:]:
+        torch.testing.assert_close(value, found[0][0], rtol=1e-5, atol=0)
+        torch.testing.assert_close(gradient, found[0][1], rtol=1e-3, atol=1e-7)
+
+
+def test_arguments_of_shared_calls_are_checked():
+    for calls, error in (([(4, 1)], "expected 7 arguments, got 2"), ([7], ""), (7, "")):
+        with pytest.raises((TypeError, SystemError), match=error):
+            native.compiled.tiles_product(calls)
+    assert native.compiled.tiles_product([]) is None
+
+
 def test_threads_with_matrix_products_end_and_leave_the_settings(n_threads):
     alive = threading.active_count()
     found = [torch.empty(0)] * 3

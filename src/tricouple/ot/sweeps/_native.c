@@ -16,6 +16,7 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include "_team.h"
 
 /* The loops that matter are built several times, and the machine picks: distributed builds may not assume
  * more than SSE2. The picking is glibc's; musl has none. A checked build has each loop once. */
@@ -100,38 +101,71 @@ static inline double exponential_double(double x);
 #undef REAL_MAX
 #undef NAME
 
-/* The largest numbers of whole numbers, real numbers and arrays that a function below takes. */
-enum { INTEGERS = 7, REALS = 5, ARRAYS = 20 };
-
 /* Arguments of a call: the size of the type, then so many of each kind. */
 static int read_arguments(PyObject *const *args, Py_ssize_t nargs, int integers, int reals, int arrays,
-                          long *bytes, long *i, double *x, void **p) {
+                          call *own) {
     const Py_ssize_t expected = 1 + integers + reals + arrays;
     if (nargs != expected) {
         PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", expected, nargs);
         return 0;
     }
-    *bytes = PyLong_AsLong(*args++);
-    while (integers--) *i++ = PyLong_AsLong(*args++);
-    while (reals--) *x++ = PyFloat_AsDouble(*args++);
-    while (arrays--) *p++ = PyLong_AsVoidPtr(*args++);
+    own->bytes = PyLong_AsLong(*args++);
+    for (int k = 0; k < integers; k++) own->i[k] = PyLong_AsLong(*args++);
+    for (int k = 0; k < reals; k++) own->x[k] = PyFloat_AsDouble(*args++);
+    for (int k = 0; k < arrays; k++) own->p[k] = PyLong_AsVoidPtr(*args++);
     return !PyErr_Occurred();
 }
 
-/* A function of this module: reads its arguments, lets go of the interpreter's lock, and calls the
- * function of that name for the type, with the arguments that follow. */
-#define DOOR(name, integers, reals, arrays, ...)                                                     \
-    static PyObject *name(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {                 \
-        long bytes, i[INTEGERS], result;                                                             \
-        double x[REALS];                                                                             \
-        void *p[ARRAYS];                                                                             \
-        (void)x;                                                                                     \
-        if (!read_arguments(args, nargs, integers, reals, arrays, &bytes, i, x, p)) return NULL;     \
-        Py_BEGIN_ALLOW_THREADS                                                                       \
-        result = bytes == 4 ? name##_float(__VA_ARGS__) : name##_double(__VA_ARGS__);                \
-        Py_END_ALLOW_THREADS                                                                         \
-        return PyLong_FromLong(result);                                                              \
+/* The same of every tuple of a list. */
+static int read_calls(PyObject *list, int integers, int reals, int arrays, void (*run)(call *),
+                      Py_ssize_t number, call *calls) {
+    PyObject *args[1 + INTEGERS + REALS + ARRAYS];
+    for (Py_ssize_t k = 0; k < number; k++) {
+        PyObject *tuple = PyList_GetItem(list, k);
+        const Py_ssize_t nargs = tuple ? PyTuple_Size(tuple) : -1;
+        if (nargs < 0) return 0;
+        for (Py_ssize_t n = 0; n < nargs && n < 1 + INTEGERS + REALS + ARRAYS; n++)
+            args[n] = PyTuple_GetItem(tuple, n);
+        if (!read_arguments(args, nargs, integers, reals, arrays, &calls[k])) return 0;
+        calls[k].run = run;
     }
+    return 1;
+}
+
+/* A function of this module: reads its arguments, lets go of the interpreter's lock, and calls the
+ * function of that name for the type, with the arguments that follow. A list of tuples of arguments is as
+ * many calls, which threads share. */
+#define DOOR(name, integers, reals, arrays, ...)                                                     \
+    static void name##_run(call *own) {                                                              \
+        const long *i = own->i;                                                                      \
+        const double *x = own->x;                                                                    \
+        void **p = own->p;                                                                           \
+        (void)x;                                                                                     \
+        own->result = own->bytes == 4 ? name##_float(__VA_ARGS__) : name##_double(__VA_ARGS__);      \
+    }                                                                                                \
+    static PyObject *name(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {                 \
+        call one = {.run = name##_run};                                                              \
+        if (nargs == 1) return shared(args[0], integers, reals, arrays, name##_run);                 \
+        if (!read_arguments(args, nargs, integers, reals, arrays, &one)) return NULL;                \
+        Py_BEGIN_ALLOW_THREADS                                                                       \
+        one.run(&one);                                                                               \
+        Py_END_ALLOW_THREADS                                                                         \
+        return PyLong_FromLong(one.result);                                                          \
+    }
+
+static PyObject *shared(PyObject *list, int integers, int reals, int arrays, void (*run)(call *)) {
+    const Py_ssize_t number = PyList_Size(list);
+    call *calls = number > 0 ? PyMem_Calloc(number, sizeof(call)) : NULL;
+    if (!calls) return number < 0 ? NULL : number ? PyErr_NoMemory() : Py_NewRef(Py_None);
+    const int good = read_calls(list, integers, reals, arrays, run, number, calls);
+    if (good) {
+        Py_BEGIN_ALLOW_THREADS
+        together(calls, number);
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(calls);
+    return good ? Py_NewRef(Py_None) : NULL;
+}
 
 DOOR(balance, 3, 1, 4, i[0], i[1], i[2], x[0], p[0], p[1], p[2], p[3])
 DOOR(triplet_solve, 5, 5, 13, i[0], i[1], i[2], i[3], i[4], x[0], x[1], x[2], x[3], x[4], p[0], p[1], p[2],
@@ -164,6 +198,13 @@ DOOR(hinge_form, 4, 2, 14, i[0], i[1], i[2], i[3], x[0], x[1], p[0], p[1], p[2],
 DOOR(hinge_costs, 3, 3, 9, i[0], i[1], i[2], x[0], x[1], x[2], p[0], p[1], p[2], p[3], p[4], p[5], p[6],
      p[7], p[8])
 
+/* Share calls by this function from now on: the address of GOMP_parallel, or 0. */
+static PyObject *use_team(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 1) return PyErr_Format(PyExc_TypeError, "expected 1 argument, got %zd", nargs);
+    *(void **)&parallel = PyLong_AsVoidPtr(args[0]);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
@@ -172,7 +213,7 @@ static PyMethodDef methods[] = {
     METHOD(tile_stream), METHOD(tile_weigh),    METHOD(log_rows),        METHOD(log_columns),
     METHOD(log_means),   METHOD(log_plan),      METHOD(log_gradient),    METHOD(term_pass),
     METHOD(term_slopes),  METHOD(pair_costs),      METHOD(hinge_sort),
-    METHOD(hinge_form),  METHOD(hinge_costs),   METHOD(term_pairs),
+    METHOD(hinge_form),  METHOD(hinge_costs),   METHOD(term_pairs),      METHOD(use_team),
     {NULL, NULL, 0, NULL},
 };
 
@@ -180,7 +221,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, 
                                     NULL,                  NULL,      NULL, NULL};
 
 /* Of the calls above, as native.py makes them: a module built from older sources is not used. */
-enum { CALLS = 13 };
+enum { CALLS = 14 };
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *own = PyModule_Create(&module);

@@ -25,7 +25,7 @@ from tricouple.numeric import OwnGradient, Patch, ScoreGradient, wide_dtype
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.kernels import Factors, Kernels, Products
 from tricouple.ot.sweeps.parts import Part, ring, table, triangle, two_rings
-from tricouple.ot.sweeps.threads import dealt, in_passing_threads, in_threads
+from tricouple.ot.sweeps.threads import dealt, in_passing_threads
 
 # Rows of a tile, at most.
 ROWS = 512
@@ -134,18 +134,14 @@ class SymmetricKernels(Kernels):
     def _add_stored(self, which: int, weights: Tensor, sums: Tensor) -> None:
         matrix, x = native.addresses(self._matrices[which], weights)
         size, n = weights.element_size(), len(weights)
-        turn = int(self._backwards)
-
-        def work(thread: int) -> None:
-            count, parts = self._tables[thread]
-            y = native.address(sums) + thread * n * size
-            native.compiled.tiles_product(size, count, turn, native.address(parts), matrix, x, y)
-
+        turn, y = int(self._backwards), native.address(sums)
         # Sweeps take each kernel twice: what the first product used last is still in the cache.
         self._backwards = not self._backwards
-
-        if self._tables:  # a process may have no tile
-            in_threads(work, range(len(self._tables)))
+        calls = [
+            (size, count, turn, native.address(parts), matrix, x, y + thread * n * size)
+            for thread, (count, parts) in enumerate(self._tables)
+        ]
+        native.shared(native.compiled.tiles_product, calls)
 
     def _add_streamed(self, which: int, weights: Tensor, sums: Tensor) -> None:
         """Every thread computes blocks of its own, and uses them while they are in its cache."""
@@ -241,20 +237,17 @@ class SymmetricKernels(Kernels):
         size = out.element_size()
         arrays = native.addresses(tile, weights, out)
 
-        def work(_: int, skipped: int, own: Part) -> None:
-            mine = (address + skipped for address in arrays)
-            native.compiled.tile_weigh(size, *own.shape, own.shape[1], sign, *mine)
+        calls = [
+            (size, *own.shape, own.shape[1], sign, *(address + skipped for address in arrays))
+            for own, skipped in self._in_rows(part)
+        ]
+        native.shared(native.compiled.tile_weigh, calls)
 
-        self._in_rows(part, work)
-
-    def _in_rows(self, part: Part, work: Callable[[int, int, Part], None]) -> None:
-        """Share the rows of a tile among the threads: number, bytes of the tile before, rows."""
+    def _in_rows(self, part: Part) -> list[tuple[Part, int]]:
+        """The rows of a tile for each thread, and how many bytes of the tile are before them."""
         line = part.shape[1] * self.like.element_size()
-
-        def share(number: int, own: Part) -> None:
-            work(number, (own.rows.start - part.rows.start) * line, own)
-
-        in_threads(lambda mine: share(*mine), list(enumerate(part.split(self._n_threads))))
+        shares = part.split(self._n_threads)
+        return [(own, (own.rows.start - part.rows.start) * line) for own in shares]
 
     def _keep(self, room: Tensor) -> None:
         """Compute similarities once, as many as there is room for."""
@@ -290,13 +283,12 @@ class SymmetricKernels(Kernels):
         tops = self.like.new_full((self._n_threads, 2, n), -torch.inf)
         room = self._room(self._parts)
         for part in self._parts:
-            tile = native.address(self._similarities(part, room))
-
-            def work(thread: int, skipped: int, own: Part, tile: int = tile) -> None:
-                ends = native.address(shifts), native.address(tops) + thread * 2 * n * size
-                native.compiled.tile_tops(size, *own.place, n, tile + skipped, *ends)
-
-            self._in_rows(part, work)
+            tile, begin, out = native.addresses(self._similarities(part, room), shifts, tops)
+            calls = [
+                (size, *own.place, n, tile + skipped, begin, out + thread * 2 * n * size)
+                for thread, (own, skipped) in enumerate(self._in_rows(part))
+            ]
+            native.shared(native.compiled.tile_tops, calls)
         highest = tops.amax(0)
         return highest if self.shard is None else self.shard.max_(highest)
 
@@ -317,11 +309,11 @@ class SymmetricKernels(Kernels):
         shifts = native.address(self._shifts[_side(factor)])
         source, target = native.addresses(tile, out)
 
-        def work(_: int, skipped: int, own: Part) -> None:
-            ends = source + skipped, shifts, target + skipped
-            native.compiled.tile_kernel(size, *own.place, factor, *ends)
-
-        self._in_rows(part, work)
+        calls = [
+            (size, *own.place, factor, source + skipped, shifts, target + skipped)
+            for own, skipped in self._in_rows(part)
+        ]
+        native.shared(native.compiled.tile_kernel, calls)
 
 
 def _side(factor: float) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.contract import Goal, GradientSink, History, Masses, Solution
 from tricouple.ot.sweeps.hinge import HingeSink, HingeTriplet, Term, Weights
 from tricouple.ot.sweeps.kernels import Similarities
-from tricouple.ot.sweeps.threads import in_threads
 from tricouple.ot.sweeps.triplet_log import LogTripletPlan
 from tricouple.shaping import Hinge
 
@@ -46,8 +45,8 @@ _EXCLUDED = {torch.float32: 1e8, torch.float64: 1e4}
 # Entries of a tile, which several float64 matrices accompany.
 _TILE = 1 << 16
 
-# Entries of a pass for which a thread pays, which has to be woken; of a sort, which is dearer.
-_PASS, _SORT = 1 << 18, 1 << 15
+# Entries of a pass, or of a sort, for which a thread pays.
+_SHARE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class SortedTile:
     @cached_property
     def shares(self) -> list[Share]:
         """What each thread has of a pass."""
-        return [Share.of(self, rows) for rows in _shares(self.arrays[0], _PASS)]
+        return [Share.of(self, rows) for rows in _shares(self.arrays[0])]
 
 
 class Share(NamedTuple):
@@ -257,13 +256,11 @@ class NativeHinge(HingeTriplet):
         costs = plus.new_empty(len(plus), dtype=torch.float64)
         work = costs.new_empty(len(tile.shares), 6 * plus.shape[1] + 8)
 
-        def add(thread: int) -> None:
-            share = tile.shares[thread]
+        calls = []
+        for thread, share in enumerate(tile.shares):
             rows = (_at(array, share.first) for array in (plus, minus, costs, gradient))
-            arrays = *rows, _at(work, thread)
-            self._call(native.compiled.hinge_costs, share, arrays, numbers=(scale,))
-
-        in_threads(add, range(len(tile.shares)))
+            calls.append(self._call(share, (*rows, _at(work, thread)), numbers=(scale,)))
+        native.shared(native.compiled.hinge_costs, calls)
         return costs
 
     def form(
@@ -317,27 +314,22 @@ class NativeHinge(HingeTriplet):
         """One tile of ``form``, its rows shared by the threads; columns have a row for each."""
         work = f.new_empty(len(tile.shares), 15 * (len(f) + 31))
 
-        def add(thread: int) -> None:
-            share = tile.shares[thread]
+        calls = []
+        for thread, share in enumerate(tile.shares):
             vectors = _at(a, share.anchor), _at(f), _at(g), _at(other), _at(mass, share.anchor)
             ends = _at(sums, share.anchor), _at(columns[0], thread), _at(columns[1], thread)
             arrays = *vectors, *ends, _at(gradient, share.first), _at(work, thread)
-            self._call(native.compiled.hinge_form, share, arrays, int(self._apart))
-
-        in_threads(add, range(len(tile.shares)))
+            calls.append(self._call(share, arrays, int(self._apart)))
+        native.shared(native.compiled.hinge_form, calls)
 
     def _call(
-        self,
-        function: Any,
-        share: Share,
-        arrays: Sequence[int],
-        *flags: int,
-        numbers: tuple[float, ...] = (),
-    ) -> None:
+        self, share: Share, arrays: Sequence[int], *flags: int, numbers: tuple[float, ...] = ()
+    ) -> tuple[float, ...]:
+        """The arguments of a call."""
         own = share.anchor if self.within else -1
         hinge = self.hinge.margin, self.hinge.slope, *numbers
         bytes_each = self.scores.element_size()
-        function(bytes_each, *share.shape, own, *flags, *hinge, *share.addresses, *arrays)
+        return bytes_each, *share.shape, own, *flags, *hinge, *share.addresses, *arrays
 
     def tiles(self, blocks: Sequence[slice] | None = None) -> Iterator[SortedTile]:
         """All anchors at once if they are stored, else some at a time; or the blocks asked for."""
@@ -375,24 +367,17 @@ class NativeHinge(HingeTriplet):
             yield tile
 
     def _sort(self, similarity: Tensor, tile: SortedTile) -> None:
-        shares = [Share.of(tile, rows) for rows in _shares(similarity, _SORT)]
+        shares = [Share.of(tile, rows) for rows in _shares(similarity)]
         work = self.like.new_empty(len(shares), 4 * similarity.shape[1] + 16)
         widest = self._widest.repeat(len(shares))
 
-        def sort(thread: int) -> None:
-            share = shares[thread]
-            numbers = (
-                *share.shape,
-                share.anchor if self.within else -1,
-                self.hinge.margin,
-                self.factor,
-            )
+        calls = []
+        for thread, share in enumerate(shares):
+            own = share.anchor if self.within else -1
+            numbers = self.scores.element_size(), *share.shape, own, self.hinge.margin, self.factor
             arrays = _at(similarity, share.first), *share.addresses, _at(widest, thread)
-            native.compiled.hinge_sort(
-                self.scores.element_size(), *numbers, *arrays, _at(work, thread)
-            )
-
-        in_threads(sort, range(len(shares)))
+            calls.append((*numbers, *arrays, _at(work, thread)))
+        native.shared(native.compiled.hinge_sort, calls)
         self._widest = widest.amax(0, keepdim=True)
 
 
@@ -401,10 +386,10 @@ def _indices(like: Tensor, *shape: int) -> Tensor:
     return like.new_empty(3, *shape, dtype=torch.int16)
 
 
-def _shares(matrix: Tensor, least: int) -> list[slice]:
-    """Rows for each thread, of no fewer than so many entries."""
+def _shares(matrix: Tensor) -> list[slice]:
+    """Rows for each thread, if they are enough."""
     n_rows = len(matrix)
-    number = max(1, min(torch.get_num_threads(), n_rows, matrix.numel() // least))
+    number = max(1, min(torch.get_num_threads(), n_rows, matrix.numel() // _SHARE))
     ends = [n_rows * thread // number for thread in range(number + 1)]
     return [slice(start, stop) for start, stop in pairwise(ends)]
 

@@ -36,7 +36,6 @@ from tricouple.numeric import Patch, ScoreGradient, exponential_, row_blocks, wi
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.contract import Masses, Solution
 from tricouple.ot.sweeps.kernels import Factors, Kernels, Matrix, Products, Similarities
-from tricouple.ot.sweeps.threads import in_threads
 from tricouple.ot.sweeps.triplet import ScaledTriplet
 from tricouple.ot.sweeps.triplet_adjoint import (
     ATTRACT,
@@ -537,19 +536,17 @@ class NativeTermKernels(TermKernels):
         weights = weights if weights is None else weights.contiguous()
         columns = 0 if weights is None else native.address(weights)
         total = self._highest.new_zeros(self.shape[1])
-
-        def work(share: Share) -> Tensor:
-            received = torch.zeros_like(total)
-            own = (place and place + share.begin * size for place in places)
-            ends = native.addresses(received, share.work)
-            numbers = (*share.place, self.n_terms, *kinds)
-            native.compiled.term_pass(size, *numbers, *share.arrays, columns, *own, *ends)
-            return received
-
         room = chains * self._width + LEVELS * self.rule.splits
         for rows, tile in self.tiles():
-            for received in in_threads(work, self.shares(rows, tile, room)):
-                total += received
+            shares, calls = self.shares(rows, tile, room), []
+            received = total.new_zeros(len(shares), len(total))
+            for share, sums in zip(shares, received, strict=True):
+                own = (place and place + share.begin * size for place in places)
+                ends = native.addresses(sums, share.work)
+                numbers = (size, *share.place, self.n_terms, *kinds)
+                calls.append((*numbers, *share.arrays, columns, *own, *ends))
+            native.shared(native.compiled.term_pass, calls)
+            total += received.sum(0)
         return total if far is None else self._total(total).to(like.dtype)
 
     def _slopes(self, rows: slice, tile: Tensor, factors: Sequence[Factors]) -> Tensor:
@@ -566,17 +563,14 @@ class NativeTermKernels(TermKernels):
         gradient = torch.empty_like(tile)
         out, a, b, right_a, right_b = native.addresses(gradient, *lefts, *rights)
 
-        def work(share: Share) -> None:
+        calls = []
+        for share in self.shares(rows, tile, self._width + sum(ranks) * LEVELS * self.rule.splits):
             begin = (share.begin - rows.start) * size
             own_a, own_b = (begin * rank * self.n_terms for rank in ranks)
             ends = a + own_a, right_a, b + own_b, right_b, out + begin * m
-            numbers = (*share.place[:3], self.n_terms, *ranks)
-            native.compiled.term_slopes(
-                size, *numbers, *share.arrays, *ends, native.address(share.work)
-            )
-
-        room = self._width + sum(ranks) * LEVELS * self.rule.splits
-        in_threads(work, self.shares(rows, tile, room))
+            numbers = (size, *share.place[:3], self.n_terms, *ranks)
+            calls.append((*numbers, *share.arrays, *ends, native.address(share.work)))
+        native.shared(native.compiled.term_slopes, calls)
         return gradient
 
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.contract import DenseSink, GradientSink, Masses, Solution
-from tricouple.ot.sweeps.log_sigmoid import LogSigmoidTerms, NativeTermKernels, Share
-from tricouple.ot.sweeps.threads import in_threads
+from tricouple.ot.sweeps.log_sigmoid import LogSigmoidTerms, NativeTermKernels
 from tricouple.ot.sweeps.triplet_adjoint import ATTRACT, REPEL
 from tricouple.ot.sweeps.triplet_log import LogDomainTriplet, LogTriplet, LogTripletPlan
 
@@ -72,14 +71,14 @@ class ApartTriplet(LogTriplet):
         size, m = sums.element_size(), sums.shape[1]
         columns, out, slope = native.addresses(weights.contiguous(), sums, slopes)
 
-        def work(share: Share) -> None:
-            skipped = share.begin * m * size
-            ends = columns, out + skipped, slope + skipped, native.address(share.work)
-            attract = int(which == ATTRACT)
-            native.compiled.term_pairs(size, *share.place[:3], attract, *share.arrays, *ends)
-
         for rows, tile in self.kernels.tiles():
-            in_threads(work, self.kernels.shares(rows, tile, m + 8))
+            calls = []
+            for share in self.kernels.shares(rows, tile, m + 8):
+                skipped = share.begin * m * size
+                ends = columns, out + skipped, slope + skipped, native.address(share.work)
+                numbers = size, *share.place[:3], int(which == ATTRACT)
+                calls.append((*numbers, *share.arrays, *ends))
+            native.shared(native.compiled.term_pairs, calls)
         return sums, slopes
 
     def push(

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from tricouple.numeric import on_host
 from tricouple.ot.sweeps import native
-from tricouple.ot.sweeps.threads import in_threads
 
 # Logarithms of the rates between which nodes are taken: e^TAIL for the largest x, e^HEAD, where
 # B = e^{−46}, for the smallest x of a positive.
@@ -130,12 +129,12 @@ def _native_costs(
     table, *matrices = native.addresses(rule, scores, positives, negatives)
     out, slope = native.addresses(totals, slopes)
 
-    def work(thread: int) -> None:
+    calls = []
+    for thread in range(number):
         begin, end = n * thread // number, n * (thread + 1) // number
         skipped = begin * m * size
         inputs = (address + skipped for address in matrices)
         outputs = out + begin * size, slope + skipped, native.address(rooms[thread])
-        native.compiled.pair_costs(size, end - begin, m, table, *inputs, *outputs)
-
-    in_threads(work, range(number))
+        calls.append((size, end - begin, m, table, *inputs, *outputs))
+    native.shared(native.compiled.pair_costs, calls)
     return totals, slopes

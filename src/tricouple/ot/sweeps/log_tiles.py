@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ _BLOCK = 1 << 17
 
 # Plans whose gradients the compiled module adds at once, at most (PLANS in _native.c).
 _PLANS = 8
+
+Arrays = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True)
@@ -237,13 +239,12 @@ class LogTiles:
         index = torch.zeros(n, dtype=torch.int64, device=self.like.device)
         top, rest = self.like.new_zeros(2, n).unbind()
 
-        def compiled(block: slice, tile: Tensor, thread: int) -> None:
-            parts = tile, v, index[block], top[block], rest[block], work[thread]
-            self._call("log_rows", block, factor, *parts)
+        def own(block: slice, thread: int) -> Arrays:
+            return v, index[block], top[block], rest[block], work[thread]
 
         if self._compiled:
             v, work = v.contiguous(), self.like.new_empty(self._n_threads, m)
-            self._in_threads(compiled)
+            self._in_threads(native.compiled.log_rows, factor, own)
         for block, tile in [] if self._compiled else self._tiles():
             logs = self._excluded(block, torch.add(v, tile, alpha=factor))
             largest, places = logs.max(1, keepdim=True)
@@ -268,18 +269,16 @@ class LogTiles:
         peak = self.like.new_full((threads, m), torch.finfo(self.like.dtype).min)
         sums = self.like.new_zeros(threads, m)
 
-        def compiled(block: slice, tile: Tensor, thread: int) -> None:
+        def own(block: slice, thread: int) -> Arrays:
             apart, less = (
                 (None, None) if partner is None else (partner.index[block], partner.total[block])
             )
-            self._call(
-                "log_columns", block, side.factor, tile, weight[block], apart,
-                apart_weight[block], v, less, peak[thread], sums[thread], work[thread],
-            )  # fmt: skip
+            rows = weight[block], apart, apart_weight[block], v, less
+            return *rows, peak[thread], sums[thread], work[thread]
 
         if self._compiled:
             work = self.like.new_empty(threads, 19 * m)
-            self._in_threads(compiled)
+            self._in_threads(native.compiled.log_columns, side.factor, own)
             return self._log_total(torch.logsumexp(peak + sums.log(), 0))
         logs: Tensor | None = None
         for block, tile in self._tiles():
@@ -307,13 +306,12 @@ class LogTiles:
         """Means of the columns' weights in every row, without the largest term."""
         out = self.like.new_zeros(self.shape[0])
 
-        def compiled(block: slice, tile: Tensor, thread: int) -> None:
-            parts = tile, v, sums.index[block], sums.rest[block], weights, out[block]
-            self._call("log_means", block, factor, *parts)
+        def own(block: slice, _: int) -> Arrays:
+            return v, sums.index[block], sums.rest[block], weights, out[block]
 
         if self._compiled:
             v, weights = v.contiguous(), weights.contiguous()
-            self._in_threads(compiled)
+            self._in_threads(native.compiled.log_means, factor, own)
         for block, tile in [] if self._compiled else self._tiles():
             logs = torch.add(v, tile, alpha=factor).sub_(finite(sums.rest[block, None]))
             logs = self._excluded(block, logs)
@@ -327,15 +325,14 @@ class LogTiles:
         threads = self._n_threads if self._compiled else 1
         rows, columns = self.like.new_zeros(n), self.like.new_zeros(threads, m)
 
-        def compiled(block: slice, tile: Tensor, thread: int) -> None:
+        def own(block: slice, thread: int) -> Arrays:
             apart = None if side.partner is None else side.partner.index[block]
             ends = apart, rows[block], columns[thread], work[thread]
-            packed = tile, of_rows[0, block], of_columns
-            self._call("log_plan", block, side.factor, *packed, *ends, sizes=(n,))
+            return of_rows[0, block], of_columns, *ends
 
         if self._compiled:
             work = self.like.new_empty(threads, 5 * m)
-            self._in_threads(compiled)
+            self._in_threads(native.compiled.log_plan, side.factor, own, sizes=(n,))
         for block, tile in [] if self._compiled else self._tiles():
             values, taken = self._pairs(term, block, tile)
             values = values if taken is None else values.sub_(taken)
@@ -359,20 +356,19 @@ class LogTiles:
         for rows, tile in self._tiles():
             total = out[: rows.stop - rows.start].zero_()
 
-            def compiled(
-                block: slice, part: Tensor, _: int, rows: slice = rows, total: Tensor = total
-            ) -> None:
-                for few in row_blocks(len(part), m, _BLOCK):
-                    here = slice(block.start + few.start, block.start + few.stop)
-                    target = total[here.start - rows.start : here.stop - rows.start]
+            def add(own: slice, rows: slice, tile: Tensor) -> None:
+                for few in row_blocks(own.stop - own.start, m, _BLOCK):
+                    mine = slice(own.start + few.start, own.start + few.stop)
+                    here = slice(rows.start + mine.start, rows.start + mine.stop)
                     for group in groups:
-                        self._call(
-                            "log_gradient", here, group.factor, part[few], *group.arrays(here),
-                            target, sizes=(n, group.count), reals=(group.slope,),
-                        )  # fmt: skip
+                        arrays = tile[mine], *group.arrays(here), out[mine]
+                        native.compiled.log_gradient(*self._call(
+                            here, group.factor, *arrays,
+                            sizes=(n, group.count), reals=(group.slope,),
+                        ))  # fmt: skip
 
             if self._compiled:
-                self._share(rows, tile, compiled)
+                in_threads(partial(add, rows=rows, tile=tile), self._shares(tile))
             for term in [] if self._compiled else terms:
                 values, taken = self._pairs(term, rows, tile)
                 if taken is not None and term.side.other is not None:
@@ -406,38 +402,42 @@ class LogTiles:
 
     def _call(
         self,
-        name: str,
         block: slice,
         factor: float,
         *arrays: Tensor | None,
         sizes: Sequence[int] = (),
         reals: Sequence[float] = (),
-    ) -> None:
-        """Let the compiled module do it, for the rows of a tile."""
+    ) -> tuple[float, ...]:
+        """What the compiled module has to know to do the rows of a tile."""
         shape = (block.stop - block.start, self.shape[1], *sizes)
         diagonal = block.start if self.within else _ACROSS
         places = (0 if array is None else native.address(array) for array in arrays)
         numbers = (*shape, diagonal, factor * self._unit, *reals)
-        getattr(native.compiled, name)(self.fine.itemsize, *numbers, *places)
+        return (self.fine.itemsize, *numbers, *places)
 
     @property
     def _n_threads(self) -> int:
         return max(1, torch.get_num_threads())
 
-    def _in_threads(self, work: Callable[[slice, Tensor, int], None]) -> None:
+    def _in_threads(
+        self,
+        function: Any,
+        factor: float,
+        own: Callable[[slice, int], Arrays],
+        sizes: Sequence[int] = (),
+    ) -> None:
+        """Share the rows of each tile among the threads, which have arrays of their own."""
         for rows, tile in self._tiles():
-            self._share(rows, tile, work)
+            calls, kept = [], []  # until all are done
+            for thread, part in enumerate(self._shares(tile)):
+                block = slice(rows.start + part.start, rows.start + part.stop)
+                kept.append((tile[part], *own(block, thread)))
+                calls.append(self._call(block, factor, *kept[-1], sizes=sizes))
+            native.shared(function, calls)
 
-    def _share(self, rows: slice, tile: Tensor, work: Callable[[slice, Tensor, int], None]) -> None:
-        """Share the rows of a tile among the threads."""
+    def _shares(self, tile: Tensor) -> list[slice]:
         step = -(-len(tile) // self._n_threads)
-        shares = [slice(start, min(start + step, len(tile))) for start in range(0, len(tile), step)]
-
-        def one(thread: int) -> None:
-            own = shares[thread]
-            work(slice(rows.start + own.start, rows.start + own.stop), tile[own], thread)
-
-        in_threads(one, range(len(shares)))
+        return [slice(start, min(start + step, len(tile))) for start in range(0, len(tile), step)]
 
     def _excluded(self, block: slice, logs: Tensor) -> Tensor:
         if self.within:

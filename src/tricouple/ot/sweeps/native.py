@@ -9,10 +9,12 @@ C compiler, and used only where it pays, which ``engine`` decides. With the envi
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,11 +25,12 @@ from tricouple.numeric import ScoreGradient
 from tricouple.ot.sweeps.contract import Masses, Solution
 from tricouple.ot.sweeps.kernels import Factors, LinearKernels, underflow_limit
 from tricouple.ot.sweeps.pair import ScaledPair, ScaledPairHistory
+from tricouple.ot.sweeps.threads import in_threads
 from tricouple.ot.sweeps.triplet import ScaledTriplet
 from tricouple.ot.sweeps.triplet_adjoint import ATTRACT, REPEL, ScaledTripletPlan
 
 # The calls of the compiled module; to be raised here and in _native.c whenever one changes.
-CALLS = 13
+CALLS = 14
 
 
 def load() -> Any:
@@ -49,6 +52,38 @@ def load() -> Any:
 
 
 compiled = load()
+
+
+def _parallel() -> int:
+    """Where PyTorch's OpenMP starts a team of threads; 0 if it is not GNU's."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        found = ctypes.CDLL(str(library)).GOMP_parallel
+    except (OSError, AttributeError):
+        return 0
+    return ctypes.cast(found, ctypes.c_void_p).value or 0
+
+
+team = _parallel() if compiled is not None else 0
+
+
+def _use(address: int) -> None:
+    global team
+    team = address
+    compiled.use_team(address)
+
+
+if team:
+    _use(team)
+    os.register_at_fork(after_in_child=lambda: _use(0))  # where OpenMP has none of its threads
+
+
+def shared(function: Any, calls: Sequence[tuple[float, ...]]) -> None:
+    """Calls of a compiled function, each by a thread of its own."""
+    if team or len(calls) < 2:
+        function(calls)
+    else:
+        in_threads(lambda call: function(*call), calls)
 
 
 def address(array: Tensor) -> int:
