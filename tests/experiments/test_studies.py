@@ -19,6 +19,7 @@ from tricouple.evaluation.probe import nearest_mean
 from tricouple.experiments.runs.record import Store
 from tricouple.experiments.studies.command import STUDIES
 from tricouple.experiments.studies.heads import Budget, class_accuracies
+from tricouple.experiments.studies.hubs import Hubs
 from tricouple.experiments.studies.methods import METHODS, RINCE, ClassAveraged
 from tricouple.experiments.studies.noise import Noise, with_noise
 from tricouple.experiments.studies.plan import (
@@ -318,15 +319,50 @@ def test_the_page_on_losses_repeats_what_the_study_of_the_tail_found() -> None:
     root = Path(__file__).parents[2]
     verdict = (root / "results/studies/tail/verdict.md").read_text()
     page = (root / "docs/which-loss.md").read_text()
-    table = page.partition("| loss | 10:1")[2].partition("\n\n")[0]
+    table = page.partition("| loss | CIFAR-100, 10:1")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-    assert {row[0] for row in rows} == {METHODS[how].name for how in Tail().plan("cpu").methods}
+    assert {name.partition(" itself")[0] for name, *_ in rows} == {
+        METHODS[how].name for how in Tail().plan("cpu").methods
+    }
     accuracies = verdict.partition("balanced accuracy:\n")[2].partition("\n\n\n")[0]
+    sets = ("cifar100, 10:1", "cifar100, 50:1", "cifar100, 100:1", "clinc150_imbalanced")
     for name, *cells in rows:
-        told = next(line for line in accuracies.splitlines() if line.startswith(f"| {name} |"))
-        for column, ratio in enumerate(("10:1", "50:1")):
-            accuracy, gap = cells[2 * column : 2 * column + 2]
-            assert accuracy == f"{float(told.split('|')[2 + column].split()[0]):.1f}"
-            own = verdict.partition(f"{ratio}: balanced accuracy against InfoNCE")[2]
+        for column, (place, cell) in enumerate(zip(sets, cells, strict=True)):
+            if "itself" in name:
+                told = next(row for row in accuracies.splitlines() if row.startswith("| InfoNCE |"))
+                assert told.split("|")[2 + column].split()[0] == cell
+                continue
+            own = verdict.partition(f"{place}: balanced accuracy against InfoNCE")[2]
             own = own.partition("\n\n\n")[0]
-            assert not gap or f"| {name} | {gap.replace('−', '-')} |" in own
+            assert f"| {name} | {cell.replace('−', '-')} |" in own
+    thirds = {
+        ("the third with fewest", 2): ("17.85", "10.64"),
+        ("the third of the classes with most samples", 2): ("64.59", "65.02"),
+        ("the third with fewest", 3): ("92.68", "92.14"),
+    }
+    for (part, column), numbers in thirds.items():
+        own = verdict.partition(f"\n{part}:")[2].partition("\n\n\n")[0].splitlines()
+        for name, told in zip(("PushPull, class marginals", "InfoNCE"), numbers, strict=True):
+            (row,) = [line for line in own if line.startswith(f"| {name} |")]
+            assert row.split("|")[2 + column].split()[0] == told
+            assert f"{told} %" in page
+
+
+def test_the_page_on_losses_repeats_what_the_study_of_hubs_found() -> None:
+    root = Path(__file__).parents[2]
+    verdict = (root / "results/studies/hubs/verdict.md").read_text()
+    page = (root / "docs/which-loss.md").read_text()
+    table = page.partition("| loss | recall@1, %")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert {row[0] for row in rows} == {METHODS[how].name for how in Hubs().plan("cpu").methods}
+    recall, skewness = "recall@1, mean of both directions", "skewness of N₁₀"
+    heads = [f"| loss | {recall} |", f"| loss | {skewness}", f"| loss | {recall}, after"]
+    tables = [verdict.partition(head)[2].partition("\n\n\n")[0] for head in heads]
+    after = verdict.partition(f"| loss | {skewness}")[2].partition(f"| loss | {skewness}")[2]
+    tables.append(after.partition("\n\n\n")[0])
+    for name, *cells in rows:
+        for cell, own in zip(cells, tables, strict=True):
+            (row,) = [line for line in own.splitlines() if line.startswith(f"| {name} |")]
+            assert row.split("|")[2].split()[0] == cell
+    assert "+0.78 [+0.53, +1.03] points of recall@1" in page
+    assert "recall@1 +0.78 [+0.53, +1.03] points" in verdict

@@ -267,9 +267,11 @@ def test_calls_are_shared_by_threads_of_any_kind(shaping, team, monkeypatch):
 
 
 def test_arguments_of_shared_calls_are_checked():
-    for calls, error in (([(4, 1)], "expected 7 arguments, got 2"), ([7], ""), (7, "")):
-        with pytest.raises((TypeError, SystemError), match=error):
+    for calls in ([(4, 1)], [7], 7):
+        with pytest.raises((TypeError, SystemError)):
             native.compiled.tiles_product(calls)
+    with pytest.raises(TypeError, match="expected 7 arguments, got 2"):
+        native.compiled.tiles_product([(4, 1)])
     assert native.compiled.tiles_product([]) is None
 
 

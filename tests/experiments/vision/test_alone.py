@@ -1,6 +1,7 @@
 """One process at a time works on a run; Ctrl-C ends it calmly, whatever it falls into."""
 
 import os
+import signal
 import threading
 import time
 
@@ -113,6 +114,15 @@ class Interrupting:
         raise KeyboardInterrupt
 
 
+@pytest.fixture
+def hears_ctrl_c():
+    """Jobs of a shell may begin without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_ctrl_c")
 @pytest.mark.parametrize("place", ["a step", "a checkpoint", "a library", "a destructor"])
 def test_ctrl_c_ends_in_one_line_that_says_how_to_go_on(words, capsys, monkeypatch, place):
     def interrupted(*_):

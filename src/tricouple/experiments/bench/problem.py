@@ -98,7 +98,7 @@ class VisionStep:
     batch_size: int = 256  # images in a batch
     image_size: int = 32  # their side
     classes: int = 10  # of the labels, and dimensions of the embedding
-    rounds: int = 15  # interleaved turns of each loss, of one step each
+    rounds: int = 40  # interleaved turns of each loss, of one step each
     seed: int = 0  # of the weights and the batch
 
     def __str__(self) -> str:
