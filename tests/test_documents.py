@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tricouple.experiments.reproduce.command import ITEMS, tables_page
 from tricouple.experiments.runs.record import Store
 from tricouple.experiments.studies.command import STUDIES, as_markdown
 from tricouple.experiments.studies.plan import Results
@@ -557,6 +558,11 @@ def test_synthetic_lines_name_commit_command_machine_load_and_steps():
         assert not origin["commit"].endswith("-dirty")
         assert {"command", "cpu", "cores", "load", "date", "torch"} <= set(origin)
         assert run["config"]["steps"] == run["curves"]["step"][-1] or run["status"] == "diverged"
+
+
+def test_the_page_of_the_paper_run_again_is_what_the_command_writes():
+    shown = [(item, item.show(RESULTS)) for item in ITEMS.values()]
+    assert (RESULTS / "reproduce.md").read_text() == tables_page(shown)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (RESULTS / "studies").iterdir()))

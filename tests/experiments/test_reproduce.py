@@ -127,6 +127,7 @@ def test_times_of_an_epoch_stand_beside_the_papers(tmp_path: Path) -> None:
 def test_one_page_of_all_that_is_there(tmp_path: Path) -> None:
     assert main(["reproduce", "--out", str(tmp_path)]) == 0
     page = (tmp_path / "reproduce.html").read_text()
+    assert (tmp_path / "reproduce.md").read_text() == "# The paper, run again\n"
     assert "0 of 21 tables and figures have been run" in page
     assert all(f'{name}"' in page for name in ITEMS)
 

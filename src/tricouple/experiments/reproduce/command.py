@@ -15,7 +15,7 @@ from tricouple.files import write_text
 from tricouple.options import CommandError
 from tricouple.provenance import collect_provenance, require_clean
 from tricouple.report.page import Article, Section, chart_sections, items, page, provenance_section
-from tricouple.report.tables import to_html, to_terminal
+from tricouple.report.tables import to_html, to_markdown, to_terminal
 
 ITEMS: dict[str, Item] = {
     item.name: item for item in (*studies.ITEMS, ablation.ITEM, *timing.ITEMS)
@@ -42,8 +42,10 @@ def run(args: argparse.Namespace) -> int:
                 console.print(to_terminal(table))
             for sentence in shown.verdict:
                 console.print(sentence, markup=False, highlight=False)
+        every = [(item, item.show(out)) for item in ITEMS.values()]
         path = out / "reproduce.html"
-        write_text(path, page([article([(i, i.show(out)) for i in ITEMS.values()], origin)]))
+        write_text(path, page([article(every, origin)]))
+        write_text(path.with_suffix(".md"), tables_page(every))
     console.print(f"{path}", markup=False)
     return 0
 
@@ -65,6 +67,19 @@ def find(word: str) -> Item:
     near = get_close_matches(word, ITEMS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise CommandError(f"no item {word!r}: {hint}there are {', '.join(ITEMS)}")
+
+
+def tables_page(shown: Sequence[tuple[Item, Shown]]) -> str:
+    """All that has been run, in Markdown: tables and verdicts."""
+    parts = ["# The paper, run again\n"]
+    for item, own in shown:
+        if own.tables:
+            title = (
+                f"## {item.title}\n\n`tricouple reproduce {item.name}`, {', '.join(item.labels)}"
+            )
+            parts += [f"{title}\n", *(f"- {sentence}" for sentence in own.verdict), ""]
+            parts += map(to_markdown, own.tables)
+    return "\n".join(parts)
 
 
 def article(shown: Sequence[tuple[Item, Shown]], origin: dict[str, object]) -> Article:
