@@ -348,6 +348,28 @@ def test_the_page_on_losses_repeats_what_the_study_of_the_tail_found() -> None:
             assert f"{told} %" in page
 
 
+def test_the_page_on_losses_repeats_what_the_study_of_noise_found() -> None:
+    root = Path(__file__).parents[2]
+    verdict = (root / "results/studies/noise/verdict.md").read_text()
+    page = (root / "docs/which-loss.md").read_text().partition("## Wrong labels")[2]
+    table = page.partition("| loss | BANKING77")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert {row[0] for row in rows} == {METHODS[how].name for how in Noise().plan("cpu").methods}
+    places = ("banking77, symmetric", "cifar100, symmetric", "cifar100, within",
+              "clinc150, symmetric", "clinc150, within")  # fmt: skip
+    prices = []
+    for place, column in zip(places, range(1, 6), strict=True):
+        own = verdict.partition(f"\n{place} noise: accuracy:")[2].partition("\n\n\n")[0]
+        found = {}
+        for row in rows:
+            (line,) = [told for told in own.splitlines() if told.startswith(f"| {row[0]} |")]
+            clean, noisy = (cell.split()[0] for cell in line.split("|")[2:4])
+            found[row[0]] = float(clean)
+            assert noisy == row[column]
+        prices.append(max(found.values()) - found["RINCE"])
+    assert f"a price of {min(prices):.1f} to {max(prices):.1f} points on clean labels" in page
+
+
 def test_the_page_on_losses_repeats_what_the_study_of_hubs_found() -> None:
     root = Path(__file__).parents[2]
     verdict = (root / "results/studies/hubs/verdict.md").read_text()
