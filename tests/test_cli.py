@@ -183,6 +183,15 @@ def test_ctrl_c_counts_from_the_press_and_once():
     assert done.returncode == 130
 
 
+def test_ctrl_c_in_code_that_was_text_ends_with_our_code_too(tmp_path, monkeypatch):
+    """As in the midst of a dataclass: Python would end by the signal."""
+    text = "from tricouple import cli\ncli._main = lambda _: exec('raise KeyboardInterrupt')\n"
+    (tmp_path / "pressed.py").write_text(text + "raise SystemExit(cli.main())")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = run_python("-m", "pressed")
+    assert (done.returncode, done.stderr) == (130, "interrupted: the same command starts again\n")
+
+
 def test_installed_script_runs_the_same_main():
     done = run_python("-m", "tricouple.cli", "--version")
     assert done.returncode == 0

@@ -149,6 +149,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise
             if argv is None:  # all is said: a second press must not add a traceback
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # Python remembers an interrupt in code that was text, as dataclasses make it, and ends
+            # by the signal then, not with our code; other such code makes it forget.
+            eval("0")
             how = str(error) if isinstance(error, KeyboardInterrupt) else ""
             print(f"interrupted: {how or 'the same command starts again'}", file=sys.stderr)
             return 130
