@@ -73,7 +73,7 @@ def tables_page(shown: Sequence[tuple[Item, Shown]]) -> str:
     """All that has been run, in Markdown: tables and verdicts."""
     parts = ["# The paper, run again\n"]
     for item, own in shown:
-        if own.tables:
+        if own.tables or own.charts:
             title = (
                 f"## {item.title}\n\n`tricouple reproduce {item.name}`, {', '.join(item.labels)}"
             )
