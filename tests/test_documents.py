@@ -562,7 +562,24 @@ def test_synthetic_lines_name_commit_command_machine_load_and_steps():
 
 def test_the_page_of_the_paper_run_again_is_what_the_command_writes():
     shown = [(item, item.show(RESULTS)) for item in ITEMS.values()]
-    assert (RESULTS / "reproduce.md").read_text() == tables_page(shown)
+    page = tables_page(shown)
+    assert (RESULTS / "reproduce.md").read_text() == page
+    told = (ROOT / "docs/studies.md").read_text().partition("## The paper, run again")[2]
+    told = " ".join(told.split())
+    ours = {item.name: " ".join(own.verdict) for item, own in shown}
+    for name, paper in (("times-scl", "1.52"), ("times-ucl", "1.15")):
+        assert f"takes 1.00 times as long as with InfoNCE here and {paper} times" in ours[name]
+    assert "takes 1.00 times as long as with InfoNCE" in told
+    assert "1.52 and 1.15" in told
+    assert "IOT 58 MiB, PushPull 100 MiB and Neg-MMIOT 101 MiB" in ours["efficiency"]
+    assert "IOT takes 58 MiB, PushPull 100 and Neg-MMIOT 101" in told
+    pairs = re.findall(r"(\S+ ± \S+) and (\S+ ± \S+) here, (\S+) and (\S+) in", ours["ablation"])
+    assert len(pairs) == 3
+    assert all(one == other for one, other, *_ in pairs)
+    apart = max(abs(float(one) - float(other)) for *_, one, other in pairs)
+    assert f"up to {apart:.0f} points apart" in told
+    means = [float(one.split()[0]) for one, *_ in pairs]  # of c = 1000, 10 and 1
+    assert means == sorted(means)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (RESULTS / "studies").iterdir()))

@@ -29,8 +29,9 @@ NETWORKS = ("resnet18", "resnet34", "resnet50", "vit_b16")
 _TIMM = {"vit_b16": "vit_base_patch16_224"}  # where results call a backbone by another word
 
 # What a processor core can do: enough to compare, little, or just enough to show that it runs.
-_TRAINED = ("training.epochs=3", "evaluation.max_test_size=1000")
-_SHOWN = ("training.epochs=1", "training.geometry_samples=128", "evaluation.max_test_size=250")
+_TRAINED = ("training.epochs=3", "training.batch_size=128", "evaluation.max_test_size=1000")
+_SHOWN = ("training.epochs=1", "training.batch_size=128", "training.geometry_samples=128",
+          "evaluation.max_test_size=250")  # fmt: skip
 _BUDGET = {  # seeds, images (of Tiny-ImageNet, where they are larger, at most 500), settings
     "resnet18": (3, 1000, _TRAINED),
     "resnet34": (1, 500, _TRAINED),
