@@ -173,6 +173,8 @@ def _main(arguments: list[str]) -> int:
             parser.error(f"name a command: {', '.join(COMMANDS)}")
         return int(args.run(args))
     except CommandError as error:
+        if interrupted(error):
+            raise
         print(f"tricouple {selected}: error: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:

@@ -13,8 +13,8 @@ from processes import in_processes
 from tricouple.losses import BothDirections
 
 FOLDER = Path(__file__).parents[2] / "examples"
-# Of other libraries; those of PyTorch alone are tested with processes and with what is compiled.
-EXAMPLES = sorted({path.stem for path in FOLDER.glob("*.py")} - {"torchrun", "half_sweep"})
+# Of other libraries; that of PyTorch alone is tested with several processes.
+EXAMPLES = sorted({path.stem for path in FOLDER.glob("*.py")} - {"torchrun"})
 
 
 def load(name: str) -> ModuleType:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import sys
 import threading
 import time
 
@@ -233,6 +235,31 @@ def test_a_forked_process_starts_its_own_threads():
     if child == 0:
         os._exit(threads._pool.cache_info().currsize)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_pytorchs_own_team_is_found():
+    gnu = sys.platform == "linux" and "OpenMP" in torch.__config__.parallel_info()
+    assert bool(native.team) == gnu
+
+
+def test_calls_of_a_list_go_to_the_team_and_are_done_once():
+    """A team of one, which counts."""
+    work, seen = ctypes.CFUNCTYPE(None, ctypes.c_void_p), []
+    kind = ctypes.CFUNCTYPE(None, work, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    counting = kind(lambda take, all_calls, number, _: (seen.append(number), take(all_calls))[0])
+    before, criterion = native.team, NegMMIOT(sharpness=10, shaping="hinge")
+    z = torch.randn(600, 16, generator=torch.Generator().manual_seed(0))
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        wanted = criterion(z, torch.arange(600) % 7)
+        native._use(ctypes.cast(counting, ctypes.c_void_p).value)
+        found = criterion(z, torch.arange(600) % 7)
+    finally:
+        native._use(before)
+        torch.set_num_threads(threads_before)
+    assert set(seen) == {2}
+    assert torch.equal(found, wanted)
 
 
 def test_a_forked_process_works_alone():

@@ -1,6 +1,6 @@
 """What ``torch.compile`` makes of a half-sweep: the sums over all partners but one.
 
-    python examples/half_sweep.py          # a table, a minute; a C++ compiler is needed
+    python tests/half_sweep.py          # a table, a minute; a C++ compiler is needed
 
 A coupling is one operator to a compiled graph, and its half-sweeps are few operations on whole
 matrices (docs/accelerators.md, Launches). Here inductor fuses those of one of them, from the
