@@ -167,7 +167,7 @@ def run(arguments):
         press()
     except KeyboardInterrupt:
         pass
-    raise RecursionError  # what a library made of it
+    raise {error}  # what was made of it
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a shell may begin without
 cli._main = run
@@ -177,8 +177,9 @@ sys.exit(code)
 """
 
 
-def test_ctrl_c_counts_from_the_press_and_once():
-    done = run_python("-c", PRESSED_TWICE)
+@pytest.mark.parametrize("error", ["RecursionError", "KeyboardInterrupt"])
+def test_ctrl_c_counts_from_the_press_and_once(error):
+    done = run_python("-c", PRESSED_TWICE.replace("{error}", error))
     assert done.stderr == "interrupted: the same command starts again\n"
     assert done.returncode == 130
 
@@ -190,6 +191,20 @@ def test_ctrl_c_in_code_that_was_text_ends_with_our_code_too(tmp_path, monkeypat
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = run_python("-m", "pressed")
     assert (done.returncode, done.stderr) == (130, "interrupted: the same command starts again\n")
+
+
+def test_ctrl_c_that_became_an_error_of_ours_is_an_interrupt(capsys, monkeypatch):
+    from tricouple.experiments.synthetic import DEMO
+
+    def failing(*_):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise cli.CommandError("cannot read x") from error
+
+    monkeypatch.setattr(type(DEMO), "run", failing)
+    assert cli.main(["demo"]) == 130
+    assert capsys.readouterr().err == "interrupted: the same command starts again\n"
 
 
 def test_installed_script_runs_the_same_main():

@@ -315,12 +315,19 @@ def test_intents_are_read_as_published_and_bad_files_are_named(tmp_path: Path) -
         load_texts("clinc150", tmp_path)
 
 
+ROOT = Path(__file__).parents[2]
+
+
+def table_of(page: str, head: str) -> list[list[str]]:
+    """The cells of a Markdown table that begins like this."""
+    table = page.partition(head)[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+
+
 def test_the_page_on_losses_repeats_what_the_study_of_the_tail_found() -> None:
-    root = Path(__file__).parents[2]
-    verdict = (root / "results/studies/tail/verdict.md").read_text()
-    page = (root / "docs/which-loss.md").read_text()
-    table = page.partition("| loss | CIFAR-100, 10:1")[2].partition("\n\n")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    verdict = (ROOT / "results/studies/tail/verdict.md").read_text()
+    page = (ROOT / "docs/which-loss.md").read_text()
+    rows = table_of(page, "| loss | CIFAR-100, 10:1")
     assert {name.partition(" itself")[0] for name, *_ in rows} == {
         METHODS[how].name for how in Tail().plan("cpu").methods
     }
@@ -349,11 +356,9 @@ def test_the_page_on_losses_repeats_what_the_study_of_the_tail_found() -> None:
 
 
 def test_the_page_on_losses_repeats_what_the_study_of_noise_found() -> None:
-    root = Path(__file__).parents[2]
-    verdict = (root / "results/studies/noise/verdict.md").read_text()
-    page = (root / "docs/which-loss.md").read_text().partition("## Wrong labels")[2]
-    table = page.partition("| loss | BANKING77")[2].partition("\n\n")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    verdict = (ROOT / "results/studies/noise/verdict.md").read_text()
+    page = (ROOT / "docs/which-loss.md").read_text().partition("## Wrong labels")[2]
+    rows = table_of(page, "| loss | BANKING77")
     assert {row[0] for row in rows} == {METHODS[how].name for how in Noise().plan("cpu").methods}
     places = ("banking77, symmetric", "cifar100, symmetric", "cifar100, within",
               "clinc150, symmetric", "clinc150, within")  # fmt: skip
@@ -371,11 +376,9 @@ def test_the_page_on_losses_repeats_what_the_study_of_noise_found() -> None:
 
 
 def test_the_page_on_losses_repeats_what_the_study_of_hubs_found() -> None:
-    root = Path(__file__).parents[2]
-    verdict = (root / "results/studies/hubs/verdict.md").read_text()
-    page = (root / "docs/which-loss.md").read_text()
-    table = page.partition("| loss | recall@1, %")[2].partition("\n\n")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    verdict = (ROOT / "results/studies/hubs/verdict.md").read_text()
+    page = (ROOT / "docs/which-loss.md").read_text()
+    rows = table_of(page, "| loss | recall@1, %")
     assert {row[0] for row in rows} == {METHODS[how].name for how in Hubs().plan("cpu").methods}
     recall, skewness = "recall@1, mean of both directions", "skewness of N₁₀"
     heads = [f"| loss | {recall} |", f"| loss | {skewness}", f"| loss | {recall}, after"]
