@@ -571,6 +571,11 @@ def test_the_page_of_the_paper_run_again_is_what_the_command_writes():
         assert f"takes 1.00 times as long as with InfoNCE here and {paper} times" in ours[name]
     assert "takes 1.00 times as long as with InfoNCE" in told
     assert "1.52 and 1.15" in told
+    tables = " ".join(own for name, own in ours.items() if re.match("[su]cl-", name))
+    orders = [float(found) for found in re.findall(r"of the 5 losses ([+-]\d\.\d\d)", tables)]
+    assert f"All {len(orders)} blocks" in told
+    mean, above = f"{sum(orders) / len(orders):.2f}".replace("-", "−"), sum(x > 0 for x in orders)
+    assert f"by {mean} on average, above 0 in {above} blocks" in told
     assert "IOT 58 MiB, PushPull 100 MiB and Neg-MMIOT 101 MiB" in ours["efficiency"]
     assert "IOT takes 58 MiB, PushPull 100 and Neg-MMIOT 101" in told
     pairs = re.findall(r"(\S+ ± \S+) and (\S+ ± \S+) here, (\S+) and (\S+) in", ours["ablation"])

@@ -18,9 +18,16 @@ from tricouple.data.texts import load_texts
 from tricouple.evaluation.probe import nearest_mean
 from tricouple.experiments.runs.record import Store
 from tricouple.experiments.studies.command import STUDIES
-from tricouple.experiments.studies.heads import Budget, class_accuracies
+from tricouple.experiments.studies.findings import paired
 from tricouple.experiments.studies.hubs import Hubs
-from tricouple.experiments.studies.methods import METHODS, RINCE, ClassAveraged
+from tricouple.experiments.studies.length import Length
+from tricouple.experiments.studies.methods import (
+    METHODS,
+    RINCE,
+    Budget,
+    ClassAveraged,
+    class_accuracies,
+)
 from tricouple.experiments.studies.noise import Noise, with_noise
 from tricouple.experiments.studies.plan import (
     CHOOSE,
@@ -34,7 +41,6 @@ from tricouple.experiments.studies.plan import (
     describe,
     open_study,
 )
-from tricouple.experiments.studies.statistics import paired
 from tricouple.experiments.studies.tail import OURS, Tail, long_tail
 from tricouple.options import CommandError
 from tricouple.provenance import collect_provenance
@@ -373,6 +379,34 @@ def test_the_page_on_losses_repeats_what_the_study_of_noise_found() -> None:
             assert noisy == row[column]
         prices.append(max(found.values()) - found["RINCE"])
     assert f"a price of {min(prices):.1f} to {max(prices):.1f} points on clean labels" in page
+
+
+def test_the_page_on_losses_repeats_what_the_study_of_length_found() -> None:
+    verdict = (ROOT / "results/studies/length/verdict.md").read_text()
+    page = (ROOT / "docs/which-loss.md").read_text().partition("## The length of training")[2]
+    rows = table_of(page, "| loss | MNIST, labels")
+    plan = Length().plan("cpu")
+    assert [name for name, *_ in rows] == [METHODS[how].name for how in plan.methods]
+    found: dict[tuple[str, int], float] = {}
+    best = []
+    for column, condition in enumerate(plan.conditions):
+        own = verdict.partition(f"\n{describe(condition)}:")[2].partition("\n\n\n")[0]
+        for name, *cells in rows:
+            (line,) = [row for row in own.splitlines() if row.startswith(f"| {name} |")]
+            *_, c, accuracy, price, _ = (cell.strip() for cell in line.strip("|").split("|"))
+            assert cells[column] == f"{accuracy.split()[0]}, c = {c} ({price})"
+            found[name, column] = float(accuracy.split()[0])
+            best.append(float(c))
+    assert sum(3 <= c <= 30 for c in best) == len(best) - 1
+    behind = [found["InfoNCE", column] - found["PushPull", column] for column in (1, 3)]
+    text = " ".join(page.split())
+    assert f"by {behind[0]:.1f} points on MNIST and by {behind[1]:.1f} on CIFAR-10" in text
+    assert "for 6 of 12 losses and places; c = 100 costs up to 9.7 points" in verdict
+    assert "in 6 of 12 cases, and c = 100 costs up to 9.7 points" in text
+    assert "two points in 0 of 8 comparisons" in verdict
+    assert "by two points in none of 8 comparisons" in text
+    assert len(plan.seeds) == 3
+    assert "Three seeds" in text
 
 
 def test_the_page_on_losses_repeats_what_the_study_of_hubs_found() -> None:
