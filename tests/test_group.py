@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import nullcontext
 from functools import partial
 from unittest import mock
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 import tricouple as tc
 from processes import in_processes
+from tricouple.distributed import Team
 from tricouple.ot import engine
 
 SIZES = {
@@ -167,6 +169,23 @@ def test_processes_stop_after_the_same_sweep(pools, make, within):
     assert compare(pools, make, settings, [9, 7], within) < 1e-12
     by_logarithms = {"change": CHANGES["an accelerator"]}
     assert compare(pools, make, settings, [9, 7], within, **by_logarithms) < 1e-10
+
+
+def waited(rank):
+    """The sum of a message that the other sends late, and processor time for it."""
+    team = Team.of("world")
+    found = []
+    for seconds in (0.0, 0.2):
+        time.sleep(seconds * rank)
+        before = time.process_time()
+        found.append((team.sum_(torch.arange(3.0)).tolist(), time.process_time() - before))
+    return found
+
+
+def test_a_process_sleeps_when_the_others_are_late(pools):
+    for found in pools(2).run(waited):
+        assert [values for values, _ in found] == [[0.0, 2.0, 4.0]] * 2
+        assert max(spent for _, spent in found) < 0.1
 
 
 def counted(rank, make, settings, parts):

@@ -8,6 +8,8 @@ round differently, and a process that took another way would be waited for.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+# For so many seconds a process waits awake for the others, while its core is free for whoever needs
+# it. Then it sleeps, and to wake it takes longer than most messages.
+_AWAKE = 0.01
+
+_give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 Group = Any
 """``None``, ``"world"``, a ``ProcessGroup`` or a one-dimensional ``DeviceMesh``."""
@@ -61,12 +69,20 @@ class Team:
 
     def sum_(self, values: Tensor) -> Tensor:
         """The sum over processes, in place; one message."""
-        dist.all_reduce(values, dist.ReduceOp.SUM, self.group)
-        return values
+        return self._reduce(values, dist.ReduceOp.SUM)
 
     def max_(self, values: Tensor) -> Tensor:
         """The largest over processes, in place; one message."""
-        dist.all_reduce(values, dist.ReduceOp.MAX, self.group)
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Tensor, operation: Any) -> Tensor:
+        if not values.is_cpu:  # nobody waits for a device
+            dist.all_reduce(values, operation, self.group)
+            return values
+        work, end = dist.all_reduce(values, operation, self.group, True), time.monotonic() + _AWAKE
+        while not work.is_completed() and time.monotonic() < end:
+            _give_way()
+        work.wait()
         return values
 
     def agree(self, decision: bool) -> bool:

@@ -270,13 +270,21 @@ def test_a_forked_process_works_alone():
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize("shaping", ["linear", "hinge", "log_sigmoid"])
+@pytest.mark.parametrize("shaping", ["linear", "hinge", "log_sigmoid", "linear, by logarithms"])
 @pytest.mark.parametrize("team", [True, False])
 def test_calls_are_shared_by_threads_of_any_kind(shaping, team, monkeypatch):
     """With OpenMP's threads and with our own; what a share computes is its own, to the last bit."""
-    z = torch.randn(600, 16, generator=torch.Generator().manual_seed(0))
-    criterion, labels = NegMMIOT(sharpness=10, shaping=shaping), torch.arange(600) % 7
-    before, found = torch.get_num_threads(), []
+    z = torch.randn(601, 16, generator=torch.Generator().manual_seed(0))
+    kind, _, logarithms = shaping.partition(", ")
+    if logarithms:  # one sample is opposite to all others
+        z = 1 + 0.1 * z
+        z[0] *= -1
+    criterion, labels = NegMMIOT(sharpness=30, shaping=kind), torch.arange(601) % 7
+    before, found, called = torch.get_num_threads(), [], set()
+    shared = native.shared
+    monkeypatch.setattr(
+        native, "shared", lambda do, *args: called.add(do.__name__) or shared(do, *args)
+    )
     if not team:
         monkeypatch.setattr(native, "team", 0)
     try:
@@ -287,6 +295,7 @@ def test_calls_are_shared_by_threads_of_any_kind(shaping, team, monkeypatch):
             found.append([value.detach(), *torch.autograd.grad(value, leaf)])
     finally:
         torch.set_num_threads(before)
+    assert ("log_gradient" in called) == bool(logarithms)
     assert all(map(torch.equal, found[2], found[3]))
     for value, gradient in found[1:]:
         torch.testing.assert_close(value, found[0][0], rtol=1e-5, atol=0)
@@ -296,10 +305,13 @@ def test_calls_are_shared_by_threads_of_any_kind(shaping, team, monkeypatch):
 def test_arguments_of_shared_calls_are_checked():
     for calls in ([(4, 1)], [7], 7):
         with pytest.raises((TypeError, SystemError)):
-            native.compiled.tiles_product(calls)
+            native.compiled.tiles_product(calls, 1)
     with pytest.raises(TypeError, match="expected 7 arguments, got 2"):
-        native.compiled.tiles_product([(4, 1)])
-    assert native.compiled.tiles_product([]) is None
+        native.compiled.tiles_product([(4, 1)], 1)
+    for in_turn in (0, 2, -1):
+        with pytest.raises(ValueError, match=f"1 calls are not shared by {in_turn}"):
+            native.compiled.tiles_product([(4, 1)], in_turn)
+    assert native.compiled.tiles_product([], 1) is None
 
 
 def test_threads_with_matrix_products_end_and_leave_the_settings(n_threads):

@@ -12,12 +12,13 @@ from torch.nn.functional import normalize
 import tricouple as tc
 from reference import with_gradients
 from tricouple.memory import IN_MATRICES, Storage
-from tricouple.ot.engine import LinearTriplets
+from tricouple.ot.engine import LinearTriplets, Sweeps
 from tricouple.ot.gradients import GRADIENTS
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.contract import Coupling, Masses
 from tricouple.ot.sweeps.kernels import Products
 from tricouple.ot.sweeps.linear_logs import LogLinearTriplet, LogPair
+from tricouple.ot.sweeps.triplet import ScaledTriplet
 
 WAYS = {"compiled": torch.float64, "compiled, float32": torch.float32, "PyTorch": torch.float64}
 SHAPES = {
@@ -159,6 +160,24 @@ def test_hard_batches_are_exact(name, memory, c):
     (value, gradient), (wanted, wanted_gradient) = found
     assert abs(float(value) - float(wanted)) <= 1e-5 * max(1.0, float(wanted))
     assert (gradient.double() - wanted_gradient).norm() <= 1e-5 * wanted_gradient.norm()
+
+
+@pytest.mark.skipif(native.compiled is None, reason="built without a C compiler")
+def test_what_is_not_trusted_is_given_up_after_one_sweep(monkeypatch):
+    """Two passes over kernels that halves of matrices hold, and over larger ones in PyTorch."""
+    seen: list[int] = []
+    source = similarities("outlier", 1100, 1100, True, torch.float32)
+    masses = Masses(torch.full((3300,), 1 / 1100, dtype=torch.float64), (1100,) * 3, torch.float32)
+    how = Sweeps(10, None, "unrolled")
+    for compiled in (native.compiled, None):
+        monkeypatch.setattr(native, "compiled", compiled)
+        fastest = next(LinearTriplets(within=True).couplings(source, 30.0, how))
+        assert isinstance(fastest, ScaledTriplet)
+        kind, through = type(fastest.kernels), type(fastest.kernels).through
+        monkeypatch.setattr(kind, "through", lambda *args, do=through: seen.append(0) or do(*args))
+        assert fastest.solve(masses, 10, None) is None
+        assert len(seen) == 2
+        seen.clear()
 
 
 @pytest.mark.skipif(native.compiled is None, reason="built without a C compiler")

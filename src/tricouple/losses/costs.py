@@ -1,8 +1,10 @@
-"""The mean cost of the admissible triplets, without listing them; a plan read at its positives."""
+"""What losses are put together from: costs of triplets, KL to a plan of pairs, a plan read out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +12,10 @@ from torch import Tensor
 
 from tricouple.distributed import Shard
 from tricouple.losses.batch import Batch
-from tricouple.numeric import Patch, first_derivative_only, pull, told, wide_dtype
-from tricouple.ot.engine import LogSigmoidTriplets
-from tricouple.relations import ListedTriplets, TripletTarget
+from tricouple.numeric import Patch, expectation, first_derivative_only, pull, told, wide_dtype
+from tricouple.ot.engine import LogSigmoidTriplets, Pairs, Sweeps
+from tricouple.ot.potentials import embedded_potentials, solve_potentials
+from tricouple.relations import ListedTriplets, TargetPairs, TripletTarget
 from tricouple.shaping import Margins, Shaping, log_sigmoid
 
 VARIANTS = ("formula", "published")
@@ -42,6 +45,22 @@ def listed_margins(relation: ListedTriplets, scores: Tensor) -> Tensor:
     """``x_ij − x_ik`` of each listed triplet."""
     positives = scores[relation.anchors, relation.positive_indices]
     return positives - scores[relation.anchors, relation.negative_indices]
+
+
+def extreme_margins(batch: Batch) -> Tensor:
+    """The smallest and the largest s_ij − s_ik of all admissible triplets."""
+    scores, relation = batch.similarity(), batch.relation
+    if isinstance(relation, ListedTriplets):
+        return torch.stack(torch.aminmax(listed_margins(relation, scores)))
+    positives = relation.attracting().pairs.mask()
+    negatives = relation.repelling().pairs.mask()
+    lowest = _least(scores, positives) + _least(-scores, negatives)
+    highest = _least(-scores, positives) + _least(scores, negatives)
+    return torch.stack([lowest.min(), -highest.min()])
+
+
+def _least(values: Tensor, mask: Tensor) -> Tensor:
+    return values.masked_fill(~mask, math.inf).amin(1)
 
 
 class _TripletSum(torch.autograd.Function):
@@ -124,6 +143,49 @@ class _PairwiseSum(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         gradients = (part if part is None else part * outer[0] for part in ctx.saved_tensors)
         return *gradients, None, None, None
+
+
+@dataclass(frozen=True)
+class PairDivergence:
+    """``KL(P̃ ‖ P)`` and the log-scalings of P."""
+
+    value: Tensor  # the divergence, a scalar in wide dtype
+    potentials: tuple[Tensor, ...]  # log-scalings of rows and columns, wide dtype
+
+
+def pair_divergence(
+    batch: Batch,
+    target: TargetPairs,
+    sharpness: float | Tensor,
+    sweeps: Sweeps,
+    *,
+    costs: Tensor | None = None,
+) -> PairDivergence:
+    """Solve the plan with kernel ``exp(sharpness · s)`` and compare the target with it.
+
+    ``KL(P̃‖P) = −H(P̃) − sharpness·⟨P̃, s⟩ − Σ ⟨target marginal, log-scaling⟩``.
+
+    Args:
+        batch: The batch, with cosines s.
+        target: P̃.
+        sharpness: Positive for transport, negative for anti-transport.
+        sweeps: How to solve.
+        costs: Take these, shape (N, M), for s.
+    """
+    rows, columns = target.pairs.marginals
+    masses = torch.cat([rows, columns])
+    sizes = (len(rows), len(columns))
+    sweeps = batch.shared(sweeps)
+    imposed, problem = batch.imposed(sweeps, masses, sizes), Pairs(batch.within)
+    if costs is None:
+        embedded = batch.anchors, batch.references
+        potentials = embedded_potentials(*embedded, sharpness, imposed, problem, sweeps)
+        mean = batch.inner(target.pairs)  # O(N·d) work
+    else:
+        potentials, _ = solve_potentials(costs, sharpness, imposed, problem, sweeps)
+        mean = (target.pairs.dense() * costs).sum()
+    value = -target.entropy - sharpness * mean - expectation(masses, potentials)
+    return PairDivergence(value, potentials.split(sizes))
 
 
 def read_out(log_plan: Tensor, positives: Tensor, variant: str) -> Tensor:

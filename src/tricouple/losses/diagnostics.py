@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from tricouple.losses.batch import Batch
 from tricouple.ot.potentials import watched_plans
-from tricouple.relations import ListedTriplets, PairTarget
+from tricouple.relations import PairTarget
 
 # Matrices of forces beyond this many pairs are not worth a number in a log.
 _MOST = 8192 * 8192
@@ -87,23 +86,3 @@ def lifted(batch: Batch, similarity: Tensor) -> Batch:
     values = {field.name: getattr(batch, field.name) for field in fields(Batch)}
     embedded = {"anchors": anchors, "references": references}
     return _Lifted(**values | embedded, original=batch, given=similarity)
-
-
-def extreme_margins(batch: Batch) -> Tensor:
-    """The smallest and the largest s_ij − s_ik of all admissible triplets."""
-    scores, relation = batch.similarity(), batch.relation
-    if isinstance(relation, ListedTriplets):
-        rows = scores[relation.anchors]
-        margins = rows.gather(1, relation.positive_indices[:, None]) - rows.gather(
-            1, relation.negative_indices[:, None]
-        )
-        return torch.stack(torch.aminmax(margins))
-    positives = relation.attracting().pairs.mask()
-    negatives = relation.repelling().pairs.mask()
-    lowest = _least(scores, positives) + _least(-scores, negatives)
-    highest = _least(-scores, positives) + _least(scores, negatives)
-    return torch.stack([lowest.min(), -highest.min()])
-
-
-def _least(values: Tensor, mask: Tensor) -> Tensor:
-    return values.masked_fill(~mask, math.inf).amin(1)

@@ -12,8 +12,7 @@ from tricouple import checks
 from tricouple.distributed import Group
 from tricouple.losses.base import ContrastiveLoss, as_number
 from tricouple.losses.batch import Batch
-from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
-from tricouple.losses.diagnostics import extreme_margins
+from tricouple.losses.costs import extreme_margins, mean_cost, mean_log_sigmoid_cost
 from tricouple.memory import DEFAULT_BUDGET
 from tricouple.numeric import expectation, inverse_product, on_host
 from tricouple.ot.engine import (

@@ -9,7 +9,7 @@ from tricouple import checks
 from tricouple.distributed import Group
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
-from tricouple.losses.coupling import pair_divergence
+from tricouple.losses.costs import pair_divergence
 from tricouple.memory import DEFAULT_BUDGET
 from tricouple.numeric import inverse_product, on_host
 from tricouple.ot.engine import Sweeps

@@ -46,8 +46,7 @@ from tricouple.ot.sweeps.log_sigmoid import (
 )
 from tricouple.ot.sweeps.log_sigmoid_apart import ApartTriplet
 from tricouple.ot.sweeps.log_sigmoid_cost import pair_costs, splits_of
-from tricouple.ot.sweeps.pair import ScaledPair
-from tricouple.ot.sweeps.pair_log import MatrixPair
+from tricouple.ot.sweeps.pair import MatrixPair, ScaledPair
 from tricouple.ot.sweeps.triplet import CANCELLATION, ScaledTriplet
 from tricouple.ot.sweeps.triplet_any import AnchorTriplet
 from tricouple.ot.sweeps.triplet_both import BothTriplet, InTurn, both_ways

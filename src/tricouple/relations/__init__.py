@@ -10,8 +10,14 @@ The target couplings are uniform on A or on its projections, and are never built
 
 from tricouple.relations.identities import Identities
 from tricouple.relations.listed import ListedTriplets, MinedPairs
-from tricouple.relations.placed import PlacedRelation, Places
-from tricouple.relations.targets import PairTarget, Relation, TargetPairs, TripletTarget
+from tricouple.relations.targets import (
+    PairTarget,
+    PlacedRelation,
+    Places,
+    Relation,
+    TargetPairs,
+    TripletTarget,
+)
 from tricouple.relations.views import adjacent_views, pair_views, view_pairs
 from tricouple.relations.weighted import WeightedIdentities, by_class, exclude_own_
 

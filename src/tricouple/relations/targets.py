@@ -1,8 +1,14 @@
-"""What losses need from a target coupling: marginals and inner products, never its entries."""
+"""What losses need from a target coupling: marginals and inner products, never its entries.
+
+And the same of samples that stand elsewhere, for anchors among the references. Put the reference
+that is anchor i at place i, and an anchor without mass beside every other one: then "i does not
+meet itself" is an empty diagonal, which every coupling knows from one set (mathematics §1). It
+costs the memory and time of one set of all references.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -93,3 +99,148 @@ class Relation(Protocol):
 
     def per_anchor(self) -> PairTarget:
         """Equal mass on every anchor that has a positive, evenly over the positives it has."""
+
+
+# --- anchors among the references, as a relation within one set -----------------------------------
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where anchors and references stand: anchors first, in their order.
+
+    Example:
+        >>> Places.of(torch.tensor([2, 0]), 4).of_references.tolist()
+        [1, 2, 0, 3]
+    """
+
+    of_references: Tensor  # shape (M,)
+    n_anchors: int
+
+    @classmethod
+    def of(cls, own: Tensor, n_references: int) -> Places:
+        """From the reference that each anchor is."""
+        ranks = torch.arange(len(own), n_references + len(own), device=own.device)
+        ranks[own] = torch.arange(len(own), device=own.device)
+        return cls(ranks.argsort().argsort(), len(own))
+
+    @property
+    def size(self) -> int:
+        """Of all places."""
+        return len(self.of_references)
+
+    def embed(self, anchors: Tensor, references: Tensor) -> tuple[Tensor, Tensor]:
+        """Both sets in their places; the vectors of references stand for anchors without mass."""
+        placed = references[self.of_references.argsort()]
+        return torch.cat([anchors, placed[self.n_anchors :].detach()]), placed
+
+    def anchor_masses(self, values: Tensor) -> Tensor:
+        """Values of the anchors in their places, 0 in the others."""
+        return torch.cat([values, values.new_zeros(self.size - self.n_anchors)])
+
+    def reference_masses(self, values: Tensor) -> Tensor:
+        """Values of the references in their places, 0 in the others."""
+        return values.new_zeros(self.size).index_copy(0, self.of_references, values)
+
+    def uniform(self, n_axes: int, like: Tensor) -> Tensor:
+        """Uniform masses of anchors and of references, of all axes in one vector."""
+        anchors = self.anchor_masses(like.new_full((self.n_anchors,), 1 / self.n_anchors))
+        references = like.new_full((self.size,), 1 / self.size)
+        return torch.cat([anchors, *[references] * (n_axes - 1)])
+
+
+@dataclass(frozen=True)
+class PlacedPairs:
+    """A pair target whose samples stand elsewhere."""
+
+    pairs: PairTarget
+    places: Places
+
+    @property
+    def marginals(self) -> tuple[Tensor, Tensor]:
+        """Row and column sums."""
+        rows, columns = self.pairs.marginals
+        return self.places.anchor_masses(rows), self.places.reference_masses(columns)
+
+    def inner(self, anchors: Tensor, references: Tensor) -> Tensor:
+        """That of the samples which have mass."""
+        places = self.places
+        return self.pairs.inner(anchors[: places.n_anchors], references[places.of_references])
+
+    def dense(self) -> Tensor:
+        """The entries."""
+        return self._placed(self.pairs.dense())
+
+    def mask(self, rows: slice = slice(None)) -> Tensor:
+        """Pairs that have weight, of some anchors."""
+        return self._placed(self.pairs.mask())[rows]
+
+    def _placed(self, entries: Tensor) -> Tensor:
+        size = self.places.size
+        placed = entries.new_zeros(size, size)
+        placed[: self.places.n_anchors, self.places.of_references] = entries
+        return placed
+
+
+@dataclass(frozen=True)
+class PlacedRelation:
+    """A relation whose samples stand elsewhere."""
+
+    relation: Relation
+    places: Places
+
+    @property
+    def n_triplets(self) -> float | Tensor:
+        """|A|."""
+        return self.relation.n_triplets
+
+    @property
+    def n_positives(self) -> float | Tensor:
+        """The number of positive pairs."""
+        return self.relation.n_positives
+
+    def triplets(self) -> TripletTarget:
+        """P̃ in its places."""
+        target, places = self.relation.triplets(), self.places
+        first, second, third = target.marginals
+        marginals = (
+            places.anchor_masses(first),
+            places.reference_masses(second),
+            places.reference_masses(third),
+        )
+        of_anchor, of_negative = target.anchor_weights, target.negative_weights
+        if isinstance(of_anchor, Tensor) and of_anchor.ndim:
+            of_anchor = places.anchor_masses(of_anchor)
+        if isinstance(of_negative, Tensor):
+            of_negative = places.reference_masses(of_negative)
+        return replace(
+            target,
+            positives=PlacedPairs(target.positives, places),
+            negatives=PlacedPairs(target.negatives, places),
+            contrast=PlacedPairs(target.contrast, places),
+            marginals=marginals,
+            anchor_weights=of_anchor,
+            negative_weights=of_negative,
+        )
+
+    def attracting(self) -> TargetPairs:
+        """A⁺ in its places."""
+        return self._placed(self.relation.attracting())
+
+    def repelling(self) -> TargetPairs:
+        """A⁻ in its places."""
+        return self._placed(self.relation.repelling())
+
+    def positives(self) -> TargetPairs:
+        """All positive pairs in their places."""
+        return self._placed(self.relation.positives())
+
+    def negatives(self) -> TargetPairs:
+        """All negative pairs in their places."""
+        return self._placed(self.relation.negatives())
+
+    def per_anchor(self) -> PlacedPairs:
+        """Positive pairs, each weighing 1/n⁺_i of what its anchor weighs, in their places."""
+        return PlacedPairs(self.relation.per_anchor(), self.places)
+
+    def _placed(self, target: TargetPairs) -> TargetPairs:
+        return TargetPairs(target.entropy, PlacedPairs(target.pairs, self.places))

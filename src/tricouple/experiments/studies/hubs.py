@@ -11,9 +11,8 @@ from torch.nn.functional import normalize
 import tricouple as tc
 from tricouple.evaluation.retrieval import best_rank
 from tricouple.experiments.studies.features import FrozenPairs, frozen_pairs
-from tricouple.experiments.studies.findings import methods_table
-from tricouple.experiments.studies.heads import Budget, Scaled, head, train
-from tricouple.experiments.studies.methods import METHODS
+from tricouple.experiments.studies.findings import methods_table, paired
+from tricouple.experiments.studies.methods import METHODS, Budget, Scaled, head, train
 from tricouple.experiments.studies.plan import (
     CHOOSE,
     Plan,
@@ -24,7 +23,6 @@ from tricouple.experiments.studies.plan import (
     describe,
     first_look,
 )
-from tricouple.experiments.studies.statistics import paired
 
 RECALL, SKEW, NEVER = "recall1", "skewness", "never"
 NORMALISED = "_normalised"

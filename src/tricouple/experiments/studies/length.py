@@ -15,9 +15,8 @@ from tricouple.data.augment import random_view, recipe_for
 from tricouple.data.images.readers import load
 from tricouple.data.images.sets import ImageData
 from tricouple.evaluation.probe import knn_accuracy
-from tricouple.experiments.studies.findings import lines_panel
-from tricouple.experiments.studies.heads import Budget, batches, descend
-from tricouple.experiments.studies.methods import METHODS
+from tricouple.experiments.studies.findings import lines_panel, paired
+from tricouple.experiments.studies.methods import METHODS, Budget, batches, descend
 from tricouple.experiments.studies.plan import (
     Plan,
     Results,
@@ -26,7 +25,6 @@ from tricouple.experiments.studies.plan import (
     Verdict,
     describe,
 )
-from tricouple.experiments.studies.statistics import paired
 from tricouple.geometry import effective_rank
 from tricouple.relations import pair_views
 from tricouple.report.chart import Chart

@@ -11,9 +11,8 @@ from torch import Tensor
 from tricouple.data.images.split import stratified
 from tricouple.evaluation.probe import knn_accuracy, nearest_mean
 from tricouple.experiments.studies.features import frozen
-from tricouple.experiments.studies.findings import lines_panel, methods_table
-from tricouple.experiments.studies.heads import Budget, train_head
-from tricouple.experiments.studies.methods import METHODS
+from tricouple.experiments.studies.findings import LEVEL, lines_panel, methods_table, paired, slope
+from tricouple.experiments.studies.methods import METHODS, Budget, train_head
 from tricouple.experiments.studies.plan import (
     CHOOSE,
     Chosen,
@@ -25,7 +24,6 @@ from tricouple.experiments.studies.plan import (
     describe,
     first_look,
 )
-from tricouple.experiments.studies.statistics import LEVEL, paired, slope
 from tricouple.report.chart import Chart
 from tricouple.report.numbers import MeanStd, percent
 from tricouple.report.sentences import holm

@@ -31,7 +31,7 @@ from tricouple.experiments.runs.record import (
     make_record,
     open_store,
 )
-from tricouple.experiments.studies.heads import Budget
+from tricouple.experiments.studies.methods import Budget
 from tricouple.options import CommandError
 from tricouple.provenance import line_provenance
 from tricouple.report.chart import Chart

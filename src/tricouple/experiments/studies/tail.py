@@ -8,9 +8,8 @@ from torch import Tensor
 from tricouple.data.images.split import stratified
 from tricouple.evaluation.probe import nearest_mean
 from tricouple.experiments.studies.features import frozen
-from tricouple.experiments.studies.findings import against, lines_panel, methods_table
-from tricouple.experiments.studies.heads import Budget, class_accuracies, train_head
-from tricouple.experiments.studies.methods import METHODS
+from tricouple.experiments.studies.findings import LEVEL, against, lines_panel, methods_table
+from tricouple.experiments.studies.methods import METHODS, Budget, class_accuracies, train_head
 from tricouple.experiments.studies.plan import (
     CHOOSE,
     Plan,
@@ -21,7 +20,6 @@ from tricouple.experiments.studies.plan import (
     describe,
     first_look,
 )
-from tricouple.experiments.studies.statistics import LEVEL
 from tricouple.report.chart import Chart
 
 BALANCED, MANY, MEDIUM, FEW = "balanced", "many", "medium", "few"

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 import tricouple as tc
-from tricouple.experiments.studies.heads import Budget
-from tricouple.experiments.studies.methods import MARGIN, METHODS
+from tricouple.experiments.studies.methods import MARGIN, METHODS, Budget
 from tricouple.experiments.studies.plan import Plan, Results, Study, Trial, Verdict, describe
 from tricouple.report.chart import Axis, Chart, Line, Panel
 from tricouple.report.numbers import MeanStd, number, plain

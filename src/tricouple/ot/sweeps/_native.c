@@ -134,7 +134,7 @@ static int read_calls(PyObject *list, int integers, int reals, int arrays, void 
 
 /* A function of this module: reads its arguments, lets go of the interpreter's lock, and calls the
  * function of that name for the type, with the arguments that follow. A list of tuples of arguments is as
- * many calls, which threads share. */
+ * many calls, which threads share; a number beside it says how many of them one thread does in turn. */
 #define DOOR(name, integers, reals, arrays, ...)                                                     \
     static void name##_run(call *own) {                                                              \
         const long *i = own->i;                                                                      \
@@ -145,7 +145,7 @@ static int read_calls(PyObject *list, int integers, int reals, int arrays, void 
     }                                                                                                \
     static PyObject *name(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {                 \
         call one = {.run = name##_run};                                                              \
-        if (nargs == 1) return shared(args[0], integers, reals, arrays, name##_run);                 \
+        if (nargs == 2) return shared(args, integers, reals, arrays, name##_run);                    \
         if (!read_arguments(args, nargs, integers, reals, arrays, &one)) return NULL;                \
         Py_BEGIN_ALLOW_THREADS                                                                       \
         one.run(&one);                                                                               \
@@ -153,14 +153,18 @@ static int read_calls(PyObject *list, int integers, int reals, int arrays, void 
         return PyLong_FromLong(one.result);                                                          \
     }
 
-static PyObject *shared(PyObject *list, int integers, int reals, int arrays, void (*run)(call *)) {
-    const Py_ssize_t number = PyList_Size(list);
+static PyObject *shared(PyObject *const *args, int integers, int reals, int arrays, void (*run)(call *)) {
+    const Py_ssize_t number = PyList_Size(args[0]);
+    const long in_turn = PyLong_AsLong(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    if (in_turn < 1 || number % in_turn)
+        return PyErr_Format(PyExc_ValueError, "%zd calls are not shared by %ld", number, in_turn);
     call *calls = number > 0 ? PyMem_Calloc(number, sizeof(call)) : NULL;
-    if (!calls) return number < 0 ? NULL : number ? PyErr_NoMemory() : Py_NewRef(Py_None);
-    const int good = read_calls(list, integers, reals, arrays, run, number, calls);
+    if (!calls) return number ? PyErr_NoMemory() : Py_NewRef(Py_None);
+    const int good = read_calls(args[0], integers, reals, arrays, run, number, calls);
     if (good) {
         Py_BEGIN_ALLOW_THREADS
-        together(calls, number);
+        together(calls, number, in_turn);
         Py_END_ALLOW_THREADS
     }
     PyMem_Free(calls);
@@ -221,7 +225,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, 
                                     NULL,                  NULL,      NULL, NULL};
 
 /* Of the calls above, as native.py makes them: a module built from older sources is not used. */
-enum { CALLS = 14 };
+enum { CALLS = 15 };
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *own = PyModule_Create(&module);

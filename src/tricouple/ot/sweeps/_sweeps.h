@@ -276,12 +276,17 @@ static long NAME(triplet_solve)(long n, long m, int within, long start, long n_i
         A[i] = masses[i];
     }
     for (long j = 0; j < m; j++) column[j] = (real)exp(shift_b[j] + shift_h[j] - top);
-    long done = NAME(triplet_sweeps)(n, m, within, start, n_iters, tol, attract, repel, row, column, masses,
-                                     masses + n, masses + n + m, A, B, H, RP, RM, work);
-    double lost[2];
-    NAME(triplet_losses)(n, m, done, eps, row, column, inverse, inverse + n, inverse + n + m, A, B, H,
-                         RP, RM, lost);
-    if (!(lost[0] <= cancellation && lost[1] <= limit)) return -1;
+    long done = start;
+    /* What loses too much mostly does so in the first sweep. */
+    for (long end = start ? n_iters : 1;; end = n_iters) {
+        done = NAME(triplet_sweeps)(n, m, within, done, end, tol, attract, repel, row, column, masses,
+                                    masses + n, masses + n + m, A, B, H, RP, RM, work);
+        double lost[2];
+        NAME(triplet_losses)(n, m, done, eps, row, column, inverse, inverse + n, inverse + n + m, A, B,
+                             H, RP, RM, lost);
+        if (!(lost[0] <= cancellation && lost[1] <= limit)) return -1;
+        if (done < end || end == n_iters) break;
+    }
     for (long i = 0; i < n; i++) shift_a[i] += log((double)A[done * n + i]);
     for (long j = 0; j < m; j++) {
         shift_b[j] += log((double)B[done * m + j]);

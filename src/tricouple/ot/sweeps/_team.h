@@ -16,23 +16,25 @@ typedef struct call {
     void *p[ARRAYS];
 } call;
 
+/* Calls, of which a thread does some in turn before it takes the next. */
 typedef struct {
     call *calls;
-    long number;
+    long number, in_turn;
     atomic_long next;
 } work;
 
 /* GOMP_parallel of the library that PyTorch has loaded (native.py finds it), or nothing. */
 static void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
 
-/* Every thread takes the next call until there is none. */
+/* Every thread takes the next calls until there are none. */
 static void take(void *argument) {
     work *all = argument;
-    for (long k; (k = atomic_fetch_add(&all->next, 1)) < all->number;) all->calls[k].run(&all->calls[k]);
+    for (long k; (k = atomic_fetch_add(&all->next, all->in_turn)) < all->number;)
+        for (call *own = all->calls + k; own < all->calls + k + all->in_turn; own++) own->run(own);
 }
 
-static void together(call *calls, long number) {
-    work all = {.calls = calls, .number = number};
-    if (number > 1 && parallel) parallel(take, &all, (unsigned)number, 0);
+static void together(call *calls, long number, long in_turn) {
+    work all = {.calls = calls, .number = number, .in_turn = in_turn};
+    if (number > in_turn && parallel) parallel(take, &all, (unsigned)(number / in_turn), 0);
     else take(&all);
 }

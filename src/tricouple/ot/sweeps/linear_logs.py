@@ -1,7 +1,7 @@
 """Plans with linear ψ by logarithms, a tile at a time: right for any sharpness.
 
 The last rung of the ladder, of pairs and of triplets, stored and streamed; an accelerator with room
-for whole matrices does without (``pair_log``, ``triplet_log``). Sweeps, plans and their adjoints
+for whole matrices does without (``MatrixPair``, ``triplet_log``). Sweeps, plans and their adjoints
 are sums that ``log_tiles`` knows how to take; nothing here has more than N numbers.
 """
 

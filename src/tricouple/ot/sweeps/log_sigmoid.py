@@ -42,9 +42,10 @@ from tricouple.ot.sweeps.triplet_adjoint import (
     REPEL,
     Between,
     Exclusion,
+    OwnExclusion,
+    OwnHistory,
     ScaledTripletHistory,
 )
-from tricouple.ot.sweeps.triplet_own import OwnExclusion, OwnHistory
 
 # Squarings of one exponential, and one: each doubles the error of rounding. _log_sigmoid.h unrolls
 # as many.

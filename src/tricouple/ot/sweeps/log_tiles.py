@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tricouple.distributed import Shard
-from tricouple.memory import Loan, Storage
+from tricouple.memory import Loan, Storage, empty_matrix
 from tricouple.numeric import Patch, ScoreGradient, on_host, row_blocks
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.kernels import Products, Similarities
-from tricouple.ot.sweeps.threads import in_threads
 
 # For the compiled module: no column is that of the row's own sample.
 _ACROSS = -(2**40)
@@ -147,11 +146,12 @@ class _Group:
         other = [side.other for side in sides if side.other is not None]
         self._apart = (torch.stack(apart), torch.stack(other)) if apart else None
 
-    def arrays(self, rows: slice) -> tuple[Tensor | None, ...]:
-        """What the module needs of some rows."""
-        apart = (None, None) if self._apart is None else (side[0, rows] for side in self._apart)
-        of_rows = self._scales[0, rows], self._right, self._of_rows[0, 0, rows]
-        return (*of_rows, self._of_columns, *apart)
+    def places(self, row: int) -> tuple[int, ...]:
+        """Where what the module needs of the rows from this one on begins."""
+        of_rows = self._scales, self._of_rows, *(self._apart or ())
+        scales, rows, *apart = (native.address(x) + row * x.element_size() for x in of_rows)
+        right, columns = native.addresses(self._right, self._of_columns)
+        return scales, right, rows, columns, *(apart or (0, 0))
 
 
 def _grouped(terms: Sequence[Term]) -> Iterator[list[Term]]:
@@ -229,8 +229,9 @@ class LogTiles:
         for block, place in zip(blocks, places, strict=True):
             tile = self.similarities.tile(block, buffer[: block.stop - block.start])
             if self._unit != 1.0:
-                tile = tile.mul_(1 / self._unit).round_().to(torch.int32)
-            yield block, tile if loan is None else loan.matrices[0][place].copy_(tile)
+                tile.mul_(1 / self._unit).round_()
+            tile = tile if loan is None else loan.matrices[0][place].copy_(tile)
+            yield block, tile.to(self._scores.dtype)
         self._loan = loan
 
     def rows(self, factor: float, v: Tensor) -> Apart:
@@ -351,24 +352,30 @@ class LogTiles:
         """The sum of all terms, in tiles that the next one overwrites."""
         n, m = self.shape
         height = min(n, max(1, self._entries // m))
-        out = torch.empty(height, m, dtype=self.fine, device=self.like.device)
+        out = empty_matrix(self.like.new_empty(0, dtype=self.fine), height, m)
         groups = [_Group(few, self.fine) for few in _grouped(terms)] if self._compiled else []
         for rows, tile in self._tiles():
             total = out[: rows.stop - rows.start].zero_()
 
-            def add(own: slice, rows: slice, tile: Tensor) -> None:
-                for few in row_blocks(own.stop - own.start, m, _BLOCK):
-                    mine = slice(own.start + few.start, own.start + few.stop)
-                    here = slice(rows.start + mine.start, rows.start + mine.stop)
-                    for group in groups:
-                        arrays = tile[mine], *group.arrays(here), out[mine]
-                        native.compiled.log_gradient(*self._call(
-                            here, group.factor, *arrays,
-                            sizes=(n, group.count), reals=(group.slope,),
-                        ))  # fmt: skip
-
             if self._compiled:
-                in_threads(partial(add, rows=rows, tile=tile), self._shares(tile))
+                shares = self._shares(tile)
+                few = row_blocks(shares[0].stop, m, _BLOCK)  # of each share; the last may be empty
+                calls = []
+                for start, own in ((block.start, share) for share in shares for block in few):
+                    first, last = (min(own.start + start + k, own.stop) for k in (0, few[0].stop))
+                    here = slice(rows.start + first, rows.start + last)
+                    ends = native.addresses(tile[first:], total[first:])
+                    calls += [
+                        self._call(
+                            here,
+                            group.factor,
+                            (ends[0], *group.places(here.start), ends[1]),
+                            sizes=(n, group.count),
+                            reals=(group.slope,),
+                        )
+                        for group in groups
+                    ]
+                native.shared(native.compiled.log_gradient, calls, len(calls) // len(shares))
             for term in [] if self._compiled else terms:
                 values, taken = self._pairs(term, rows, tile)
                 if taken is not None and term.side.other is not None:
@@ -404,14 +411,13 @@ class LogTiles:
         self,
         block: slice,
         factor: float,
-        *arrays: Tensor | None,
+        places: Sequence[int],
         sizes: Sequence[int] = (),
         reals: Sequence[float] = (),
     ) -> tuple[float, ...]:
         """What the compiled module has to know to do the rows of a tile."""
         shape = (block.stop - block.start, self.shape[1], *sizes)
         diagonal = block.start if self.within else _ACROSS
-        places = (0 if array is None else native.address(array) for array in arrays)
         numbers = (*shape, diagonal, factor * self._unit, *reals)
         return (self.fine.itemsize, *numbers, *places)
 
@@ -432,7 +438,8 @@ class LogTiles:
             for thread, part in enumerate(self._shares(tile)):
                 block = slice(rows.start + part.start, rows.start + part.stop)
                 kept.append((tile[part], *own(block, thread)))
-                calls.append(self._call(block, factor, *kept[-1], sizes=sizes))
+                places = [0 if array is None else native.address(array) for array in kept[-1]]
+                calls.append(self._call(block, factor, places, sizes))
             native.shared(function, calls)
 
     def _shares(self, tile: Tensor) -> list[slice]:

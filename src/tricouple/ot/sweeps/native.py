@@ -30,7 +30,7 @@ from tricouple.ot.sweeps.triplet import ScaledTriplet
 from tricouple.ot.sweeps.triplet_adjoint import ATTRACT, REPEL, ScaledTripletPlan
 
 # The calls of the compiled module; to be raised here and in _native.c whenever one changes.
-CALLS = 14
+CALLS = 15
 
 
 def load() -> Any:
@@ -78,12 +78,13 @@ if team:
     os.register_at_fork(after_in_child=lambda: _use(0))  # where OpenMP has none of its threads
 
 
-def shared(function: Any, calls: Sequence[tuple[float, ...]]) -> None:
-    """Calls of a compiled function, each by a thread of its own."""
-    if team or len(calls) < 2:
-        function(calls)
+def shared(function: Any, calls: Sequence[tuple[float, ...]], in_turn: int = 1) -> None:
+    """Calls of a compiled function, so many of them in turn by each of several threads."""
+    if team or len(calls) <= in_turn:
+        function(calls, in_turn)
     else:
-        in_threads(lambda call: function(*call), calls)
+        shares = [calls[k : k + in_turn] for k in range(0, len(calls), in_turn)]
+        in_threads(lambda share: [function(*call) for call in share], shares)
 
 
 def address(array: Tensor) -> int:

@@ -69,7 +69,7 @@ class ScaledTriplet(Coupling):
         # Log-scalings start at zero.
         start = [torch.exp(-shift).to(self.dtype) for shift in shifts]
         scalings = self._sweep(start[ATTRACT], start[REPEL], masses, n_iters, tol)
-        if not self.agreed(self._trusted(scalings, masses)):
+        if scalings is None or not self.agreed(self._trusted(scalings, masses)):
             return None
         last = torch.cat([scalings.a[-1], scalings.b[-1], scalings.h[-1]])
         logs = last.to(wide_dtype(last.device)).log_()
@@ -82,8 +82,11 @@ class ScaledTriplet(Coupling):
 
     def _sweep(
         self, b: Tensor, h: Tensor, masses: Masses, n_iters: int, tol: float | None
-    ) -> Scalings:
-        """Two passes over the kernels a sweep: h → r⁻ → a → b, and b → r⁺ → h."""
+    ) -> Scalings | None:
+        """Two passes over the kernels a sweep: h → r⁻ → a → b, and b → r⁺ → h.
+
+        What cannot be trusted mostly shows in the first sweep, after which there is None.
+        """
         kernels, exclusion = self.kernels, self.exclusion
         mass_a, mass_b, mass_h = masses.values
         all_a: list[Tensor] = []
@@ -114,6 +117,10 @@ class ScaledTriplet(Coupling):
                 (all_a, a), (all_b, b), (all_h, h), (all_plus, r_plus), (all_minus, r_minus)
             ):  # fmt: skip
                 values.append(value)
+            if sweep == 0 and n_iters > 1 and self.shard is None:  # several would have to agree
+                first = Scalings(*map(torch.stack, (all_a, all_b, all_h, all_plus, all_minus)))
+                if not self._trusted(first, masses):
+                    return None
         return Scalings(*map(torch.stack, (all_a, all_b, all_h, all_plus, all_minus)))
 
     def _settled(

@@ -2,6 +2,11 @@
 
 Symbols are those of ``triplet``: scalings a, b, h; ``r⁺ = attract · b``, ``r⁻ = repel · h``; and
 ``attract_ij · repel_ij = row_i · column_j``, what "j ≠ k" excludes.
+
+Over several processes, where a kernel is a sum of Q terms, its row sums are Q numbers for each
+anchor: more than they are worth sending. So all that belongs to anchors stays with their process,
+scalings too (``Own…``), and what goes around are the sums over anchors: those of the columns, and
+those that "j ≠ k" excludes (mathematics §7).
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tricouple.distributed import Shard
 from tricouple.numeric import ScoreGradient
 from tricouple.ot.sweeps.contract import GradientSink, Masses
 from tricouple.ot.sweeps.kernels import Factors, Kernels, LowRankSink
@@ -249,3 +255,70 @@ class ScaledTripletHistory:
                 Factors(left_h, torch.cat([all_h, weights_h])),
             ]
         )
+
+
+# --- kernels of which every process has the rows of its own anchors -------------------------------
+
+
+class OwnExclusion(Exclusion):
+    """What "j ≠ k" takes from the sums of a process's own anchors."""
+
+    def __init__(self, kernels: Kernels, shard: Shard, *, within: bool) -> None:
+        super().__init__(kernels, within=within)
+        self.shard = shard
+
+    def around(self, values: Tensor) -> Tensor:
+        """For every anchor the sum of the references' values, but within one set not its own."""
+        total = values.sum()
+        return total - values[self.shard.rows] if self.within else total.expand(self.n_anchors)
+
+    def anchors(self, a: Tensor) -> Anchors:
+        """Anchors with scaling a; one message."""
+        excluded = self.row * a
+        if not self.within:
+            return Anchors(a, excluded, self.column * self.total(excluded))
+        whole = self.shard.gather(excluded, self.shard.anchors)
+        return Anchors(a, excluded, self.column * (whole.sum() - whole))
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over the anchors of all processes; one message."""
+        return self.shard.sum_(values.sum(-1))
+
+
+@dataclass(frozen=True)
+class OwnPlan:
+    """A plan of own anchors, which takes and gives the vectors of all."""
+
+    plan: ScaledTripletPlan
+    shard: Shard
+
+    def marginal(self, axis: int) -> Tensor:
+        """The plan's own marginal on an axis."""
+        found = self.plan.marginal(axis)
+        return found if axis else self.shard.gather(found, self.shard.anchors)
+
+    def push(
+        self, axis: int, weights: Tensor, sink: GradientSink | None = None
+    ) -> dict[int, Tensor]:
+        """Products with P¹², P¹³, P²³."""
+        pushed = self.plan.push(axis, weights if axis else weights[self.shard.rows], sink)
+        if 0 in pushed:
+            pushed[0] = self.shard.gather(pushed[0], self.shard.anchors)
+        return pushed
+
+
+@dataclass(frozen=True)
+class OwnHistory:
+    """The sweeps of own anchors, which takes the vectors of all."""
+
+    history: ScaledTripletHistory
+    shard: Shard
+
+    def plan(self) -> OwnPlan:
+        """The plan after the last sweep."""
+        return OwnPlan(self.history.plan(), self.shard)
+
+    def adjoint(self, cotangents: Sequence[Tensor]) -> ScoreGradient:
+        """The gradient of the sweeps with respect to the scores of own anchors."""
+        of_anchors, *others = cotangents
+        return self.history.adjoint([of_anchors[self.shard.rows], *others])
