@@ -24,12 +24,10 @@ def images(n: int = 512, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     return 2 * torch.randn(classes, 16)[labels] + torch.randn(n, 16), labels
 
 
-def main(epochs: int = 4, batch_size: int = 65) -> list[float]:
+def train(epochs: int = 4, batch_size: int = 65) -> list[float]:
     """Train; returns the loss of every step."""
     torch.manual_seed(0)  # in every process: the same data, the same batches, the same weights
-    dist.init_process_group("gloo")  # "nccl" on GPUs
     rank, world = dist.get_rank(), dist.get_world_size()
-
     points, labels = images()
     order = RandomSampler(points, generator=torch.Generator().manual_seed(1))
     batches = BatchSampler(order, batch_size, drop_last=True)  # those of one process, dealt out:
@@ -50,6 +48,13 @@ def main(epochs: int = 4, batch_size: int = 65) -> list[float]:
             losses.append(float(loss.detach()))
         if rank == 0:
             print(f"loss {losses[-1]:.6f}", flush=True)
+    return losses
+
+
+def main() -> list[float]:
+    """Begin, train and end: the model is gone before its group, whose end would wait for it."""
+    dist.init_process_group("gloo")  # "nccl" on GPUs
+    losses = train()
     dist.destroy_process_group()
     return losses
 

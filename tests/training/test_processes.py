@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -274,7 +275,22 @@ def test_the_example_for_torchrun_computes_the_losses_of_one_process(monkeypatch
         monkeypatch.setenv(name, value)
     import torchrun
 
+    models = []  # must be gone before their group: its end would wait for itself, see the example
+    left = []
+
+    class Watched(torchrun.DistributedDataParallel):
+        def __init__(self, module):
+            super().__init__(module)
+            models.append(weakref.ref(self))
+
+    def end(destroy=dist.destroy_process_group):
+        left.extend(model() for model in models)
+        destroy()
+
+    monkeypatch.setattr(torchrun, "DistributedDataParallel", Watched)
+    monkeypatch.setattr(dist, "destroy_process_group", end)
     alone = torchrun.main()
+    assert left == [None]
     assert alone[-1] < 0.5 * alone[0]
     output, errors = program.communicate(timeout=PATIENCE)
     assert program.returncode == 0, errors
