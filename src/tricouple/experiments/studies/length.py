@@ -61,12 +61,14 @@ class Length(Study):
             conditions=tuple({"data": data, "setting": setting} for data, setting in places),
             methods=("infonce", "iot", "pushpull"),
             sharpness=(10.0, 100.0) if smoke else (1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
-            seeds=(0,) if smoke else (0, 1, 2),
+            seeds=(0,) if smoke else (0, 1, 2, 3, 4),
             budget=Budget(steps=6, batch_size=64) if smoke
             else Budget(steps=1000, batch_size=128, dim=64),
             changed="before any run, log-sigmoid ψ was taken out, whose steps take ten times as "
             "long, the network was made a quarter as large, batches half as large and trainings "
-            "half as long (50 epochs of 2560 images): the first plan would have taken 20 hours.",
+            "half as long (50 epochs of 2560 images): the first plan would have taken 20 hours. "
+            "When seeds 0 to 2 were complete, and with them the verdict, seeds 3 and 4 were added "
+            "under the same hypotheses: five, as the question had asked for.",
         )  # fmt: skip
 
     def measure(self, trial: Trial, budget: Budget) -> dict[str, float]:
