@@ -194,8 +194,8 @@ def counted(rank, make, settings, parts):
 
     def noted(collective):
         def call(values, *args, **kwargs):
-            several = values if isinstance(values, list) else [values]
-            sent.append(sum(map(torch.numel, several)))
+            # What this process has to say: a gather takes a list to receive in, then that.
+            sent.append(torch.numel(args[0] if isinstance(values, list) else values))
             return collective(values, *args, **kwargs)
 
         return mock.patch.object(dist, collective.__name__, call)
@@ -226,7 +226,7 @@ def test_a_sweep_takes_four_messages_there_and_four_back(pools, memory, within):
         more = len(found[9][way]) - len(found[4][way])
         assert more == 5 * (4 if within else 2)
     forward, backward = found[9]
-    assert sum(size >= n * d for size in forward) == len(samples)
+    assert sum(size >= n * d // 2 for size in forward) == len(samples)
     assert max(backward) <= sum(len(rows) for rows, _ in samples)
     constant = len(forward) + len(backward) - 9 * (8 if within else 4)
     assert constant <= 12
@@ -236,7 +236,7 @@ def test_info_nce_sends_one_message_of_n_numbers(pools):
     samples = batch(True, n=60, d=64)
     parts = [shares(part, [30, 30]) for part in samples]
     forward, backward = pools(2).run(counted, tc.InfoNCE, {}, parts)[0]
-    assert sorted(forward)[-3:] == [60, 60, 60 * 64]  # labels too
+    assert sorted(forward)[-3:] == [30, 60, 30 * 64]  # own labels and embeddings too
     assert backward == []
 
 

@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# For so many seconds a process waits awake for the others, while its core is free for whoever needs
-# it. Then it sleeps, and to wake it takes longer than most messages.
+# For so many seconds a process waits awake for the others: waking takes longer than most messages.
 _AWAKE = 0.01
 
 _give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -69,20 +68,23 @@ class Team:
 
     def sum_(self, values: Tensor) -> Tensor:
         """The sum over processes, in place; one message."""
-        return self._reduce(values, dist.ReduceOp.SUM)
+        if self.size > 2 or not values.is_cpu:
+            return self._reduce(values, dist.ReduceOp.SUM)
+        # Between two, a gather sends as many numbers as an all-reduce, in one hop instead of two.
+        both = values.new_empty(2, *values.shape)
+        _wait_awake(dist.all_gather(list(both), values.contiguous(), self.group, async_op=True))
+        return torch.add(*both, out=values)
 
     def max_(self, values: Tensor) -> Tensor:
         """The largest over processes, in place; one message."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Tensor, operation: Any) -> Tensor:
-        if not values.is_cpu:  # nobody waits for a device
-            dist.all_reduce(values, operation, self.group)
-            return values
-        work, end = dist.all_reduce(values, operation, self.group, True), time.monotonic() + _AWAKE
-        while not work.is_completed() and time.monotonic() < end:
-            _give_way()
-        work.wait()
+        work = dist.all_reduce(values, operation, self.group, async_op=True)
+        if values.is_cpu:  # nobody waits for a device
+            _wait_awake(work)
+        else:
+            work.wait()
         return values
 
     def agree(self, decision: bool) -> bool:
@@ -159,6 +161,14 @@ class Shard(Team):
     def mirrored(self) -> Shard:
         """The same with anchors for references."""
         return replace(self, anchors=self.references, references=self.anchors)
+
+
+def _wait_awake(work: Any) -> None:
+    """Wait for a message, with the core free for whoever needs it, and asleep if it takes long."""
+    end = time.monotonic() + _AWAKE
+    while not work.is_completed() and time.monotonic() < end:
+        _give_way()
+    work.wait()
 
 
 def own(counts: Sequence[int], rank: int) -> slice:

@@ -249,6 +249,9 @@ def work(
     # Peers call functions of torch.distributed that are to be renamed.
     warnings.simplefilter("ignore", FutureWarning)
     torch.set_num_threads(1)
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if world <= len(cores):  # a core of its own, as launchers have it: two on one would take turns
+        os.sched_setaffinity(0, {cores[rank]})
     try:
         dist.init_process_group("gloo", meeting, PATIENCE, world_size=world, rank=rank)
         answer = "", function(*args)
