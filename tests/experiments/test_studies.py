@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -415,6 +416,12 @@ def test_the_page_on_losses_repeats_what_the_study_of_length_found() -> None:
     assert f"by up to {-min(points):.1f} points, and told apart in {told} of them" in text
     assert len(plan.seeds) == 5
     assert "five seeds" in text
+    runs = Results([*Store(ROOT / "results/studies/length").records().values()]).final("knn@1000")
+    soft = {key[:2]: fmean(own.values()) for key, own in runs.items() if key[2] == 1.0}
+    where = [describe(condition) for condition in plan.conditions]
+    ahead = [soft[w, "pushpull"] > max(soft[w, "infonce"], soft[w, "iot"]) for w in where]
+    assert all(ahead)
+    assert "at c = 1 it is ahead of both in all four places" in text
 
 
 def test_the_page_on_losses_repeats_what_the_study_of_hubs_found() -> None:
