@@ -12,7 +12,7 @@ import torch
 
 from conftest import UNCONVERGED
 from tricouple import cli
-from tricouple.experiments.bench import command, contenders, measure, memory, targets
+from tricouple.experiments.bench import command, contenders, measure, targets
 from tricouple.experiments.bench.contenders import BY_NAME, CONTENDERS, LOSS
 from tricouple.experiments.bench.measure import (
     QUICK,
@@ -153,14 +153,14 @@ def test_extra_memory_is_the_peak_of_the_call_not_what_it_returns():
             for start in range(0, size, mmap.PAGESIZE):
                 pages[start] = 1
 
-    found = memory.peak_memory_of(step)
+    found = measure.peak_memory_of(step)
     assert found.extra_bytes == pytest.approx(size, rel=0.05)
     assert found.peak_bytes > found.extra_bytes
 
 
 def test_memory_is_measured_in_a_process_of_its_own():
     ballast = torch.ones(2**28)  # 1 GiB in this process must not be seen by the other
-    found = memory.measure_memory("InfoNCE (plain PyTorch)", 1024, Problem())
+    found = measure.measure_memory("InfoNCE (plain PyTorch)", 1024, Problem())
     del ballast
     matrices = found.extra_bytes / (4 * 1024**2)
     assert 2 < matrices < 20
@@ -169,7 +169,7 @@ def test_memory_is_measured_in_a_process_of_its_own():
 
 def test_failure_in_the_memory_process_is_reported():
     with pytest.raises(RuntimeError, match="KeyError: 'nobody'"):
-        memory.measure_memory("nobody", 64, Problem())
+        measure.measure_memory("nobody", 64, Problem())
 
 
 # --- training steps -------------------------------------------------------------------------------
@@ -419,6 +419,6 @@ def test_cubic_contenders_meet_small_sizes_only_and_small_matrices_are_not_weigh
 
 def test_bound_on_dense_memory_is_a_bound():
     name = "dense Neg-MMIOT (PyTorch)"
-    found = memory.measure_memory(name, 96, Problem())
+    found = measure.measure_memory(name, 96, Problem())
     bound = BY_NAME[name].bytes_at_most(96, Problem())
     assert bound / 4 < found.extra_bytes < bound

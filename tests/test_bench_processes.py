@@ -14,8 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tricouple import cli
 from tricouple.experiments.bench import processes, targets
-from tricouple.experiments.bench.contenders import LOSS
-from tricouple.experiments.bench.gathered import BY_NAME, CLIP, GATHERED, OURS, Share
+from tricouple.experiments.bench.contenders import CLIP, GATHERED, LOSS, OURS, Share
 from tricouple.experiments.bench.machines import UNFITTED, Model, shared_tables
 from tricouple.experiments.bench.measure import Measurement, Report
 from tricouple.experiments.bench.problem import Problem
@@ -80,7 +79,7 @@ def test_gathered_peers_send_what_their_sources_say(fake_four):
         "MultipleNegativesRankingLoss (ST)": (4, 4 * ring),
     }
     found = {}
-    for contender in GATHERED:
+    for contender in GATHERED.values():
         if contender.module:
             step = contender.prepare(Share.of(0, 4, size, PROBLEM), PROBLEM)
             with Counted() as counted:
@@ -204,7 +203,7 @@ def test_memory_of_a_process_is_judged(share, met):
 
 @pytest.mark.parametrize(("share", "met"), [(0.69, True), (0.71, False)])
 def test_bytes_are_judged_against_clip_loss_for_each_embedding(share, met):
-    assert BY_NAME[CLIP].pairs
+    assert GATHERED[CLIP].pairs
     ours = row(OURS, 8192, 512, 4, sent_bytes=int(1e6 * share))  # of half as many embeddings
     report = Report(Problem(), (ours, row(CLIP, 8192, 512, 4, sent_bytes=2 * 10**6)), FACTS)
     (claim,) = targets.claims(report)

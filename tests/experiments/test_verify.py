@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 import reference
 from tricouple import cli, geometry
-from tricouple.experiments.verify import beyond, command, decoupling, frames, tensors
+from tricouple.experiments.verify import command, decoupling, frames, lemmas, tensors
 from tricouple.experiments.verify.frames import descend_from_random
 from tricouple.experiments.verify.setting import Losses, Outcome, Report, Setting, chart, worst
 from tricouple.experiments.verify.statements import BY_ID, STATEMENTS, select, verify
@@ -321,9 +321,9 @@ def test_impossible_gram_matrices_are_refused():
 
 
 def test_in_too_few_dimensions_the_optimum_is_not_two_distance(monkeypatch):
-    monkeypatch.setattr(beyond, "LOW_CLASSES", 5)
-    monkeypatch.setattr(beyond, "LOW_DIMS", (3, 4))
-    low, enough = beyond.low_dimension(Setting()).rows
+    monkeypatch.setattr(frames, "LOW_CLASSES", 5)
+    monkeypatch.setattr(frames, "LOW_DIMS", (3, 4))
+    low, enough = frames.low_dimension(Setting()).rows
     assert low["loss above closed form"] > 1e-3
     assert low["loss below total collapse"] > 0.1
     assert low["spread of β"] > 0.1
@@ -331,15 +331,15 @@ def test_in_too_few_dimensions_the_optimum_is_not_two_distance(monkeypatch):
 
 
 def test_every_loss_reaches_the_etf_with_balanced_classes(monkeypatch):
-    monkeypatch.setattr(beyond, "STARTS", 1)
-    rows = beyond.baselines(Setting()).rows
+    monkeypatch.setattr(frames, "STARTS", 1)
+    rows = frames.baselines(Setting()).rows
     assert [row["loss"] for row in rows] == ["Neg-MMIOT", "PushPull", "IOT", "InfoNCE"]
     assert all(row["Gram deviation"] < 1e-5 for row in rows)
 
 
 def test_unbalanced_classes_break_convexity_unless_the_marginals_are_the_target_s(monkeypatch):
-    monkeypatch.setattr(beyond, "DENSE_SIZES", ((4, 2),))
-    uniform, target = beyond.unbalanced_convexity(Setting()).rows
+    monkeypatch.setattr(lemmas, "UNBALANCED_SIZES", ((4, 2),))
+    uniform, target = lemmas.unbalanced_convexity(Setting()).rows
     assert uniform["smallest curvature"] < -0.01
     assert uniform["excess over chord there"] > 1e-3
     assert target["smallest curvature"] > -1e-12

@@ -40,35 +40,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="sizes 32 and 64, few calls, no memory")
     sizes = ",".join(map(str, effort.sizes))
     add("--sizes", type=batch_sizes, help=f"batch sizes (default: {sizes})")
-    add(
-        "--largest-cubic",
-        type=at_least(0),
-        default=effort.largest_cubic,
-        metavar="N",
-        help="largest size for the contenders with N^3 memory",
-    )
+    add("--largest-cubic", type=at_least(0), default=effort.largest_cubic, metavar="N",
+        help="largest size for the contenders with N^3 memory")  # fmt: skip
     add("--rounds", type=at_least(1), help=f"interleaved rounds (default: {effort.rounds})")
-    add(
-        "--only",
-        action="append",
-        default=[],
-        metavar="PATTERN",
+    add("--only", action="append", default=[], metavar="PATTERN",
         help="only contenders of such names, e.g. 'NegMMIOT*'; may be given several times",
-    )
+    )  # fmt: skip
     add("--no-memory", action="store_true", help="do not measure memory")
-    add(
-        "--training-step",
-        nargs="?",
-        const="vision",
-        choices=tuple(STEPS),
+    add("--training-step", nargs="?", const="vision", choices=tuple(STEPS),
         help="instead: whole training steps, of a ResNet-18 or of a small CLIP, loss beside loss",
-    )
-    add(
-        "--processes",
-        type=process_counts,
-        metavar="R,…",
+    )  # fmt: skip
+    add("--processes", type=process_counts, metavar="R,…",
         help="instead: one batch over so many processes of a thread each, beside gathered peers",
-    )
+    )  # fmt: skip
     add("--seed", type=int, default=problem.seed, help="seed of the random batches")
     add("--out", type=Path, default=Path("bench.json"), help="JSON file with all measurements")
     add("--read", type=Path, metavar="JSON", help="read an earlier run instead of measuring")

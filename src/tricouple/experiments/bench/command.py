@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tricouple.experiments.bench import targets
-from tricouple.experiments.bench.contenders import CONTENDERS, Contender
-from tricouple.experiments.bench.gathered import GATHERED, Gathered
-from tricouple.experiments.bench.measure import (
-    QUICK,
-    Effort,
-    Measurement,
-    Report,
-    measure,
-    measure_steps,
-)
+from tricouple.experiments.bench.contenders import BY_NAME, GATHERED
+from tricouple.experiments.bench.measure import QUICK, Effort, Report, measure, measure_steps
 from tricouple.experiments.bench.problem import QUICK_STEPS, STEPS, Problem
 from tricouple.experiments.bench.processes import QUICK_GROUP, GroupEffort, measure_processes
 from tricouple.files import write_text
@@ -48,9 +38,7 @@ def run(args: argparse.Namespace) -> int:
             report = Report.from_json(args.read.read_text(encoding="utf-8"))
     else:
         require_writable(args.out)
-        kinds = {args.training_step: measure_training, args.processes: measure_shared}
-        do = next((do for asked, do in kinds.items() if asked), measure_losses)
-        report = do(args, console)
+        report = (measure_training if args.training_step else measure_losses)(args, console)
     found = targets.claims(report)
     for table in (*targets.tables(report), *([targets.claims_table(found)] if found else [])):
         console.print(to_terminal(table))
@@ -78,66 +66,44 @@ def measure_training(args: argparse.Namespace, console: Console) -> Report:
 
 
 def measure_losses(args: argparse.Namespace, console: Console) -> Report:
-    """Measure all contenders in one process."""
-    usual = QUICK if args.quick else Effort()
-    effort = replace(
-        usual,
-        sizes=args.sizes or usual.sizes,
-        largest_cubic=args.largest_cubic,
-        rounds=args.rounds or usual.rounds,
-        memory=usual.memory and not args.no_memory,
-        only=tuple(args.only),
-    )
-    total = sum(effort.meets(contender, size) for size in effort.sizes for contender in CONTENDERS)
-    if not total:
-        raise nobody(args.only, CONTENDERS)
-    problem = Problem(seed=args.seed)
-    return keep(partial(measure, effort, problem), total, problem, args.out, console)
+    """Measure all contenders in one process, or one batch over several.
 
-
-def measure_shared(args: argparse.Namespace, console: Console) -> Report:
-    """Measure one batch over several processes."""
-    usual = QUICK_GROUP if args.quick else GroupEffort()
-    effort = replace(
-        usual,
-        processes=args.processes,
-        sizes=args.sizes or usual.sizes,
-        rounds=args.rounds or usual.rounds,
-        memory=usual.memory and not args.no_memory,
-        only=tuple(args.only),
-    )
-    if not effort.contenders:
-        raise nobody(args.only, GATHERED)
-    problem = Problem(seed=args.seed)
-    rows = partial(measure_processes, effort, problem)
-    return keep(rows, effort.total, problem, args.out, console)
-
-
-def nobody(patterns: Sequence[str], contenders: Sequence[Contender | Gathered]) -> CommandError:
-    """What to say of patterns that match no contender."""
-    names = ", ".join(contender.name for contender in contenders)
-    return CommandError(f"--only {' '.join(patterns)} matches none of: {names}")
-
-
-def keep(
-    rows: Callable[[Callable[[str], None]], Iterator[Measurement]],
-    total: int,
-    problem: Problem,
-    out: Path,
-    console: Console,
-) -> Report:
-    """Measure under a progress bar that names what runs now.
-
-    The file is written after every measurement: an interrupted run keeps what it has.
+    A progress bar names what runs now. The file is written after every measurement: an interrupted
+    run keeps what it has.
     """
+    effort: Effort
+    if args.processes:
+        effort = replace(QUICK_GROUP if args.quick else GroupEffort(), processes=args.processes)
+    else:
+        effort = replace(QUICK if args.quick else Effort(), largest_cubic=args.largest_cubic)
+    effort = replace(
+        effort,
+        sizes=args.sizes or effort.sizes,
+        rounds=args.rounds or effort.rounds,
+        memory=effort.memory and not args.no_memory,
+        only=tuple(args.only),
+    )
+    if not effort.total:
+        known = ", ".join(GATHERED if args.processes else BY_NAME)
+        raise CommandError(f"--only {' '.join(args.only)} matches none of: {known}")
+    problem = Problem(seed=args.seed)
     report = Report(problem, (), circumstances(console))
     texts = MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     # Drawn by hand between the measurements: a refreshing thread would compete for the cores.
     with Progress(BarColumn(), *texts, console=console, auto_refresh=False) as progress:
-        task = progress.add_task("", total=total)
-        for row in rows(lambda text: progress.update(task, description=text, refresh=True)):
+        task = progress.add_task("", total=effort.total)
+
+        def on_turn(text: str) -> None:
+            progress.update(task, description=text, refresh=True)
+
+        rows = (
+            measure_processes(effort, problem, on_turn)
+            if isinstance(effort, GroupEffort)
+            else measure(effort, problem, on_turn)
+        )
+        for row in rows:
             report = replace(report, measurements=(*report.measurements, row))
-            write_text(out, report.to_json())
+            write_text(args.out, report.to_json())
             progress.update(task, advance=1, refresh=True)
     return report
 

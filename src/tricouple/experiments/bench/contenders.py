@@ -1,20 +1,25 @@
-"""The table of contenders: what is measured, on which task, up to which size."""
+"""The tables of contenders: what is measured, on which task, up to which size.
+
+Over several processes, our losses meet those of peers that gather. Every contender there compares
+N×N pairs: N samples with themselves (two views of N/2 where the peer takes views), or N pairs of
+two sets.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize
 
-from tricouple.experiments.bench.problem import Batch, Criterion, Problem
-from tricouple.losses import IOT, InfoNCE, NegMMIOT, PushPull
+from tricouple.experiments.bench.problem import Batch, Criterion, Problem, make_batch
+from tricouple.losses import IOT, BothDirections, InfoNCE, NegMMIOT, PushPull
 from tricouple.ot import sinkhorn, triplet_sinkhorn
 from tricouple.shaping import Hinge, log_sigmoid
 
@@ -174,35 +179,23 @@ def prepare_pot(batch: Batch, problem: Problem, method: str) -> Callable[[], Ten
 
     cost = batch.pair_cost()
     uniform = torch.full((len(cost),), 1.0 / len(cost))
-
-    def step() -> Tensor:
-        plan: Tensor = ot.sinkhorn(
-            uniform,
-            uniform,
-            cost,
-            problem.epsilon,
-            method=method,
-            numItermax=problem.n_iters,
-            stopThr=0.0,
-            warn=False,
-        )
-        return plan
-
-    return step
+    options = {"method": method, "numItermax": problem.n_iters, "stopThr": 0.0, "warn": False}
+    return lambda: ot.sinkhorn(uniform, uniform, cost, problem.epsilon, **options)
 
 
-def ott(name: str, task: str, function: str) -> Contender:
+def ott(name: str, task: str, function: str, **options: Any) -> Contender:
     """Return a contender that a function of `ott_peer` prepares, importing JAX only then."""
 
     def prepare(batch: Batch, problem: Problem) -> Callable[[], object]:
         from tricouple.experiments.bench import ott_peer
 
-        prepared: Prepare = getattr(ott_peer, function)
-        return prepared(batch, problem)
+        prepared: Callable[..., Callable[[], object]] = getattr(ott_peer, function)
+        return prepared(batch, problem, **options)
 
     return Contender(f"MMSinkhorn {name} (OTT-JAX)", task, prepare, "ott", cubic=True)
 
 
+STORED = partial(neg_mmiot, memory="matrices")
 STREAMED: dict[str, Any] = {"smallest": LARGEST_STORED, "largest": math.inf}
 
 CONTENDERS = (
@@ -210,16 +203,8 @@ CONTENDERS = (
     loss("NegMMIOT implicit", partial(neg_mmiot, gradient="implicit")),
     loss("NegMMIOT envelope", partial(neg_mmiot, gradient="envelope")),
     loss("NegMMIOT streamed", partial(neg_mmiot, memory="streamed"), **STREAMED),
-    loss(
-        "NegMMIOT log-sigmoid",
-        partial(neg_mmiot, shaping="log_sigmoid", memory="matrices"),
-        largest=2048,
-    ),
-    loss(
-        "NegMMIOT hinge",
-        partial(neg_mmiot, shaping=Hinge(margin=0.5), memory="matrices"),
-        largest=2048,
-    ),
+    loss("NegMMIOT log-sigmoid", partial(STORED, shaping="log_sigmoid"), largest=2048),
+    loss("NegMMIOT hinge", partial(STORED, shaping=Hinge(margin=0.5)), largest=2048),
     loss(
         "NegMMIOT log-sigmoid, anchor by anchor",
         partial(neg_mmiot, shaping=log_sigmoid),
@@ -238,7 +223,7 @@ CONTENDERS = (
     loss("SupConLoss (PML)", sup_con, package="pytorch_metric_learning"),
     loss("dense Neg-MMIOT (PyTorch)", dense_neg_mmiot, cubic=True),
     ott("unrolled", LOSS, "prepare_loss"),
-    ott("Danskin", LOSS, "prepare_danskin"),
+    ott("Danskin", LOSS, "prepare_loss", use_danskin=True),
     Contender("triplet_sinkhorn", TRIPLET_PLAN, prepare_triplet_plan),
     ott("plan only", TRIPLET_PLAN, "prepare_plan"),
     Contender("sinkhorn", PAIR_PLAN, prepare_pair_plan),
@@ -249,3 +234,125 @@ CONTENDERS = (
 )
 
 BY_NAME = {contender.name: contender for contender in CONTENDERS}
+
+
+# --- over several processes -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process has of a batch."""
+
+    rank: int
+    world: int
+    embeddings: Tensor  # (n, d)
+    partners: Tensor  # other views of the same samples, (n, d)
+    labels: Tensor  # their classes, (n,)
+    identities: Tensor  # their numbers in the batch of all processes, (n,)
+
+    @classmethod
+    def of(cls, rank: int, world: int, size: int, problem: Problem) -> Share:
+        """The rows of a rank; all ranks draw the same batch."""
+        batch, other = (make_batch(size, replace(problem, seed=problem.seed + k)) for k in range(2))
+        own = slice(size * rank // world, size * (rank + 1) // world)
+        embeddings = batch.embeddings[own].clone()
+        partners = embeddings + 0.5 * other.embeddings[own]
+        return cls(rank, world, embeddings, partners, batch.labels[own], torch.arange(size)[own])
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """One competitor over several processes."""
+
+    name: str  # unique, as shown in tables
+    build: Callable[[Share, Problem], Callable[..., Tensor]]  # a criterion of what it takes
+    module: str = ""  # which it needs, of another library
+    pairs: bool = False  # it takes two sets of N, otherwise one set of N with labels
+    whole: bool = False  # every process computes the loss of the whole batch
+
+    @property
+    def installed(self) -> bool:
+        """Whether what it needs can be imported."""
+        return not self.module or find_spec(self.module.partition(".")[0]) is not None
+
+    def bytes_at_most(self, size: int, world: int) -> int:
+        """A generous bound on the memory of all processes together."""
+        return 4 * size**2 * (14 * world if self.whole else 8)
+
+    def prepare(self, share: Share, problem: Problem) -> Callable[[], object]:
+        """Return a call that evaluates the loss and the gradients of this process's own rows."""
+        criterion = self.build(share, problem)
+        embeddings = share.embeddings.clone().requires_grad_()
+        if not self.pairs:
+            return lambda: torch.autograd.grad(criterion(embeddings, share.labels), embeddings)
+        both = embeddings, share.partners.clone().requires_grad_()
+        return lambda: torch.autograd.grad(criterion(*both), both)
+
+
+def both_directions(share: Share, problem: Problem) -> Callable[..., Tensor]:
+    """Our three-marginal loss from images to texts and back."""
+    criterion = BothDirections(neg_mmiot(problem, group="world"))
+    return lambda images, texts: criterion(images, texts, share.identities)
+
+
+def clip_loss(share: Share, problem: Problem) -> Callable[..., Tensor]:
+    """``ClipLoss`` of open_clip, own rows only, with the gradient of what was gathered."""
+    from open_clip.loss import ClipLoss
+
+    ranks = {"rank": share.rank, "world_size": share.world}
+    criterion = ClipLoss(local_loss=True, gather_with_grad=True, **ranks)
+    return lambda images, texts: criterion(
+        normalize(images, dim=1), normalize(texts, dim=1), 1 / problem.temperature
+    )
+
+
+def nt_xent(share: Share, problem: Problem) -> Callable[..., Tensor]:
+    """``NTXentLoss`` of lightly: own rows are two views of half as many samples."""
+    from lightly.loss import NTXentLoss
+
+    criterion = NTXentLoss(problem.temperature, gather_distributed=True)
+    return lambda embeddings, labels: criterion(*embeddings.chunk(2))
+
+
+def gathered_sup_con(share: Share, problem: Problem) -> Callable[..., Tensor]:
+    """``SupConLoss`` of pytorch-metric-learning, gathered."""
+    from pytorch_metric_learning.losses import SupConLoss
+    from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+
+    criterion: Callable[..., Tensor] = DistributedLossWrapper(SupConLoss(problem.temperature))
+    return criterion
+
+
+def ranking(share: Share, problem: Problem) -> Callable[..., Tensor]:
+    """``MultipleNegativesRankingLoss`` of sentence-transformers, of embeddings that are there."""
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    model = nn.Identity()
+    options = {"scale": 1 / problem.temperature, "gather_across_devices": True}
+    criterion = MultipleNegativesRankingLoss(model, **options)
+    return lambda *sets: criterion.compute_loss_from_embeddings(list(sets), share.labels)
+
+
+def ours(make: Callable[..., Callable[..., Tensor]], **options: Any) -> Any:
+    """One of our losses over all processes."""
+    return lambda share, problem: make(problem, group="world", **options)
+
+
+OURS, CLIP = "NegMMIOT", "ClipLoss (open_clip)"
+
+_GATHERED = (
+    Gathered(OURS, ours(neg_mmiot)),
+    Gathered("NegMMIOT, both directions", both_directions, pairs=True),
+    Gathered("PushPull", ours(push_pull)),
+    Gathered("InfoNCE", ours(lambda problem, **options: InfoNCE(problem.temperature, **options))),
+    Gathered(CLIP, clip_loss, "open_clip.loss", pairs=True),
+    Gathered("NTXentLoss (lightly)", nt_xent, "lightly.loss"),
+    Gathered("SupConLoss (PML)", gathered_sup_con, "pytorch_metric_learning.losses", whole=True),
+    Gathered(
+        "MultipleNegativesRankingLoss (ST)",
+        ranking,
+        "sentence_transformers.sentence_transformer.losses",
+        pairs=True,
+    ),
+)
+GATHERED = {contender.name: contender for contender in _GATHERED}

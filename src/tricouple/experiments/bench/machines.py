@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tricouple.experiments.bench.gathered import OURS
+from tricouple.experiments.bench.contenders import OURS
 from tricouple.experiments.bench.measure import Measurement, Report
 from tricouple.experiments.bench.processes import NETWORK
 from tricouple.report.numbers import number
@@ -90,19 +90,18 @@ class Model:
     alpha: float = 0.0  # seconds for a dimension of a pair
     beta: float = 0.0  # seconds for a pair
     error: float = 0.0  # the largest relative error of a measured time
-    crowded: tuple[
-        float, ...
-    ] = ()  # times measured with several processes a core, over the model's
+    # Times measured with several processes a core, over the model's.
+    crowded: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, report: Report, contender: str = OURS) -> Model | None:
-        """Fit; None where a report has not two sizes and two dimensions.
+    def of(cls, report: Report) -> Model | None:
+        """Fit our loss; None where a report has not two sizes and two dimensions.
 
         More processes than cores wait for each other: their times are not fitted, but compared.
         """
         cores = report.provenance["cores"]
         rows = [row for row in report.measurements if row.processes > 1 and row.seconds]
-        every = [row for row in rows if row.contender == contender and row.dim]
+        every = [row for row in rows if row.contender == OURS and row.dim]
         steps = [row for row in every if row.processes <= cores]
         network = [row for row in rows if row.contender == NETWORK and row.processes <= cores]
         if len({row.size for row in steps}) < 2 or len({row.dim for row in steps}) < 2:
@@ -122,10 +121,9 @@ class Model:
             *_fit([(row.dim or 0, 1.0) for row in steps], sent),
             *(_fit(parts, numbers) if weighed else (math.nan, math.nan)),
         )
-        cases = [(row.processes, row.size, row.dim or 0) for row in steps]
-        pairs = [(size**2 / ranks * dim, size**2 / ranks) for ranks, size, dim in cases]
-        left = [t - s for t, s in zip(_seconds(steps), model._times(steps, cores), strict=True)]
-        alpha, beta = _fit(pairs, left)
+        shares = [row.size**2 / row.processes for row in steps]  # pairs of a process
+        pairs = [(n * (row.dim or 0), n) for n, row in zip(shares, steps, strict=True)]
+        alpha, beta = _fit(pairs, (_seconds(steps) - model._times(steps, cores)).tolist())
         model = replace(model, alpha=alpha, beta=beta)
         error = np.abs(model._times(steps, cores) / _seconds(steps) - 1).max()
         others = [row for row in every if row.processes > cores]
@@ -186,17 +184,13 @@ def _table(processes: int, rows: Sequence[Measurement]) -> Table:
     by = {(row.contender, row.size, row.dim): row for row in rows}
     cells = []
     for name in dict.fromkeys(row.contender for row in rows):
-        cases = [by.get((name, size, dim)) for size in sizes for dim in dims]
+        unmeasured = Measurement(name, "", 0)
+        cases = [by.get((name, size, dim), unmeasured) for size in sizes for dim in dims]
         largest = cases[-len(dims) :]
-        cells.append(
-            (
-                name,
-                *(_number(row.seconds if row else None, 1e3) for row in cases),
-                *(_number(row.extra_matrices if row else None) for row in largest),
-                *(_number(row.sent_bytes if row else None, 2**-20) for row in largest),
-                *(str(row.messages) if row and row.messages else "–" for row in largest[-1:]),
-            )
-        )
+        times = (_number(row.seconds, 1e3) for row in cases)
+        memory = (_number(row.extra_matrices) for row in largest)
+        sent = (_number(row.sent_bytes, 2**-20) for row in largest)
+        cells.append((name, *times, *memory, *sent, str(largest[-1].messages or "–")))
     each = [f"d = {dim}" for dim in dims]
     head = ("", *(f"N = {size}, {dim}" for size in sizes for dim in each), *each, *each, "messages")
     widths = (("", 1), ("ms", len(sizes) * len(dims)), ("N²", len(dims)), ("MiB sent", len(dims)))

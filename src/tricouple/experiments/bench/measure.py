@@ -1,22 +1,32 @@
-"""The benchmark itself: which contender meets which size, timed together, weighed alone."""
+"""The benchmark itself: which contender meets which size, timed together, weighed alone.
+
+Peak memory is that of one call in a fresh process that does nothing else: it imports, builds the
+batch, warms up on a tiny batch, and notes its resident memory; the peak above that during one call
+at full size is the extra memory of the call. On Linux the kernel's own high-water mark (VmHWM) is
+reset and read: unlike ``ru_maxrss`` it is not inherited from the parent process and forgets what
+the imports once needed.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
 import math
+import resource
+import subprocess
+import sys
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tricouple.experiments.bench.contenders import CONTENDERS, Contender
-from tricouple.experiments.bench.memory import available_bytes, measure_memory
+from tricouple.experiments.bench.contenders import BY_NAME, CONTENDERS, Contender
 from tricouple.experiments.bench.problem import (
     BASELINE,
     TRAINING_STEP,
@@ -32,6 +42,8 @@ Step = Callable[[], object]
 
 # A matrix below this size is lost in the noise of an allocator that works in pages and arenas.
 SMALLEST_WEIGHED = 1024
+
+WARM_UP_SIZE = 32
 
 # A call of so many seconds needs no warming up and is not repeated.
 LONG = 60.0
@@ -50,6 +62,11 @@ class Effort:
     seconds_per_round: float = 0.3
     memory: bool = True
     only: tuple[str, ...] = ()  # patterns of names; none for all
+
+    @property
+    def total(self) -> int:
+        """How many measurements there will be, 0 if no contender runs."""
+        return sum(self.meets(contender, size) for size in self.sizes for contender in CONTENDERS)
 
     def names(self, name: str) -> bool:
         """Whether a contender of this name runs."""
@@ -112,10 +129,9 @@ class Report:
     provenance: dict[str, Any]
 
     def find(self, contender: str, size: int) -> Measurement | None:
-        """Return the measurement of a contender at a size, if there is one."""
-        wanted = (contender, size)
-        found = (row for row in self.measurements if (row.contender, row.size) == wanted)
-        return next(found, None)
+        """Return the first measurement of a contender at a size, if there is one."""
+        found = (row for row in self.measurements if row.contender == contender)
+        return next((row for row in found if row.size == size), None)
 
     @property
     def shared(self) -> bool:
@@ -143,10 +159,6 @@ class Report:
     def sizes(self) -> tuple[int, ...]:
         """Return the batch sizes that occur, increasing."""
         return tuple(sorted({measurement.size for measurement in self.measurements}))
-
-    def contenders(self, task: str) -> list[str]:
-        """Return the names of a task's contenders in the order they were measured."""
-        return list(dict.fromkeys(row.contender for row in self.measurements if row.task == task))
 
     def to_json(self) -> str:
         """Return the report as indented JSON; a training step has a form of its own."""
@@ -203,9 +215,12 @@ def measure(
         for contender, measurement in zip(contenders, timed, strict=True):
             if effort.weighs(contender, size) and measurement.seconds is not None:
                 on_turn(f"N={size} memory of {contender.name}")
-                yield weigh(measurement, problem)
-            else:
-                yield measurement
+                try:
+                    found = asdict(measure_memory(contender.name, size, problem))
+                except RUN_FAILURES as error:
+                    found = {"note": f"memory not measured: {error}"}
+                measurement = replace(measurement, **found)
+            yield measurement
 
 
 def measure_steps(
@@ -312,15 +327,6 @@ def time_call(step: Step) -> float:
     return time.perf_counter() - start
 
 
-def weigh(measurement: Measurement, problem: Problem) -> Measurement:
-    """Add peak memory to a measurement."""
-    try:
-        memory = measure_memory(measurement.contender, measurement.size, problem)
-    except RUN_FAILURES as error:
-        return replace(measurement, note=f"memory not measured: {error}")
-    return replace(measurement, peak_bytes=memory.peak_bytes, extra_bytes=memory.extra_bytes)
-
-
 def obstacle_to(contender: Contender, size: int, problem: Problem) -> str:
     """Return why a contender cannot run at a size, an empty text if it can."""
     if not contender.installed:
@@ -329,3 +335,77 @@ def obstacle_to(contender: Contender, size: int, problem: Problem) -> str:
     if available is not None and needed > available:
         return f"skipped: may need {needed / 2**30:.0f} GiB, {available / 2**30:.0f} GiB are free"
     return ""
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """Peak resident memory of a process, and the part of it due to one call."""
+
+    peak_bytes: int
+    extra_bytes: int
+
+
+def peak_memory_of(step: Callable[[], object]) -> PeakMemory:
+    """Call `step` once and return the peak of this process during it."""
+    with suppress(OSError):  # where the system can set the high-water mark to the current use
+        Path("/proc/self/clear_refs").write_text("5")
+    before = resident_bytes("VmRSS")
+    step()
+    peak = resident_bytes("VmHWM")
+    return PeakMemory(peak_bytes=peak, extra_bytes=max(0, peak - before))
+
+
+def measure_memory(contender: str, size: int, problem: Problem) -> PeakMemory:
+    """Measure a contender in a fresh process.
+
+    Raises:
+        RuntimeError: If the process failed, with the last line that it said.
+    """
+    request = json.dumps({"contender": contender, "size": size, "problem": asdict(problem)})
+    done = subprocess.run(
+        [sys.executable, "-m", __name__], input=request, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RuntimeError(said[-1])
+    return PeakMemory(**json.loads(done.stdout))
+
+
+def answer(request: str) -> str:
+    """Do in this process what `measure_memory` asked for."""
+    asked = json.loads(request)
+    problem = Problem(**asked["problem"])
+    prepare = BY_NAME[asked["contender"]].prepare
+    prepare(make_batch(WARM_UP_SIZE, problem), problem)()
+    step = prepare(make_batch(asked["size"], problem), problem)
+    return json.dumps(asdict(peak_memory_of(step)))
+
+
+def resident_bytes(field: str) -> int:
+    """Return resident memory now (VmRSS) or at its peak; the peak where only that is told."""
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts in bytes, other systems in KiB.
+    return _linux("/proc/self/status", field) or largest * (1 if sys.platform == "darwin" else 1024)
+
+
+def available_bytes() -> int | None:
+    """Return the memory that new processes can use, None where the system does not tell."""
+    return _linux("/proc/meminfo", "MemAvailable")
+
+
+def _linux(file: str, field: str) -> int | None:
+    """Return a field of a file of the kernel in bytes, None on other systems."""
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return None
+    values = (line.split()[1] for line in lines if line.startswith(f"{field}:"))
+    kibibytes = next(values, None)
+    return None if kibibytes is None else 1024 * int(kibibytes)
+
+
+if __name__ == "__main__":
+    print(answer(sys.stdin.read()))

@@ -81,32 +81,24 @@ def pair_targets(batch: Batch) -> tuple[Any, Any, float]:
     )
 
 
-def prepare_loss(batch: Batch, problem: Problem) -> Callable[[], Any]:
-    """Value and exact gradient of Neg-MMIOT, differentiated through MMSinkhorn's sweeps."""
-    p12, p13, n_triplets = pair_targets(batch)
+def prepare_loss(batch: Batch, problem: Problem, use_danskin: bool = False) -> Callable[[], Any]:
+    """Value and exact gradient of Neg-MMIOT, differentiated through MMSinkhorn's sweeps.
 
-    def loss(embeddings: Any) -> Any:
-        unit, plan = solve(embeddings, problem, use_danskin=False)
-        f, g, h = plan.potentials
-        target_cost = jnp.sum((p13 - p12) * (unit @ unit.T)) / problem.temperature
-        target_potentials = p12.sum(1) @ f + p12.sum(0) @ g + p13.sum(0) @ h
-        return (target_cost - target_potentials) / problem.epsilon - jnp.log(n_triplets)
-
-    return compiled(jax.value_and_grad(loss), batch)
-
-
-def prepare_danskin(batch: Batch, problem: Problem) -> Callable[[], Any]:
-    """Value and envelope gradient (P̃ − P)/ε, which MMSinkhorn offers without unrolling.
-
-    Its value is ⟨P̃, C⟩/ε minus the regularised cost of the plan, our loss for batches whose target
-    has uniform marginals; for others it is what this gradient would belong to.
+    With Danskin: the envelope gradient (P̃ − P)/ε, which MMSinkhorn offers without unrolling. Its
+    value is ⟨P̃, C⟩/ε minus the regularised cost of the plan, our loss for batches whose target has
+    uniform marginals; for others it is what this gradient would belong to.
     """
     p12, p13, n_triplets = pair_targets(batch)
 
     def loss(embeddings: Any) -> Any:
-        unit, plan = solve(embeddings, problem, use_danskin=True)
+        unit, plan = solve(embeddings, problem, use_danskin)
+        f, g, h = plan.potentials
         target_cost = jnp.sum((p13 - p12) * (unit @ unit.T)) / problem.temperature
-        return (target_cost - plan.ent_reg_cost) / problem.epsilon - jnp.log(n_triplets)
+        if use_danskin:
+            of_plan = plan.ent_reg_cost
+        else:
+            of_plan = p12.sum(1) @ f + p12.sum(0) @ g + p13.sum(0) @ h
+        return (target_cost - of_plan) / problem.epsilon - jnp.log(n_triplets)
 
     return compiled(jax.value_and_grad(loss), batch)
 

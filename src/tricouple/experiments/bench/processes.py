@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,19 +29,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from tricouple.experiments.bench.contenders import LOSS
-from tricouple.experiments.bench.gathered import BY_NAME, GATHERED, Gathered, Share
+from tricouple.experiments.bench.contenders import GATHERED, LOSS, Gathered, Share
 from tricouple.experiments.bench.measure import (
     RUN_FAILURES,
     SMALLEST_WEIGHED,
+    WARM_UP_SIZE,
     Effort,
     Measurement,
     Step,
+    available_bytes,
+    peak_memory_of,
     time_call,
     time_together,
 )
-from tricouple.experiments.bench.memory import WARM_UP_SIZE, available_bytes, peak_memory_of
 from tricouple.experiments.bench.problem import Problem
+from tricouple.torchvision_ops import declare_missing
+
+declare_missing()  # peers import torchvision
 
 NETWORK = "all-reduce"
 
@@ -67,13 +72,13 @@ class GroupEffort(Effort):
     @property
     def contenders(self) -> list[Gathered]:
         """Those that run."""
-        return [contender for contender in GATHERED if self.names(contender.name)]
+        return [contender for contender in GATHERED.values() if self.names(contender.name)]
 
     @property
     def total(self) -> int:
-        """How many measurements there will be."""
+        """How many measurements there will be, 0 if no contender runs."""
         losses = len(self.sizes) * len(self.dims) * len(self.contenders)
-        return len(self.processes) * (len(PAYLOADS) + losses)
+        return len(self.processes) * (len(PAYLOADS) + losses) if losses else 0
 
 
 QUICK_GROUP = GroupEffort(
@@ -292,15 +297,15 @@ def _repeated(
 
 def _step(name: str, size: int, problem: Problem) -> Step:
     share = Share.of(dist.get_rank(), dist.get_world_size(), size, problem)
-    return BY_NAME[name].prepare(share, problem)
+    return GATHERED[name].prepare(share, problem)
 
 
 def _network(rounds: int) -> list[Measurement]:
     """Bare all-reduces of some sizes, whose latency and bandwidth the model takes."""
     world, rows = dist.get_world_size(), []
     for payload in PAYLOADS:
-        values = torch.zeros(payload // 4)
-        timed = [_slowest(lambda v=values: dist.all_reduce(v)) for _ in range(10 * rounds)]  # type: ignore[misc]
+        step = partial(dist.all_reduce, torch.zeros(payload // 4))
+        timed = [_slowest(step) for _ in range(10 * rounds)]
         sent = int(2 * payload * (world - 1) / world)
         row = Measurement(NETWORK, NETWORK, payload, processes=world, messages=1, sent_bytes=sent)
         rows.append(row.timed(timed))

@@ -7,16 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
 
-from tricouple.experiments.bench import gathered
-from tricouple.experiments.bench.contenders import HARD, LOSS, PAIR_PLAN, TRIPLET_PLAN
+from tricouple.experiments.bench.contenders import (
+    CLIP,
+    GATHERED,
+    HARD,
+    LOSS,
+    OURS,
+    PAIR_PLAN,
+    TRIPLET_PLAN,
+)
 from tricouple.experiments.bench.machines import shared_tables
 from tricouple.experiments.bench.measure import Measurement, Report
 from tricouple.experiments.bench.problem import BASELINE, Problem
 from tricouple.report.numbers import listing, number
 from tricouple.report.tables import Table, to_markdown
 
-OURS, LOG_SIGMOID, STREAMED = "NegMMIOT", "NegMMIOT log-sigmoid", "NegMMIOT streamed"
-HINGE = "NegMMIOT hinge"
+LOG_SIGMOID, HINGE, STREAMED = (f"{OURS} {way}" for way in ("log-sigmoid", "hinge", "streamed"))
 SUP_CON, UNROLLED = "SupConLoss (PML)", "MMSinkhorn unrolled (OTT-JAX)"
 HARD_SIZE, LARGE, HUGE = 2048, 8192, 32768
 
@@ -49,7 +55,7 @@ GROWS = (
 )
 # Over processes: of whose batch, N and d, and how much at most.
 SHARED_MEMORY = (OURS, 4, LARGE, 128, 0.40)  # N×N float32 matrices a process
-SENT = (OURS, gathered.CLIP, 4, LARGE, 512, 0.7)  # times another's bytes for an embedding
+SENT = (OURS, CLIP, 4, LARGE, 512, 0.7)  # times another's bytes for an embedding
 AS_FAST_AS_PEERS = (OURS, 2, (4096, LARGE), 1.0)  # times the fastest peer's time
 
 CAPTIONS = {
@@ -73,46 +79,47 @@ class Claim:
 
 def claims(report: Report) -> list[Claim]:
     """Return all claims for which this report has the measurements."""
-    if report.shared:
-        return list(shared_claims(report))
-    found = []
+    return list((shared_claims if report.shared else own_claims)(report))
+
+
+def own_claims(report: Report) -> Iterator[Claim]:
+    """Claims about losses in one process, and about training steps."""
     for ours, peer, size, least in FASTER:
         if ratio := report.ratio(peer, ours, size):
             text = f"{ours} is {number(ratio)}× as fast as {peer} at N={size}"
-            found.append(Claim(text, f"at least {least}×", ratio >= least))
+            yield Claim(text, f"at least {least}×", ratio >= least)
     for ours, what, smallest, largest, most in GROWS:
         if slope := growth(report, ours, what, smallest, largest):
             text = f"{ours}: {what} grows as N^{slope:.2f} from N={smallest} to {largest}"
-            found.append(Claim(text, f"exponent at most {most}", slope <= most))
+            yield Claim(text, f"exponent at most {most}", slope <= most)
     for name, peer, size, most in SLOWER:
         if ratio := report.ratio(name, peer, size):
             text = f"{name} takes {number(ratio)}× the time of {peer} at N={size}"
-            found.append(Claim(text, f"at most {most}×", ratio <= most))
+            yield Claim(text, f"at most {most}×", ratio <= most)
     for name, size, most in MATRICES:
         weighed = report.find(name, size)
-        if weighed and weighed.extra_matrices:
-            text = f"{name} needs {weighed.extra_matrices:.2f} N×N float32 matrices at N={size}"
-            found.append(Claim(text, f"at most {most}", weighed.extra_matrices <= most))
+        if weighed and (matrices := weighed.extra_matrices):
+            text = f"{name} needs {matrices:.2f} N×N float32 matrices at N={size}"
+            yield Claim(text, f"at most {most}", matrices <= most)
     stored, streamed = report.find(OURS, LARGE), report.find(STREAMED, HUGE)
     if stored and stored.peak_bytes:
         peak = stored.peak_bytes / 2**30
         text = f"{OURS}: the whole process peaks at {peak:.2f} GiB at N={LARGE}"
-        found.append(Claim(text, "below 3 GiB", peak < 3))
+        yield Claim(text, "below 3 GiB", peak < 3)
     if streamed and streamed.extra_bytes:
         extra = streamed.extra_bytes / 2**30
         text = f"{STREAMED} needs {extra:.2f} GiB of extra memory at N={HUGE}"
-        found.append(Claim(text, "below 1.5 GiB", extra < 1.5))
+        yield Claim(text, "below 1.5 GiB", extra < 1.5)
     if streamed and stored and streamed.seconds and stored.seconds:
         ratio = streamed.seconds / stored.seconds * (LARGE / HUGE) ** 2
         text = f"{STREAMED} at N={HUGE} takes {ratio:.2f}× the time per pair of {OURS} at N={LARGE}"
-        found.append(Claim(text, "at most 8×", ratio <= 8))
+        yield Claim(text, "at most 8×", ratio <= 8)
     step = report.problem
     if not isinstance(step, Problem):
         for name, most in STEPS.items():
             if ratio := report.ratio(name, BASELINE, step.batch_size):
                 text = f"a {step} with {name} takes {ratio:.3f}× {BASELINE}'s"
-                found.append(Claim(text, f"at most {most:.2f}×", ratio <= most))
-    return found
+                yield Claim(text, f"at most {most:.2f}×", ratio <= most)
 
 
 def shared_claims(report: Report) -> Iterator[Claim]:
@@ -126,7 +133,7 @@ def shared_claims(report: Report) -> Iterator[Claim]:
     name, peer, processes, size, dim, share = SENT
     sent = {row.contender: row.sent_bytes for row in report.over(processes, size, dim)}
     if (ours := sent.get(name)) and (theirs := sent.get(peer)):
-        ratio = ours / theirs * (2 if gathered.BY_NAME[peer].pairs else 1)  # it has two sets of N
+        ratio = ours / theirs * (2 if GATHERED[peer].pairs else 1)  # it has two sets of N
         text = (
             f"{name} sends {ratio:.2f}× the bytes of {peer} for an embedding, {processes} processes"
         )
@@ -136,7 +143,7 @@ def shared_claims(report: Report) -> Iterator[Claim]:
         for dim in sorted({row.dim for row in report.over(processes, size) if row.dim}):
             rows = report.over(processes, size, dim)
             times = {row.contender: row.seconds for row in rows if row.seconds}
-            peers = [other for other in times if gathered.BY_NAME[other].module]
+            peers = [other for other in times if GATHERED[other].module]
             if name in times and peers:
                 fastest = min(peers, key=lambda other: times[other])
                 ratio = times[name] / times[fastest]
@@ -176,16 +183,12 @@ def tables(report: Report) -> list[Table]:
 
 def times_table(report: Report, task: str, sizes: Sequence[int], *, memory: bool = False) -> Table:
     """Return the times of one task with a column a size, and on request one of memory."""
-    rows = [
-        (
-            name,
-            *(_time(report.find(name, size)) for size in sizes),
-            *([_memory(report.largest_weighed(name))] if memory else []),
-        )
-        for name in report.contenders(task)
-    ]
-    rows_of_task = (row for row in report.measurements if row.task == task)
-    missing = {f"{row.contender}: {row.note}" for row in rows_of_task if row.note}
+    found = [row for row in report.measurements if row.task == task]
+    rows = []
+    for name in dict.fromkeys(row.contender for row in found):
+        times = (_time(report.find(name, size)) for size in sizes)
+        rows.append((name, *times, *([_memory(report.largest_weighed(name))] if memory else [])))
+    missing = {f"{row.contender}: {row.note}" for row in found if row.note}
     head = ("N =", *map(str, sizes), *(["extra memory"] if memory else []))
     return Table(CAPTIONS[task], head, rows, note="; ".join(sorted(missing)))
 
@@ -295,31 +298,27 @@ def conditions(report: Report) -> str:
         f"{facts['cores']} cores of {facts['cpu']} (load {facts['load']:.1f} before the run), "
         f"torch {facts['versions']['torch']}, float32"
     )
+    date = facts["date"][:10]
     if not isinstance(problem, Problem):
-        return f"{machine}; best of {problem.rounds} interleaved rounds on {facts['date'][:10]}."
+        return f"{machine}; best of {problem.rounds} interleaved rounds on {date}."
+    setup = (
+        f"{problem.classes} unbalanced classes, τ = {problem.temperature:g}, "
+        f"ε = {problem.epsilon:g}, {problem.n_iters} sweeps"
+    )
+    rounds = "best of interleaved rounds"
     if report.shared:
-        return (
-            f"{machine}, {problem.classes} unbalanced classes, τ = {problem.temperature:g}, "
-            f"ε = {problem.epsilon:g}, {problem.n_iters} sweeps, gloo; best of interleaved rounds "
-            f"of the slowest process on {facts['date'][:10]}."
-        )
+        return f"{machine}, {setup}, gloo; {rounds} of the slowest process on {date}."
     return (
-        f"{machine}, d = {problem.dim}, {problem.classes} unbalanced classes, "
-        f"τ = {problem.temperature:g}, ε = {problem.epsilon:g}, {problem.n_iters} sweeps; best of "
-        f"interleaved rounds on {facts['date'][:10]}; extra memory in a process of its own, in N×N "
-        "float32 matrices."
+        f"{machine}, d = {problem.dim}, {setup}; {rounds} on {date}; extra memory in a process of "
+        "its own, in N×N float32 matrices."
     )
 
 
-def _time(measurement: Measurement | None) -> str:
-    """Return a time in ms, a dash if there is none."""
-    if measurement is None or measurement.seconds is None:
-        return "–"
-    return number(1e3 * measurement.seconds)
+def _time(row: Measurement | None) -> str:
+    """A time in ms."""
+    return number(1e3 * row.seconds) if row and row.seconds else "–"
 
 
-def _memory(measurement: Measurement | None) -> str:
-    """Return the extra memory in matrices, and the size at which it was measured."""
-    if measurement is None or measurement.extra_matrices is None:
-        return "–"
-    return f"{number(measurement.extra_matrices)} N² at {measurement.size}"
+def _memory(row: Measurement | None) -> str:
+    """The extra memory in matrices, and the size at which it was measured."""
+    return f"{number(row.extra_matrices)} N² at {row.size}" if row and row.extra_matrices else "–"

@@ -16,8 +16,7 @@ import torch
 
 from tricouple.conf.compose import configure
 from tricouple.conf.schema import Train
-from tricouple.experiments.bench.measure import time_together
-from tricouple.experiments.bench.memory import measure_memory
+from tricouple.experiments.bench.measure import measure_memory, time_together
 from tricouple.experiments.bench.problem import Problem
 from tricouple.experiments.reproduce.items import (
     LOSSES,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,12 @@ from tricouple.files import write_text
 from tricouple.options import CommandError, explained, require_writable
 from tricouple.provenance import collect_provenance
 from tricouple.report.chart import Chart
+from tricouple.report.numbers import plain
 from tricouple.report.page import Article, Section, chart_html, page, paragraph, provenance_section
 from tricouple.report.tables import Table, to_html, to_markdown, to_terminal
 
 BLOCK = re.compile(r"<!-- verify:(?P<name>[a-z-]+) -->\n.*?<!-- /verify -->", re.DOTALL)
-SUMMARY, CONDITIONS = "summary", "conditions"
+TITLE = "The theory, checked by running it"
 PICTURES = {
     "decoupling": "theory-decoupling.png",
     "shaping-forces": "shaping-forces.png",
@@ -76,20 +76,16 @@ def chosen(names: str | None) -> list[str]:
 
 def verify_with_progress(names: list[str], seed: int, console: Console) -> Report:
     """Test statements under a progress bar that names the one at work."""
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with threads(1), Progress(*columns, console=console) as progress:
-        report = Report(seed, (), collect_provenance())
+    texts = MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    with threads(1), Progress(BarColumn(), *texts, console=console) as progress:
+        provenance = collect_provenance()
         task = progress.add_task(names[0], total=len(names))
-        for number, outcome in enumerate(verify(seed=seed, only=names), 1):
-            report = replace(report, outcomes=(*report.outcomes, outcome))
-            following = names[number] if number < len(names) else "done"
+        found: list[Outcome] = []
+        for outcome in verify(seed=seed, only=names):
+            found.append(outcome)
+            following = [*names, "done"][len(found)]
             progress.update(task, advance=1, description=following)
-    return report
+    return Report(seed, tuple(found), provenance)
 
 
 def draw(report: Report, folder: Path) -> Iterator[Path]:
@@ -129,13 +125,11 @@ def fill(text: str, report: Report) -> str:
 
 def section(report: Report, name: str) -> str:
     """Return what stands in the block of a name."""
-    if name == CONDITIONS:
+    if name == "conditions":
         return conditions(report)
-    if name in (SUMMARY, QUADRATURE):
-        wanted = name == QUADRATURE
-        return to_markdown(
-            verdicts([one for one in report.outcomes if (one.kind == ACCURACY) is wanted])
-        )
+    if name in ("summary", QUADRATURE):
+        about = name == QUADRATURE
+        return to_markdown(verdicts([o for o in report.outcomes if (o.kind == ACCURACY) is about]))
     try:
         return to_markdown(rows_table(report.find(name)))
     except KeyError:
@@ -144,7 +138,7 @@ def section(report: Report, name: str) -> str:
 
 def readme(report: Report) -> str:
     """Return a page with the verdicts and all numbers, as Markdown."""
-    parts = ["# The theory, checked by running it", verdict_count(report)]
+    parts = [f"# {TITLE}", verdict_count(report)]
     parts.append(to_markdown(verdicts(report.outcomes)).strip())
     for one in report.outcomes:
         parts += [f"## {one.id}", f"{one.words} ({one.reference}; {one.kind})"]
@@ -154,23 +148,18 @@ def readme(report: Report) -> str:
 
 def article(report: Report) -> Article:
     """Return the same with charts, for a page."""
-    sections = [
-        Section(SUMMARY, "Verdicts", to_html(verdicts(report.outcomes, "Statements and verdicts")))
-    ]
+    table = to_html(verdicts(report.outcomes, "Statements and verdicts"))
+    sections = [Section("summary", "Verdicts", table)]
     for one in report.outcomes:
         said = (
             f"{one.words} ({one.reference}; {one.kind}). {one.residual_is.capitalize()}: "
-            f"{cell(one.residual)} (tolerance {tolerance(one)}): {one.verdict}."
+            f"{cell(one.residual)} (tolerance {plain(one.tolerance)}): {one.verdict}."
         )
         table = to_html(rows_table(one, f"Numbers behind {one.id}"))
-        sections.append(
-            Section(one.id, one.id, f"{paragraph(said)}\n{chart_html(chart_of(one))}\n{table}")
-        )
+        html = f"{paragraph(said)}\n{chart_html(chart_of(one))}\n{table}"
+        sections.append(Section(one.id, one.id, html))
     sections.append(provenance_section(report.provenance, {"seed": report.seed}))
-    return Article(
-        "The theory, checked by running it", verdict_count(report) + " " + conditions(report),
-        sections,
-    )  # fmt: skip
+    return Article(TITLE, f"{verdict_count(report)} {conditions(report)}", sections)
 
 
 def chart_of(outcome: Outcome) -> Chart:
@@ -181,24 +170,24 @@ def chart_of(outcome: Outcome) -> Chart:
 def verdicts(outcomes: Sequence[Outcome], caption: str = "") -> Table:
     """Return the table of statements and verdicts."""
     head = ("statement", "in words", "in the paper", "residual", "tolerance", "verdict")
-    rows = [
-        (
-            one.id,
-            one.words,
-            one.reference,
-            f"{cell(one.residual)} ({one.residual_is})",
-            tolerance(one),
-            one.verdict,
-        )
-        for one in outcomes
-    ]
+    rows = []
+    for one in outcomes:
+        residual = f"{cell(one.residual)} ({one.residual_is})"
+        judged = residual, plain(one.tolerance), one.verdict
+        rows.append((one.id, one.words, one.reference, *judged))
     return Table(caption, head, rows, words=4, **_stressed(outcomes, 5))
 
 
 def brief_verdicts(report: Report) -> Table:
     """Return the same for a terminal, where only the words may break."""
     rows = [
-        (f"{one.words} ({one.reference})", one.id, cell(one.residual), tolerance(one), one.verdict)
+        (
+            f"{one.words} ({one.reference})",
+            one.id,
+            cell(one.residual),
+            plain(one.tolerance),
+            one.verdict,
+        )
         for one in report.outcomes
     ]
     head = ("statement", "name", "residual", "tolerance", "verdict")
@@ -229,11 +218,6 @@ def cell(value: str | int | float) -> str:
     """Return a number with three significant digits."""
     # Adding zero turns −0 into 0.
     return f"{value + 0.0:.3g}" if isinstance(value, float) else str(value)
-
-
-def tolerance(outcome: Outcome) -> str:
-    """Return the tolerance, a dash for an observation."""
-    return "–" if outcome.tolerance is None else f"{outcome.tolerance:g}"
 
 
 def verdict_count(report: Report) -> str:

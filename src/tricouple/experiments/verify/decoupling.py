@@ -100,12 +100,8 @@ def divergences(
     """KL(P̃‖P) of triplets in which j = k is allowed, and the three divergences it consists of."""
     different = tensors.distinct(len(similarity), 2)  # i ≠ j
     allowed = different[:, :, None] & different[:, None, :]
-    plan = tensors.solve(
-        tensors.triplet_cost(similarity, tensors.SHAPINGS["linear"]),
-        epsilon,
-        imposed,
-        allowed=allowed,
-    )
+    cost = tensors.triplet_cost(similarity, tensors.SHAPINGS["linear"])
+    plan = tensors.solve(cost, epsilon, imposed, allowed)
     first, second, third = imposed
     pull = tensors.divergence(-similarity, epsilon, target.sum(2), [first, second])
     push = tensors.divergence(similarity, epsilon, target.sum(1), [first, third])
@@ -125,17 +121,16 @@ def two_views(n: int, generator: torch.Generator) -> Batch:
     return around(torch.arange(n // 2).repeat(2), 0.25, generator)
 
 
-def of_classes(sizes: tuple[int, ...], generator: torch.Generator) -> Batch:
-    """Samples around the centres of their classes."""
+def batch_of(kind: str, n: int, generator: torch.Generator) -> Batch:
+    """Two views, or samples around the centres of their classes."""
+    if kind == "two views":
+        return two_views(n, generator)
+    sizes = (8,) * (n // 8) if kind == "classes of 8" else (n // 4,) * 2 + (n // 8,) * 4
     return around(tensors.class_labels(sizes), 0.4, generator)
 
 
-BATCHES: dict[str, Callable[[int, torch.Generator], Batch]] = {
-    "two views": two_views,
-    "classes of 8": lambda n, generator: of_classes((8,) * (n // 8), generator),
-    "unbalanced": lambda n, generator: of_classes((n // 4,) * 2 + (n // 8,) * 4, generator),
-}
 BALANCED = ("two views", "classes of 8")
+BATCHES = (*BALANCED, "unbalanced")
 
 
 def compare(one: Tensor, other: Tensor) -> tuple[float, float]:
@@ -146,7 +141,7 @@ def compare(one: Tensor, other: Tensor) -> tuple[float, float]:
 
 def compared(setting: Setting, shaping: str, batch: str, n: int, sweeps: str) -> Row:
     """A row: the gradients of Neg-MMIOT and PushPull at every sharpness, τ = ε."""
-    z, labels = BATCHES[batch](n, setting.generator(f"decoupling {batch} {n}"))
+    z, labels = batch_of(batch, n, setting.generator(f"decoupling {batch} {n}"))
     row: Row = {"ψ": names.SHAPINGS[shaping], "batch": batch, "N": n, "sweeps": sweeps}
     cosines = []
     for name, sharpness in zip(columns(), SHARPNESSES, strict=True):
@@ -154,10 +149,7 @@ def compared(setting: Setting, shaping: str, batch: str, n: int, sweeps: str) ->
         options = {"temperature": root, "shaping": shaping, "tol": None, **SWEEPS[sweeps]}
         triplets = setting.losses.triplets(sharpness, epsilon=root, **options)
         pairs = setting.losses.pairs(sharpness, epsilon_pos=root, epsilon_neg=root, **options)
-        difference, cosine = compare(
-            gradient_of(triplets, z, labels), gradient_of(pairs, z, labels)
-        )
-        row[name] = difference
+        row[name], cosine = compare(*(gradient_of(loss, z, labels) for loss in (triplets, pairs)))
         cosines.append(cosine)
     return row | {"smallest cosine": -worst(-cosine for cosine in cosines)}
 
@@ -233,14 +225,12 @@ def coincidences(setting: Setting) -> Measured:
         views, _ = two_views(2 * n, setting.generator(f"coincidences {n}"))
         anchors, references = views.chunk(2)
         ids = torch.arange(n)
+        across = {"ref_emb": references, "ref_labels": ids}
         for sharpness in (1.0, *SHARPNESSES):
             for name, make in PAIRS.items():
-                difference, cosine = compare(
-                    *(
-                        gradient_of(loss, anchors, ids, ref_emb=references, ref_labels=ids)
-                        for loss in make(setting.losses, 1 / sharpness)
-                    )
-                )
+                losses = make(setting.losses, 1 / sharpness)
+                gradients = (gradient_of(loss, anchors, ids, **across) for loss in losses)
+                difference, cosine = compare(*gradients)
                 row: Row = {"losses": name, "N": n, "c": sharpness}
                 yield row | {"relative difference": difference, "cosine": cosine}
 
@@ -266,20 +256,18 @@ def shaped(name: str, temperature: float) -> str | Shaping:
 def forces(name: str, similarity: Tensor, identities: Tensor) -> Tensor:
     """∂L/∂s, positive where a pair is pushed apart."""
     s = similarity.clone().requires_grad_()
-    positive = (identities[:, None] == identities) & tensors.distinct(len(s), 2)
-    negative = identities[:, None] != identities
-    c = 1 / (TEMPERATURE * EPSILON)
     if name == "InfoNCE":  # at the same sharpness
-        logits = (c * s).masked_fill(torch.eye(len(s), dtype=torch.bool), -torch.inf)
+        other = tensors.distinct(len(s), 2)
+        logits = (s * (1 / (TEMPERATURE * EPSILON))).masked_fill(~other, -torch.inf)
+        positive = (identities[:, None] == identities) & other
         loss = -torch.log_softmax(logits, 1)[positive].mean()
     else:
         psi = shaped(name, TEMPERATURE)
         plan = ot.triplet_sinkhorn(s, TEMPERATURE, EPSILON, shaping=psi)
         costs = resolve(psi)((s[:, :, None] - s[:, None, :]) / TEMPERATURE)
-        target = (positive[:, :, None] & negative[:, None, :]).double()
-        target /= target.sum()
-        masses = target.sum((1, 2)), target.sum((0, 2)), target.sum((0, 1))
-        potentials = sum((p * u).sum() for p, u in zip(masses, plan.potentials, strict=True))
+        target = tensors.triplet_target(identities)
+        masses = zip(tensors.marginals(target), plan.potentials, strict=True)
+        potentials = sum((p * u).sum() for p, u in masses)
         loss = ((target * costs).sum() - potentials) / EPSILON  # KL(P̃‖P) but for a constant
     return torch.autograd.grad(loss, s)[0]
 
@@ -294,15 +282,12 @@ def forces(name: str, similarity: Tensor, identities: Tensor) -> Tensor:
 def negatives(setting: Setting) -> Measured:
     """Mean force on negatives by their cosine, and its shares."""
     generator = setting.generator("shaping forces")
-    classes = torch.arange(CLASSES).repeat_interleave(OF_CLASS)
-    centres = tensors.random_unit(CLASSES, DIM, generator)[classes]
-    noise = torch.randn(2, *centres.shape, generator=generator, dtype=torch.float64)
-    samples = centres + 0.15 * noise[0]
-    views = torch.cat([samples, samples + 0.08 * noise[1]])
-    unit = torch.nn.functional.normalize(views, dim=1)
+    classes = tensors.balanced_labels(CLASSES, OF_CLASS)
+    samples, _ = around(classes, 0.15, generator)
+    noise = torch.randn(samples.shape, generator=generator, dtype=torch.float64)
+    similarity = tensors.gram(torch.cat([samples, samples + 0.08 * noise]))
     identities, classes = torch.arange(len(samples)).repeat(2), classes.repeat(2)
     negative = identities[:, None] != identities
-    similarity = unit @ unit.T
     cosines = similarity[negative]
     false = (classes[:, None] == classes)[negative]
     edges = torch.linspace(float(cosines.min()), float(cosines.max()), BINS + 1)

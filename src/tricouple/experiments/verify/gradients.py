@@ -58,8 +58,7 @@ def gradient_of(
 ) -> Tensor:
     """The gradient of a loss to the embeddings, shape (N, d)."""
     leaf = embeddings.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(criterion(leaf, labels, **others), leaf)
-    return gradient
+    return torch.autograd.grad(criterion(leaf, labels, **others), leaf)[0]
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -93,14 +92,10 @@ def criteria(setting: Setting) -> Iterator[tuple[str, str, Criterion, Criterion]
             ("Neg-MMIOT", setting.losses.triplets, partial(dense_neg_mmiot, shaping)),
             ("PushPull", setting.losses.pairs, partial(dense_push_pull, shaping)),
         ):
-            # The library refuses a ψ that is not decreasing.
-            known = name in tensors.SHAPINGS
-            yield (
-                loss,
-                name,
-                make(1 / EPSILON, shaping=tensors.by_name(name)) if known else dense,
-                dense,
-            )
+            if name in tensors.SHAPINGS:
+                yield loss, name, make(1 / EPSILON, shaping=tensors.by_name(name)), dense
+            else:  # the library refuses a ψ that is not decreasing
+                yield loss, f"{name}, dense", dense, dense
 
 
 @experiment(
@@ -120,26 +115,17 @@ def stationarity(setting: Setting) -> Measured:
         random = tensors.random_unit(len(labels), n_classes, generator)
         for loss, shaping, criterion, dense in criteria(setting):
             here, there, ratio = relative_gradient(criterion, frame, random, labels)
+            actual, exact = (gradient_of(one, random, labels) for one in (criterion, dense))
             yield {
                 "loss": loss,
-                "ψ": shaping if criterion is not dense else f"{shaping}, dense",
+                "ψ": shaping,
                 "K": n_classes,
                 "b": per_class,
                 "at the ETF": here,
                 "at random vectors": there,
                 "ratio": ratio,
-                "error of the latter": relative_error(
-                    gradient_of(criterion, random, labels), gradient_of(dense, random, labels)
-                ),
+                "error of the latter": relative_error(actual, exact),
             }
-
-
-def identity_error(cost: Tensor, target: Tensor, imposed: list[Tensor]) -> float:
-    """Relative error of (P̃ − P)/ε against autograd through the converged sweeps."""
-    leaf = cost.clone().requires_grad_()
-    (exact,) = torch.autograd.grad(tensors.divergence(leaf, EPSILON, target, imposed), leaf)
-    plan = tensors.solve(cost, EPSILON, imposed).exp()
-    return relative_error((target - plan) / EPSILON, exact)
 
 
 def envelope_errors(
@@ -150,20 +136,18 @@ def envelope_errors(
     n = len(labels)
     target = tensors.triplet_target(labels)
     imposed = tensors.imposed_marginals(target, kind)
-    cost = torch.randn((n, n, n), generator=generator, dtype=torch.float64)
+    cost = torch.randn((n, n, n), generator=generator, dtype=torch.float64).requires_grad_()
+    (exact,) = torch.autograd.grad(tensors.divergence(cost, EPSILON, target, imposed), cost)
+    identity = (target - tensors.solve(cost.detach(), EPSILON, imposed).exp()) / EPSILON
+    row: Row = {"class sizes": listed(sizes), "marginals": kind}
+    row["(P̃ − P)/ε, dense"] = relative_error(identity, exact)
     embeddings = tensors.random_unit(n, DIM, generator)
     dense = partial(dense_neg_mmiot, tensors.SHAPINGS["linear"], imposed=imposed)
     exact = gradient_of(dense, embeddings, labels)
-    row: Row = {
-        "class sizes": listed(sizes),
-        "marginals": kind,
-        "(P̃ − P)/ε, dense": identity_error(cost, target, imposed),
-    }
     for gradient in GRADIENTS:
         criterion = setting.losses.triplets(1 / EPSILON, gradient=gradient, marginals=kind)
-        row[f"library, {gradient}"] = relative_error(
-            gradient_of(criterion, embeddings, labels), exact
-        )
+        actual = gradient_of(criterion, embeddings, labels)
+        row[f"library, {gradient}"] = relative_error(actual, exact)
     return row
 
 

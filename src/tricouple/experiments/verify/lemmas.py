@@ -1,4 +1,7 @@
-"""The lemmas: g is convex in the cost (3.1), averaging never increases it (3.2), two distances."""
+"""The lemmas: g is convex in the cost (3.1), averaging never increases it (3.2), two distances.
+
+And what becomes of the first two with unbalanced classes, where the paper is silent.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ from torch import Tensor
 
 from tricouple.experiments.verify import tensors
 from tricouple.experiments.verify.setting import (
+    MARGINALS,
     NONE,
     Measured,
     Row,
     Setting,
     experiment,
+    listed,
     worst,
     worst_of,
 )
@@ -24,6 +29,7 @@ from tricouple.shaping import Shaping
 
 Value = Callable[[Tensor], float]
 Draw = Callable[[torch.Generator], Tensor]
+Numbers = tuple[float, ...]
 
 SIZES = ((2, 3), (3, 3), (4, 2))
 """(K, b): classes and samples of each."""
@@ -59,10 +65,11 @@ def random_gram(n: int) -> Draw:
     return draw
 
 
-def dense_value(labels: Tensor) -> Value:
+def dense_value(labels: Tensor, kind: str = "uniform") -> Value:
     """C ↦ g(C) by the dense solver."""
     target = tensors.triplet_target(labels)
-    return lambda cost: float(tensors.divergence(cost, EPSILON, target))
+    imposed = tensors.imposed_marginals(target, kind)
+    return lambda cost: float(tensors.divergence(cost, EPSILON, target, imposed))
 
 
 def convexity_gaps(value: Value, draw: Draw, generator: torch.Generator) -> list[list[float]]:
@@ -76,13 +83,14 @@ def violation(gaps: list[list[float]]) -> float:
     return worst(-gap for line in gaps for gap in line[1:-1])
 
 
-def lowest_curvature(labels: Tensor, generator: torch.Generator) -> float:
-    """The smallest eigenvalue of ∂²g/∂C² at a random cost, relative to the largest."""
-    cost = random_cost(len(labels))(generator)
+def lowest_curvature(cost: Tensor, labels: Tensor, kind: str = "uniform") -> tuple[float, Tensor]:
+    """The smallest eigenvalue of ∂²g/∂C² relative to the largest, and its direction as a cost."""
     target = tensors.triplet_target(labels)
-    return tensors.lowest_direction(
-        tensors.hessian(cost, EPSILON, target, tensors.imposed_marginals(target)), cost
-    )[0]
+    matrix = tensors.hessian(cost, EPSILON, target, tensors.imposed_marginals(target, kind))
+    values, basis = torch.linalg.eigh((matrix + matrix.T) / 2)
+    direction = torch.zeros_like(cost)
+    direction[tensors.distinct(len(cost), 3)] = basis[:, 0]
+    return float(values[0] / values[-1]), direction
 
 
 def distance_from_dense(value: Value, labels: Tensor, matrices: list[Tensor]) -> float:
@@ -112,7 +120,8 @@ def convexity(setting: Setting) -> Measured:
         n = len(labels)
         loss = tensors.loss_value(criterion, labels)
         # Random segments hardly meet the directions of small curvature: look at all directions.
-        negative = worst(-lowest_curvature(labels, generator) for _ in range(CURVATURE_POINTS))
+        costs = (random_cost(n)(generator) for _ in range(CURVATURE_POINTS))
+        negative = worst(-lowest_curvature(cost, labels)[0] for cost in costs)
         drawn = [random_gram(n)(generator) for _ in range(SEGMENTS)]
         distance = distance_from_dense(loss, labels, drawn)
         for name, value, draw, extra in (
@@ -184,6 +193,43 @@ def vector_cost(n: int) -> Draw:
     return lambda generator: tensors.triplet_cost(draw(generator), tensors.SHAPINGS["log-sigmoid"])
 
 
+# --- unbalanced classes --------------------------------------------------------------------------
+
+UNBALANCED_SIZES = ((4, 2), (6, 2), (3, 3, 2), (5, 2, 2))
+POINTS = 4
+PROBED = tuple(torch.linspace(-1.0, 1.0, len(FRACTIONS), dtype=torch.float64).tolist())
+
+
+@experiment(
+    f"g along the direction of lowest curvature, class sizes {UNBALANCED_SIZES[0]}",
+    ("step from a random cost", "chord − g"),
+    "Below zero g is not convex.",
+    residual=lambda rows: worst(-float(row["smallest curvature"]) for row in rows),
+)
+def unbalanced_convexity(setting: Setting) -> Measured:
+    """Lemmas 3.1 and 3.2 with uniform marginals, and with those of the target."""
+    for kind in MARGINALS:
+        for sizes in UNBALANCED_SIZES:
+            generator = setting.generator("unbalanced-convexity")  # the same costs for both kinds
+            labels = tensors.class_labels(sizes)
+            value, draw = dense_value(labels, kind), random_cost(len(labels))
+            costs = [draw(generator) for _ in range(POINTS)]
+            lowest = [(*lowest_curvature(cost, labels, kind), cost) for cost in costs]
+            curvature, direction, cost = min(lowest, key=lambda found: found[0])
+            gaps = chord_gaps([value(cost + step * direction) for step in PROBED])
+            averaged = (tensors.average_within_classes(cost, labels) for cost in costs)
+            changes = (value(a) - value(cost) for a, cost in zip(averaged, costs, strict=True))
+            yield {
+                "class sizes": listed(sizes),
+                "marginals": kind,
+                "smallest curvature": curvature,
+                "excess over chord there": worst(-gap for gap in gaps),
+                "largest increase by averaging": worst(changes),
+            }
+            if sizes == UNBALANCED_SIZES[0]:
+                yield Line(f"{kind} marginals", PROBED, tuple(gaps))
+
+
 # --- two distances: Lemma C.1, the loss has a closed form that decreases in Δ ---------------------
 
 LINEAR_SIZES = ((2, 3), (3, 2), (4, 3), (10, 4))
@@ -211,39 +257,34 @@ def closed_form(
     return math.log1p(math.exp(reversed_ - right) + rest / admissible * math.exp(other - right))
 
 
-class Walk:
-    """The loss under test along a path of two-distance configurations, and its closed form."""
+def walk(
+    setting: Setting,
+    shaping: str,
+    size: tuple[int, int],
+    sharpness: float,
+    pairs: list[tuple[float, float]],
+) -> tuple[Row, Numbers, Numbers, Numbers]:
+    """A row begun; along a path of (α, β) the gap Δ, the loss under test and its closed form."""
+    n_classes, per_class = size
+    labels = tensors.balanced_labels(n_classes, per_class)
+    criterion = setting.losses.triplets(sharpness, shaping=tensors.by_name(shaping))
+    value, psi = tensors.loss_value(criterion, labels), tensors.SHAPINGS[shaping]
+    gaps = tuple(alpha - beta for alpha, beta in pairs)
+    measured = tuple(value(tensors.two_distance_gram(labels, *pair)) for pair in pairs)
+    expected = tuple(closed_form(n_classes, per_class, gap, psi, sharpness) for gap in gaps)
+    row: Row = {"ψ": shaping, "K": n_classes, "b": per_class, "c": sharpness}
+    return row, gaps, measured, expected
 
-    def __init__(
-        self,
-        setting: Setting,
-        shaping: str,
-        size: tuple[int, int],
-        sharpness: float,
-        pairs: list[tuple[float, float]],
-    ) -> None:
-        n_classes, per_class = size
-        labels = tensors.balanced_labels(n_classes, per_class)
-        criterion = setting.losses.triplets(sharpness, shaping=tensors.by_name(shaping))
-        value = tensors.loss_value(criterion, labels)
-        self.start: Row = {"ψ": shaping, "K": n_classes, "b": per_class, "c": sharpness}
-        self.gaps = tuple(alpha - beta for alpha, beta in pairs)
-        self.measured = tuple(value(tensors.two_distance_gram(labels, *pair)) for pair in pairs)
-        self.expected = tuple(
-            closed_form(n_classes, per_class, gap, tensors.SHAPINGS[shaping], sharpness)
-            for gap in self.gaps
-        )
 
-    @property
-    def error(self) -> float:
-        """The largest error, relative to values above 1 and absolute below."""
-        pairs = zip(self.measured, self.expected, strict=True)
-        return worst(abs(one - other) / max(1.0, abs(other)) for one, other in pairs)
+def largest_error(measured: Numbers, expected: Numbers) -> float:
+    """Relative to values above 1, and absolute below."""
+    pairs = zip(measured, expected, strict=True)
+    return worst(abs(one - other) / max(1.0, abs(other)) for one, other in pairs)
 
-    @property
-    def step(self) -> float:
-        """The largest change from one configuration to the next."""
-        return worst(late - early for early, late in pairwise(self.measured))
+
+def largest_step(values: Sequence[float]) -> float:
+    """The largest change from one value to the next."""
+    return worst(late - early for early, late in pairwise(values))
 
 
 def settings() -> Iterator[tuple[str, tuple[int, int]]]:
@@ -265,12 +306,13 @@ def closed_form_equality(setting: Setting) -> Measured:
         count = STEPS if shaping == "linear" else STEPS // 4
         path = tensors.two_distance_path(*size, count)
         for sharpness in SHARPNESSES if shaping == "linear" else (SHARPNESS,):
-            walk = Walk(setting, shaping, size, sharpness, [*path, *OFF_PATH])
-            yield {**walk.start, "largest error": walk.error}
+            pairs = [*path, *OFF_PATH]
+            row, gaps, measured, expected = walk(setting, shaping, size, sharpness, pairs)
+            yield row | {"largest error": largest_error(measured, expected)}
             if shaping == "linear" and sharpness == SHARPNESS:
-                gaps, name = walk.gaps[:count], f"K = {size[0]}"
-                yield Line(f"closed form, {name}", gaps, walk.expected[:count])
-                yield Line(f"measured, {name}", gaps, walk.measured[:count], points=True)
+                on_path, name = slice(count), f"K = {size[0]}"
+                yield Line(f"closed form, {name}", gaps[on_path], expected[on_path])
+                yield Line(f"measured, {name}", gaps[on_path], measured[on_path], points=True)
 
 
 @experiment(
@@ -284,13 +326,12 @@ def monotonicity(setting: Setting) -> Measured:
     for shaping, size in settings():
         # At a larger sharpness the loss is 0 to machine precision at the upper end.
         path = tensors.two_distance_path(*size, STEPS if shaping == "linear" else STEPS // 2)
-        walk = Walk(setting, shaping, size, SHARPNESS, path)
-        yield {
-            **walk.start,
-            "loss at lowest Δ": walk.measured[0],
-            "loss at ETF": walk.measured[-1],
-            "largest step": walk.step,
-            "largest error": walk.error,
+        row, gaps, measured, expected = walk(setting, shaping, size, SHARPNESS, path)
+        yield row | {
+            "loss at lowest Δ": measured[0],
+            "loss at ETF": measured[-1],
+            "largest step": largest_step(measured),
+            "largest error": largest_error(measured, expected),
         }
         if size == SHAPED_SIZES[-1]:
-            yield Line(shaping, walk.gaps, walk.measured)
+            yield Line(shaping, gaps, measured)

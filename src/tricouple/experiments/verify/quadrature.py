@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -127,7 +126,7 @@ def cost(setting: Setting) -> Measured:
         exact = _with_gradient(mean_cost(batch, target, scores, log_sigmoid, DEFAULT_BUDGET), z)
         triplets = LogSigmoidTriplets(batch.within, 1.0, FLOOR)
         quick = mean_log_sigmoid_cost(batch, target, 1 / temperature, triplets)
-        value, gradient = _errors(_with_gradient(quick, z), exact)
+        value, gradient = map(relative_error, _with_gradient(quick, z), exact)
         yield {"τ": temperature, "error of the mean": value, "of its gradient": gradient}
 
 
@@ -148,8 +147,8 @@ def loss(setting: Setting) -> Measured:
         make = partial(setting.losses.neg_mmiot, temperature=0.1, epsilon=epsilon)
         exact = _with_gradient(make(shaping=log_sigmoid)(z, labels), z)
         for tolerance in (1e-2, 1e-4, 1e-6, 1e-8):
-            quick = make(shaping="log_sigmoid", kernel_tol=tolerance)
-            value, gradient = _errors(_with_gradient(quick(z, labels), z), exact)
+            quick = make(shaping="log_sigmoid", kernel_tol=tolerance)(z, labels)
+            value, gradient = map(relative_error, _with_gradient(quick, z), exact)
             row: Row = {"ε": epsilon, "kernel_tol": tolerance}
             yield row | {"error of the loss": value, "of its gradient": gradient}
 
@@ -164,12 +163,6 @@ def _batch(setting: Setting) -> tuple[Tensor, Tensor]:
 def _with_gradient(value: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     (gradient,) = torch.autograd.grad(value, z, retain_graph=True)
     return value.detach(), gradient
-
-
-def _errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> tuple[float, float]:
-    """Relative errors of a value and of its gradient."""
-    value, gradient = map(relative_error, found, exact)
-    return value, gradient
 
 
 def _largest(errors: Tensor) -> float:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 
-from tricouple.experiments.verify import (
-    beyond,
-    decoupling,
-    frames,
-    gradients,
-    lemmas,
-    quadrature,
-)
+from tricouple.experiments.verify import decoupling, frames, gradients, lemmas, quadrature
 from tricouple.experiments.verify.setting import (
     ACCURACY,
     OBSERVATION,
@@ -105,21 +98,21 @@ STATEMENTS = (
     Statement(
         "low-dimension", "what replaces the ETF when d < K−1",
         "remark to Theorem 3.4: no ETF exists", "smallest gap to the unattainable closed form",
-        None, OBSERVATION, beyond.low_dimension,
+        None, OBSERVATION, frames.low_dimension,
     ),
     Statement(
         "other-shapings", "does free descent end at the ETF when ψ is not affine?",
-        "named an open question", DEVIATION, None, OBSERVATION, beyond.other_shapings,
+        "named an open question", DEVIATION, None, OBSERVATION, frames.other_shapings,
     ),
     Statement(
         "sharpness",
         "how close descent comes to the ETF in a fixed number of steps, against c = 1/(τε)",
-        NOT, "largest deviation at c = 100", None, OBSERVATION, beyond.sharpness,
+        NOT, "largest deviation at c = 100", None, OBSERVATION, frames.sharpness,
     ),
     Statement(
         "baselines", "the same questions asked of PushPull, IOT and InfoNCE, balanced classes",
         "not in the paper, but for the stationarity of PushPull", DEVIATION,
-        None, OBSERVATION, beyond.baselines,
+        None, OBSERVATION, frames.baselines,
     ),
     Statement(
         "coincidences",
@@ -130,7 +123,7 @@ STATEMENTS = (
         "unbalanced-convexity",
         "convexity and averaging with unbalanced classes, uniform and target marginals",
         NOT, "most negative curvature, relative to the largest",
-        None, OBSERVATION, beyond.unbalanced_convexity,
+        None, OBSERVATION, lemmas.unbalanced_convexity,
     ),
     Statement(
         "unbalanced-envelope",
@@ -140,11 +133,11 @@ STATEMENTS = (
     ),
     Statement(
         "unbalanced-frames", "where free descent ends with unbalanced classes, for every loss",
-        NOT, DEVIATION, None, OBSERVATION, beyond.unbalanced_frames,
+        NOT, DEVIATION, None, OBSERVATION, frames.unbalanced_frames,
     ),
     Statement(
         "unbalanced-classes", "which directions the class means keep at ten to one, against K",
-        NOT, DEVIATION, None, OBSERVATION, beyond.unbalanced_classes,
+        NOT, DEVIATION, None, OBSERVATION, frames.unbalanced_classes,
     ),
     Statement(
         "shaping-forces", "which negatives each ψ pushes, and which it pulls",

@@ -7,7 +7,6 @@ N³ entries: for small N only.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -144,15 +143,9 @@ def _mean_by(tensor: Tensor, key: Tensor) -> Tensor:
 
 
 def distinct(n: int, order: int) -> Tensor:
-    """Whether all indices of an entry differ, shape (N,) · order."""
-    indices = [
-        torch.arange(n).reshape([-1 if other == axis else 1 for other in range(order)])
-        for axis in range(order)
-    ]
-    allowed = torch.ones((n,) * order, dtype=torch.bool)
-    for one, other in itertools.combinations(indices, 2):
-        allowed &= one != other
-    return allowed
+    """Whether the two or three indices of an entry differ, shape (N,) · order."""
+    other = ~torch.eye(n, dtype=torch.bool)
+    return other if order == 2 else other[:, :, None] & other[:, None, :] & other
 
 
 def triplet_target(labels: Tensor) -> Tensor:
@@ -263,11 +256,3 @@ def hessian(cost: Tensor, epsilon: float, target: Tensor, imposed: Sequence[Tens
     kept = touches @ inverse @ (touches.T * plan)
     rates = kept - torch.eye(len(plan), dtype=torch.float64)  # ε ℓ for each D
     return torch.mm(rates.T, (plan * weights)[:, None] * rates) / epsilon**2
-
-
-def lowest_direction(matrix: Tensor, cost: Tensor) -> tuple[float, Tensor]:
-    """The smallest eigenvalue relative to the largest, and its direction as a cost tensor."""
-    values, basis = torch.linalg.eigh((matrix + matrix.T) / 2)
-    direction = torch.zeros_like(cost)
-    direction[distinct(len(cost), 3)] = basis[:, 0]
-    return float(values[0] / values[-1]), direction
