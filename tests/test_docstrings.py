@@ -11,7 +11,7 @@ from torch import nn
 
 import tricouple
 from tricouple.data import augment, images
-from tricouple.evaluation import evaluate, features, probe, retrieval
+from tricouple.evaluation import features, probe, retrieval
 
 MODULES = [
     info.name
@@ -39,8 +39,7 @@ PUBLIC = [
     *functions_of(tricouple.geometry),
     *(getattr(images, name) for name in images.__all__ if name != "DataError"),
     *(augment.Recipe, augment.random_view, augment.recipe_for),
-    *(features.extract, evaluate.evaluate_features),
-    *(features.measure_geometry, features.measure_modalities),
+    *(features.extract, features.measure_geometry, features.measure_modalities),
     *functions_of(probe),
     *functions_of(retrieval),
 ]

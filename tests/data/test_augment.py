@@ -104,7 +104,7 @@ def test_changes_come_in_the_order_of_each_image():
     x = photos(4)
     drawn = draw_parameters(replace(NOTHING, jitter=1.0), 4, 32, seeded(3))
     order = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]])
-    found = transform(x, replace(drawn, order=order), 32)
+    found = transform(x, drawn._replace(order=order), 32)
     for image, turns, amounts, result in zip(x, order, drawn.amounts, found, strict=True):
         for kind in turns.tolist():
             image = JITTER[kind](image, float(amounts[kind]))

@@ -10,9 +10,12 @@ import torch
 from PIL import Image
 
 from image_files import random_pixels, truncate, write_classes, write_image
+from tricouple.conf.compose import configure
+from tricouple.conf.schema import Train
 from tricouple.data import images
 from tricouple.data.images import DataError, files
 from tricouple.data.images.sets import IMAGENET_MEAN
+from tricouple.experiments.vision import load_images
 
 
 def test_class_folders_are_labels_and_a_fifth_is_held_out(tmp_path):
@@ -23,13 +26,14 @@ def test_class_folders_are_labels_and_a_fifth_is_held_out(tmp_path):
     assert torch.bincount(data.test.labels).tolist() == [4, 2]
     assert data.train.images.shape == (24, 3, 16, 16)
     assert data.probe is data.train
-    assert data.mean == IMAGENET_MEAN
+    assert data.normalisation.mean == IMAGENET_MEAN
     assert "6 images, a fifth of each class, are held out as test set" in data.notes
 
 
 def test_the_test_set_does_not_depend_on_the_seed(tmp_path):
     write_classes(tmp_path, {"a": 20, "b": 20})
-    one, two = (images.load("folder", tmp_path, train_size=8, seed=seed) for seed in (1, 2))
+    words = ("data=folder", f"data.root={tmp_path}", "data.train_size=8", "training.batch_size=4")
+    one, two = (load_images(configure([*words, f"seed={n}"], Train)).data for n in (1, 2))
     assert torch.equal(one.test.images, two.test.images)
     assert not torch.equal(one.train.images, two.train.images)
 
@@ -112,7 +116,7 @@ def test_photographs_are_decoded_to_a_moderate_size_unless_asked(tmp_path):
 def test_grey_images_have_one_channel_unless_some_are_coloured(tmp_path):
     write_classes(tmp_path, {".": 3}, mode="L")
     data = images.load("folder", tmp_path)
-    assert data.channels == len(data.mean) == 1
+    assert data.channels == len(data.normalisation.mean) == 1
     assert torch.equal(data.train.images[1, 0], torch.from_numpy(random_pixels(16, 16, seed=1)))
     write_image(tmp_path / "coloured.png")
     assert images.load("folder", tmp_path).channels == 3
@@ -211,13 +215,13 @@ def test_sets_beyond_memory_can_be_split_and_indexed(tmp_path, monkeypatch):
     write_classes(tmp_path, {"a": 10, "b": 10})
     whole = images.load("folder", tmp_path)
     monkeypatch.setattr(files, "MEMORY_BUDGET", 0)
-    lazy = images.load("folder", tmp_path, train_size=6)
-    assert isinstance(lazy.train.images, files.ImageFiles)
-    assert torch.bincount(lazy.train.labels).tolist() == [3, 3]
-    assert lazy.train.images.shape == (6, 3, 16, 16)
-    again = images.subset(whole.train, 6)
-    assert torch.equal(lazy.train[4][0], again.images[4])
-    everything, labels = lazy.test.batch(torch.arange(4))
+    lazy = images.load("folder", tmp_path)
+    part, again = (images.subset(data.train, 6) for data in (lazy, whole))
+    assert isinstance(part.images, files.ImageFiles)
+    assert torch.bincount(part.labels).tolist() == [3, 3]
+    assert part.images.shape == (6, 3, 16, 16)
+    assert torch.equal(part[4][0], again.images[4])
+    everything, labels = lazy.test.__getitems__(range(4))
     assert torch.equal(everything, whole.test.images)
     assert torch.equal(labels, whole.test.labels)
 

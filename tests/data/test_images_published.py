@@ -30,6 +30,7 @@ from image_files import (
 )
 from tricouple.data import images
 from tricouple.data.images import DataError, files, published
+from tricouple.data.images.sets import Normalisation
 
 FETCH = published.fetch
 
@@ -54,7 +55,7 @@ def test_mnist(tmp_path, packed):
     )
     assert data.test.labels.tolist() == [*range(10), *range(10)]
     assert data.classes == tuple("0123456789")
-    assert (data.mean, data.std, data.image_size) == ((0.1307,), (0.3081,), 28)
+    assert data.normalisation == Normalisation((0.1307,), (0.3081,), 28)
     assert data.notes == ("40 of 60000 train images are here", "20 of 10000 test images are here")
 
 
@@ -218,7 +219,7 @@ def test_tiny_imagenet(tmp_path):
     assert data.train.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert data.test.labels.tolist() == [0, 1, 2]
     assert data.classes == ("goldfish", *WNIDS[1:])
-    assert data.mean == (0.485, 0.456, 0.406)
+    assert data.normalisation.mean == (0.485, 0.456, 0.406)
     assert data.notes[:2] == ("3 of 200 classes are here", "12 of 100000 train images are here")
     path = folder / "train" / WNIDS[1] / "images" / f"{WNIDS[1]}_2.JPEG"
     assert torch.equal(data.train.images[6], torch.tensor(np.array(Image.open(path))).movedim(2, 0))
@@ -266,8 +267,8 @@ def test_digits_need_no_files(tmp_path):
     shares = torch.bincount(data.test.labels) / torch.bincount(data.train.labels)
     assert float((shares - 0.25).abs().max()) < 0.01
     values = data.train.images / 255
-    assert data.mean[0] == pytest.approx(float(values.mean()), abs=1e-4)
-    assert data.std[0] == pytest.approx(float(values.std()), abs=1e-4)
+    assert data.normalisation.mean[0] == pytest.approx(float(values.mean()), abs=1e-4)
+    assert data.normalisation.std[0] == pytest.approx(float(values.std()), abs=1e-4)
 
 
 FILES = {
@@ -364,6 +365,6 @@ def test_real_data_looks_like_the_published():
         assert complete == (not any("images are here" in note for note in data.notes)), name
         assert torch.unique(data.train.labels).tolist() == list(range(data.n_classes)), name
         sample = images.subset(data.train, 2000).images / 255
-        mean = torch.tensor(data.mean) - sample.mean((0, 2, 3))
+        mean = torch.tensor(data.normalisation.mean) - sample.mean((0, 2, 3))
         assert float(mean.abs().max()) < 0.03, name
     assert found, "none of the data sets is in TRICOUPLE_DATA"

@@ -14,10 +14,9 @@ from sklearn.metrics import confusion_matrix
 from tricouple import geometry
 from tricouple.data.images.sets import ImageSet
 from tricouple.evaluation import features as measuring
-from tricouple.evaluation.evaluate import evaluate_features
 from tricouple.evaluation.features import Features, measure_geometry, sample
 from tricouple.evaluation.gallery import image_gallery
-from tricouple.evaluation.probe import knn_accuracy, linear_probe
+from tricouple.evaluation.probe import evaluate_features, knn_accuracy, linear_probe
 
 CLASSES = ("ant", "bee", "cat")
 

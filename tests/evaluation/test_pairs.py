@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.functional import normalize
 
 from tricouple.data.pairs import tokenise
 from tricouple.evaluation.features import embed_texts, measure_modalities
@@ -38,7 +39,7 @@ def looped_recall(similarity, right, k):
 def test_recall_on_the_whole_split_counts_any_caption_of_the_image():
     images, texts, owners = draw()
     found = whole_split(images, texts, owners)
-    z, w = (torch.nn.functional.normalize(part, dim=1) for part in (images, texts))
+    z, w = (normalize(part, dim=1) for part in (images, texts))
     own = owners == torch.arange(40)[:, None]
     for k in (1, 5, 10):
         assert getattr(found.image_to_text, f"at{k}") == looped_recall(z @ w.T, own, k)
@@ -94,16 +95,16 @@ def test_class_embeddings_are_the_means_of_unit_sentences():
     assert model.training
     for name, vector in zip(["cat", "aquarium fish"], found, strict=True):
         texts = tokenise([text.format(name) for text in TEMPLATES], 12).ids
-        sentences = torch.nn.functional.normalize(embed_texts(model, texts), dim=1)
-        torch.testing.assert_close(vector, torch.nn.functional.normalize(sentences.mean(0), dim=0))
+        sentences = normalize(embed_texts(model, texts), dim=1)
+        torch.testing.assert_close(vector, normalize(sentences.mean(0), dim=0))
 
 
 def test_zero_shot_accuracy_is_that_of_the_nearest_class():
     generator = torch.Generator().manual_seed(0)
-    classes = torch.nn.functional.normalize(torch.randn(12, 5, generator=generator), dim=1)
+    classes = normalize(torch.randn(12, 5, generator=generator), dim=1)
     labels = torch.randint(12, (300,), generator=generator)
     images = classes[labels] + 0.5 * torch.randn(300, 5, generator=generator)
-    order = (torch.nn.functional.normalize(images, dim=1) @ classes.T).argsort(1, descending=True)
+    order = (normalize(images, dim=1) @ classes.T).argsort(1, descending=True)
     found = classify(images, classes, labels)
     assert found.top1 == pytest.approx(float((order[:, 0] == labels).double().mean()))
     assert found.top5 == pytest.approx(
@@ -114,7 +115,7 @@ def test_zero_shot_accuracy_is_that_of_the_nearest_class():
 
 def test_the_gap_and_the_cosines_of_two_modalities():
     images, texts, owners = draw()
-    z, w = (torch.nn.functional.normalize(part, dim=1) for part in (images, texts))
+    z, w = (normalize(part, dim=1) for part in (images, texts))
     found = measure_modalities(images, texts, owners)
     cosines = z @ w.T
     own = owners == torch.arange(40)[:, None]

@@ -1,4 +1,6 @@
-"""What a training step shows to the loss, and when it gives up."""
+"""What a training step shows to the loss, when it gives up, what it draws, and its trainer."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,9 +8,18 @@ from torch import nn
 
 import tricouple as tc
 from tricouple.data.augment import Recipe
-from tricouple.data.images.sets import Normalisation
+from tricouple.data.images.sets import ImageSet, Normalisation
 from tricouple.data.sampler import Share
-from tricouple.training.module import BYOLTraining, DivergenceError, LossTraining, Views
+from tricouple.training.module import (
+    BYOLTraining,
+    DivergenceError,
+    EpochOrder,
+    LossTraining,
+    ShuffledBatches,
+    Views,
+    derived_seed,
+)
+from tricouple.training.trainer import as_csv, check_flags, curves
 
 RECIPE = Recipe(Normalisation((0.5,), (0.25,), size=6), jitter=0.0, grayscale=0.0, blur=0.0)
 PLAIN = Views(1, RECIPE, random=False, by_class=True)
@@ -97,3 +108,102 @@ def test_byol_compares_two_views_of_an_image_and_learns_with_one_set_of_weights(
     assert {id(p) for p in online.parameters()} < {id(p) for p in learning}
     assert not {id(p) for p in target.parameters()} & {id(p) for p in learning}
     assert len(learning) == len({id(p) for p in learning})
+
+
+# --- random numbers are functions of the place in a run -------------------------------------------
+
+
+def test_seeds_differ_between_all_places():
+    places = [
+        (seed, what, epoch, step)
+        for seed in range(3)
+        for what in ("order", "views")
+        for epoch in range(4)
+        for step in range(4)
+    ]
+    seeds = {derived_seed(*place) for place in places}
+    assert len(seeds) == len(places)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_an_order_depends_on_seed_and_epoch_alone():
+    first, again, other = EpochOrder(50, 0), EpochOrder(50, 0), EpochOrder(50, 1)
+    list(first)  # drawing one epoch does not change the next
+    for order in (first, again, other):
+        order.set_epoch(3)
+    assert list(first) == list(again) != list(other)
+    again.set_epoch(4)
+    assert list(first) != list(again)
+    assert sorted(first) == list(range(50))
+
+
+def numbered(n):
+    return ImageSet(torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1), torch.arange(n))
+
+
+def of_process(rank, world, n=23, batch_size=5):
+    batches = ShuffledBatches(numbered(n), batch_size, 0)
+    batches.trainer = SimpleNamespace(global_rank=rank, world_size=world)
+    loader = batches.train_dataloader()
+    loader.batch_sampler.sampler.set_epoch(2)  # as Lightning does
+    return [labels for _, labels in loader]
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_processes_share_the_batches_of_one_and_no_sample_is_in_a_batch_twice(world):
+    whole, shares = of_process(0, 1), [of_process(rank, world) for rank in range(world)]
+    assert len(whole) == 4  # of 23 samples three are left out
+    for number, batch in enumerate(whole):
+        parts = [share[number] for share in shares]
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+        assert sorted(torch.cat(parts).tolist()) == sorted(batch.tolist())
+        assert len(set(batch.tolist())) == 5
+
+
+def test_a_batch_that_leaves_processes_without_a_sample_is_refused():
+    with pytest.raises(ValueError, match="batch_size is 5, but 6 processes share each batch"):
+        of_process(0, 6)
+
+
+def test_batches_are_full_and_hold_images_with_their_labels():
+    batches = list(ShuffledBatches(numbered(10), 4, 0).train_dataloader())
+    assert [len(labels) for _, labels in batches] == [4, 4]
+    for pixels, labels in batches:
+        assert torch.equal(pixels.flatten().long(), labels)
+
+
+# --- flags of Lightning pass, but for those that a run decides itself -----------------------------
+
+
+def test_flags_of_lightning_pass():
+    check_flags({"devices": 2, "strategy": "ddp", "precision": "bf16-mixed"})
+    check_flags({"gradient_clip_val": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("flag", "complaint"),
+    [
+        ("accumulate_grad_batches", "compares the samples of one batch"),
+        ("max_epochs", "set training.epochs"),
+        ("callbacks", "runs bring their own"),
+        ("devcies", "is not a flag of Lightning; it has accelerator, strategy, devices"),
+    ],
+)
+def test_other_flags_are_refused_with_the_reason(flag, complaint):
+    with pytest.raises(ValueError, match=complaint) as refused:
+        check_flags({flag: 2})
+    assert f"trainer.{flag}" in str(refused.value)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2", "model_parallel"])
+def test_strategies_that_take_networks_apart_are_refused(strategy):
+    with pytest.raises(ValueError, match=f"strategy={strategy}: runs keep whole networks"):
+        check_flags({"strategy": strategy})
+    with pytest.raises(ValueError, match="strategy=ddp_spawn: use ddp"):
+        check_flags({"strategy": "ddp_spawn"})
+
+
+def test_curves_have_gaps_where_nothing_was_measured():
+    rows = [{"step": 0, "alpha": 0.1}, {"step": 5, "loss": 1 / 3}]
+    assert curves(rows) == {"step": [0, 5], "alpha": [0.1, None], "loss": [None, 1 / 3]}
+    assert as_csv(rows) == f"step,alpha,loss\n0,0.1,\n5,,{1 / 3}\n"

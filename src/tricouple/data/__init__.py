@@ -32,10 +32,8 @@ class CaptionSource:
     # instead of refusing.
     skip: bool = False
     train_size: int | None = None  # train on this many images at most; None for all
-    validation_size: int | None = (
-        0  # how many images to hold out if there is no file for validation
-    )
-    test_size: int | None = 0  # images to hold out if there is no file for the test
+    validation_size: int | None = 0  # images to hold out if there is no file for validation
+    test_size: int | None = 0  # the same for the test
     cache: str | None = None  # folder for decoded images; None to decode them again and again
 
     @property

@@ -9,7 +9,8 @@ function agrees with torchvision's of the same name.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -98,7 +99,7 @@ def random_view(
         raise ValueError(f"images must be square, got {height}×{width}: resize or crop them first")
     parameters = draw_parameters(recipe, share.total if share else n, height, generator)
     if share:
-        parameters = parameters.of(share.rows)
+        parameters = Parameters(*(part[share.rows] for part in parameters))
     # Half precision has fewer grey levels than the images.
     with torch.autocast(images.device.type, enabled=False):
         view = transform(to_unit_range(images), parameters, recipe.normalisation.size)
@@ -108,8 +109,7 @@ def random_view(
 # --- what happens to each image: drawn on the CPU, so that a seed gives the same everywhere -------
 
 
-@dataclass(frozen=True, eq=False)
-class Parameters:
+class Parameters(NamedTuple):
     """What happens to each of n images; shapes are (n,) unless said otherwise."""
 
     boxes: Tensor  # top, left, height and width of the crop, int64 of shape (n, 4)
@@ -121,10 +121,6 @@ class Parameters:
     grey: Tensor  # whether colours are removed
     blurred: Tensor  # whether the image is blurred
     sigma: Tensor  # standard deviation of the blur, in pixels
-
-    def of(self, rows: slice) -> Parameters:
-        """What happens to some of the images."""
-        return Parameters(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 
 def draw_parameters(recipe: Recipe, n: int, side: int, generator: torch.Generator) -> Parameters:
@@ -177,8 +173,7 @@ def transform(images: Tensor, parameters: Parameters, size: int) -> Tensor:
 
     From (n, c, h, w) to (n, c, size, size), both in [0, 1]; the parameters are on the CPU.
     """
-    moved = {f.name: getattr(parameters, f.name).to(images.device) for f in fields(parameters)}
-    here = Parameters(**moved)
+    here = Parameters(*(part.to(images.device) for part in parameters))
     x = resized_crop(images, here.boxes, size, here.mirrored)
     # Which images a step concerns is decided on the CPU, where asking does not wait for a device.
     if bool(parameters.degrees.any()):

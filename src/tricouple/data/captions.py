@@ -15,13 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from tricouple import checks
 from tricouple.data import CaptionSource
-from tricouple.data.images.files import DataError, ImageFiles, Member, is_image
-from tricouple.data.images.readers import data_home
+from tricouple.data.images import DataError, data_home
+from tricouple.data.images.files import ImageFiles, Member, is_image
 from tricouple.data.pairs import N_SHAPES, CaptionData, CaptionedImages, draw_shapes
+from tricouple.data.sampler import shuffled
 from tricouple.data.tables import Problems, clean, require_columns, table
 
 FORMATS = ("shapes", "coco", "csv", "shards")
@@ -165,8 +164,7 @@ def _parted(entries: list[Entry], size: int, seed: int) -> tuple[list[Entry], li
 
 
 def _drawn(entries: Sequence[Entry], seed: int) -> list[Entry]:
-    order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(seed))
-    return [entries[index] for index in order.tolist()]
+    return [entries[index] for index in shuffled(len(entries), seed).tolist()]
 
 
 # --- the formats: each returns the usable images, in the order of the file, and counts problems ---

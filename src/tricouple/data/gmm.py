@@ -49,12 +49,6 @@ def draw_mixture(
     κ is the variance outside the subspace; that inside is 1. The paper does not say how far apart
     the means are. Here their coordinates inside the subspace are standard normal times `separation`
     before they are centred, so that at 1 classes overlap.
-
-    Example:
-        >>> mixture = draw_mixture(3, dim=8, generator=torch.Generator().manual_seed(0))
-        >>> inputs, labels = mixture.sample([2, 2, 2], torch.Generator().manual_seed(1))
-        >>> inputs.shape, labels.tolist()
-        (torch.Size([6, 8]), [0, 0, 1, 1, 2, 2])
     """
     checks.count("n_classes", n_classes)
     if n_classes < 2:

@@ -79,11 +79,6 @@ def tokenise(texts: Sequence[str], context_length: int) -> Tokens:
     """Tokens of CLIP's own byte-pair encoding, cut to the context length.
 
     open_clip's tokenizer cuts as well, and does not say which texts it cut.
-
-    Example:
-        >>> tokens = tokenise(["a dog", "dog " * 9], context_length=6)
-        >>> tokens.ids.shape, tokens.truncated
-        (torch.Size([2, 6]), 1)
     """
     tokenizer = _tokenizer()
     ids = torch.zeros(len(texts), context_length, dtype=torch.int32)
@@ -117,14 +112,7 @@ class PairBatch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PairSamples(BatchedImages):
-    """What an epoch consists of: every image, or every caption.
-
-    Example:
-        >>> images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
-        >>> samples = PairSamples(images, torch.ones(3, 5), torch.tensor([0, 0, 1]), True)
-        >>> len(samples), samples.__getitems__([0, 1]).identities
-        (3, tensor([0, 0]))
-    """
+    """What an epoch consists of: every image, or every caption."""
 
     tokens: Tensor  # of all captions, shape (m, context length)
     owners: Tensor  # which image each caption is of, ascending, shape (m,)

@@ -19,6 +19,11 @@ from torch.utils.data import BatchSampler
 from tricouple import checks
 
 
+def shuffled(n: int, seed: int) -> Tensor:
+    """The numbers from 0 to n − 1 in a random order that depends on the seed alone."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+
+
 @dataclass(frozen=True)
 class Share:
     """One process's part of a batch: every R-th sample, as cards are dealt.

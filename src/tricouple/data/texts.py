@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from tricouple.data import TextSource
-from tricouple.data.images.files import DataError
-from tricouple.data.images.readers import data_home
-from tricouple.data.images.split import split, subset
+from tricouple.data.images import DataError, folder_of, split, subset
+from tricouple.data.sampler import shuffled
 from tricouple.data.tables import Problems, clean, require_columns, table
 
 NAMED = 5  # classes that an error names, of many
@@ -95,16 +94,7 @@ def load(wanted: TextSource, seed: int) -> TextData:
 
 
 def draw_shots(texts: Texts, classes: Sequence[str], shots: int, seed: int) -> Texts:
-    """So many texts of every class, at random.
-
-    Raises:
-        ValueError: If classes have fewer; it names them.
-
-    Example:
-        >>> four = Texts(("a", "b", "c", "d"), torch.tensor([0, 1, 0, 1]))
-        >>> draw_shots(four, ("x", "y"), 1, seed=0).labels
-        tensor([0, 1])
-    """
+    """So many texts of every class, at random; an error names the classes that have fewer."""
     if texts.answers:
         raise ValueError("data.shots counts texts of a class, and pairs have none: leave it out")
     counts = texts.labels.bincount(minlength=len(classes)).tolist()
@@ -115,7 +105,7 @@ def draw_shots(texts: Texts, classes: Sequence[str], shots: int, seed: int) -> T
             f"data.shots is {shots}, but {len(few)} of {len(classes)} classes have fewer training "
             f"texts: {', '.join(few[:NAMED])}{more}; use {min(counts)} or less, or add texts"
         )
-    order = _order(len(texts), seed)
+    order = shuffled(len(texts), seed)
     by_class = order[texts.labels[order].argsort(stable=True)].split(counts)
     return texts.take(torch.cat([own[:shots] for own in by_class]))
 
@@ -129,7 +119,7 @@ def _parted(texts: Texts, size: int | float, seed: int, name: str) -> tuple[Text
     count = max(1, round(size * n)) if isinstance(size, float) else size
     if not 0 < count < n:
         raise ValueError(f"{name} is {size}, but there are pairs of {n} texts: use less")
-    drawn = torch.isin(texts.labels, identities[_order(n, seed)[:count]])
+    drawn = torch.isin(texts.labels, identities[shuffled(n, seed)[:count]])
     return texts.take((~drawn).nonzero()[:, 0]), texts.take(drawn.nonzero()[:, 0])
 
 
@@ -138,11 +128,7 @@ def _fewer(texts: Texts, size: int, seed: int) -> Texts:
         return subset(texts, size, seed, name="data.train_size")
     if not 0 < size <= len(texts):
         raise ValueError(f"data.train_size is {size}, but there are {len(texts)} pairs")
-    return texts.take(_order(len(texts), seed)[:size].sort().values)
-
-
-def _order(n: int, seed: int) -> Tensor:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    return texts.take(shuffled(len(texts), seed)[:size].sort().values)
 
 
 # --- published ------------------------------------------------------------------------------------
@@ -200,8 +186,7 @@ def published_files(name: str, root: Path | str | None = None) -> tuple[Path, li
         >>> published_files("banking77", "/nowhere")[1]
         []
     """
-    home = (data_home() if root is None else Path(root).expanduser()) / "intents"
-    folder = home / name.removesuffix("_imbalanced")
+    folder = folder_of(root) / "intents" / name.removesuffix("_imbalanced")
     return folder, [path for own in _FILES.get(name, ()) if (path := folder / own).is_file()]
 
 
@@ -367,7 +352,7 @@ def make_phrases() -> TextData:
         for intent, words in INTENTS.items()
         for opening, word, thing in itertools.product(OPENINGS, words, THINGS)
     ]
-    places = _order(len(made), 0).tolist()
+    places = shuffled(len(made), 0).tolist()
     rows = [made[place] for place in places]
     third = len(rows) // 3
     strange = tuple(f"{o}{word} {t}" for o, word, t in itertools.product(OPENINGS, STRANGE, THINGS))

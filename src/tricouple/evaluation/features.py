@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from tricouple import checks, geometry
+from tricouple import geometry
 from tricouple.data.images.files import ImageFiles
-from tricouple.data.images.sets import ImageSet, Normalisation, loader
-from tricouple.data.images.split import stratified
+from tricouple.data.images.sets import ImageSet, Normalisation, loader, stratified
 from tricouple.numeric import compute_dtype
 
 if TYPE_CHECKING:
@@ -47,16 +46,9 @@ def extract(
 ) -> Features:
     """Both kinds of features of all images, in one pass and in evaluation mode.
 
-    Args:
-        model: Its method ``features`` takes images (n, c, h, w) to what the backbone says, (n, d),
-            its method ``project`` these to the embedding, (n, d'). Its mode is restored afterwards.
-        images: The images, in the order of the result.
-        normalisation: As in training.
-        batch_size: Images at a time.
-        device: Where to compute; the model is moved there. By default, where it is.
-
-    Returns:
-        Features in float32 (or float64) on the CPU.
+    The model's method ``features`` takes images (n, c, h, w) to what the backbone says, (n, d), its
+    method ``project`` these to the embedding, (n, d'). It is moved to the device, if one is given,
+    and its mode is restored afterwards. The features are in float32 (or float64) on the CPU.
 
     Example:
         >>> class Mean(nn.Module):
@@ -128,27 +120,6 @@ def _kept(values: Tensor) -> Tensor:
     return values.to("cpu", compute_dtype(values.dtype))
 
 
-def check_features(name: str, features: Tensor) -> None:
-    """Require a finite matrix, one row a sample."""
-    checks.matrix(name, features)
-    if not bool(torch.isfinite(features).all()):
-        raise ValueError(f"{name} must be finite, found NaN or infinity: the encoder diverged")
-
-
-def check_labelled(part: str, features: Tensor, labels: Tensor) -> None:
-    """Require features and one label each; ``part`` is train or test."""
-    check_features(f"{part}_features", features)
-    checks.identities(f"{part}_labels", labels, len(features), features.device)
-
-
-def check_same_width(train: Tensor, test: Tensor) -> None:
-    """Require that training and test features come from the same encoder."""
-    if train.shape[1] != test.shape[1]:
-        raise ValueError(
-            f"test_features have {test.shape[1]} dimensions, train_features {train.shape[1]}"
-        )
-
-
 # --- geometry -------------------------------------------------------------------------------------
 
 
@@ -202,12 +173,7 @@ def measure_geometry(features: Tensor, labels: Tensor, seed: int = 0) -> Geometr
 
 
 def sample(labels: Tensor, size: int, seed: int) -> Tensor:
-    """Positions of at most ``size`` samples in the proportions of their classes.
-
-    Example:
-        >>> sample(torch.tensor([0, 0, 1, 1, 1, 1]), 3, seed=0).shape
-        torch.Size([3])
-    """
+    """Positions of at most ``size`` samples in the proportions of their classes."""
     if len(labels) <= size:
         return torch.arange(len(labels))
     return stratified(labels, size, seed).nonzero().flatten()

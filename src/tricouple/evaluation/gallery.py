@@ -16,10 +16,10 @@ from torch.nn.functional import interpolate, normalize
 
 from tricouple.data.images.sets import ImageSet, Normalisation
 from tricouple.data.pairs import CaptionedImages
+from tricouple.data.sampler import shuffled
 from tricouple.data.texts import Texts
-from tricouple.evaluation.evaluate import Evaluation
 from tricouple.evaluation.features import Features, embed_images, embed_texts, sample
-from tricouple.evaluation.probe import nearest_mean
+from tricouple.evaluation.probe import Evaluation, nearest_mean
 from tricouple.ot import triplet_sinkhorn
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ def pair_gallery(
     `tokens` (m, length) and `texts` (m, d) are of all captions, `images` (n, d) embeddings too;
     `models` are ``before`` and ``after`` training. The plan has the sharpness c of the run's loss.
     """
-    generator = torch.Generator().manual_seed(0)  # the same queries for every loss and seed
-    order = torch.randperm(len(pairs), generator=generator)
+    order = shuffled(len(pairs), 0)  # the same queries for every loss and seed
     firsts = torch.searchsorted(pairs.owners, order)  # the first caption of each image
     arrays: dict[str, np.ndarray] = {}
     for when, model in models.items():
@@ -170,29 +169,32 @@ def text_gallery(
     """
     train, test = texts
     known, unseen = features["embedding"]
-    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))
+    order = shuffled(len(test), 0)
     queries = order[:count]
+    items, names = (known[0], train.texts) if classes else (unseen[1], test.answers)
+    near = nearest(unseen[0][queries], items, ANSWERS)
+    answers = [[names[place] for place in row] for row in near.indices.tolist()]
+    arrays: dict[str, np.ndarray] = {
+        "answers": np.array(answers, dtype=str),
+        "scores": near.values.numpy(),
+    }
     if classes:
-        arrays = _nearest(known[0], train.texts, unseen[0][queries])
-        found = arrays.pop("places")
         predicted = nearest_mean(known[0], train.labels, unseen[0])[0]
         arrays |= {
             "query_labels": test.labels[queries].numpy(),
-            "answer_labels": train.labels[found].numpy(),
+            "answer_labels": train.labels[near.indices].numpy(),
             **_confused(test, predicted, len(classes)),
         }
         shown = _shown_classes(arrays, test.labels)
         mapped = order[torch.isin(test.labels[order], shown)][:MAPPED]
         labels = torch.searchsorted(shown, test.labels[mapped])
-        names = [classes[code] for code in shown.tolist()]
+        groups = [classes[code] for code in shown.tolist()]
         parts = {kind: own[1][0][mapped] for kind, own in features.items()}
     else:
-        arrays = _nearest(unseen[1], test.answers, unseen[0][queries])
-        found = arrays.pop("places")
-        arrays["right"] = (test.labels[found] == test.labels[queries][:, None]).numpy()
+        arrays["right"] = (test.labels[near.indices] == test.labels[queries][:, None]).numpy()
         mapped = order[: MAPPED // 2]
         labels = torch.arange(2).repeat_interleave(len(mapped))
-        names = ["texts", "their pairs"]
+        groups = ["texts", "their pairs"]
         parts = {
             kind: torch.cat([column[mapped] for column in own[1]]) for kind, own in features.items()
         }
@@ -200,20 +202,10 @@ def text_gallery(
         "classes": np.array(classes, dtype=str),
         "queries": np.array([test.texts[place] for place in queries], dtype=str),
         "map_labels": labels.numpy(),
-        "map_names": np.array(names, dtype=str),
+        "map_names": np.array(groups, dtype=str),
         **{f"map_{kind}": reduced(part).half().numpy() for kind, part in parts.items()},
     }
     return packed(arrays)
-
-
-def _nearest(items: Tensor, names: Sequence[str], queries: Tensor) -> dict[str, np.ndarray]:
-    found = nearest(queries, items, ANSWERS)
-    answers = [[names[place] for place in row] for row in found.indices.tolist()]
-    return {
-        "places": found.indices.numpy(),
-        "answers": np.array(answers, dtype=str),
-        "scores": found.values.numpy(),
-    }
 
 
 def _confused(test: Texts, predicted: Tensor, n_classes: int) -> dict[str, np.ndarray]:

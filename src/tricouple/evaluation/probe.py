@@ -1,24 +1,49 @@
 """What frozen features know of classes: a linear classifier, nearest neighbours, class means.
 
+``evaluate_features`` says all of it of a trained encoder, as a result that turns into JSON.
+
 The paper's linear probe is AdamW, 1e-3, 500 epochs, batches of 256; its k-NN has k = 20 and cosine
 distance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from tricouple import checks
-from tricouple.evaluation.features import check_features, check_labelled, check_same_width
+from tricouple.evaluation.features import Features, Geometry, measure_geometry
 from tricouple.numeric import compute_dtype
 
 _SMALL_STEP = 4_000_000  # multiplications of a batch with the weights
+
+
+def _check_part(part: str, features: Tensor, labels: Tensor | None = None) -> None:
+    """Require finite features, and one label each if there are labels; train or test."""
+    checks.matrix(f"{part}_features", features)
+    if not bool(torch.isfinite(features).all()):
+        raise ValueError(
+            f"{part}_features must be finite, found NaN or infinity: the encoder diverged"
+        )
+    if labels is not None:
+        checks.identities(f"{part}_labels", labels, len(features), features.device)
+
+
+def _check_parts(
+    train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor | None = None
+) -> None:
+    _check_part("train", train, train_labels)
+    _check_part("test", test, test_labels)
+    if train.shape[1] != test.shape[1]:
+        raise ValueError(
+            f"test_features have {test.shape[1]} dimensions, train_features {train.shape[1]}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,20 +71,11 @@ def linear_probe(
 ) -> ProbeResult:
     """Fit a linear layer by cross-entropy and measure its accuracy.
 
-    Features are taken as they are: the paper does not speak of standardising them.
+    Features, shape (n, d) and (m, d), are taken as they are: the paper does not speak of
+    standardising them. Labels are from 0 to ``n_classes`` − 1.
 
-    Args:
-        train_features: Shape (n, d).
-        train_labels: Class of each, from 0 to ``n_classes`` − 1, shape (n,).
-        test_features: Shape (m, d).
-        test_labels: Class of each, shape (m,).
-        n_classes: How many classes there are.
-        epochs: Passes over the training features.
-        lr: Learning rate of AdamW.
-        batch_size: Samples a step.
-        weight_decay: Of AdamW.
-        seed: Of the initial weights and of the order of samples.
-        progress: Called with the number of epochs done and the number of all after each.
+    ``lr`` and ``weight_decay`` are of AdamW, the seed is of the initial weights and of the order of
+    samples, and progress is called with the numbers of epochs done and of all after each.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -67,9 +83,7 @@ def linear_probe(
         >>> linear_probe(x, y, x, y, 2, epochs=20, lr=0.1).accuracy
         1.0
     """
-    check_labelled("train", train_features, train_labels)
-    check_labelled("test", test_features, test_labels)
-    check_same_width(train_features, test_features)
+    _check_parts(train_features, train_labels, test_features, test_labels)
     for name, value in {"n_classes": n_classes, "epochs": epochs, "batch_size": batch_size}.items():
         checks.count(name, value)
     checks.positive_number("lr", lr)
@@ -165,7 +179,7 @@ def knn_accuracy(
         >>> knn_accuracy(train, labels, torch.tensor([[5.0, 1.0], [1.0, 4.0]]), labels[1:3], k=2)
         1.0
     """
-    check_labelled("test", test_features, test_labels)
+    _check_part("test", test_features, test_labels)
     predictions = knn_predictions(train_features, train_labels, test_features, k)
     return int((predictions == test_labels).sum()) / len(test_labels)
 
@@ -183,9 +197,7 @@ def knn_predictions(
         >>> knn_predictions(train, torch.tensor([7, 7, 4]), torch.tensor([[3.0, 2.0]]), k=3)
         tensor([7])
     """
-    check_labelled("train", train_features, train_labels)
-    check_features("test_features", test_features)
-    check_same_width(train_features, test_features)
+    _check_parts(train_features, train_labels, test_features)
     checks.count("k", k)
     n = len(train_features)
     if k > n:
@@ -214,9 +226,7 @@ def nearest_mean(
         >>> nearest_mean(z, torch.tensor([3, 5]), torch.tensor([[0.6, 0.8]]))
         (tensor([5]), tensor([0.8000]))
     """
-    check_labelled("train", train_features, train_labels)
-    check_features("test_features", test_features)
-    check_same_width(train_features, test_features)
+    _check_parts(train_features, train_labels, test_features)
     classes, codes = train_labels.unique(return_inverse=True)
     train, test = (normalize(part.detach(), dim=1) for part in (train_features, test_features))
     sums = train.new_zeros(len(classes), train.shape[1]).index_add(0, codes, train)
@@ -247,4 +257,105 @@ def detect(inside: Tensor, outside: Tensor) -> Detection:
     return Detection(
         float((below + reached) / 2 / len(outside)),
         float((outside >= threshold).double().mean()),
+    )
+
+
+# --- everything that is measured of a trained encoder ---------------------------------------------
+
+
+@dataclass(frozen=True)
+class FeatureReport:
+    """What one kind of features is worth."""
+
+    features: str  # ``"penultimate"`` (before the projection) or ``"embedding"`` (after it)
+    dim: int  # dimension of the features
+    linear: float  # test accuracy of a linear probe
+    linear_train: float  # its training accuracy
+    knn: float  # test accuracy of k nearest neighbours
+    # Of the test features; None if they have no two classes, or no two samples of one.
+    geometry: Geometry | None
+    # Counts of the linear probe on the test set, true classes as rows.
+    confusion: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of evaluating an encoder: the same measures for both kinds of features."""
+
+    classes: tuple[str, ...]  # names of the classes
+    n_train: int  # how many labelled samples the probe and k-NN learned from
+    n_test: int  # how many samples the accuracies are of
+    k: int  # neighbours of k-NN
+    penultimate: FeatureReport  # of the features before the projection
+    embedding: FeatureReport  # of the features after it, which the loss shaped
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain lists, numbers and texts, for ``json.dump``."""
+        return asdict(self)
+
+    def accuracy(self) -> dict[str, float]:
+        """Every accuracy under a name that says which features it is of."""
+        return {
+            f"{report.features}/{measure}": getattr(report, measure)
+            for report in (self.penultimate, self.embedding)
+            for measure in ("linear", "knn")
+        }
+
+
+def evaluate_features(
+    train: Features,
+    test: Features,
+    classes: Sequence[str],
+    *,
+    k: int = 20,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> Evaluation:
+    """Linear probe, k-NN, confusion and geometry of both kinds of features.
+
+    Args:
+        train: Labelled features that the probe and k-NN learn from.
+        test: Labelled features that are measured.
+        classes: Names of the classes 0, 1, …
+        k: Neighbours that vote; all training samples if there are fewer.
+        seed: Of the probe, and of the samples whose geometry is measured.
+        device: Where the probe and k-NN are computed.
+        **options: Of ``linear_probe``.
+
+    Example:
+        >>> x = torch.eye(3).repeat(8, 1)
+        >>> features = Features(x, x[:, :2] + 0.1, torch.arange(3).repeat(8))
+        >>> evaluate_features(features, features, "abc", k=5, epochs=5).penultimate.knn
+        1.0
+    """
+    for part, features in {"train": train, "test": test}.items():
+        for _, values in features.kinds():
+            _check_part(part, values, features.labels)
+    k = min(k, len(train.labels))
+    n_classes = len(classes)
+    train_labels, test_labels = train.labels.to(device), test.labels.to(device)
+
+    def measure(kind: str, known: Tensor, unseen: Tensor) -> FeatureReport:
+        here = known.to(device), train_labels, unseen.to(device), test_labels
+        probe = linear_probe(*here, n_classes, seed=seed, **options)
+        pairs = test.labels * n_classes + probe.predictions.cpu()  # true class, predicted class
+        confusion = torch.bincount(pairs, minlength=n_classes**2).reshape(n_classes, n_classes)
+        return FeatureReport(
+            kind,
+            known.shape[1],
+            probe.accuracy,
+            probe.train_accuracy,
+            knn_accuracy(*here, k),
+            measure_geometry(unseen, test.labels, seed),
+            tuple(tuple(row) for row in confusion.tolist()),
+        )
+
+    return Evaluation(
+        tuple(classes),
+        len(train.labels),
+        len(test.labels),
+        k,
+        measure("penultimate", train.penultimate, test.penultimate),
+        measure("embedding", train.embedding, test.embedding),
     )

@@ -130,7 +130,7 @@ def _guess(right: int, candidates: int) -> list[float]:
 
 def _unit(embeddings: Tensor) -> Tensor:
     checks.matrix("embeddings", embeddings)
-    return torch.nn.functional.normalize(embeddings.float(), dim=1)
+    return normalize(embeddings.float(), dim=1)
 
 
 # --- zero-shot: an image belongs to the class whose name, in a sentence, is nearest ---------------

@@ -34,8 +34,7 @@ from tricouple.experiments.runs.folder import Trained
 from tricouple.experiments.runs.kind import RunKind, result_table
 from tricouple.losses import BothDirections
 from tricouple.models.encoders import build_clip
-from tricouple.training.module import Training, derived_seed
-from tricouple.training.pairs import PairTraining
+from tricouple.training.module import PairTraining, Training, derived_seed
 
 if TYPE_CHECKING:
     import open_clip

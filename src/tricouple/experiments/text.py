@@ -29,8 +29,7 @@ from tricouple.experiments.runs.kind import RunKind, device_of, result_table
 from tricouple.files import cache_home, load_tensors, locked, save_tensors
 from tricouple.models.sentences import Backbone, SentenceEncoder, build_backbone, package_folder
 from tricouple.names import LOSSES
-from tricouple.training.module import Training
-from tricouple.training.pairs import TextTraining
+from tricouple.training.module import TextTraining, Training
 
 FEATURES = ("penultimate", "embedding")
 DIRECTIONS = {"there": "text → pair", "back": "pair → text"}

@@ -20,9 +20,9 @@ from tricouple.data.augment import recipe_for
 from tricouple.data.images import ImageData, ImageSet
 from tricouple.data.images.files import find_images
 from tricouple.data.images.sets import Normalisation, imagenet_statistics
-from tricouple.evaluation.evaluate import evaluate_features
 from tricouple.evaluation.features import MEASURES, HeldOut, extract
 from tricouple.evaluation.gallery import image_gallery
+from tricouple.evaluation.probe import evaluate_features
 from tricouple.experiments.runs.folder import Trained
 from tricouple.experiments.runs.kind import RunKind, device_of, result_table
 from tricouple.models.encoders import build_encoder, fitting_size

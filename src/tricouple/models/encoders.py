@@ -29,14 +29,7 @@ declare_missing()  # timm imports torchvision
 
 
 class Encoder(nn.Module):
-    """A backbone, from images (n, c, h, w) to pooled features (n, d), and a linear head.
-
-    Example:
-        >>> encoder = Encoder(nn.Flatten(), n_features=12, head_dim=3)
-        >>> images = torch.randn(5, 3, 2, 2)
-        >>> encoder.features(images).shape, encoder(images).shape
-        (torch.Size([5, 12]), torch.Size([5, 3]))
-    """
+    """A backbone, from images (n, c, h, w) to pooled features (n, d), and a linear head."""
 
     def __init__(self, backbone: nn.Module, n_features: int, head_dim: int) -> None:
         super().__init__()
@@ -151,12 +144,7 @@ def check_weights(name: str, path: Path) -> None:
 
 
 def fitting_size(name: str, image_size: int) -> int:
-    """The smallest size from ``image_size`` on that the patches of a transformer can tile.
-
-    Example:
-        >>> fitting_size("vit_base_patch16_224", 28), fitting_size("resnet18", 28)
-        (32, 28)
-    """
+    """The smallest size from ``image_size`` on that the patches of a transformer can tile."""
     check_name(name)
     import timm
 
@@ -218,15 +206,9 @@ def three_layer_mlp(in_dim: int, hidden: int, out_dim: int) -> nn.Sequential:
 
     No normalisation layers: an embedding then depends on its own input alone, so what is measured
     on the whole training set is what the losses see in a batch.
-
-    Example:
-        >>> encoder = three_layer_mlp(100, hidden=256, out_dim=64)
-        >>> encoder(torch.randn(8, 100)).shape
-        torch.Size([8, 64])
     """
-    checks.count("in_dim", in_dim)
-    checks.count("hidden", hidden)
-    checks.count("out_dim", out_dim)
+    for name, width in {"in_dim": in_dim, "hidden": hidden, "out_dim": out_dim}.items():
+        checks.count(name, width)
     return nn.Sequential(
         nn.Linear(in_dim, hidden),
         nn.ReLU(),
@@ -240,13 +222,7 @@ LARGEST = 4  # pixels of a map for which the matrix product is faster
 
 
 class SmallMapConv2d(nn.Conv2d):
-    """A padded 3×3 convolution with the same parameters, values and gradients as ``nn.Conv2d``.
-
-    Example:
-        >>> layer = SmallMapConv2d(8, 4, 3, padding=1)
-        >>> layer(torch.randn(5, 8, 2, 2)).shape
-        torch.Size([5, 4, 2, 2])
-    """
+    """A padded 3×3 convolution with the same parameters, values and gradients as ``nn.Conv2d``."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve maps, shape (n, c, h, w)."""
@@ -264,13 +240,7 @@ class SmallMapConv2d(nn.Conv2d):
 
 
 def adapt_to_small_maps(network: nn.Module) -> nn.Module:
-    """Replace all padded 3×3 convolutions of a network, in place; parameters and names stay.
-
-    Example:
-        >>> network = adapt_to_small_maps(nn.Sequential(nn.Conv2d(2, 2, 3, padding=1)))
-        >>> type(network[0]).__name__
-        'SmallMapConv2d'
-    """
+    """Replace all padded 3×3 convolutions of a network, in place; parameters and names stay."""
     for layer in network.modules():
         if (
             type(layer) is nn.Conv2d

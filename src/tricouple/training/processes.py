@@ -33,15 +33,13 @@ def note_on_processes(n_processes: int, batch_size: int, network: nn.Module, dev
     """
     who = f"{n_processes} processes share each batch of {batch_size}"
     said = f"{who}; the loss is that of the whole batch."
-    if device == "cpu" and any(isinstance(part, _NORM) for part in network.modules()):
+    norm = nn.modules.batchnorm._BatchNorm
+    if device == "cpu" and any(isinstance(part, norm) for part in network.modules()):
         said += (
             " Batch norm is of each process's share: PyTorch cannot synchronise it on a CPU, so "
             "the numbers are not those of one process."
         )
     return said
-
-
-_NORM = nn.modules.batchnorm._BatchNorm
 
 
 class SyncedNorms(LayerSync):

@@ -100,14 +100,7 @@ class History(Callback):
 
 
 def as_csv(rows: list[Row]) -> str:
-    """Rows as text; numbers in full precision, empty where a row has no value.
-
-    Example:
-        >>> print(as_csv([{"epoch": 0, "rank": 2.5}, {"epoch": 1, "loss": 0.5}]), end="")
-        epoch,rank,loss
-        0,2.5,
-        1,,0.5
-    """
+    """Rows as text; numbers in full precision, empty where a row has no value."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
@@ -117,12 +110,7 @@ def as_csv(rows: list[Row]) -> str:
 
 
 def curves(rows: list[Row]) -> dict[str, list[float | None]]:
-    """Rows as columns, None where a row has no value.
-
-    Example:
-        >>> curves([{"step": 0}, {"step": 8, "loss": 0.5}])
-        {'step': [0, 8], 'loss': [None, 0.5]}
-    """
+    """Rows as columns, None where a row has no value."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 

@@ -90,9 +90,8 @@ class ImageFiles:
     def cached(self, folder: Path, notes: list[str]) -> Tensor:
         """All images as one 8-bit tensor that lies in a file: each is decoded and resized once.
 
-        Args:
-            folder: Of the cache; if the same images were decoded before, their file is used.
-            notes: Gets a sentence if that file is damaged and made again.
+        If the same images were decoded before, their file in the folder is used. Notes get a
+        sentence if it is damaged and made again.
 
         Raises:
             DataError: If images are damaged; it names the first and counts them.
@@ -172,11 +171,10 @@ def pixels(image: Image.Image, channels: int, size: int) -> Tensor:
 
 
 def common_format(paths: Sequence[Path]) -> tuple[int, Path, int, bool]:
-    """From headers, without decoding: what images have in common.
+    """What images have in common, from headers, without decoding.
 
-    Returns:
-        The smallest short side, the image that has it, the median short side, and whether all
-        images are grey.
+    That is the smallest short side, the image that has it, the median short side, and whether all
+    images are grey.
     """
     sides, grey = [], True
     for path in paths:
@@ -194,9 +192,7 @@ def find_images(folders: Sequence[Path], notes: list[str]) -> list[tuple[Path, .
     ways lead to it, and nothing from above. So a link never moves an image to another class, nor
     from the test set to the training set.
 
-    Args:
-        folders: Where to look.
-        notes: Get a sentence for each folder or file that is left out.
+    Notes get a sentence for each folder or file that is left out.
     """
     seen = {_inode(place): place for folder in folders for place in folder.resolve().parents}
     found: list[list[Path]] = [[] for _ in folders]

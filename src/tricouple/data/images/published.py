@@ -16,22 +16,30 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tricouple.data.images.files import DataError, ImageFiles, find_images
-from tricouple.data.images.sets import IMAGENET_MEAN, IMAGENET_STD, Found, ImageSet
+from tricouple.data.images.sets import IMAGENET_MEAN, IMAGENET_STD, ImageSet
 from tricouple.torchvision_ops import declare_missing
 
 DIGITS = tuple("0123456789")
-TINY_IMAGENET = (
-    "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    "90528d7ca1a48142e341f4ef8d21d0de",
-)
 _PATIENCE = 30.0  # seconds that a server may stay silent
+
+
+class Found(NamedTuple):
+    """The images of a data set as a reader found them, before subsets are drawn."""
+
+    train: ImageSet
+    test: ImageSet | None
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+
 
 Part = tuple[ImageSet | None, list[str]]  # train or test, None if it is missing; and notes on it
 
@@ -170,8 +178,7 @@ def _svhn(root: Path, download: bool) -> Found:
         home,
         read,
     )
-    mean, std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
-    return Found(train, test, DIGITS, mean, std, notes)
+    return Found(train, test, DIGITS, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), notes)
 
 
 def _cifar(
@@ -228,8 +235,10 @@ def _tiny_imagenet(root: Path, download: bool) -> Found:
     wnids: list[str] = []  # known when the training images are
 
     def start(into: Path) -> None:
-        url, md5 = TINY_IMAGENET
-        torchvision_datasets().utils.download_and_extract_archive(url, into, md5=md5)
+        url = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+        torchvision_datasets().utils.download_and_extract_archive(
+            url, into, md5="90528d7ca1a48142e341f4ef8d21d0de"
+        )
 
     def images(labelled: list[tuple[Path, str]]) -> ImageSet | None:
         if not labelled:
@@ -390,21 +399,16 @@ def _check_labels(path: Path, labels: np.ndarray, least: int, most: int) -> None
 class _ArraysOnly(pickle.Unpickler):
     """Reads arrays, lists, texts and numbers; a pickle that wants to run anything else fails."""
 
-    _ALLOWED = frozenset(
-        {
-            ("__builtin__", "bytes"),
-            ("_codecs", "encode"),
-            ("numpy", "dtype"),
-            ("numpy", "ndarray"),
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-        }
-    )
-
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
+        if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no data")
         return super().find_class(module, name)
+
+
+_ALLOWED = (
+    ("__builtin__", "bytes"), ("_codecs", "encode"), ("numpy", "dtype"), ("numpy", "ndarray"),
+    ("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct"),
+)  # fmt: skip
 
 
 def unpickle(path: Path) -> Any:

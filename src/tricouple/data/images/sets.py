@@ -1,10 +1,10 @@
-"""What a data set is, what training needs of it, and how batches are drawn from it."""
+"""What a data set is, what training needs of it, and how parts and batches are drawn from it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,10 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from tricouple import checks
 from tricouple.data.images.files import ImageFiles, usable_cores
-from tricouple.data.sampler import SharedBatches
+from tricouple.data.sampler import SharedBatches, shuffled
+
+if TYPE_CHECKING:
+    from tricouple.data.texts import Texts
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -86,25 +89,14 @@ class ImageSet(BatchedImages):
         return f"ImageSet({n} {kind} images of {c}×{h}×{w})"
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        images, labels = self.batch(torch.tensor([range(len(self))[index]]))
+        images, labels = self.__getitems__([range(len(self))[index]])
         return images[0], labels[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """A batch in one step; loaders prefer this to item after item."""
-        return self.batch(torch.as_tensor(indices))
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The images and labels at some positions.
-
-        Args:
-            indices: Positions, int64 of shape (b,).
-
-        Returns:
-            Images, uint8 of shape (b, c, h, w), and labels of shape (b,), −1 where unlabelled.
-        """
-        if self.labels is None:
-            return self.images[indices], torch.full_like(indices, -1)
-        return self.images[indices], self.labels[indices]
+        chosen = torch.as_tensor(indices)
+        labels = torch.full_like(chosen, -1) if self.labels is None else self.labels[chosen]
+        return self.images[chosen], labels
 
     def take(self, indices: Tensor) -> ImageSet:
         """A smaller set, of the images at some positions."""
@@ -177,7 +169,7 @@ class ImageData:
     Example:
         >>> from tricouple.data import images
         >>> data = images.load("digits")
-        >>> data.test, data.classes[3], data.mean
+        >>> data.test, data.classes[3], data.normalisation.mean
         (ImageSet(359 labelled images of 1×8×8), '3', (0.3058,))
     """
 
@@ -192,16 +184,6 @@ class ImageData:
     # What is missing or differs from the published data set, and what was done about it; a command
     # says each once.
     notes: tuple[str, ...] = ()
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Mean of each channel, on the scale [0, 1]."""
-        return self.normalisation.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """Standard deviation of each channel."""
-        return self.normalisation.std
 
     @property
     def channels(self) -> int:
@@ -219,16 +201,112 @@ class ImageData:
         return len(self.classes)
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """The images of a data set as a reader found them, before subsets are drawn."""
+# --- subsets and splits that keep the proportions of the classes ----------------------------------
 
-    train: ImageSet
-    test: ImageSet | None
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    notes: tuple[str, ...] = ()
+S = TypeVar("S", ImageSet, "Texts")
+
+
+def subset(samples: S, size: int, seed: int = 0, *, name: str = "size") -> S:
+    """A random subset with the class proportions of the whole, and at least one sample a class.
+
+    Without labels it is drawn uniformly. Error messages call its size by the given name.
+
+    Example:
+        >>> ten = ImageSet(torch.zeros(10, 1, 2, 2, dtype=torch.uint8), torch.arange(10) // 5)
+        >>> subset(ten, 4).labels
+        tensor([0, 0, 1, 1])
+    """
+    checks.count(name, size)
+    if size > len(samples):
+        raise ValueError(f"{name} is {size}, but there are only {len(samples)} {samples.noun}")
+    labels = _strata(samples)
+    n_classes = len(labels.unique())
+    if size < n_classes:
+        raise ValueError(
+            f"{name} is {size}, but there are {n_classes} classes: "
+            f"use {n_classes} or more, so that each has one"
+        )
+    return samples.take(stratified(labels, size, seed, least=1).nonzero().flatten())
+
+
+def split(
+    samples: S, held_out: int | float, seed: int = 0, *, name: str = "held_out"
+) -> tuple[S, S]:
+    """The rest and a part held out, both with the class proportions of the whole.
+
+    Both parts have a sample of each class; the only sample of a class stays in the first part.
+    Without labels the split is uniform. What is held out is a number of samples, or a fraction
+    between 0 and 1; error messages call it by the given name.
+
+    Example:
+        >>> ten = ImageSet(torch.zeros(10, 1, 2, 2, dtype=torch.uint8), torch.arange(10) // 5)
+        >>> rest, validation = split(ten, 0.4)
+        >>> rest.labels, validation.labels
+        (tensor([0, 0, 0, 1, 1, 1]), tensor([0, 0, 1, 1]))
+    """
+    labels = _strata(samples)
+    most = labels.unique(return_counts=True)[1] - 1
+    low, high = int(most.clamp_max(1).sum()), int(most.sum())
+    if isinstance(held_out, float):
+        if not 0 < held_out < 1:
+            raise ValueError(
+                f"{name} must be a fraction between 0 and 1 or a whole number, got {held_out}"
+            )
+        size = min(max(round(held_out * len(samples)), low), high)
+    else:
+        checks.count(name, held_out)
+        size = held_out
+    if size == 0 or not low <= size <= high:
+        raise ValueError(
+            f"{name} is {held_out}, but {len(samples)} {samples.noun} of {len(most)} classes can "
+            f"spare {low} to {high}, if each class is to be in both parts"
+        )
+    drawn = stratified(labels, size, seed, least=1, left=1)
+    return samples.take((~drawn).nonzero().flatten()), samples.take(drawn.nonzero().flatten())
+
+
+def stratified(labels: Tensor, size: int, seed: int, *, least: int = 0, left: int = 0) -> Tensor:
+    """Draw samples in the proportions of their classes.
+
+    By hand, since scikit-learn's stratified splits draw other samples than the stored studies did,
+    and refuse classes of one sample.
+
+    Labels are any integers, shape (n,). Of every class that has them to spare ``least`` samples are
+    drawn, and ``left`` samples of each are not. Returns which were drawn, bool of shape (n,).
+
+    Example:
+        >>> labels = torch.tensor([0] + [1] * 30 + [2] * 60)
+        >>> labels[stratified(labels, 10, seed=0, least=1)].bincount()
+        tensor([1, 3, 6])
+    """
+    _, codes, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    most = counts - left
+    bottom = most.clamp_max(least)
+    exact = size * counts.double() / counts.sum()
+    shares = exact.floor().long().clamp(bottom, most)
+    # One by one, the class that lags its exact share most gains, or that which leads it most loses.
+    while (missing := size - int(shares.sum())) != 0:
+        step = 1 if missing > 0 else -1
+        room = shares < most if step > 0 else shares > bottom
+        lag = torch.where(room, step * (exact - shares), -torch.inf)
+        shares[lag.argmax()] += step
+    order = shuffled(len(labels), seed)
+    by_class = order[codes[order].argsort(stable=True)]
+    starts = counts.cumsum(0) - counts
+    rank = torch.arange(len(labels)) - starts[codes[by_class]]  # place within the own class
+    drawn = torch.zeros(len(labels), dtype=torch.bool)
+    drawn[by_class] = rank < shares[codes[by_class]]
+    return drawn
+
+
+def _strata(samples: ImageSet | Texts) -> Tensor:
+    """The labels; without any, all samples are of one class."""
+    if samples.labels is None:
+        return torch.zeros(len(samples), dtype=torch.int64)
+    return samples.labels
+
+
+# --- batches --------------------------------------------------------------------------------------
 
 
 def loader(
@@ -245,12 +323,12 @@ def loader(
 
     Args:
         samples: The set; labels of images are −1 if it has none.
-        batch_size: How many samples a batch holds.
+        batch_size: How many samples a batch holds, of all processes that share it.
         order: Of the samples; by default that of the set.
         drop_last: Leave out a last batch that is smaller than the others.
         workers: Processes that decode files; by default one a core, and none for images that are
             in memory, where indexing is all there is to do.
-        rank: Of this process, which has a share of each batch.
+        rank: Of this process.
         n_processes: Which share batches, and cores.
 
     Example:
@@ -285,7 +363,7 @@ def check_supervised(data: ImageData) -> None:
 
     Example:
         >>> from tricouple.data import images
-        >>> check_supervised(images.load("digits", train_size=20))
+        >>> check_supervised(images.load("digits"))
     """
     labels = data.train.labels
     if labels is None:
@@ -309,15 +387,9 @@ def check_supervised(data: ImageData) -> None:
 
 
 def check_batch_size(samples: BatchedSet, batch_size: int, *, name: str = "batch_size") -> None:
-    """Require a batch of at least two samples that the set can fill.
+    """Require batches of two samples or more that a training set can fill.
 
-    Args:
-        samples: The training set.
-        batch_size: Samples in a batch.
-        name: What error messages call ``batch_size``.
-
-    Raises:
-        ValueError: If ``batch_size`` is larger than the set, or below 2.
+    Error messages call their size by the given name.
 
     Example:
         >>> from tricouple.data import images

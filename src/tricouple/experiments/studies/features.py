@@ -17,7 +17,7 @@ from rich.progress import track
 from torch import Tensor
 
 from tricouple.data.gmm import draw_mixture
-from tricouple.data.images.readers import data_home, load
+from tricouple.data.images import data_home, load
 from tricouple.data.texts import load_texts
 from tricouple.files import cache_home, load_tensors, save_tensors
 from tricouple.models.sentences import Backbone, build_backbone, package_folder

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tricouple.data.augment import random_view, recipe_for
-from tricouple.data.images.readers import load
+from tricouple.data.images import load
 from tricouple.data.images.sets import ImageData
 from tricouple.evaluation.probe import knn_accuracy
 from tricouple.experiments.studies.findings import Difference, lines_panel, paired

@@ -8,7 +8,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from tricouple.data.images.split import stratified
+from tricouple.data.images.sets import stratified
 from tricouple.evaluation.probe import knn_accuracy, nearest_mean
 from tricouple.experiments.studies.features import frozen
 from tricouple.experiments.studies.findings import LEVEL, lines_panel, methods_table, paired, slope

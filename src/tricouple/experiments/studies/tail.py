@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tricouple.data.images.split import stratified
+from tricouple.data.images.sets import stratified
 from tricouple.evaluation.probe import nearest_mean
 from tricouple.experiments.studies.features import frozen
 from tricouple.experiments.studies.findings import LEVEL, against, lines_panel, methods_table
