@@ -236,3 +236,8 @@ def log_total(logs: Tensor, shard: Shard | None) -> Tensor:
         return logs
     top = finite(shard.max_(logs.clone()))
     return shard.sum_(torch.exp(logs - top)).log_().add_(top)
+
+
+def marginal_of(potential: Tensor, log_sums: Tensor) -> Tensor:
+    """The masses of an axis, from the logarithms of its sums."""
+    return torch.exp(potential + log_sums)

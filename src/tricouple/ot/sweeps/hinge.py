@@ -39,6 +39,7 @@ from tricouple.ot.sweeps.contract import (
     Solution,
     log_scaling,
     log_total,
+    marginal_of,
 )
 from tricouple.ot.sweeps.kernels import Similarities
 from tricouple.ot.sweeps.triplet_log import LogDomainTriplet, LogTripletPlan, Term
@@ -87,7 +88,7 @@ class HingeTriplet(LogDomainTriplet):
         plans, goal = [before], Goal(tol, masses, self.agreed)
         for sweep in range(n_iters):
             row_sums, phi, columns = self.scale_anchors(log_a, f, g)  # marginal 1
-            found = partial(torch.exp, before.phi + row_sums), partial(before.marginal, 1)
+            found = partial(marginal_of, before.phi, row_sums), partial(before.marginal, 1)
             if sweep > 0 and goal.reached(*found):
                 break
             phi = goal.until(before.phi, phi)

@@ -24,6 +24,7 @@ from tricouple.ot.sweeps.contract import (
     Masses,
     Received,
     Solution,
+    marginal_of,
 )
 from tricouple.ot.sweeps.kernels import Factors, Kernels, ScaledCoupling, underflow_limit
 
@@ -169,7 +170,7 @@ class MatrixPair(Coupling):
         plans, goal = [MatrixPairPlan(self, f, g)], Goal(tol, masses, self.agreed)
         for sweep in range(n_iters):
             sums = torch.logsumexp(self.scores + g, 1)
-            if sweep > 0 and goal.reached(partial(torch.exp, f + sums)):
+            if sweep > 0 and goal.reached(partial(marginal_of, f, sums)):
                 break
             f = goal.until(f, torch.where(absent[0], -torch.inf, log_rows - sums))
             received = torch.logsumexp(self.scores + f[:, None], 0)
