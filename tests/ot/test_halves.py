@@ -28,12 +28,17 @@ pytestmark = pytest.mark.skipif(native.compiled is None, reason="built without a
 STREAMED = Storage(streamed=True, tile_entries=1 << 20, budget=1 << 24)
 
 
-@pytest.fixture(params=[1, 2, 3])
-def n_threads(request):
+@pytest.fixture
+def set_threads():
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def n_threads(request, set_threads):
+    set_threads(request.param)
+    return request.param
 
 
 def embeddings(n: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -242,22 +247,20 @@ def test_pytorchs_own_team_is_found():
     assert bool(native.team) == gnu
 
 
-def test_calls_of_a_list_go_to_the_team_and_are_done_once():
+def test_calls_of_a_list_go_to_the_team_and_are_done_once(set_threads):
     """A team of one, which counts."""
     work, seen = ctypes.CFUNCTYPE(None, ctypes.c_void_p), []
     kind = ctypes.CFUNCTYPE(None, work, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     counting = kind(lambda take, all_calls, number, _: (seen.append(number), take(all_calls))[0])
     before, criterion = native.team, NegMMIOT(sharpness=10, shaping="hinge")
     z = torch.randn(600, 16, generator=torch.Generator().manual_seed(0))
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    set_threads(2)
     try:
         wanted = criterion(z, torch.arange(600) % 7)
         native._use(ctypes.cast(counting, ctypes.c_void_p).value)
         found = criterion(z, torch.arange(600) % 7)
     finally:
         native._use(before)
-        torch.set_num_threads(threads_before)
     assert set(seen) == {2}
     assert torch.equal(found, wanted)
 
@@ -272,7 +275,7 @@ def test_a_forked_process_works_alone():
 
 @pytest.mark.parametrize("shaping", ["linear", "hinge", "log_sigmoid", "linear, by logarithms"])
 @pytest.mark.parametrize("team", [True, False])
-def test_calls_are_shared_by_threads_of_any_kind(shaping, team, monkeypatch):
+def test_calls_are_shared_by_threads_of_any_kind(shaping, team, monkeypatch, set_threads):
     """With OpenMP's threads and with our own; what a share computes is its own, to the last bit."""
     z = torch.randn(601, 16, generator=torch.Generator().manual_seed(0))
     kind, _, logarithms = shaping.partition(", ")
@@ -280,21 +283,15 @@ def test_calls_are_shared_by_threads_of_any_kind(shaping, team, monkeypatch):
         z = 1 + 0.1 * z
         z[0] *= -1
     criterion, labels = NegMMIOT(sharpness=30, shaping=kind), torch.arange(601) % 7
-    before, found, called = torch.get_num_threads(), [], set()
-    shared = native.shared
+    found, called, shared = [], set(), native.shared
     monkeypatch.setattr(
         native, "shared", lambda do, *args: called.add(do.__name__) or shared(do, *args)
     )
     if not team:
         monkeypatch.setattr(native, "team", 0)
-    try:
-        for number in (1, 2, 3, 3):
-            torch.set_num_threads(number)
-            leaf = z.clone().requires_grad_()
-            value = criterion(leaf, labels)
-            found.append([value.detach(), *torch.autograd.grad(value, leaf)])
-    finally:
-        torch.set_num_threads(before)
+    for number in (1, 2, 3, 3):
+        set_threads(number)
+        found.append(loss_and_gradient(criterion, z, labels))
     assert ("log_gradient" in called) == bool(logarithms)
     assert all(map(torch.equal, found[2], found[3]))
     for value, gradient in found[1:]:
@@ -337,27 +334,12 @@ def test_every_item_is_dealt_once():
             assert sorted(item for share in shares for item in share) == list(range(n_items))
 
 
-def test_nobody_is_left_at_work_when_one_share_is_interrupted():
-    started, ended = threading.Event(), threading.Event()
-
-    def work(share: int) -> None:
-        if share == 0:
-            started.wait()
-            raise KeyboardInterrupt
-        started.set()
-        time.sleep(0.2)
-        ended.set()
-
-    with pytest.raises(KeyboardInterrupt):
-        threads.in_threads(work, [0, 1])
-    assert ended.is_set()
-
-
 @pytest.mark.parametrize("share", [threads.in_threads, threads.in_passing_threads])
-def test_nobody_is_left_at_work_however_often_ctrl_c_is_pressed(share, monkeypatch):
+@pytest.mark.parametrize("more", [0, 2])
+def test_nobody_is_left_at_work_however_often_ctrl_c_is_pressed(share, more, monkeypatch):
     import concurrent.futures
 
-    presses, waited = [KeyboardInterrupt, KeyboardInterrupt], concurrent.futures.wait
+    presses, waited = [KeyboardInterrupt] * more, concurrent.futures.wait
     started, ended = threading.Event(), threading.Event()
 
     def impatient(others):

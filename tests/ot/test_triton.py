@@ -88,22 +88,17 @@ def test_triton_is_chosen_for_streamed_float32_on_cuda_alone(monkeypatch):
     with torch.device("meta"):
         single, double = Products(torch.randn(9, 4), torch.randn(9, 4)), Matrix(torch.randn(9, 9))
     monkeypatch.setattr(linear_logs, "_on_cuda", lambda like: True)
-    linear_logs.tiles_of(single, torch.float32, within=False, storage=streamed, shard=None)
+
+    def tiles(source=single, dtype=torch.float32, storage=streamed):
+        return linear_logs.tiles_of(source, dtype, within=False, storage=storage, shard=None)
+
+    tiles()
     assert len(chosen) == 1
-    for source, dtype, storage in (
-        (single, torch.float64, streamed),
-        (single, torch.float32, IN_MATRICES),
-        (double, torch.float32, streamed),
-    ):
-        tiles = linear_logs.tiles_of(source, dtype, within=False, storage=storage, shard=None)
-        assert type(tiles) is LogTiles
+    others = [tiles(dtype=torch.float64), tiles(storage=IN_MATRICES), tiles(double)]
     with monkeypatch.context() as older:
         older.setattr(triton, "__version__", "3.1.0")
-        tiles = linear_logs.tiles_of(
-            single, torch.float32, within=False, storage=streamed, shard=None
-        )
-    assert type(tiles) is LogTiles
+        others.append(tiles())
     monkeypatch.setenv("TRICOUPLE_TRITON", "0")
-    tiles = linear_logs.tiles_of(single, torch.float32, within=False, storage=streamed, shard=None)
-    assert type(tiles) is LogTiles
+    others.append(tiles())
+    assert [type(other) for other in others] == [LogTiles] * 5
     assert len(chosen) == 1

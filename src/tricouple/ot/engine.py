@@ -37,15 +37,18 @@ from tricouple.ot.sweeps.linear_logs import LogLinearTriplet, LogPair
 from tricouple.ot.sweeps.log_sigmoid import (
     Blocks,
     LogSigmoidTerms,
-    LogSigmoidTriplet,
-    NativeTermKernels,
-    TermKernels,
     log_sigmoid_terms,
+    pair_costs,
     rule_of,
+    splits_of,
     terms_on_device,
 )
 from tricouple.ot.sweeps.log_sigmoid_apart import ApartTriplet
-from tricouple.ot.sweeps.log_sigmoid_cost import pair_costs, splits_of
+from tricouple.ot.sweeps.log_sigmoid_kernels import (
+    LogSigmoidTriplet,
+    NativeTermKernels,
+    TermKernels,
+)
 from tricouple.ot.sweeps.pair import MatrixPair, ScaledPair
 from tricouple.ot.sweeps.triplet import CANCELLATION, ScaledTriplet
 from tricouple.ot.sweeps.triplet_any import AnchorTriplet
@@ -184,6 +187,14 @@ class _Triplets:
         """Anchors, positives, negatives."""
         return (*shape, shape[1])
 
+    def careful(self, source: Similarities, factor: Any) -> LogDomainTriplet:
+        """In logarithms, which are right for any sharpness."""
+        raise NotImplementedError
+
+    def in_logarithms(self, source: Similarities, factor: float | Tensor, how: Sweeps) -> Coupling:
+        """The same; every process for itself."""
+        return self.careful(source, factor)
+
 
 @dataclass(frozen=True)
 class LinearTriplets(_Triplets):
@@ -233,17 +244,12 @@ class BothWays:
         there = Products(ahead, behind)
         shard = shared(there, how)
         entries = 2 * there.shape[0] * there.shape[1] / (shard.size if shard else 1)
-        storage = choose_storage(
-            how.memory,
-            how.memory_budget,
-            source.shape,
-            source.like,
-            matrices=entries / source.shape[0] ** 2,
-        )
-        for dtype in dict.fromkeys((source.like.dtype, wide_dtype(source.like.device))):
-            same = dtype == source.like.dtype
-            digits, lost = (source, CANCELLATION) if same else (source.widened(), WIDE_CANCELLATION)
+        budget, number = (how.memory, how.memory_budget), entries / source.shape[0] ** 2
+        storage = choose_storage(*budget, source.shape, source.like, matrices=number)
+        for digits in _digits(source):
+            assert isinstance(digits, Products)
             kernels = SymmetricKernels(digits, [factor, -factor], storage, shard, self.first)
+            lost = CANCELLATION if digits is source else WIDE_CANCELLATION
             yield BothTriplet(kernels, self.first, lost)
         logs: dict[str, Any] = {"within": False, "storage": storage}
         back = None if shard is None else shard.mirrored()
@@ -282,29 +288,24 @@ class LogSigmoidTriplets(_Triplets):
         shard = self.shard(source.shape, how)
         storage = _storage(source, self.within, how, shard, matrices=1)
         rule = rule_of(1 / self.epsilon, self.tolerance)
-        compiled = native.compiled is not None and on_host(source.like)
-        kind = NativeTermKernels if compiled else TermKernels
-        wide = source.widened()
-        for digits in (source,) if wide.like.dtype == source.like.dtype else (source, wide):
-            blocks = Blocks.of(rule, self.tolerance, digits.like.dtype, source.shape[1])
+        settings: dict[str, Any] = {"within": self.within, "storage": storage}
+        kind = NativeTermKernels if _in_c(source) else TermKernels
+        for digits in _digits(source):
+            dtype = digits.like.dtype
+            blocks = Blocks.of(rule, self.tolerance, dtype, source.shape[1])
             if blocks is not None:
-                settings: dict[str, Any] = {"within": self.within, "storage": storage}
                 kernels = kind(digits, factor, rule, blocks, **settings, shard=shard)
                 yield LogSigmoidTriplet(kernels, within=self.within)
-                if isinstance(kernels, NativeTermKernels) and digits.like.dtype == wide.like.dtype:
-                    whole = NativeTermKernels(digits, factor, rule, blocks, **settings)
-                    yield ApartTriplet(whole if shard else kernels, *self._terms(source, factor))
+                wide = dtype == wide_dtype(source.like.device)
+                if wide and isinstance(kernels, NativeTermKernels):
+                    if shard is not None:  # every process for itself
+                        kernels = NativeTermKernels(digits, factor, rule, blocks, **settings)
+                    yield ApartTriplet(kernels, *self._terms(source, factor))
         yield self.careful(source, factor)
 
     def shard(self, shape: tuple[int, int], how: Sweeps) -> Shard | None:
         """The processes that share it, each with its own anchors."""
         return _shard(shape, how, LARGEST // _DEAR)
-
-    def in_logarithms(
-        self, source: Similarities, factor: float | Tensor, how: Sweeps
-    ) -> LogDomainTriplet:
-        """By logarithms, with as many terms as the reach asks for; every process for itself."""
-        return self.careful(source, factor)
 
     def _terms(
         self, source: Similarities, factor: float | Tensor
@@ -373,43 +374,23 @@ class HingeTriplets(_Triplets):
         if not isinstance(source, Matrix):
             budget, number = (how.memory, how.memory_budget), 3.5 / (shard.size if shard else 1)
             storage = choose_storage(*budget, source.shape, source.like, matrices=number)
-        on_cpu = on_host(source.like)
-        if native.compiled is not None and on_cpu and source.shape[1] <= COLUMNS:
+        if _in_c(source) and source.shape[1] <= COLUMNS:
+            kernel = source, factor, self.hinge, self.within
             for dtype in dict.fromkeys((source.like.dtype, torch.float64)):
-                yield NativeHinge(
-                    source,
-                    factor,
-                    self.hinge,
-                    within=self.within,
-                    storage=storage,
-                    dtype=dtype,
-                    shard=shard,
-                )
+                yield NativeHinge(*kernel, storage=storage, dtype=dtype, shard=shard)
         yield self.careful(source, factor, storage.tile_entries, shard)
 
-    def in_logarithms(
-        self, source: Similarities, factor: float | Tensor, how: Sweeps
-    ) -> HingeTriplet:
+    def in_logarithms(self, source: Similarities, factor: float | Tensor, how: Sweeps) -> Coupling:
         """By logarithms."""
         shard = _shard(source.shape, how, LARGEST // _DEAR)
         return self.careful(source.scaled(factor), 1.0, 8 * CACHED, shard)
 
     def careful(
-        self,
-        source: Similarities,
-        factor: float,
-        tile_entries: int = CACHED,
-        shard: Shard | None = None,
+        self, source: Similarities, factor: float, entries: int = CACHED, shard: Shard | None = None
     ) -> HingeTriplet:
         """In logarithms, which are right for any sharpness."""
-        return HingeTriplet(
-            source.widened(),
-            factor,
-            self.hinge,
-            within=self.within,
-            tile_entries=tile_entries,
-            shard=shard,
-        )
+        kernel = source.widened(), factor, self.hinge, self.within
+        return HingeTriplet(*kernel, tile_entries=entries, shard=shard)
 
 
 @dataclass(frozen=True)
@@ -423,12 +404,6 @@ class ShapedTriplets(_Triplets):
     def couplings(self, source: Similarities, factor: float, how: Sweeps) -> Iterator[Coupling]:
         """Exact, over a few anchors at a time."""
         yield self.careful(source, factor)
-
-    def in_logarithms(
-        self, source: Similarities, factor: float | Tensor, how: Sweeps
-    ) -> LogDomainTriplet:
-        """The same."""
-        return self.careful(source, factor)
 
     def careful(self, source: Similarities, factor: float | Tensor) -> LogDomainTriplet:
         """The same."""
@@ -456,12 +431,7 @@ def _fits(source: Similarities, how: Sweeps, *, matrices: int) -> bool:
 
 
 def _storage(
-    source: Similarities,
-    within: bool,
-    how: Sweeps,
-    shard: Shard | None = None,
-    *,
-    matrices: int,
+    source: Similarities, within: bool, how: Sweeps, shard: Shard | None = None, *, matrices: int
 ) -> Storage:
     """Whether so many N×M matrices, or halves of them, are stored or streamed."""
     if isinstance(source, Matrix):  # not worth streaming what is there
@@ -481,10 +451,8 @@ def _kernels(
 ) -> Iterator[Kernels]:
     """``exp(factor · s)`` for each factor, in the source's digits and then in more."""
     n, m = source.shape
-    in_c = compiled() and on_host(source.like)
-    for dtype in dict.fromkeys((source.like.dtype, wide_dtype(source.like.device))):
-        digits = source if dtype == source.like.dtype else source.widened()
-        if in_c and n * m <= LARGEST and not storage.streamed:
+    for digits in _digits(source):
+        if _in_c(source) and n * m <= LARGEST and not storage.streamed:
             yield native.NativeKernels(digits, factors, within=within)
         elif _can_be_halved(digits, within):
             yield SymmetricKernels(digits, factors, storage, shard)
@@ -494,10 +462,17 @@ def _kernels(
 
 def _can_be_halved(source: Similarities, within: bool) -> TypeGuard[Products]:
     """Whether they are those of one set with itself, and there is compiled code for halves."""
-    return (
-        compiled()
-        and within
-        and isinstance(source, Products)
-        and source.anchors is source.references
-        and on_host(source.like)
-    )
+    one_set = isinstance(source, Products) and source.anchors is source.references
+    return within and one_set and _in_c(source)
+
+
+def _in_c(source: Similarities) -> bool:
+    """Whether there is compiled code for them where they are."""
+    return compiled() and on_host(source.like)
+
+
+def _digits(source: Similarities) -> Iterator[Similarities]:
+    """The similarities as they are, then with more digits if there are more."""
+    yield source
+    if source.like.dtype != wide_dtype(source.like.device):
+        yield source.widened()

@@ -56,13 +56,7 @@ def embedded_potentials(
 ) -> Tensor:
     """The same for similarities ``anchors @ references.T``, of which only tiles need exist.
 
-    Args:
-        anchors: Shape (N, d), float32 or float64.
-        references: Shape (M, d); the same tensor within one set.
-        factor: What turns similarities into scores; a tensor gets its gradient.
-        marginals: Imposed masses, all axes in one vector.
-        problem: What is coupled.
-        how: How it is solved and differentiated.
+    Anchors are of shape (N, d), references (M, d), and the same tensor within one set.
     """
     embedded = anchors, references, factor, marginals, problem, how, None
     return _OfEmbeddings.apply(*embedded)[0]  # type: ignore[no-any-return, no-untyped-call]
@@ -79,14 +73,7 @@ def hinge_potentials(
 ) -> tuple[Tensor, Tensor]:
     """``Σ plus_ij minus_ik C_ijk/ε`` of a hinge, and the same, from the same sorted scores.
 
-    Args:
-        anchors: Shape (N, d), float32 or float64.
-        references: Shape (M, d); the same tensor within one set.
-        factor: c = 1/(τε); a tensor gets its gradient.
-        marginals: Imposed masses, all axes in one vector.
-        problem: What is coupled.
-        how: How it is solved and differentiated.
-        weights: plus and minus of some anchors, shape (rows, M) each.
+    The weights are plus and minus of some anchors, shape (rows, M) each; the factor c = 1/(τε).
     """
     embedded = anchors, references, factor, marginals, problem, how, weights
     potentials, costs = _OfEmbeddings.apply(*embedded)  # type: ignore[no-untyped-call]
@@ -163,8 +150,9 @@ def _remember(
     how: Sweeps,
 ) -> Solution:
     """Solve, and keep what the gradient needs."""
-    ctx.factor = told(factor.detach()) if isinstance(factor, Tensor) else factor
-    ctx.factor_dtype = factor.dtype if isinstance(factor, Tensor) else None
+    ctx.factor, ctx.factor_dtype = factor, None
+    if isinstance(factor, Tensor):
+        ctx.factor, ctx.factor_dtype = told(factor.detach()), factor.dtype
     ctx.imposed = marginals
     ctx.sizes, ctx.rule = problem.sizes(source.shape), GRADIENTS[how.gradient]
     solution = _solve(problem, source, ctx.factor, marginals, how)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,11 +23,11 @@ class Masses:
     sizes: tuple[int, ...]  # lengths of the axes
     dtype: torch.dtype  # the dtype of the coupling
 
-    def of_anchors(self, rows: slice) -> Masses:
-        """Those of some anchors, and of everything else."""
-        anchors, *others = self.marginals.split(self.sizes)
-        own = anchors[rows]
-        return Masses(torch.cat([own, *others]), (len(own), *self.sizes[1:]), self.dtype)
+    def of(self, *few: slice) -> Masses:
+        """Those of some samples of each axis."""
+        axes = zip(self.marginals.split(self.sizes), few, strict=True)
+        parts = [part[own] for part, own in axes]
+        return Masses(torch.cat(parts), tuple(map(len, parts)), self.dtype)
 
     @cached_property
     def _flat(self) -> Tensor:
@@ -47,15 +47,17 @@ class Masses:
         return inverses
 
 
+Received = dict[int, Tensor]
+"""By axis, what a plan carries there."""
+
+
 class Plan(Protocol):
     """A transport plan P = exp(Σ potentials + log-kernel) of two or three marginals."""
 
     def marginal(self, axis: int) -> Tensor:
         """The plan's own marginal on an axis."""
 
-    def push(
-        self, axis: int, weights: Tensor, sink: GradientSink | None = None
-    ) -> dict[int, Tensor]:
+    def push(self, axis: int, weights: Tensor, sink: GradientSink | None = None) -> Received:
         """Carry weights on one axis through the plan to the other axes.
 
         For each other axis: ``Σ weights · P`` summed over all axes but that one. With a sink, also
@@ -63,14 +65,23 @@ class Plan(Protocol):
         """
 
 
-class GradientSink(Protocol):
-    """Collects terms of the gradient with respect to the N×M scores."""
+class GradientSink:
+    """Remembers terms of the gradient with respect to the N×M scores, in vectors."""
+
+    def __init__(self, forces: Callable[[Sequence[Any]], ScoreGradient]) -> None:
+        self._forces = forces
+        self._terms: list[Any] = []
+
+    def add(self, term: Any) -> None:
+        """Add a term, as the coupling writes them."""
+        self._terms.append(term)
 
     def total(self) -> ScoreGradient:
-        """The sum of all terms."""
+        """The sum of all terms, in one pass."""
+        return self._forces(self._terms)
 
 
-class DenseSink:
+class DenseSink(GradientSink):
     """Adds whole matrices of score gradients."""
 
     def __init__(self, like: Tensor) -> None:
@@ -95,9 +106,13 @@ class Coupling(ABC):
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep; None when the result cannot be trusted."""
 
-    @abstractmethod
     def sink(self) -> GradientSink:
         """A new, empty collector of score gradients."""
+        return GradientSink(self.forces)
+
+    def forces(self, terms: Sequence[Any]) -> ScoreGradient:
+        """The score gradient of all that its plans were pushed with."""
+        raise NotImplementedError
 
     def agreed(self, decision: bool) -> bool:
         """A decision on how to go on, which all processes must take alike."""
@@ -144,18 +159,18 @@ class Goal:
     the shapes of all that is kept do not depend on when that was.
     """
 
-    def __init__(self, tol: float | None, agreed: Callable[[bool], bool]) -> None:
-        self._tol, self._agreed = tol, agreed
+    def __init__(self, tol: float | None, masses: Masses, agreed: Callable[[bool], bool]) -> None:
+        self._tol, self._masses, self._agreed = tol, masses, agreed
         self.late: Tensor | None = None  # whether it is reached, where only the device knows
         self._late_sweeps: int | Tensor = 0
 
-    def reached(self, *errors: Callable[[], Tensor]) -> bool:
-        """Whether to leave the loop: all these L1 errors of marginals are below the tolerance."""
+    def reached(self, *marginals: Callable[[], Tensor]) -> bool:
+        """Whether to leave the loop: the L1 errors of the first marginals are small enough."""
         if self._tol is None:
             return False
         met: Tensor | None = None
-        for error in errors:
-            below = error() <= self._tol
+        for marginal, mass in zip(marginals, self._masses.values, strict=False):
+            below = (marginal() - mass).abs().sum() <= self._tol
             if on_host(below):
                 if not self._agreed(bool(below)):
                     return False
@@ -208,3 +223,21 @@ class Stages:
 def log_scaling(log_mass: Tensor, log_sum: Tensor) -> Tensor:
     """``log_mass − log_sum``, and −∞ wherever the mass is zero, whatever the sum."""
     return torch.where(log_mass == -torch.inf, log_mass, log_mass - log_sum)
+
+
+def finite(logs: Tensor) -> Tensor:
+    """Empty sums: keep differences with them −∞ instead of NaN."""
+    return torch.where(logs == -torch.inf, 0.0, logs)
+
+
+def log_total(logs: Tensor, shard: Shard | None) -> Tensor:
+    """The logarithm of the sum over processes, if there are several, of what has these."""
+    if shard is None:
+        return logs
+    top = finite(shard.max_(logs.clone()))
+    return shard.sum_(torch.exp(logs - top)).log_().add_(top)
+
+
+def marginal_of(potential: Tensor, log_sums: Tensor) -> Tensor:
+    """The masses of an axis, from the logarithms of its sums."""
+    return torch.exp(potential + log_sums)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -34,11 +35,14 @@ from tricouple.ot.sweeps.contract import (
     GradientSink,
     History,
     Masses,
+    Received,
     Solution,
     log_scaling,
+    log_total,
+    marginal_of,
 )
 from tricouple.ot.sweeps.kernels import Similarities
-from tricouple.ot.sweeps.triplet_log import LogDomainTriplet, LogTripletPlan
+from tricouple.ot.sweeps.triplet_log import LogDomainTriplet, LogTripletPlan, Term
 from tricouple.shaping import Hinge
 
 # Matrices of the size of a block that its sums need at once.
@@ -62,8 +66,8 @@ class HingeTriplet(LogDomainTriplet):
         source: Similarities,
         factor: float,
         hinge: Hinge,
-        *,
         within: bool,
+        *,
         tile_entries: int = CACHED,
         shard: Shard | None = None,
     ) -> None:
@@ -78,21 +82,14 @@ class HingeTriplet(LogDomainTriplet):
 
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep: anchors, positives, negatives; vectors alone are kept."""
-        mass_a, mass_b, _ = masses.values
         log_a, log_b, log_h = (mass.log() for mass in masses.values)
         phi, f, g = (torch.zeros_like(log) for log in (log_a, log_b, log_h))
         before = LogTripletPlan(self, phi, f, g)
-        plans, goal = [before], Goal(tol, self.agreed)
-
-        def error_a() -> Tensor:
-            return (torch.exp(before.phi + row_sums) - mass_a).abs().sum()
-
-        def error_b() -> Tensor:
-            return (before.push(0, torch.ones_like(phi))[1] - mass_b).abs().sum()
-
+        plans, goal = [before], Goal(tol, masses, self.agreed)
         for sweep in range(n_iters):
             row_sums, phi, columns = self.scale_anchors(log_a, f, g)  # marginal 1
-            if sweep > 0 and goal.reached(error_a, error_b):
+            found = partial(marginal_of, before.phi, row_sums), partial(before.marginal, 1)
+            if sweep > 0 and goal.reached(*found):
                 break
             phi = goal.until(before.phi, phi)
             f = goal.until(f, log_scaling(log_b, columns))  # marginal 2
@@ -119,7 +116,7 @@ class HingeTriplet(LogDomainTriplet):
             phi[block] = log_scaling(log_mass[block], sums[block])
             columns = torch.logaddexp(columns, torch.logsumexp(pairs + phi[block, None], 0))
         sums, phi = self.total(torch.stack([sums, phi]))
-        return sums, phi, self._log_total(columns)
+        return sums, phi, log_total(columns, self.shard)
 
     def negative_sums(self, phi: Tensor, f: Tensor) -> Tensor:
         """``log Σ_ij e^{φ+f} K`` of each negative."""
@@ -127,18 +124,11 @@ class HingeTriplet(LogDomainTriplet):
         for block, rows in self._rows(-1):
             pairs = rows.log_sums(f)[0] + phi[block, None]
             columns = torch.logaddexp(columns, torch.logsumexp(pairs, 0))
-        return self._log_total(columns)
+        return log_total(columns, self.shard)
 
     def total(self, part: Tensor) -> Tensor:
         """The sum of what each process has, in place; anchors of others are 0 in its vectors."""
         return part if self.shard is None else self.shard.sum_(part)
-
-    def _log_total(self, logs: Tensor) -> Tensor:
-        if self.shard is None:
-            return logs
-        top = self.shard.max_(logs.clone())
-        top = torch.where(top == -torch.inf, 0.0, top)
-        return self.shard.sum_(torch.exp(logs - top)).log_().add_(top)
 
     def positive_pairs(self, g: Tensor) -> Tensor:
         """``log Σ_{k≠j} K_ijk exp(g_k)``, shape (N, M)."""
@@ -178,13 +168,9 @@ class HingeTriplet(LogDomainTriplet):
         other = 1 if axis == 0 else 0
         return self.push(plan, other, torch.ones_like((plan.phi, plan.f)[other]), None)[axis]
 
-    def sink(self) -> HingeSink:
-        """A collector for this coupling."""
-        return HingeSink(self)
-
     def push(
         self, plan: LogTripletPlan, axis: int, weights: Tensor, sink: GradientSink | None
-    ) -> dict[int, Tensor]:
+    ) -> Received:
         """Products with the pair marginals; the gradient waits until all of it is asked for."""
         pushed = {o: torch.zeros_like(p) for o, p in enumerate((plan.phi, plan.f, plan.g))}
         for block, raised, lowered in self._weighted(plan, axis, weights):
@@ -192,8 +178,8 @@ class HingeTriplet(LogDomainTriplet):
             pushed[1] += raised[0].sum(0)
             pushed[2] += lowered[0].sum(0)
         del pushed[axis]
-        if isinstance(sink, HingeSink):
-            sink.add(plan, axis, weights)
+        if sink is not None:
+            sink.add((plan, axis, weights))
         received = self.total(torch.cat(list(pushed.values())))
         return dict(zip(pushed, received.split([len(p) for p in pushed.values()]), strict=True))
 
@@ -265,25 +251,6 @@ class HingeTriplet(LogDomainTriplet):
 
 Weights = Callable[[slice, torch.dtype], tuple[Tensor, Tensor]]
 """Of the pairs of some anchors with positives and with negatives, shape (rows, M) each."""
-
-Term = tuple[LogTripletPlan, int, Tensor]
-"""A plan, an axis, and weights on it."""
-
-
-class HingeSink:
-    """Remembers vectors; one pass over the anchors turns all of them into a gradient."""
-
-    def __init__(self, coupling: HingeTriplet) -> None:
-        self._coupling = coupling
-        self._terms: list[Term] = []
-
-    def add(self, plan: LogTripletPlan, axis: int, weights: Tensor) -> None:
-        """Add ``∂/∂x Σ weights · marginal_axis`` of a plan."""
-        self._terms.append((plan, axis, weights))
-
-    def total(self) -> ScoreGradient:
-        """The sum of all terms."""
-        return self._coupling.forces(self._terms)
 
 
 @dataclass(frozen=True)

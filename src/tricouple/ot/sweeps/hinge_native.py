@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,11 +24,9 @@ from tricouple.distributed import Shard
 from tricouple.memory import Loan, Storage, empty_matrix
 from tricouple.numeric import Patch, ScoreGradient, row_blocks
 from tricouple.ot.sweeps import native
-from tricouple.ot.sweeps.contract import Goal, GradientSink, History, Masses, Solution
-from tricouple.ot.sweeps.hinge import HingeSink, HingeTriplet, Term, Weights
-from tricouple.ot.sweeps.kernels import Similarities
-from tricouple.ot.sweeps.triplet_log import LogTripletPlan
-from tricouple.shaping import Hinge
+from tricouple.ot.sweeps.contract import Goal, GradientSink, History, Masses, Received, Solution
+from tricouple.ot.sweeps.hinge import HingeTriplet, Weights
+from tricouple.ot.sweeps.triplet_log import LogTripletPlan, Term
 
 # Columns that the indices of sorted scores can count.
 COLUMNS = 2**16 - 4
@@ -84,50 +82,29 @@ class Share(NamedTuple):
         return cls(rows.start, tile.rows.start + rows.start, shape, addresses)
 
 
-class Derivatives(NamedTuple):
-    """Of the trilinear form, with respect to A, f and g."""
+class Three(NamedTuple):
+    """Scalings e^φ, e^f and e^g, or a stack of them; derivatives with respect to A, f and g."""
 
-    anchors: Tensor
-    positives: Tensor
-    negatives: Tensor
-
-
-class Scalings(NamedTuple):
-    """e^φ, e^f and e^g after a sweep, or a stack of them."""
-
-    a: Tensor
-    b: Tensor
-    h: Tensor
+    a: Tensor  # of the anchors
+    b: Tensor  # of the positives
+    h: Tensor  # of the negatives
 
 
 class NativeHinge(HingeTriplet):
-    """Entropic three-marginal transport with a hinge, in float64 scalings.
+    """Entropic three-marginal transport with a hinge, in float64 scalings, on the CPU.
 
     Args:
-        source: s, shape (N, M), on the CPU.
-        factor: c = 1/(τε), so that x = c·s.
-        hinge: ψ/ε as a function of t/ε.
-        within: Anchors are the references: i, j, k distinct. Otherwise only j ≠ k.
+        kernel: Similarities, factor, hinge and whether within one set, as in ``HingeTriplet``.
         storage: Whether sorted scores are stored, or sorted again a tile at a time in every pass.
         dtype: Of the scores, less the middle of each row, and of the gradient.
         shard: Processes, each of which has its own anchors.
     """
 
     def __init__(
-        self,
-        source: Similarities,
-        factor: float,
-        hinge: Hinge,
-        *,
-        within: bool,
-        storage: Storage,
-        dtype: torch.dtype,
-        shard: Shard | None = None,
+        self, *kernel: Any, storage: Storage, dtype: torch.dtype, shard: Shard | None = None
     ) -> None:
-        entries = min(storage.tile_entries, _TILE)
-        super().__init__(source, factor, hinge, within=within, tile_entries=entries, shard=shard)
-        self.scores = source.like.new_empty(0, dtype=dtype)
-        self.storage = storage
+        super().__init__(*kernel, tile_entries=min(storage.tile_entries, _TILE), shard=shard)
+        self.scores, self.storage = self.like.new_empty(0, dtype=dtype), storage
         self._widest = self.like.new_zeros(1)
         self._stored: tuple[SortedTile, list[Loan]] | None = None
         self._apart = False  # whether k = j is never added, or left out by a difference
@@ -162,33 +139,32 @@ class NativeHinge(HingeTriplet):
         potentials = torch.cat([last.phi, last.f, last.g])
         return Solution(self, potentials, lambda: last, history, len(plans) - 1)
 
-    def _sweeps(self, masses: Masses, n_iters: int, tol: float | None) -> Scalings:
+    def _sweeps(self, masses: Masses, n_iters: int, tol: float | None) -> Three:
         """The scalings at the start and after every sweep, stacks of shape (sweeps + 1, …)."""
         mass_a, mass_b, mass_h = masses.values
-        all_scalings = [Scalings(*map(torch.ones_like, masses.values))]
-        goal, none = Goal(tol, self.agreed), mass_b.new_zeros(())
+        all_scalings = [Three(*map(torch.ones_like, masses.values))]
+        goal, none = Goal(tol, masses, self.agreed), mass_b.new_zeros(())
 
-        def error_a() -> Tensor:
-            return (all_scalings[-1].a * self.total(found.anchors) - mass_a).abs().sum()
+        def anchors() -> Tensor:
+            return all_scalings[-1].a * self.total(found.a)
 
-        def error_b() -> Tensor:
-            received = self.form(*all_scalings[-1], positives=True).positives
-            return (all_scalings[-1].b * received - mass_b).abs().sum()
+        def positives() -> Tensor:
+            return all_scalings[-1].b * self.form(*all_scalings[-1], positives=True).b
 
         for sweep in range(n_iters):
             a, (_, b, h) = torch.zeros_like(mass_a), all_scalings[-1]
             found = self.form(a, b, h, mass=mass_a, positives=True)  # marginal 1
-            if sweep > 0 and goal.reached(error_a, error_b):
+            if sweep > 0 and goal.reached(anchors, positives):
                 break
             a = self.total(a)
             # Marginal 2, marginal 3; no mass, no scaling, whatever the sums.
-            b = torch.where(mass_b > 0, mass_b / found.positives, none)
-            sums = self.form(a, b, h, negatives=True).negatives
+            b = torch.where(mass_b > 0, mass_b / found.b, none)
+            sums = self.form(a, b, h, negatives=True).h
             h = torch.where(mass_h > 0, mass_h / sums, none)
-            all_scalings.append(Scalings(a, b, h))
-        return Scalings(*map(torch.stack, zip(*all_scalings, strict=True)))
+            all_scalings.append(Three(a, b, h))
+        return Three(*map(torch.stack, zip(*all_scalings, strict=True)))
 
-    def _trusts(self, masses: Masses, sweeps: Scalings) -> tuple[bool, bool]:
+    def _trusts(self, masses: Masses, sweeps: Three) -> tuple[bool, bool]:
         """Whether no product of scalings and kernel came near underflow or overflow.
 
         And whether what j ≠ k excludes, e^{−γ} a_i b_j h_j, was not too much to be subtracted
@@ -208,11 +184,11 @@ class NativeHinge(HingeTriplet):
 
     def push(
         self, plan: LogTripletPlan, axis: int, weights: Tensor, sink: GradientSink | None
-    ) -> dict[int, Tensor]:
+    ) -> Received:
         """Products with the pair marginals; the gradient waits until all of it is asked for."""
         found = self.form(*_weighted(plan, axis, weights), positives=axis != 1, negatives=axis != 2)
-        if isinstance(sink, HingeSink):
-            sink.add(plan, axis, weights)
+        if sink is not None:
+            sink.add((plan, axis, weights))
         scalings = plan.phi.exp(), plan.f.exp(), plan.g.exp()
         received = [found[0] if axis == 0 else self.total(found[0]), *found[1:]]
         return {other: scalings[other] * received[other] for other in range(3) if other != axis}
@@ -220,21 +196,17 @@ class NativeHinge(HingeTriplet):
     def forces(self, terms: Sequence[Term]) -> ScoreGradient:
         """``∂/∂x Σ weights · marginal_axis`` of the terms' plans, summed, a tile at a time."""
         forms = [_weighted(*term) for term in terms]
-        m = self.source.shape[1]
-        for tile in self.tiles():
-            for rows in row_blocks(len(tile.arrays[0]), m, self.tile_entries):
-                part = tile.part(rows)
-                gradient = torch.zeros_like(part.arrays[0])
-                for a, f, g in forms:
-                    self._add(part, a, f, g, gradient=gradient)
-                yield Patch(part.rows, gradient)
+        for part in self._parts():
+            gradient = torch.zeros_like(part.arrays[0])
+            for a, f, g in forms:
+                self._add(part, a, f, g, gradient=gradient)
+            yield Patch(part.rows, gradient)
 
     def costs(self, weights: Weights) -> Tensor:
         """``Σ_ijk plus_ij minus_ik ψ(x_ij − x_ik)/ε``."""
         total = self.like.new_zeros(())  # a list of sums between tiles would spoil the heap
-        for tile in self.tiles():
-            for rows in row_blocks(len(tile.arrays[0]), self.source.shape[1], self.tile_entries):
-                total += self._costs(tile.part(rows), weights).sum()
+        for part in self._parts():
+            total += self._costs(part, weights).sum()
         return self.total(total)
 
     def with_costs(
@@ -242,11 +214,10 @@ class NativeHinge(HingeTriplet):
     ) -> Iterator[Patch]:
         """A gradient and that of ``scale · costs``: they nearly cancel, so they are added first."""
         for patch in gradient:
-            for tile in self.tiles([patch.rows]):
-                for rows in row_blocks(
-                    len(tile.arrays[0]), self.source.shape[1], self.tile_entries
-                ):
-                    self._costs(tile.part(rows), weights, float(scale), patch.values[rows])
+            first = patch.rows.start
+            for part in self._parts([patch.rows]):
+                here = slice(part.rows.start - first, part.rows.stop - first)
+                self._costs(part, weights, float(scale), patch.values[here])
             yield patch
 
     def _costs(
@@ -275,7 +246,7 @@ class NativeHinge(HingeTriplet):
         mass: Tensor | None = None,
         sums: Tensor | None = None,
         gradient: Tensor | None = None,
-    ) -> Derivatives:
+    ) -> Three:
         """Derivatives of T(a, f, g), by its anchors and by what is asked for.
 
         Args:
@@ -297,7 +268,7 @@ class NativeHinge(HingeTriplet):
             rows = None if gradient is None else gradient[self._place(tile.rows)]
             self._add(tile, a, f, g, other, mass, sums, wanted, rows)
         to_f, to_g = self.total(columns.sum(1))
-        return Derivatives(sums, to_f, to_g)
+        return Three(sums, to_f, to_g)
 
     def _add(
         self,
@@ -344,6 +315,12 @@ class NativeHinge(HingeTriplet):
             self._stored = SortedTile(self.anchors, arrays), loans
         tile = self._stored[0]
         yield from [tile] if blocks is None else map(tile.part, map(self._place, blocks))
+
+    def _parts(self, blocks: Sequence[slice] | None = None) -> Iterator[SortedTile]:
+        """The same, some rows at a time."""
+        for tile in self.tiles(blocks):
+            for rows in row_blocks(len(tile.arrays[0]), self.source.shape[1], self.tile_entries):
+                yield tile.part(rows)
 
     def _place(self, rows: slice) -> slice:
         """Where some anchors are among this process's."""
@@ -414,7 +391,7 @@ class NativeHistory:
 
     coupling: NativeHinge
     masses: Masses
-    sweeps: Scalings
+    sweeps: Three
 
     def adjoint(self, cotangents: Sequence[Tensor]) -> ScoreGradient:
         """Walk the sweeps backwards, two passes each (see ``Stages.adjoint``).
@@ -430,7 +407,7 @@ class NativeHistory:
             (a, b, h), (_, b0, h0) = scalings[t], scalings[t - 1]
             # Marginal 3 set h: through P²³ to b and through P¹³ to a.
             found = coupling.form(a, b, h * grad_h * -per_h, positives=True, gradient=gradient)
-            grad_a, grad_b = grad_a + a * found.anchors, grad_b + b * found.positives
+            grad_a, grad_b = grad_a + a * found.a, grad_b + b * found.b
             # Marginal 2 set b: through P²³ to h₀ and through P¹² to a; then marginal 1 set a:
             # through P¹² to b₀ and through P¹³ to h₀.
             more = t > 1  # nothing depends on the start
@@ -439,6 +416,6 @@ class NativeHistory:
                 positives=more, negatives=more, gradient=gradient,
             )  # fmt: skip
             grad_a = torch.zeros_like(grad_a)
-            grad_b, grad_h = b0 * found.positives, h0 * found.negatives
+            grad_b, grad_h = b0 * found.b, h0 * found.h
         if n_rows:
             yield Patch(coupling.anchors, gradient)

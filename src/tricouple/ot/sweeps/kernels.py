@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,30 +30,7 @@ from tricouple.numeric import (
     row_blocks,
     wide_dtype,
 )
-
-
-class Similarities(Protocol):
-    """An N×M matrix that need not exist as a whole."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, M)."""
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor with the dtype and device of the entries."""
-
-    def tile(self, rows: slice, out: Tensor) -> Tensor:
-        """Some rows, written to ``out``."""
-
-    def matrix(self) -> Tensor:
-        """All rows, contiguous. Not to be written to."""
-
-    def widened(self) -> Similarities:
-        """The same in the wide dtype."""
-
-    def scaled(self, factor: float | Tensor) -> Similarities:
-        """The same in the wide dtype times a factor, which nobody reads."""
+from tricouple.ot.sweeps.contract import Coupling
 
 
 @dataclass(frozen=True)
@@ -70,15 +47,15 @@ class Matrix:
 
     @property
     def like(self) -> Tensor:
-        """The matrix."""
+        """A tensor with the dtype and device of the entries."""
         return self.values
 
     def tile(self, rows: slice, out: Tensor) -> Tensor:
-        """A copy."""
+        """A copy of some rows, written to ``out``."""
         return out.copy_(self.values[rows])
 
     def matrix(self) -> Tensor:
-        """The matrix."""
+        """All rows, contiguous. Not to be written to."""
         return self.values.contiguous()
 
     def widened(self) -> Matrix:
@@ -86,7 +63,7 @@ class Matrix:
         return Matrix(self.values.to(wide_dtype(self.values.device)))
 
     def scaled(self, factor: float | Tensor) -> Matrix:
-        """A copy in the wide dtype times a factor."""
+        """A copy in the wide dtype times a factor, which nobody reads."""
         return Matrix(self.widened().values * factor)
 
 
@@ -135,6 +112,10 @@ class Products:
         """Of the embeddings in the wide dtype, the anchors times a factor."""
         wide = self.widened()
         return Products(wide.anchors * factor, wide.references)
+
+
+Similarities = Matrix | Products
+"""An N×M matrix that need not exist as a whole."""
 
 
 class Tile(NamedTuple):
@@ -203,25 +184,24 @@ class Kernels(ABC):
         """``Σ slope ∘ (left @ right) ∘ kernel`` over kernels and terms (mathematics §4)."""
 
 
-class LowRankSink:
-    """Score gradients as low-rank matrices times the kernels (mathematics §4, unrolled).
-
-    What j ≠ k excludes adds nothing: at j = k the product of the kernels is constant, whatever the
-    similarities are.
-    """
+class ScaledCoupling(Coupling):
+    """Kernels that are scaled to marginals in their own digits."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._terms: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
+        self.kernels, self.dtype, self.shard = kernels, kernels.like.dtype, kernels.shard
 
-    def add(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
-        """Add ``left rightᵀ ∘ kernel`` for each kernel, shapes (Q, N) and (M,)."""
-        self._terms.append((left, right))
+    def release(self) -> None:
+        """Give up the kernels' matrices until they are needed again."""
+        self.kernels.release()
 
-    def total(self) -> ScoreGradient:
-        """One matrix product for all terms."""
-        lefts, rights = (zip(*side, strict=True) for side in zip(*self._terms, strict=True))
-        return self._kernels.score_gradient(
+    def forces(self, terms: Sequence[Any]) -> ScoreGradient:
+        """``left rightᵀ ∘ kernel`` for each kernel, in one product (mathematics §4, unrolled).
+
+        A term is the left vectors, shape (Q, N), of all kernels, and the right ones, (M,). What
+        j ≠ k excludes adds nothing: at j = k the product of the kernels is constant.
+        """
+        lefts, rights = (zip(*side, strict=True) for side in zip(*terms, strict=True))
+        return self.kernels.score_gradient(
             [
                 Factors(torch.stack(left), torch.stack(right))
                 for left, right in zip(lefts, rights, strict=True)
@@ -229,64 +209,13 @@ class LowRankSink:
         )
 
 
-class RowTiles(Kernels):
-    """Sums over kernels that come in tiles of whole rows; of several processes each has its own."""
-
-    @abstractmethod
-    def tiles(self, which: Sequence[int], entries: int | None = None) -> Iterator[Tile]:
-        """All rows of some kernels that are this process's, from the first to the last."""
-
-    def row_sums(self, which: int, weights: Tensor) -> Tensor:
-        """``Σ_j kernel_qij weights_j``, shape (Q, N)."""
-        new = weights.new_empty if self.shard is None else weights.new_zeros
-        sums = new(self.n_terms, self.shape[0])
-        for rows, (kernel,) in self.tiles([which]):
-            sums[:, rows] = _rows(kernel, weights)
-        return sums if self.shard is None else self.shard.sum_(sums)
-
-    def column_sums(self, which: int, weights: Tensor) -> Tensor:
-        """``Σ_qi kernel_qij weights_qi``, shape (M,)."""
-        sums = weights.new_zeros(self.shape[1])
-        for rows, (kernel,) in self.tiles([which]):
-            _add_columns(sums, kernel, weights[:, rows])
-        return sums if self.shard is None else self.shard.sum_(sums)
-
-    def through(
-        self, near: int, far: int, weights: Tensor, between: Callable[[slice, Tensor], Tensor]
-    ) -> Tensor:
-        """Both in one pass over the tiles; of several processes, in one message."""
-        which = [near] if near == far else [near, far]
-        n = self.n_terms * self.shape[0] if self.shard is not None else 0
-        found = weights.new_zeros(n + self.shape[1])
-        sums, received = found[:n].view(self.n_terms, -1), found[n:]
-        # Rows that are used twice are best used twice while they are in the cache.
-        for rows, used in self.tiles(which, CACHED if near == far else None):
-            mine = _rows(used[0], weights)
-            _add_columns(received, used[-1], between(rows, mine))
-            if self.shard is not None:
-                sums[:, rows] = mine
-        if self.shard is not None:
-            self.shard.sum_(found)
-            own = self.shard.rows
-            for rows in (slice(0, own.start), slice(own.stop, self.shape[0])):
-                between(rows, sums[:, rows])
-        return received
-
-
-def _rows(kernel: Tensor, weights: Tensor) -> Tensor:
-    return torch.mv(kernel.reshape(-1, kernel.shape[-1]), weights).view(kernel.shape[:-1])
-
-
-def _add_columns(sums: Tensor, kernel: Tensor, weights: Tensor) -> None:
-    torch.addmv(sums, kernel.reshape(-1, kernel.shape[-1]).T, weights.reshape(-1), out=sums)
-
-
-class LinearKernels(RowTiles):
+class LinearKernels(Kernels):
     """``exp(factor · s)`` for one factor or several, excluded entries 0; one separable term each.
 
-    They are not the one-term case of ``TermKernels``, which take logarithms of what is multiplied
-    already: here tops are subtracted before the factor is applied, and differences of nearby
-    similarities are exact in floating point, so the entries that matter keep their digits.
+    They come in tiles of whole rows. They are not the one-term case of ``TermKernels``, which take
+    logarithms of what is multiplied already: here tops are subtracted before the factor is applied,
+    and differences of nearby similarities are exact in floating point, so the entries that matter
+    keep their digits.
 
     Args:
         similarities: s, shape (N, M); an entry with score −∞ is excluded.
@@ -353,18 +282,16 @@ class LinearKernels(RowTiles):
     @cached_property
     def row_shifts(self) -> list[Tensor]:  # type: ignore[override]
         """``log(true scaling) = log(scaling) + shift`` of each kernel's rows, wide dtype."""
-        return [self._shift(rows, factor) for factor, (rows, _) in self._sides()]
+        return self._shifts(0)
 
     @cached_property
     def column_shifts(self) -> list[Tensor]:  # type: ignore[override]
         """The same of the columns."""
-        return [self._shift(columns, factor) for factor, (_, columns) in self._sides()]
+        return self._shifts(1)
 
-    def _sides(self) -> Iterator[tuple[float, tuple[Tensor, Tensor]]]:
-        return zip(self.factors, self.tops, strict=True)
-
-    def _shift(self, top: Tensor, factor: float) -> Tensor:
-        return top.to(wide_dtype(self.like.device)) * -abs(factor)
+    def _shifts(self, side: int) -> list[Tensor]:
+        kernels, wide = zip(self.factors, self.tops, strict=True), wide_dtype(self.like.device)
+        return [tops[side].to(wide) * -abs(factor) for factor, tops in kernels]
 
     def _tops(self, logs: Sequence[Tensor] | None) -> list[tuple[Tensor, Tensor]]:
         """The largest ±s of every row, and then of every column, for each kernel.
@@ -423,6 +350,42 @@ class LinearKernels(RowTiles):
                     kernel[0].diagonal(block.start).zero_()
             yield Tile(block, list(kernels))
 
+    def row_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_j kernel_qij weights_j``, shape (Q, N)."""
+        new = weights.new_empty if self.shard is None else weights.new_zeros
+        sums = new(self.n_terms, self.shape[0])
+        for rows, (kernel,) in self.tiles([which]):
+            sums[:, rows] = _rows(kernel, weights)
+        return sums if self.shard is None else self.shard.sum_(sums)
+
+    def column_sums(self, which: int, weights: Tensor) -> Tensor:
+        """``Σ_qi kernel_qij weights_qi``, shape (M,)."""
+        sums = weights.new_zeros(self.shape[1])
+        for rows, (kernel,) in self.tiles([which]):
+            _add_columns(sums, kernel, weights[:, rows])
+        return sums if self.shard is None else self.shard.sum_(sums)
+
+    def through(
+        self, near: int, far: int, weights: Tensor, between: Callable[[slice, Tensor], Tensor]
+    ) -> Tensor:
+        """Both in one pass over the tiles; of several processes, in one message."""
+        which = [near] if near == far else [near, far]
+        n = self.n_terms * self.shape[0] if self.shard is not None else 0
+        found = weights.new_zeros(n + self.shape[1])
+        sums, received = found[:n].view(self.n_terms, -1), found[n:]
+        # Rows that are used twice are best used twice while they are in the cache.
+        for rows, used in self.tiles(which, CACHED if near == far else None):
+            mine = _rows(used[0], weights)
+            _add_columns(received, used[-1], between(rows, mine))
+            if self.shard is not None:
+                sums[:, rows] = mine
+        if self.shard is not None:
+            self.shard.sum_(found)
+            own = self.shard.rows
+            for rows in (slice(0, own.start), slice(own.stop, self.shape[0])):
+                between(rows, sums[:, rows])
+        return received
+
     def score_gradient(self, factors: Sequence[Factors]) -> ScoreGradient:
         """Slopes are ±1, relative to the first kernel's score; a tile is valid until the next."""
         if self.shard is None:
@@ -458,6 +421,14 @@ class LinearKernels(RowTiles):
                     torch.mm(rows, right, out=weights)
                     total.addcmul_(weights, kernel[0], value=sign)
             yield Patch(block, total)
+
+
+def _rows(kernel: Tensor, weights: Tensor) -> Tensor:
+    return torch.mv(kernel.reshape(-1, kernel.shape[-1]), weights).view(kernel.shape[:-1])
+
+
+def _add_columns(sums: Tensor, kernel: Tensor, weights: Tensor) -> None:
+    torch.addmv(sums, kernel.reshape(-1, kernel.shape[-1]).T, weights.reshape(-1), out=sums)
 
 
 def underflow_limit(dtype: torch.dtype, shape: Sequence[int]) -> float:

@@ -25,29 +25,15 @@ from tricouple.ot.sweeps.contract import (
     GradientSink,
     Masses,
     Plan,
+    Received,
     Solution,
     Stage,
     Stages,
+    finite,
     log_scaling,
 )
 from tricouple.ot.sweeps.kernels import Products, Similarities
-from tricouple.ot.sweeps.log_tiles import Apart, LogTiles, Side, Term, Weights, finite
-
-
-class TermSink:
-    """Score gradients as pairs of plans times weights, which are multiplied at the end."""
-
-    def __init__(self, tiles: LogTiles) -> None:
-        self._tiles = tiles
-        self._terms: list[Term] = []
-
-    def add(self, term: Term) -> None:
-        """Add the pairs of a kernel."""
-        self._terms.append(term)
-
-    def total(self) -> ScoreGradient:
-        """One pass over the tiles for all of them."""
-        return self._tiles.gradient(self._terms)
+from tricouple.ot.sweeps.log_tiles import Apart, LogTiles, Side, Term, Weights
 
 
 def tiles_of(
@@ -80,15 +66,9 @@ def _on_cuda(like: Tensor) -> bool:
 
 
 class _LogCoupling(Coupling):
-    """Kernels ``exp(±factor·s)``, known by their logarithms.
+    """Kernels ``exp(±factor·s)``, known by their logarithms (``LogTiles``).
 
-    Args:
-        source: The similarities s.
-        factor: What turns them into scores.
-        within: Anchors are the references: all indices distinct.
-        storage: How much memory there is.
-        shard: Processes, each of which has the rows of its own anchors.
-        digits: Those of the batch, if the similarities have more.
+    The digits are those of the batch, if the similarities have more.
     """
 
     def __init__(
@@ -105,9 +85,9 @@ class _LogCoupling(Coupling):
         self.tiles = tiles_of(source, digits, within=within, storage=storage, shard=shard)
         self.dtype = self.tiles.like.dtype
 
-    def sink(self) -> TermSink:
-        """A collector for this coupling."""
-        return TermSink(self.tiles)
+    def forces(self, terms: Sequence[Term]) -> ScoreGradient:
+        """One pass over the tiles for all of them."""
+        return self.tiles.gradient(terms)
 
     def release(self) -> None:
         """Give up the similarities until they are needed again."""
@@ -134,10 +114,10 @@ class LogPair(_LogCoupling):
         log_rows, log_columns = (mass.log() for mass in masses.values)
         f, g = torch.zeros_like(log_rows), torch.zeros_like(log_columns)
         stages: list[Stage] = []
-        goal = Goal(tol, self.agreed)
+        goal = Goal(tol, masses, self.agreed)
         for sweep in range(n_iters):
             sums = self.tiles.rows(self.factor, g).total
-            if sweep > 0 and goal.reached(partial(_error, f + sums, masses.values[0])):
+            if sweep > 0 and goal.reached(partial(torch.exp, f + sums)):
                 break
             f = goal.until(f, log_scaling(log_rows, sums))
             stages.append(Stage(0, LogPairPlan(self, f, g), goal.late))
@@ -162,13 +142,11 @@ class LogPairPlan:
             return torch.exp(tiles.rows(factor, self.g).total + self.f)
         return torch.exp(tiles.columns(Side(factor, self.f, self.g)) + self.g)
 
-    def push(
-        self, axis: int, weights: Tensor, sink: GradientSink | None = None
-    ) -> dict[int, Tensor]:
+    def push(self, axis: int, weights: Tensor, sink: GradientSink | None = None) -> Received:
         """``Pᵀ weights`` for axis 0, ``P weights`` for axis 1."""
         times = Weights(left=weights) if axis == 0 else Weights(right=weights)
         term = Term(1.0, Side(self.coupling.factor, self.f, self.g), times)
-        if isinstance(sink, TermSink):
+        if sink is not None:
             sink.add(term)
         return {1 - axis: self.coupling.tiles.sums(term)[1 - axis]}
 
@@ -181,33 +159,23 @@ class LogLinearTriplet(_LogCoupling):
         log_a, log_b, log_h = (mass.log() for mass in masses.values)
         phi, f, g = (torch.zeros_like(log) for log in (log_a, log_b, log_h))
         stages: list[Stage] = []
-        goal = Goal(tol, self.agreed)
+        goal = Goal(tol, masses, self.agreed)
         plan = LogLinearPlan(self, phi, f, g, *self.tiles.both_rows(self.factor, f, g))
         for sweep in range(n_iters):
             sums = plan.log_sums()
-            if sweep > 0 and goal.reached(
-                partial(_error, plan.phi + sums, masses.values[0]),
-                partial(plan.error, 1, masses.values[1]),
-            ):
+            found = partial(torch.exp, plan.phi + sums), partial(plan.marginal, 1)
+            if sweep > 0 and goal.reached(*found):
                 break
             # Marginals 1, 2 and 3 of mathematics §2, each set in turn.
             plan = replace(plan, phi=goal.until(plan.phi, log_scaling(log_a, sums)))
             stages.append(Stage(0, plan, goal.late))
             f = goal.until(plan.f, log_scaling(log_b, self.tiles.columns(plan.attract)))
-            plan = replace(plan, f=f, plus=self._positives(f))
+            plan = replace(plan, f=f, plus=self.tiles.rows(self.factor, f))
             stages.append(Stage(1, plan, goal.late))
             g = goal.until(plan.g, log_scaling(log_h, self.tiles.columns(plan.repel)))
-            plan = replace(plan, g=g, minus=self._negatives(g))
+            plan = replace(plan, g=g, minus=self.tiles.rows(-self.factor, g))
             stages.append(Stage(2, plan, goal.late))
         return self._solution(masses, (plan.phi, plan.f, plan.g), stages, plan, goal)
-
-    def _positives(self, f: Tensor) -> Apart:
-        """r⁺ = E⁺ b."""
-        return self.tiles.rows(self.factor, f)
-
-    def _negatives(self, g: Tensor) -> Apart:
-        """r⁻ = E⁻ h."""
-        return self.tiles.rows(-self.factor, g)
 
 
 @dataclass(frozen=True)
@@ -254,13 +222,7 @@ class LogLinearPlan:
         own, side = (self.f, self.attract) if axis == 1 else (self.g, self.repel)
         return torch.exp(own + self.coupling.tiles.columns(side))
 
-    def error(self, axis: int, mass: Tensor) -> Tensor:
-        """The L1 error of a marginal."""
-        return (self.marginal(axis) - mass).abs().sum()
-
-    def push(
-        self, axis: int, weights: Tensor, sink: GradientSink | None = None
-    ) -> dict[int, Tensor]:
+    def push(self, axis: int, weights: Tensor, sink: GradientSink | None = None) -> Received:
         """Products with P¹², P¹³, P²³; those with P²³ go through the anchors, as means."""
         tiles, factor = self.coupling.tiles, self.coupling.factor
         if axis == 0:
@@ -273,20 +235,15 @@ class LogLinearPlan:
             other = Weights(left=sums.mean(weights, rest), apart=rest, column=weights)
             attract, repel = (own, other) if axis == 1 else (other, own)
         near, far = Term(1.0, self.attract, attract), Term(-1.0, self.repel, repel)
-        if isinstance(sink, TermSink):
+        if sink is not None:
             sink.add(near)
             sink.add(far)
-        pushed: dict[int, Tensor] = {}
+        pushed: Received = {}
         if axis == 0:
             (_, pushed[1]), (_, pushed[2]) = tiles.both_sums(near, far)
         else:
             pushed[0], pushed[3 - axis] = tiles.sums(far if axis == 1 else near)
         return pushed
-
-
-def _error(logs: Tensor, mass: Tensor) -> Tensor:
-    """The L1 error of a marginal, which is given by its logarithm."""
-    return (logs.exp() - mass).abs().sum()
 
 
 def _less(logs: Tensor, part: Tensor) -> Tensor:

@@ -10,25 +10,21 @@ all others (mathematics §2, trust).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from tricouple.ot.sweeps import native
-from tricouple.ot.sweeps.contract import DenseSink, GradientSink, Masses, Solution
-from tricouple.ot.sweeps.log_sigmoid import LogSigmoidTerms, NativeTermKernels
+from tricouple.ot.sweeps.contract import GradientSink, Masses, Received, Solution
+from tricouple.ot.sweeps.log_sigmoid import LogSigmoidTerms
+from tricouple.ot.sweeps.log_sigmoid_kernels import NativeTermKernels
 from tricouple.ot.sweeps.triplet_adjoint import ATTRACT, REPEL
 from tricouple.ot.sweeps.triplet_log import LogDomainTriplet, LogTriplet, LogTripletPlan
 
 
 class ApartTriplet(LogTriplet):
-    """The sweeps of ``LogTriplet`` on sums of the compiled module.
-
-    Args:
-        kernels: In the wide dtype.
-        scores: x, shape (N, M).
-        terms: The same terms, for what is not summed here.
-    """
+    """The sweeps of ``LogTriplet`` on sums of the compiled module, in the wide dtype."""
 
     def __init__(self, kernels: NativeTermKernels, scores: Tensor, terms: LogSigmoidTerms) -> None:
         super().__init__(scores, terms, within=kernels.within)
@@ -83,15 +79,14 @@ class ApartTriplet(LogTriplet):
 
     def push(
         self, plan: LogTripletPlan, axis: int, weights: Tensor, sink: GradientSink | None
-    ) -> dict[int, Tensor]:
+    ) -> Received:
         """Products with the pair marginals (mathematics §2); those with P²³ go through anchors."""
         # P¹²_ij = a_i b_j Σ_{k≠j} K_ijk h_k and P¹³_ik = a_i h_k Σ_{j≠k} K_ijk b_j, with weights in
         # a, b or h.
-        own: list[Tensor | None] = [None, None, None]
-        own[axis] = weights
+        own = [weights if axis == end else None for end in range(3)]
         raised = self._marginal(ATTRACT, (plan.phi, plan.f, plan.g), (own[0], own[1], own[2]))
         lowered = self._marginal(REPEL, (plan.phi, plan.g, plan.f), (own[0], own[2], own[1]))
-        if isinstance(sink, DenseSink):
+        if sink is not None:
             sink.add(raised[1])
             sink.add(lowered[1])
         to_anchors = (raised if axis == 1 else lowered)[0].sum(1)
@@ -100,10 +95,7 @@ class ApartTriplet(LogTriplet):
         return pushed
 
     def _marginal(
-        self,
-        which: int,
-        logs: tuple[Tensor, Tensor, Tensor],
-        weights: tuple[Tensor | None, Tensor | None, Tensor | None],
+        self, which: int, logs: Sequence[Tensor], weights: Sequence[Tensor | None]
     ) -> tuple[Tensor, Tensor]:
         """P¹² or P¹³ of weighted anchors, near and far ends, and its derivative."""
         phi, near, far = logs

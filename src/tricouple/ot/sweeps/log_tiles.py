@@ -21,6 +21,7 @@ from tricouple.distributed import Shard
 from tricouple.memory import Loan, Storage, empty_matrix
 from tricouple.numeric import Patch, ScoreGradient, on_host, row_blocks
 from tricouple.ot.sweeps import native
+from tricouple.ot.sweeps.contract import finite, log_total
 from tricouple.ot.sweeps.kernels import Products, Similarities
 
 # For the compiled module: no column is that of the row's own sample.
@@ -97,15 +98,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Term:
-    """A part of a score gradient: pairs of a plan times weights.
+    """A part of a score gradient: pairs of a plan times weights."""
 
-    Attributes:
-        slope: Of their score, 1 or −1.
-        side: The pairs.
-        weights: The weights.
-    """
-
-    slope: float
+    slope: float  # of their score, 1 or −1
     side: Side
     weights: Weights
 
@@ -127,30 +122,45 @@ def _stacked(first: Tensor, *others: Tensor | None) -> Tensor:
     return torch.stack([first, *(zero if other is None else other for other in others)])
 
 
+class Packed(NamedTuple):
+    """What sums need of some terms, one after the other."""
+
+    of_rows: Tensor  # shape (T, 6, N)
+    of_columns: Tensor  # shape (T, 4, M)
+    # Of triplets the columns kept apart, shape (T, N), and those that the other kernel keeps apart.
+    apart: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, terms: Sequence[Term]) -> Packed:
+        """Those terms."""
+        of_rows = torch.stack([term.of_rows for term in terms])
+        of_columns = torch.stack([term.of_columns for term in terms])
+        sides = [term.side for term in terms]
+        at = [side.partner.index for side in sides if side.partner is not None]
+        away = [side.other for side in sides if side.other is not None]
+        return cls(of_rows, of_columns, (torch.stack(at), torch.stack(away)) if at else ())
+
+
 class _Group:
     """Terms with one kernel and one v, as the compiled module wants them (see ``_logs.h``)."""
 
     def __init__(self, terms: Sequence[Term], dtype: torch.dtype) -> None:
         self.count, self.slope, self.factor = len(terms), terms[0].slope, terms[0].side.factor
-        self._of_rows = torch.stack([term.of_rows for term in terms])
-        self._of_columns = torch.stack([term.of_columns for term in terms])
-        totals, lefts = self._of_rows[:, 0], self._of_rows[:, 3]
+        self._packed = Packed.of(terms)
+        totals, lefts = self._packed.of_rows[:, 0], self._packed.of_rows[:, 3]
         scale = finite(totals.amax(0))
         shares = torch.exp(totals - scale)
         rights = [k for k, term in enumerate(terms) if term.weights.right is not None]
         gain = shares[rights[0]] if rights else None
         self._scales = _stacked(scale, (shares * lefts).sum(0), gain)
-        self._right = self._of_columns[rights[0] if rights else 0, 2].to(dtype)
-        sides = [term.side for term in terms]
-        apart = [side.partner.index for side in sides if side.partner is not None]
-        other = [side.other for side in sides if side.other is not None]
-        self._apart = (torch.stack(apart), torch.stack(other)) if apart else None
+        self._right = self._packed.of_columns[rights[0] if rights else 0, 2].to(dtype)
 
     def places(self, row: int) -> tuple[int, ...]:
         """Where what the module needs of the rows from this one on begins."""
-        of_rows = self._scales, self._of_rows, *(self._apart or ())
-        scales, rows, *apart = (native.address(x) + row * x.element_size() for x in of_rows)
-        right, columns = native.addresses(self._right, self._of_columns)
+        of_rows, of_columns, apart_columns = self._packed
+        arrays = self._scales, of_rows, *apart_columns
+        scales, rows, *apart = (native.address(x) + row * x.element_size() for x in arrays)
+        right, columns = native.addresses(self._right, of_columns)
         return scales, right, rows, columns, *(apart or (0, 0))
 
 
@@ -179,12 +189,7 @@ class LogTiles:
     """
 
     def __init__(
-        self,
-        similarities: Similarities,
-        *,
-        within: bool,
-        storage: Storage,
-        shard: Shard | None = None,
+        self, similarities: Similarities, *, within: bool, storage: Storage, shard: Shard | None
     ) -> None:
         self.similarities, self.within = similarities.widened(), within
         self.shape, self.like = similarities.shape, self.similarities.like
@@ -213,16 +218,13 @@ class LogTiles:
         first, n_rows = self._own.start, self._own.stop - self._own.start
         places = row_blocks(n_rows, self.shape[1], self._entries)
         blocks = [slice(first + place.start, first + place.stop) for place in places]
-        if self._keep and not on_host(self.like):  # whose allocator keeps what was given back
-            if self._matrix is None:
-                room = self.like.new_empty(n_rows, self.shape[1])
-                self._matrix = self.similarities.tile(self._own, room)
+        if self._keep and self._matrix is None and not on_host(self.like):
+            # No loan: an accelerator's allocator keeps what was given back.
+            room = self.like.new_empty(n_rows, self.shape[1])
+            self._matrix = self.similarities.tile(self._own, room)
+        if self._matrix is not None:
             kept = self._matrix
             yield from ((block, kept[place]) for block, place in zip(blocks, places, strict=True))
-            return
-        if self._keep and self._loan is not None:
-            stored = self._loan.matrices[0]
-            yield from ((block, stored[place]) for block, place in zip(blocks, places, strict=True))
             return
         loan = Loan(1, self._scores, n_rows, self.shape[1]) if self._keep else None
         buffer = self.like.new_empty(places[0].stop if places else 0, self.shape[1])
@@ -232,7 +234,8 @@ class LogTiles:
                 tile.mul_(1 / self._unit).round_()
             tile = tile if loan is None else loan.matrices[0][place].copy_(tile)
             yield block, tile.to(self._scores.dtype)
-        self._loan = loan
+        if loan is not None:
+            self._loan, self._matrix = loan, loan.matrices[0]
 
     def rows(self, factor: float, v: Tensor) -> Apart:
         """``Σ_j exp(factor · s_ij + v_j)`` of every row."""
@@ -280,7 +283,7 @@ class LogTiles:
         if self._compiled:
             work = self.like.new_empty(threads, 19 * m)
             self._in_threads(native.compiled.log_columns, side.factor, own)
-            return self._log_total(torch.logsumexp(peak + sums.log(), 0))
+            return log_total(torch.logsumexp(peak + sums.log(), 0), self.shard)
         logs: Tensor | None = None
         for block, tile in self._tiles():
             terms = torch.add(weight[block, None], tile, alpha=side.factor)
@@ -294,14 +297,7 @@ class LogTiles:
             logs = found if logs is None else torch.logaddexp(logs, found)
         if logs is None:  # a process without anchors
             logs = self.like.new_full((m,), -torch.inf)
-        return self._log_total(logs)
-
-    def _log_total(self, logs: Tensor) -> Tensor:
-        """The logarithm of the sum over processes of what has these logarithms."""
-        if self.shard is None:
-            return logs
-        peak = finite(self.shard.max_(logs.clone()))
-        return self.shard.sum_(torch.exp(logs - peak)).log_() + peak
+        return log_total(logs, self.shard)
 
     def means(self, factor: float, v: Tensor, sums: Apart, weights: Tensor) -> Tensor:
         """Means of the columns' weights in every row, without the largest term."""
@@ -356,26 +352,8 @@ class LogTiles:
         groups = [_Group(few, self.fine) for few in _grouped(terms)] if self._compiled else []
         for rows, tile in self._tiles():
             total = out[: rows.stop - rows.start].zero_()
-
             if self._compiled:
-                shares = self._shares(tile)
-                few = row_blocks(shares[0].stop, m, _BLOCK)  # of each share; the last may be empty
-                calls = []
-                for start, own in ((block.start, share) for share in shares for block in few):
-                    first, last = (min(own.start + start + k, own.stop) for k in (0, few[0].stop))
-                    here = slice(rows.start + first, rows.start + last)
-                    ends = native.addresses(tile[first:], total[first:])
-                    calls += [
-                        self._call(
-                            here,
-                            group.factor,
-                            (ends[0], *group.places(here.start), ends[1]),
-                            sizes=(n, group.count),
-                            reals=(group.slope,),
-                        )
-                        for group in groups
-                    ]
-                native.shared(native.compiled.log_gradient, calls, len(calls) // len(shares))
+                self._add_groups(groups, rows, tile, total)
             for term in [] if self._compiled else terms:
                 values, taken = self._pairs(term, rows, tile)
                 if taken is not None and term.side.other is not None:
@@ -384,6 +362,22 @@ class LogTiles:
                     total.scatter_add_(1, away, taken.gather(1, away).mul_(-term.slope))
                 total.add_(values, alpha=term.slope)
             yield Patch(rows, total)
+
+    def _add_groups(
+        self, groups: Sequence[_Group], rows: slice, tile: Tensor, total: Tensor
+    ) -> None:
+        """All groups in turn on a few rows at a time, which stay in the cache."""
+        (n, m), shares = self.shape, self._shares(tile)
+        few = row_blocks(shares[0].stop, m, _BLOCK)  # of each share; the last may be empty
+        calls = []
+        for start, own in ((block.start, share) for share in shares for block in few):
+            first, last = (min(own.start + start + k, own.stop) for k in (0, few[0].stop))
+            here = slice(rows.start + first, rows.start + last)
+            begin, end = native.addresses(tile[first:], total[first:])
+            for group in groups:
+                places, numbers = (begin, *group.places(here.start), end), (n, group.count)
+                calls.append(self._call(here, group.factor, places, numbers, (group.slope,)))
+        native.shared(native.compiled.log_gradient, calls, len(calls) // len(shares))
 
     def _pairs(self, term: Term, block: slice, tile: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the compiled module does: pairs times weights, and what k = j takes from them."""
@@ -461,8 +455,3 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | float:
     if one is None:
         return 0.0 if other is None else other
     return one if other is None else one + other
-
-
-def finite(logs: Tensor) -> Tensor:
-    """Empty sums: keep differences with them −∞ instead of NaN."""
-    return torch.where(logs == -torch.inf, 0.0, logs)

@@ -220,12 +220,8 @@ class NativeTriplet(ScaledTriplet):
 class NativeTripletHistory:
     """Scalings and sums of every sweep, in one piece of memory.
 
-    Arrays are stacks of vectors, one row for the start and one for each sweep.
-
-    Args:
-        coupling: The coupling.
-        n_iters: How many sweeps there may be.
-        before: Those that were done.
+    Arrays are stacks of vectors, one row for the start and one for each sweep that there may be;
+    those done before are taken over.
     """
 
     def __init__(

@@ -16,23 +16,21 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import ScoreGradient, wide_dtype
-from tricouple.ot.sweeps.contract import Coupling, DenseSink, Goal, GradientSink, Masses, Solution
-from tricouple.ot.sweeps.kernels import Factors, Kernels, LowRankSink, underflow_limit
+from tricouple.ot.sweeps.contract import (
+    Coupling,
+    DenseSink,
+    Goal,
+    GradientSink,
+    Masses,
+    Received,
+    Solution,
+    marginal_of,
+)
+from tricouple.ot.sweeps.kernels import Factors, Kernels, ScaledCoupling, underflow_limit
 
 
-class ScaledPair(Coupling):
+class ScaledPair(ScaledCoupling):
     """Entropic transport by scaling one kernel."""
-
-    def __init__(self, kernels: Kernels) -> None:
-        self.kernels, self.dtype, self.shard = kernels, kernels.like.dtype, kernels.shard
-
-    def release(self) -> None:
-        """Give up the kernel's matrix until it is needed again."""
-        self.kernels.release()
-
-    def sink(self) -> LowRankSink:
-        """A collector for this kernel."""
-        return LowRankSink(self.kernels)
 
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep; None when the result cannot be trusted and logarithms are needed."""
@@ -103,9 +101,7 @@ class ScaledPairPlan(NamedTuple):
             return self.u * self.kernels.row_sums(0, self.v)[0]
         return self.v * self.kernels.column_sums(0, self.u[None])
 
-    def push(
-        self, axis: int, weights: Tensor, sink: GradientSink | None = None
-    ) -> dict[int, Tensor]:
+    def push(self, axis: int, weights: Tensor, sink: GradientSink | None = None) -> Received:
         """``Pᵀ weights`` for axis 0, ``P weights`` for axis 1."""
         if axis == 0:
             left, right = self.u * weights, self.v
@@ -113,8 +109,8 @@ class ScaledPairPlan(NamedTuple):
         else:
             left, right = self.u, self.v * weights
             pushed = {0: self.u * self.kernels.row_sums(0, right)[0]}
-        if isinstance(sink, LowRankSink):
-            sink.add([left[None]], [right])
+        if sink is not None:
+            sink.add(([left[None]], [right]))
         return pushed
 
 
@@ -156,12 +152,7 @@ class ScaledPairHistory:
 
 
 class MatrixPair(Coupling):
-    """Entropic transport with kernel ``exp(x)``.
-
-    Args:
-        scores: x, shape (N, M), wide dtype.
-        within: Anchors are the references: the diagonal is excluded.
-    """
+    """Entropic transport with kernel ``exp(x)``, but for the diagonal within one set."""
 
     def __init__(self, scores: Tensor, *, within: bool) -> None:
         self.scores = scores.fill_diagonal_(-torch.inf) if within else scores
@@ -176,10 +167,10 @@ class MatrixPair(Coupling):
         log_rows, log_columns = (mass.log() for mass in masses.values)
         absent = [log == -torch.inf for log in (log_rows, log_columns)]
         f, g = torch.zeros_like(log_rows), torch.zeros_like(log_columns)
-        plans, goal = [MatrixPairPlan(self, f, g)], Goal(tol, self.agreed)
+        plans, goal = [MatrixPairPlan(self, f, g)], Goal(tol, masses, self.agreed)
         for sweep in range(n_iters):
             sums = torch.logsumexp(self.scores + g, 1)
-            if sweep > 0 and goal.reached(partial(_log_error, f, sums, masses.values[0])):
+            if sweep > 0 and goal.reached(partial(marginal_of, f, sums)):
                 break
             f = goal.until(f, torch.where(absent[0], -torch.inf, log_rows - sums))
             received = torch.logsumexp(self.scores + f[:, None], 0)
@@ -187,11 +178,6 @@ class MatrixPair(Coupling):
             plans.append(MatrixPairPlan(self, f, g, goal.late))
         history, sweeps = PairSweeps(self, masses, plans), goal.sweeps(len(plans) - 1)
         return Solution(self, torch.cat([f, g]), lambda: plans[-1], history, sweeps)
-
-
-def _log_error(f: Tensor, log_sums: Tensor, rows: Tensor) -> Tensor:
-    """The L1 error of the row marginal."""
-    return ((f + log_sums).exp() - rows).abs().sum()
 
 
 @dataclass(frozen=True)
@@ -211,12 +197,10 @@ class MatrixPairPlan:
         """Row or column sums."""
         return self.masses().sum(1 - axis)
 
-    def push(
-        self, axis: int, weights: Tensor, sink: GradientSink | None = None
-    ) -> dict[int, Tensor]:
+    def push(self, axis: int, weights: Tensor, sink: GradientSink | None = None) -> Received:
         """``Pᵀ weights`` for axis 0, ``P weights`` for axis 1."""
         pairs = self.masses().mul_(weights[:, None] if axis == 0 else weights)
-        if isinstance(sink, DenseSink):
+        if sink is not None:
             sink.add(pairs)
         return {1 - axis: pairs.sum(axis)}
 

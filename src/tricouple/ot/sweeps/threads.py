@@ -44,12 +44,7 @@ def in_threads(work: Callable[[Item], Result], shares: Sequence[Item]) -> list[R
     """
     if len(shares) == 1:
         return [work(shares[0])]
-    others: list[Future[Result]] = []
-    try:
-        others.extend(_pool(len(shares) - 1).submit(work, share) for share in shares[1:])
-        return [work(shares[0]), *(other.result() for other in others)]
-    finally:
-        _wait(others)
+    return _shared(_pool(len(shares) - 1), work, shares)
 
 
 def dealt(items: Sequence[Item], thread: int, n_threads: int) -> list[Item]:
@@ -72,18 +67,23 @@ def in_passing_threads(work: Callable[[Item], None], shares: Sequence[Item]) -> 
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    others: list[Future[None]] = []
     try:
         with ThreadPoolExecutor(max(1, len(shares) - 1)) as pool:
-            try:
-                others.extend(pool.submit(work, share) for share in shares[1:])
-                work(shares[0])
-                for other in others:
-                    other.result()
-            finally:
-                _wait(others)
+            _shared(pool, work, shares)
     finally:
         torch.set_num_threads(before)
+
+
+def _shared(
+    pool: ThreadPoolExecutor, work: Callable[[Item], Result], shares: Sequence[Item]
+) -> list[Result]:
+    """The first share here, the others in the pool."""
+    others: list[Future[Result]] = []
+    try:
+        others.extend(pool.submit(work, share) for share in shares[1:])
+        return [work(shares[0]), *(other.result() for other in others)]
+    finally:
+        _wait(others)
 
 
 def _wait(others: Sequence[Future[Any]]) -> None:

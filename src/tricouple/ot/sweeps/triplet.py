@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import wide_dtype
-from tricouple.ot.sweeps.contract import Coupling, Masses, Solution
-from tricouple.ot.sweeps.kernels import Kernels, LowRankSink, underflow_limit
+from tricouple.ot.sweeps.contract import Masses, Solution
+from tricouple.ot.sweeps.kernels import Kernels, ScaledCoupling, underflow_limit
 from tricouple.ot.sweeps.triplet_adjoint import (
     ATTRACT,
     REPEL,
@@ -35,7 +35,7 @@ from tricouple.ot.sweeps.triplet_adjoint import (
 CANCELLATION = 10.0
 
 
-class ScaledTriplet(Coupling):
+class ScaledTriplet(ScaledCoupling):
     """Entropic three-marginal transport by scaling.
 
     Args:
@@ -47,21 +47,13 @@ class ScaledTriplet(Coupling):
     def __init__(
         self, kernels: Kernels, *, within: bool, cancellation: float = CANCELLATION
     ) -> None:
-        self.kernels, self.within, self.cancellation = kernels, within, cancellation
-        self.dtype, self.shard = kernels.like.dtype, kernels.shard
+        super().__init__(kernels)
+        self.within, self.cancellation = within, cancellation
 
     @cached_property
     def exclusion(self) -> Exclusion:
         """What j ≠ k takes away."""
         return Exclusion(self.kernels, within=self.within)
-
-    def release(self) -> None:
-        """Give up the kernels' matrices until they are needed again."""
-        self.kernels.release()
-
-    def sink(self) -> LowRankSink:
-        """A collector for these kernels."""
-        return LowRankSink(self.kernels)
 
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep; None when the result cannot be trusted and logarithms are needed."""
@@ -140,12 +132,6 @@ def trustworthy(
 
     The measure of cancellation is what was subtracted, own part included, against the mass that
     remained (mathematics §2, trust). A NaN fails every comparison.
-
-    Args:
-        exclusion: What was subtracted.
-        vectors: What the sweeps went through.
-        masses: Imposed marginals of anchors, positives and negatives.
-        cancellation: How many times what is left may have been subtracted.
     """
     a, b, h, r_plus, r_minus = vectors
     rows = a[:, None]

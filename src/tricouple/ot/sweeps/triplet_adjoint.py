@@ -20,8 +20,8 @@ from torch import Tensor
 
 from tricouple.distributed import Shard
 from tricouple.numeric import ScoreGradient
-from tricouple.ot.sweeps.contract import GradientSink, Masses
-from tricouple.ot.sweeps.kernels import Factors, Kernels, LowRankSink
+from tricouple.ot.sweeps.contract import GradientSink, Masses, Received
+from tricouple.ot.sweeps.kernels import Factors, Kernels
 
 # The two kernels of a triplet coupling, of E⁺ and of E⁻.
 ATTRACT, REPEL = 0, 1
@@ -127,9 +127,7 @@ class ScaledTripletPlan(NamedTuple):
         received = self.kernels.column_sums(which, a * sums)
         return own * received.addcmul_(other, outside, value=-1)
 
-    def push(
-        self, axis: int, weights: Tensor, sink: GradientSink | None = None
-    ) -> dict[int, Tensor]:
+    def push(self, axis: int, weights: Tensor, sink: GradientSink | None = None) -> Received:
         """Products with P¹², P¹³, P²³ (mathematics §2): two matrix-vector products."""
         kernels, exclusion, a = self.kernels, self.exclusion, self.anchors.scaling
         if axis == 0:  # P¹²ᵀ w and P¹³ᵀ w: marginals 2 and 3 with a ∘ w for a
@@ -158,8 +156,8 @@ class ScaledTripletPlan(NamedTuple):
             }
             left = (direct, through_anchors) if axis == 1 else (through_anchors, direct)
             right = (weighted, self.h) if axis == 1 else (self.b, weighted)
-        if isinstance(sink, LowRankSink):
-            sink.add(left, right)
+        if sink is not None:
+            sink.add((left, right))
         return pushed
 
 
@@ -297,9 +295,7 @@ class OwnPlan:
         found = self.plan.marginal(axis)
         return found if axis else self.shard.gather(found, self.shard.anchors)
 
-    def push(
-        self, axis: int, weights: Tensor, sink: GradientSink | None = None
-    ) -> dict[int, Tensor]:
+    def push(self, axis: int, weights: Tensor, sink: GradientSink | None = None) -> Received:
         """Products with P¹², P¹³, P²³."""
         pushed = self.plan.push(axis, weights if axis else weights[self.shard.rows], sink)
         if 0 in pushed:

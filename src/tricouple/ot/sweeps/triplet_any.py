@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from tricouple.numeric import Patch, ScoreGradient
-from tricouple.ot.sweeps.contract import GradientSink
-from tricouple.ot.sweeps.triplet_log import LogDomainTriplet, LogTripletPlan
+from tricouple.ot.sweeps.contract import GradientSink, Received
+from tricouple.ot.sweeps.triplet_log import LogDomainTriplet, LogTripletPlan, Term
 from tricouple.shaping import Margins, Shaping, anchor_bytes
 
 
@@ -56,10 +58,6 @@ class AnchorTriplet(LogDomainTriplet):
             values[:, :, block].diagonal(dim1=0, dim2=2).fill_(value)
         return values
 
-    def sink(self) -> AnchorSink:
-        """A collector for this coupling."""
-        return AnchorSink(self)
-
     def positive_pairs(self, g: Tensor) -> Tensor:
         """``log Σ_{k≠j} K_ijk exp(g_k)``, shape (N, M)."""
         sums = [torch.logsumexp(self.log_kernel(block) + g, 2) for block in self.blocks]
@@ -76,10 +74,10 @@ class AnchorTriplet(LogDomainTriplet):
 
     def push(
         self, plan: LogTripletPlan, axis: int, weights: Tensor, sink: GradientSink | None
-    ) -> dict[int, Tensor]:
+    ) -> Received:
         """Sums over the plan; the sink does its part later, in one pass for all plans."""
-        if isinstance(sink, AnchorSink):
-            sink.add(plan, axis, weights)
+        if sink is not None:
+            sink.add((plan, axis, weights))
         if axis == 0:
             pairs = self._over_anchors(plan, weights)  # (M, M)
             return {1: pairs.sum(1), 2: pairs.sum(0)}
@@ -89,6 +87,24 @@ class AnchorTriplet(LogDomainTriplet):
             sums = [torch.matmul(self._masses(plan, block), weights) for block in self.blocks]
         pairs = torch.cat(sums)  # (N, M)
         return {0: pairs.sum(1), 3 - axis: pairs.sum(0)}
+
+    def forces(self, terms: Sequence[Term]) -> ScoreGradient:
+        """``∂/∂x Σ weights · marginal_axis`` of all terms: ψ' is computed once."""
+        for block in self.blocks:
+            yield Patch(block, self._forces(block, terms))
+
+    def _forces(self, block: slice, terms: Sequence[Term]) -> Tensor:
+        """What the margins of some anchors receive: x_ij all of it, x_ik its negative."""
+        slopes = self.slopes(block)  # first, since autograd needs the most room
+        logs = self.log_kernel(block)
+        received = torch.zeros_like(logs)
+        for plan, axis, weights in terms:
+            shape = [1, 1, 1]
+            shape[axis] = -1
+            own = weights[block] if axis == 0 else weights
+            received.addcmul_(masses_of(plan, block, logs), own.view(shape))
+        received.mul_(slopes)
+        return received.sum(2) - received.sum(1)
 
     def _masses(self, plan: LogTripletPlan, block: slice) -> Tensor:
         return masses_of(plan, block, self.log_kernel(block))
@@ -105,36 +121,3 @@ class AnchorTriplet(LogDomainTriplet):
 def masses_of(plan: LogTripletPlan, block: slice, logs: Tensor) -> Tensor:
     """P of some anchors, from the logarithms of their kernel; shape (rows, M, M)."""
     return (logs + plan.phi[block, None, None]).add_(plan.f[:, None]).add_(plan.g).exp_()
-
-
-class AnchorSink:
-    """Remembers vectors; one pass over the anchors turns all of them into a gradient.
-
-    So ψ' is computed once, however many sweeps there were.
-    """
-
-    def __init__(self, coupling: AnchorTriplet) -> None:
-        self._coupling = coupling
-        # Plans with weights of (N, 1, 1) anchors, (N, M, 1) positives or (N, 1, M) negatives.
-        self._terms: list[tuple[LogTripletPlan, Tensor]] = []
-
-    def add(self, plan: LogTripletPlan, axis: int, weights: Tensor) -> None:
-        """Add ``∂/∂x Σ weights · marginal_axis`` of a plan."""
-        shape = [1, 1, 1]
-        shape[axis] = -1
-        self._terms.append((plan, weights.view(shape).expand(len(plan.phi), -1, -1)))
-
-    def total(self) -> ScoreGradient:
-        """The sum of all terms."""
-        for block in self._coupling.blocks:
-            yield Patch(block, self._rows(block))
-
-    def _rows(self, block: slice) -> Tensor:
-        """What the margins of some anchors receive: x_ij all of it, x_ik its negative."""
-        slopes = self._coupling.slopes(block)  # first, since autograd needs the most room
-        logs = self._coupling.log_kernel(block)
-        received = torch.zeros_like(logs)
-        for plan, weights in self._terms:
-            received.addcmul_(masses_of(plan, block, logs), weights[block])
-        received.mul_(slopes)
-        return received.sum(2) - received.sum(1)

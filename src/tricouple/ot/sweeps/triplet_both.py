@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import OwnGradient, Patch, ScoreGradient
-from tricouple.ot.sweeps.contract import Coupling, GradientSink, History, Masses, Plan, Solution
+from tricouple.ot.sweeps.contract import (
+    Coupling,
+    GradientSink,
+    History,
+    Masses,
+    Plan,
+    Received,
+    Solution,
+)
 from tricouple.ot.sweeps.kernels import Kernels
 from tricouple.ot.sweeps.triplet import ScaledTriplet, trustworthy
 from tricouple.ot.sweeps.triplet_adjoint import Anchors, Exclusion, Scalings
@@ -48,17 +56,11 @@ class BothExclusion(Exclusion):
 
 
 class BothTriplet(ScaledTriplet):
-    """Entropic three-marginal transport from a first set to a second, and back, by scaling.
-
-    Args:
-        kernels: Of the positives and of the negatives, between samples of different sets.
-        first: How many samples the first set has.
-        cancellation: How many times what is left may have been subtracted from a sum.
-    """
+    """Entropic three-marginal transport from a first set to a second, and back, by scaling."""
 
     def __init__(self, kernels: Kernels, first: int, cancellation: float) -> None:
         super().__init__(kernels, within=False, cancellation=cancellation)
-        self.first = first
+        self.first = first  # how many samples the first set has
 
     @cached_property
     def exclusion(self) -> BothExclusion:
@@ -72,7 +74,7 @@ class BothTriplet(ScaledTriplet):
             trustworthy(
                 self.exclusion.one_way(near, far),
                 Scalings(a[:, near], b[:, far], h[:, far], r_plus[..., near], r_minus[..., near]),
-                one_way(masses, near, far),
+                masses.of(near, far, far),
                 self.cancellation,
             )
             for near, far in ways(self.first)
@@ -85,15 +87,6 @@ def ways(first: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
     return (ahead, behind), (behind, ahead)
 
 
-def one_way(masses: Masses, near: slice, far: slice) -> Masses:
-    """The masses of one way."""
-    parts = [
-        part[few]
-        for part, few in zip(masses.marginals.split(masses.sizes), (near, far, far), strict=True)
-    ]
-    return Masses(torch.cat(parts), tuple(map(len, parts)), masses.dtype)
-
-
 def both_ways(there: Sequence[Tensor], back: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Vectors of both ways, by axis: of anchors, and of the references that the other way has."""
     (a, *others), (a_back, *others_back) = there, back
@@ -102,21 +95,11 @@ def both_ways(there: Sequence[Tensor], back: Sequence[Tensor]) -> tuple[Tensor, 
 
 
 class InTurn(Coupling):
-    """The same by two couplings, one after the other.
-
-    Args:
-        there: From the first set to the second.
-        back: From the second to the first.
-        first: How many samples the first set has.
-    """
+    """The same by two couplings, from the first set to the second, and then back."""
 
     def __init__(self, there: Coupling, back: Coupling, first: int) -> None:
         self.couplings, self.first = (there, back), first
         self.dtype, self.shard = there.dtype, there.shard
-
-    def sink(self) -> GradientSink:
-        """Each has its own."""
-        raise NotImplementedError
 
     def release(self) -> None:
         """Give up the matrices of both."""
@@ -126,8 +109,8 @@ class InTurn(Coupling):
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep; None when one cannot be trusted."""
         found: list[tuple[Solution, list[Tensor]]] = []
-        for coupling, way in zip(self.couplings, ways(self.first), strict=True):
-            own = one_way(masses, *way)
+        for coupling, (near, far) in zip(self.couplings, ways(self.first), strict=True):
+            own = masses.of(near, far, far)
             solution = coupling.solve(own, n_iters, tol)
             if solution is None:
                 return None
@@ -150,9 +133,7 @@ class BothPlan:
         there, back = (plan.marginal(axis) for plan in self.plans)
         return torch.cat([there, back] if axis == 0 else [back, there])
 
-    def push(
-        self, axis: int, weights: Tensor, sink: GradientSink | None = None
-    ) -> dict[int, Tensor]:
+    def push(self, axis: int, weights: Tensor, sink: GradientSink | None = None) -> Received:
         """Nobody asks."""
         raise NotImplementedError
 

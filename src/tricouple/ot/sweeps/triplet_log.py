@@ -25,6 +25,7 @@ from tricouple.ot.sweeps.contract import (
     GradientSink,
     History,
     Masses,
+    Received,
     Solution,
     Stage,
     Stages,
@@ -75,24 +76,20 @@ class LogDomainTriplet(Coupling):
     @abstractmethod
     def push(
         self, plan: LogTripletPlan, axis: int, weights: Tensor, sink: GradientSink | None
-    ) -> dict[int, Tensor]:
+    ) -> Received:
         """``Plan.push`` of a plan of this coupling."""
 
     def solve(self, masses: Masses, n_iters: int, tol: float | None) -> Solution | None:
         """Sweep: anchors, positives, negatives."""
-        mass_a, mass_b, _ = masses.values
         log_a, log_b, log_h = (mass.log() for mass in masses.values)
         phi, f, g = (torch.zeros_like(log) for log in (log_a, log_b, log_h))
-        plans, goal = [LogTripletPlan(self, phi, f, g)], Goal(tol, self.agreed)
+        plans, goal = [LogTripletPlan(self, phi, f, g)], Goal(tol, masses, self.agreed)
         for sweep in range(n_iters):
             pairs = self.positive_pairs(g)  # log Σ_k K_ijk h_k, shape (N, M)
             row_sums = torch.logsumexp(pairs + f, 1)
             if tol is not None and sweep > 0:
                 plan = (pairs + phi[:, None] + f).exp()
-                errors = torch.stack(
-                    [(plan.sum(1) - mass_a).abs().sum(), (plan.sum(0) - mass_b).abs().sum()]
-                )
-                if goal.reached(errors.amax):
+                if goal.reached(functools.partial(plan.sum, 1), functools.partial(plan.sum, 0)):
                     break
             # Marginals 1, 2 and 3 of mathematics §2, each set in turn.
             phi = goal.until(phi, self.scaling(log_a, row_sums))
@@ -145,11 +142,13 @@ class LogTripletPlan:
         """The plan's own marginal on an axis."""
         return self.coupling.marginal(self, axis)
 
-    def push(
-        self, axis: int, weights: Tensor, sink: GradientSink | None = None
-    ) -> dict[int, Tensor]:
+    def push(self, axis: int, weights: Tensor, sink: GradientSink | None = None) -> Received:
         """Products with the pair marginals, as the coupling does them best."""
         return self.coupling.push(self, axis, weights, sink)
+
+
+Term = tuple[LogTripletPlan, int, Tensor]
+"""A plan, an axis, and weights on it."""
 
 
 class Terms(Protocol):
@@ -160,21 +159,10 @@ class Terms(Protocol):
         """What tells the terms apart."""
 
     def ends(self, x: Tensor, nodes: Tensor) -> Tensor:
-        """Logarithms of the factors in x and of those in y, shape (2, q, N, M).
-
-        Args:
-            x: The scores, shape (N, M).
-            nodes: Some nodes, shape (q, 1, 1).
-        """
+        """Logarithms of the factors in x and of those in y at some nodes, shape (2, q, N, M)."""
 
     def force(self, near: Tensor, far: Tensor, ends: Tensor) -> Tensor:
-        """What masses of terms do to the scores, shape (N, M).
-
-        Args:
-            near: Masses that the factors in x multiply, shape (q, N, M).
-            far: Likewise in y.
-            ends: The factors, but for what is excluded.
-        """
+        """What masses of terms, near in x and far in y, shape (q, N, M), do to the scores."""
 
 
 @dataclass(frozen=True)
@@ -236,11 +224,8 @@ class Slopes(NamedTuple):
     def pull(self, weights: Tensor, total: Tensor) -> Tensor:
         """``Σ_{k≠j} weights_k ∂A_k/∂x_j``, shape (…, N, M).
 
-        The largest entry gets what the others leave: the derivatives of a sum add up to 1.
-
-        Args:
-            weights: Shape (…, N, M).
-            total: The sums of their rows, shape (…, N, 1).
+        The largest entry gets what the others leave, of the total of a row's weights, shape
+        (…, N, 1): the derivatives of a sum add up to 1.
         """
         scaled = self.scale * weights
         found = (scaled.sum(-1, keepdim=True) - scaled).mul_(self.shares)
@@ -280,10 +265,8 @@ class Pairs:
     def pull(self, weights: Tensor, total: Tensor, sink: GradientSink | None) -> Tensor:
         """What the partners' log-scalings get of a gradient, shape (M,); the scores' to the sink.
 
-        Args:
-            weights: The gradient with respect to the logarithms, shape (N, M).
-            total: The sums of its rows, shape (N,).
-            sink: For the scores.
+        The weights are the gradient with respect to the logarithms, shape (N, M), ``total`` the
+        sums of its rows.
         """
         found: list[Tensor] = []
         for ends, logs, slopes in self._parts():
@@ -292,7 +275,7 @@ class Pairs:
                 own = torch.exp(logs - self.logs).mul_(weights)
                 of_rows = own.sum(-1, keepdim=True)
             partner = slopes().pull(own, of_rows)
-            if isinstance(sink, DenseSink):
+            if sink is not None:
                 masses = (own, partner) if self.own == 0 else (partner, own)
                 sink.add(self.coupling.terms.force(*masses, ends))
             found.append(partner.sum((0, 1)))
@@ -300,13 +283,7 @@ class Pairs:
 
 
 class LogTriplet(LogDomainTriplet):
-    """Entropic three-marginal transport for ``K_ijk = Σ_q exp(attract_q(x_ij) + repel_q(x_ik))``.
-
-    Args:
-        scores: x, shape (N, M).
-        terms: The separable terms of the kernel.
-        within: Anchors are the references: i, j, k distinct. Otherwise only j ≠ k.
-    """
+    """The same for scores x and ``K_ijk = Σ_q exp(attract_q(x_ij) + repel_q(x_ik))``."""
 
     def __init__(self, scores: Tensor, terms: Terms, *, within: bool) -> None:
         # Potentials of size c take digits from what they are added to: float32 has none to spare.
@@ -386,7 +363,7 @@ class LogTriplet(LogDomainTriplet):
 
     def push(
         self, plan: LogTripletPlan, axis: int, weights: Tensor, sink: GradientSink | None
-    ) -> dict[int, Tensor]:
+    ) -> Received:
         """Products with the pair marginals; those with P²³ go through the anchors."""
         pairs = Pairs(self, 1, plan.f) if axis == 2 else Pairs(self, 0, plan.g)
         masses = (pairs.logs + (plan.g if axis == 2 else plan.f)).add_(plan.phi[:, None]).exp_()

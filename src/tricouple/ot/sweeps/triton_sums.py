@@ -13,7 +13,6 @@ CUDA; ``TRICOUPLE_TRITON=0`` keeps the PyTorch path.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
@@ -23,7 +22,7 @@ from torch import Tensor
 from tricouple.memory import Storage
 from tricouple.numeric import PulledGradient, ScoreGradient
 from tricouple.ot.sweeps.kernels import Products
-from tricouple.ot.sweeps.log_tiles import Apart, LogTiles, Side, Term
+from tricouple.ot.sweeps.log_tiles import Apart, LogTiles, Packed, Side, Term
 
 # Rows, columns and dimensions that a program has at once.
 _ROWS, _COLUMNS = 32, 64
@@ -299,7 +298,7 @@ class TritonTiles(LogTiles):
     """Streamed sums over kernels ``exp(±s)`` of float32 embeddings."""
 
     def __init__(self, similarities: Products, *, within: bool, storage: Storage) -> None:
-        super().__init__(similarities, within=within, storage=storage)
+        super().__init__(similarities, within=within, storage=storage, shard=None)
         self._x = similarities.anchors.float().contiguous()
         self._y = similarities.references.float().contiguous()
         self._sizes = *self.shape, self._x.shape[1]
@@ -357,12 +356,13 @@ class TritonTiles(LogTiles):
         return self._sums([near, far])
 
     def _sums(self, terms: Sequence[Term]) -> list[tuple[Tensor, Tensor]]:
-        packed, found = _Packed.of(terms), []
+        of_rows, of_columns, apart = Packed.of(terms)
+        at, found = apart[0] if apart else of_rows, []
         for axis in (0, 1):
             out = self.like.new_empty(len(terms), self.shape[axis])
             plan_kernel[self._grid(axis)](
-                self._x, self._y, packed.of_rows, packed.of_columns, packed.at, out, *self._sizes,
-                terms[0].side.factor, BOTH=len(terms) == 2, TRIPLETS=packed.triplets,
+                self._x, self._y, of_rows, of_columns, at, out, *self._sizes,
+                terms[0].side.factor, BOTH=len(terms) == 2, TRIPLETS=bool(apart),
                 BY_ROW=axis == 0, **self._blocks,
             )  # fmt: skip
             found.append(out)
@@ -370,38 +370,17 @@ class TritonTiles(LogTiles):
 
     def gradient(self, terms: Sequence[Term]) -> ScoreGradient:
         """The sum of all terms, which is multiplied by the embeddings as it arises."""
-        packed, pulled = _Packed.of(terms), []
+        of_rows, of_columns, apart = Packed.of(terms)
+        places, pulled = (of_rows, of_columns, *(apart or (of_rows, of_rows))), []
         for axis, side in enumerate((self._x, self._y)):
             with torch.inference_mode(False):  # they become somebody's gradients
                 pulled.append(torch.empty_like(side))
             pull_kernel[(*self._grid(axis), triton.cdiv(side.shape[1], _WIDTH))](
-                self._x, self._y, packed.of_rows, packed.of_columns, packed.at, packed.away,
-                pulled[axis], *self._sizes,
-                len(terms), TRIPLETS=packed.triplets, BY_ROW=axis == 0, WIDTH=_WIDTH,
+                self._x, self._y, *places, pulled[axis], *self._sizes,
+                len(terms), TRIPLETS=bool(apart), BY_ROW=axis == 0, WIDTH=_WIDTH,
                 **self._blocks,
             )  # fmt: skip
         return PulledGradient(pulled[0], pulled[1], lambda: LogTiles.gradient(self, terms))
 
     def _grid(self, axis: int) -> tuple[int]:
         return (triton.cdiv(self.shape[axis], (_ROWS, _COLUMNS)[axis]),)
-
-
-class _Packed(NamedTuple):
-    """What kernels need of some terms, one after the other."""
-
-    of_rows: Tensor  # shape (T, 6, N)
-    of_columns: Tensor  # shape (T, 4, M)
-    at: Tensor  # the columns kept apart, shape (T, N)
-    away: Tensor  # those that the other kernel keeps apart
-    triplets: bool
-
-    @classmethod
-    def of(cls, terms: Sequence[Term]) -> _Packed:
-        of_rows = torch.stack([term.of_rows for term in terms])
-        of_columns = torch.stack([term.of_columns for term in terms])
-        sides = [term.side for term in terms]
-        at = [side.partner.index for side in sides if side.partner is not None]
-        away = [side.other for side in sides if side.other is not None]
-        if not at:
-            return cls(of_rows, of_columns, of_rows, of_rows, False)
-        return cls(of_rows, of_columns, torch.stack(at), torch.stack(away), True)
