@@ -6,11 +6,12 @@ Importing what trains takes seconds, and comes late: a mistyped word is answered
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import pkgutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tricouple.conf.schema import Clip, RunConfig, Text, Train
 from tricouple.options import (
@@ -25,26 +26,25 @@ from tricouple.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tricouple.experiments.clip import RunCaptions
-    from tricouple.experiments.runs.kind import Loaded, RunKind
-    from tricouple.experiments.text import RunTexts
-    from tricouple.experiments.vision import RunImages
-
-C = TypeVar("C", bound=RunConfig)
-D = TypeVar("D", bound="Loaded")
+    from tricouple.experiments.runs.kind import RunKind
 
 FAILED, INTERRUPTED = 2, 130  # exit codes of a process that leaves the word to another
 
 
 @dataclass(frozen=True)
-class TrainCommand(Generic[C, D]):
+class TrainCommand:
     """A command that trains."""
 
-    config: type[C]  # the dataclass of a run's settings
-    kind: Callable[[], RunKind[C, D]]  # imports what its runs do
+    config: type[RunConfig]  # the dataclass of a run's settings
+    place: str  # of what its runs do, module:object
     description: str  # for the help
     examples: str  # for the help
     embeds: str = "FOLDER"  # what the trained encoder can embed
+
+    def kind(self) -> RunKind[Any, Any]:
+        """What its runs do."""
+        found: RunKind[Any, Any] = pkgutil.resolve_name(self.place)
+        return found
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the options of this command to its parser."""
@@ -143,27 +143,9 @@ def user_errors(continued: str) -> Iterator[None]:
         raise
 
 
-def _vision() -> RunKind[Train, RunImages]:
-    from tricouple.experiments.vision import VISION
-
-    return VISION
-
-
-def _clip() -> RunKind[Clip, RunCaptions]:
-    from tricouple.experiments.clip import CLIP
-
-    return CLIP
-
-
-def _text() -> RunKind[Text, RunTexts]:
-    from tricouple.experiments.text import TEXT
-
-    return TEXT
-
-
 TRAIN = TrainCommand(
     Train,
-    _vision,
+    "tricouple.experiments.vision:VISION",
     """\
 Train an image encoder with a contrastive loss and evaluate it. Settings are words of the form
 name=value; groups choose a bundle of settings:
@@ -193,7 +175,7 @@ examples:
 
 CLIP = TrainCommand(
     Clip,
-    _clip,
+    "tricouple.experiments.clip:CLIP",
     """\
 Train an image and a text encoder (open_clip's CLIP) on captioned images, and evaluate them by
 retrieval and zero-shot classification. Settings are words of the form name=value; groups choose a
@@ -229,7 +211,7 @@ examples:
 
 TEXT = TrainCommand(
     Text,
-    _text,
+    "tricouple.experiments.text:TEXT",
     """\
 Train a sentence encoder (any of sentence-transformers) on texts with classes or on pairs of texts.
 Classes are evaluated by nearest class mean, k nearest neighbours and a linear probe, and how well

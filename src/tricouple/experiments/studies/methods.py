@@ -221,9 +221,7 @@ def _scale(features: Tensor) -> Head:
 
 def held_out(labels: Tensor, seed: int) -> Tensor:
     """Which samples are for choosing c: a mask, a fifth of every class."""
-    held = torch.zeros(len(labels), dtype=torch.bool)
-    held[stratified(labels, round(VALIDATION * len(labels)), seed)] = True
-    return held
+    return stratified(labels, round(VALIDATION * len(labels)), seed)
 
 
 def class_accuracies(predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
