@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import attrgetter
@@ -51,14 +51,6 @@ CHANCES = {"image_to_text": "chance", "text_to_image": "chance_text"}
 
 
 @dataclass(frozen=True, eq=False)
-class Classes:
-    """Labelled images whose classes have names."""
-
-    images: ImageSet
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class HeldOutPairs:
     """Images and captions that are not trained on, followed along training."""
 
@@ -90,14 +82,11 @@ class RunCaptions:
 
     data: CaptionData  # images and captions
     tokens: dict[str, Tensor]  # of the captions of each part, by the part's name
-    zero_shot: dict[str, Classes]  # image sets to recognise without examples, by name
+    # Labelled images to recognise without examples, and the names of their classes.
+    zero_shot: dict[str, tuple[ImageSet, tuple[str, ...]]]
     notes: tuple[str, ...]  # what was left out or cut
     samples: PairSamples  # what an epoch consists of
     held_out: HeldOutPairs  # some of the validation images, or of the test images if there are none
-
-    def part(self, name: str) -> CaptionedImages:
-        """The images and captions of a part."""
-        return part_of(self.data, name)
 
 
 def own_files(config: Clip) -> list[Path]:
@@ -121,12 +110,14 @@ def load_captions(config: Clip) -> RunCaptions:
     evaluation, training = config.evaluation, config.training
     data = captions.load(config.data, image_size(config), config.seed)
     part_of(data, evaluation.part)  # refuses what cannot be
-    length = int(config.model.text.get("context_length", 77))
-    tokens = {name: tokenise(part.captions, length) for name, part in _parts(data)}
-    zero_shot = {}
-    if evaluation.part == "test":
-        for name in evaluation.zero_shot:
-            zero_shot[name] = _classes(name, evaluation.zero_shot_size)
+    length = context_length(config)
+    tokens = {
+        name: tokenise(part.captions, length)
+        for name in ("train", "validation", "test")
+        if (part := getattr(data, name)) is not None
+    }
+    wanted = evaluation.zero_shot if evaluation.part == "test" else []
+    zero_shot = {name: _classes(name, evaluation.zero_shot_size) for name in wanted}
     train = data.train
     samples = PairSamples(
         train.images, tokens["train"].ids, train.owners, training.captions == "all"
@@ -161,13 +152,6 @@ def part_of(data: CaptionData, name: str) -> CaptionedImages:
     return found
 
 
-def _parts(data: CaptionData) -> Iterator[tuple[str, CaptionedImages]]:
-    yield "train", data.train
-    if data.validation is not None:
-        yield "validation", data.validation
-    yield "test", data.test
-
-
 def _cut_note(tokens: dict[str, Tokens], length: int) -> list[str]:
     """One note on captions that were too long, with the first of them."""
     cut = {name: found for name, found in tokens.items() if found.truncated}
@@ -178,7 +162,7 @@ def _cut_note(tokens: dict[str, Tokens], length: int) -> list[str]:
     return [f"captions of more than {length} tokens were cut ({counts}), the first is {first!r}"]
 
 
-def _classes(name: str, size: int | None) -> Classes:
+def _classes(name: str, size: int | None) -> tuple[ImageSet, tuple[str, ...]]:
     """Test images of a set; the same ones for every run."""
     try:
         data = images.load(name)
@@ -193,7 +177,7 @@ def _classes(name: str, size: int | None) -> Classes:
         raise ValueError(f"evaluation.zero_shot={name}: images must have colours")
     if size is not None and size < len(test):
         test = images.subset(test, size, 0, name="evaluation.zero_shot_size")
-    return Classes(test, data.classes)
+    return test, data.classes
 
 
 # --- encoders and method -------------------------------------------------------------------------
@@ -225,6 +209,11 @@ def normalisation_of(config: Clip) -> Normalisation:
     return Normalisation(CLIP_MEAN, CLIP_STD, image_size(config))
 
 
+def context_length(config: Clip) -> int:
+    """How many tokens of a text the model reads."""
+    return int(config.model.text.get("context_length", 77))
+
+
 def image_size(config: Clip) -> int:
     """Side of the images that the model sees."""
     size = config.model.vision.get("image_size")
@@ -241,7 +230,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Retrieval, zero-shot classification and geometry."""
     model, part = cast("open_clip.CLIP", encoder), config.evaluation.part
-    pairs, tokens, normalisation = found.part(part), found.tokens[part], normalisation_of(config)
+    pairs, tokens = part_of(found.data, part), found.tokens[part]
+    normalisation = normalisation_of(config)
     images = embed_images(model, pairs.images, normalisation)
     texts = embed_texts(model, tokens)
     whole = whole_split(images, texts, pairs.owners)
@@ -282,13 +272,12 @@ def zero_shot(
     config: Clip, model: open_clip.CLIP, found: RunCaptions
 ) -> dict[str, dict[str, float]]:
     """Accuracy on each image set, from the names of its classes alone."""
-    length = int(config.model.text.get("context_length", 77))
     rows = {}
-    for name, classes in found.zero_shot.items():
-        assert classes.images.labels is not None
-        images = embed_images(model, classes.images.images, normalisation_of(config))
-        named = class_embeddings(model, classes.names, length)
-        rows[name] = asdict(classify(images, named, classes.images.labels))
+    for name, (test, classes) in found.zero_shot.items():
+        assert test.labels is not None
+        images = embed_images(model, test.images, normalisation_of(config))
+        named = class_embeddings(model, classes, context_length(config))
+        rows[name] = asdict(classify(images, named, test.labels))
     return rows
 
 

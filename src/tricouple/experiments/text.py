@@ -61,12 +61,8 @@ class Samples(BatchedSet):
 
     def embedded(self, encoder: nn.Module) -> dict[str, list[Tensor]]:
         """Both kinds of features of each column, shape (n, d) each, on the CPU."""
-        return {
-            kind: list(parts)
-            for kind, parts in zip(
-                FEATURES, zip(*(embed(encoder, c) for c in self.columns), strict=True), strict=True
-            )
-        }
+        found = [embed(encoder, column) for column in self.columns]
+        return {kind: [both[place] for both in found] for place, kind in enumerate(FEATURES)}
 
 
 def _rows(column: Tensor | tuple[str, ...], chosen: Tensor) -> Tensor | tuple[str, ...]:
@@ -119,12 +115,6 @@ class RunTexts:
     def samples(self) -> Samples:
         """What an epoch consists of."""
         return self.parts["train"]
-
-    def texts(self, part: str) -> Texts:
-        """The texts of a part."""
-        found = getattr(self.data, part)
-        assert isinstance(found, Texts)
-        return found
 
 
 def own_files(config: Text) -> list[Path]:
@@ -273,9 +263,8 @@ def evaluate(
     part = config.evaluation.part
     encoder.to(device_of(config))
     known, unseen = (found.parts[name].embedded(encoder) for name in ("train", part))
-    strange: dict[str, list[Tensor]] = {}
-    if "out_of_scope" in found.parts:
-        strange = found.parts["out_of_scope"].embedded(encoder)
+    outside = found.parts.get("out_of_scope")
+    strange = outside.embedded(encoder) if outside else None
     result: dict[str, Any] = {
         "n_train": len(found.parts["train"]),
         "n_test": len(found.parts[part]),
@@ -286,11 +275,11 @@ def evaluate(
         if found.data.classes:
             result[kind] = classify(config, found, known[kind][0], unseen[kind][0])
             if strange:
-                inside, outside = (
+                scores = (
                     nearest_mean(known[kind][0], found.samples.labels, own[kind][0])[1]
                     for own in (unseen, strange)
                 )
-                result[kind] |= asdict(detect(inside, outside))
+                result[kind] |= asdict(detect(*scores))
         else:
             retrieval = retrieve(unseen[kind], found.parts[part].labels)
             result[kind] = {
@@ -299,14 +288,17 @@ def evaluate(
                 for k, value in asdict(recall).items()
             } | {"recall": _right(retrieval)}
     gallery = text_gallery(
-        (found.texts("train"), found.texts(part)),
+        (found.data.train, getattr(found.data, part)),
         {kind: (known[kind], unseen[kind]) for kind in FEATURES},
         found.data.classes,
         config.evaluation.gallery,
     )
-    sharpness = sharpness_of(config.loss)
-    told = {"sharpness": sharpness, "result": result, "notes": list(found.notes)}
-    return {**told, "gallery": gallery}
+    return {
+        "sharpness": sharpness_of(config.loss),
+        "result": result,
+        "notes": list(found.notes),
+        "gallery": gallery,
+    }
 
 
 def classify(config: Text, found: RunTexts, known: Tensor, unseen: Tensor) -> dict[str, Any]:

@@ -98,7 +98,9 @@ def load_images(config: Train) -> RunImages:
         train, validation = images.split(train, wanted.validation_size, config.seed)
     probe = train if data.train.labels is not None else data.probe
     data = replace(data, train=train, probe=probe, normalisation=_normalisation(config, data))
-    check_trainable(config, data)
+    images.check_batch_size(train, config.training.batch_size, name="training.batch_size")
+    if config.setting.name == "scl":
+        images.check_supervised(data)
     measured = data.test if config.evaluation.part == "test" else validation
     limit = config.evaluation.max_test_size
     if measured is not None and limit is not None:
@@ -108,17 +110,6 @@ def load_images(config: Train) -> RunImages:
         return RunImages(data, measured, None)
     followed = _at_most(followed, config.training.geometry_samples, config.seed)
     return RunImages(data, measured, HeldOut(followed, data.normalisation))
-
-
-def check_trainable(config: Train, data: ImageData) -> None:
-    """Refuse, before anything is computed, what training could only fail at.
-
-    Raises:
-        ValueError: If classes or batches are too small for the setting.
-    """
-    images.check_batch_size(data.train, config.training.batch_size, name="training.batch_size")
-    if config.setting.name == "scl":
-        images.check_supervised(data)
 
 
 def _normalisation(config: Train, data: ImageData) -> Normalisation:
@@ -219,8 +210,12 @@ def evaluate(
         )
     both = data.probe, images.measured
     gallery = image_gallery(result, known, unseen, both, config.seed) if settings.figures else None
-    told = {"sharpness": sharpness, "accuracy": result.accuracy(), "result": result.as_json()}
-    return {**told, "gallery": gallery}
+    return {
+        "sharpness": sharpness,
+        "accuracy": result.accuracy(),
+        "result": result.as_json(),
+        "gallery": gallery,
+    }
 
 
 def kept(evaluation: Mapping[str, Any]) -> dict[str, Any]:
