@@ -31,7 +31,7 @@ from tricouple.evaluation.retrieval import (
     whole_split,
 )
 from tricouple.experiments.runs.folder import Trained
-from tricouple.experiments.runs.kind import RunKind, result_table
+from tricouple.experiments.runs.kind import Loaded, RunKind, result_table
 from tricouple.losses import BothDirections
 from tricouple.models.encoders import build_clip
 from tricouple.training.module import Training, derived_seed
@@ -77,16 +77,16 @@ class HeldOutPairs:
 
 
 @dataclass(frozen=True, eq=False)
-class RunCaptions:
-    """What a run trains on and is measured on."""
+class RunCaptions(Loaded):
+    """What a run trains on and is measured on.
+
+    Some of the validation images, or of the test images if there are none, are followed.
+    """
 
     data: CaptionData  # images and captions
     tokens: dict[str, Tensor]  # of the captions of each part, by the part's name
     # Labelled images to recognise without examples, and the names of their classes.
     zero_shot: dict[str, tuple[ImageSet, tuple[str, ...]]]
-    notes: tuple[str, ...]  # what was left out or cut
-    samples: PairSamples  # what an epoch consists of
-    held_out: HeldOutPairs  # some of the validation images, or of the test images if there are none
 
 
 def own_files(config: Clip) -> list[Path]:
@@ -128,20 +128,16 @@ def load_captions(config: Clip) -> RunCaptions:
             f"training images: use between 2 and {len(samples)}"
         )
     followed = "test" if data.validation is None else "validation"
-    return RunCaptions(
-        data,
-        {name: found.ids for name, found in tokens.items()},
-        zero_shot,
-        (*data.notes, *_cut_note(tokens, length)),
-        samples,
-        HeldOutPairs(
-            part_of(data, followed),
-            tokens[followed].ids,
-            normalisation_of(config),
-            training.geometry_samples,
-            training.batch_size,
-        ),
+    held_out = HeldOutPairs(
+        part_of(data, followed),
+        tokens[followed].ids,
+        normalisation_of(config),
+        training.geometry_samples,
+        training.batch_size,
     )
+    notes = (*data.notes, *_cut_note(tokens, length))
+    ids = {name: found.ids for name, found in tokens.items()}
+    return RunCaptions(notes, samples, held_out, data, ids, zero_shot)
 
 
 def part_of(data: CaptionData, name: str) -> CaptionedImages:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from tricouple.evaluation.probe import detect, knn_accuracy, linear_probe, neare
 from tricouple.evaluation.retrieval import Recall, whole_split
 from tricouple.experiments.runs.folder import Trained
 from tricouple.experiments.runs.identity import listing
-from tricouple.experiments.runs.kind import RunKind, device_of, result_table
+from tricouple.experiments.runs.kind import Loaded, RunKind, device_of, result_table
 from tricouple.files import cache_home, load_tensors, locked, save_tensors
 from tricouple.models.sentences import Backbone, SentenceEncoder, build_backbone, package_folder
 from tricouple.names import LOSSES
@@ -102,29 +103,24 @@ class HeldOutTexts:
 
 
 @dataclass(frozen=True, eq=False)
-class RunTexts:
+class RunTexts(Loaded):
     """What a run trains on and is measured on."""
 
     data: TextData
     width: int  # of the features
     parts: dict[str, Samples]  # train, test, and validation and out_of_scope if there are such
-    notes: tuple[str, ...]  # what was left out or cut
-    held_out: HeldOutTexts
-
-    @property
-    def samples(self) -> Samples:
-        """What an epoch consists of."""
-        return self.parts["train"]
 
 
 def own_files(config: Text) -> list[Path]:
     """The tables of one's own, and the files of the encoder that training starts from."""
     data, model = config.data, config.model
     tables = [Path(path) for path in (data.path, data.test_path) if path is not None]
-    folder = Path(model.path) if model.path is not None else None
-    if folder is None or not folder.is_dir():
-        return tables
-    return [*tables, *sorted(path for path in folder.rglob("*") if path.is_file())]
+    return [*tables, *sorted(_files(model.path))]
+
+
+def _files(folder: str | None) -> list[Path]:
+    """All files below a folder, none if it is not there: an encoder may be a name on the hub."""
+    return [path for path in Path(folder).rglob("*") if path.is_file()] if folder else []
 
 
 def published(config: Text) -> tuple[Path, list[Path]]:
@@ -166,8 +162,8 @@ def load_texts(config: Text) -> RunTexts:
     places = torch.randperm(len(followed), generator=torch.Generator().manual_seed(config.seed))
     chosen = places[: config.training.geometry_samples].sort().values
     some = Samples(tuple(_rows(c, chosen) for c in followed.columns), followed.labels[chosen])
-    pairs = not data.classes
-    return RunTexts(data, width, parts, (*data.notes, *notes), HeldOutTexts(some, pairs))
+    held_out = HeldOutTexts(some, pairs=not data.classes)
+    return RunTexts((*data.notes, *notes), parts["train"], held_out, data, width, parts)
 
 
 def _labels(data: TextData, part: str, n: int) -> Tensor:
@@ -210,13 +206,18 @@ class Frozen:
 
     def __init__(self, model: SentenceModel, device: torch.device) -> None:
         self.place, self.device = place_of(model), device
-        self.backbone: Backbone | None = None  # loaded when something has to be computed
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        """The encoder, loaded when something has to be computed."""
+        return build_backbone(self.place).to(self.device)
 
     def features(self, column: tuple[str, ...], what: str) -> tuple[Tensor, int]:
         """Features (n, width) of texts, and how many of these are longer than it reads."""
         if self.place is None:  # quicker than a file
             return self._compute(column, "")
-        name = hashlib.sha256(json.dumps([self._identity(), column]).encode()).hexdigest()[:32]
+        identity = listing(_files(self.place)) or self.place
+        name = hashlib.sha256(json.dumps([identity, column]).encode()).hexdigest()[:32]
         path = cache_home() / "features" / f"sentences-{name}.pt"
         with locked(path.with_suffix(".lock"), lambda who: None):
             if not path.exists():
@@ -225,13 +226,7 @@ class Frozen:
         content = load_tensors(path)
         return content["features"], int(content["cut"])
 
-    def _identity(self) -> Any:
-        folder = Path(self.place or "")
-        files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
-        return listing(files) or self.place
-
     def _compute(self, column: tuple[str, ...], what: str) -> tuple[Tensor, int]:
-        self.backbone = self.backbone or build_backbone(self.place).to(self.device)
         return self.backbone.encode(column, what), self.backbone.n_cut(column)
 
 
@@ -276,7 +271,7 @@ def evaluate(
             result[kind] = classify(config, found, known[kind][0], unseen[kind][0])
             if strange:
                 scores = (
-                    nearest_mean(known[kind][0], found.samples.labels, own[kind][0])[1]
+                    nearest_mean(known[kind][0], found.parts["train"].labels, own[kind][0])[1]
                     for own in (unseen, strange)
                 )
                 result[kind] |= asdict(detect(*scores))
@@ -304,7 +299,7 @@ def evaluate(
 def classify(config: Text, found: RunTexts, known: Tensor, unseen: Tensor) -> dict[str, Any]:
     """Nearest class mean, k-NN, linear probe and geometry of one kind of features."""
     settings = config.evaluation
-    learnt, truth = found.samples.labels, found.parts[settings.part].labels
+    learnt, truth = (found.parts[name].labels for name in ("train", settings.part))
     probe = linear_probe(
         known,
         learnt,

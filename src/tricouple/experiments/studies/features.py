@@ -113,14 +113,10 @@ def _flickr(name: str) -> dict[str, Tensor]:
     from tricouple.data import CaptionSource
     from tricouple.data.captions import load as load_captions
 
-    files = {"train": "train", "validation": "val", "test": "test"}
-    source = CaptionSource(
-        name,
-        "coco",
-        str(data_home() / name),
-        **{part: f"annotations/captions_{word}.json" for part, word in files.items()},
-        **{f"{part}_images": "images" for part in files},
-    )
+    files: dict[str, Any] = {}
+    for part, word in zip(_PARTS, ("train", "val", "test"), strict=True):
+        files |= {part: f"annotations/captions_{word}.json", f"{part}_images": "images"}
+    source = CaptionSource(name, "coco", str(data_home() / name), **files)
     data = load_captions(source, IMAGE_SIDE, 0)
     content: dict[str, Tensor] = {}
     for part in _PARTS:
