@@ -29,11 +29,10 @@ from tricouple.experiments.runs.identity import listing
 from tricouple.experiments.runs.kind import Loaded, RunKind, device_of, result_table
 from tricouple.files import cache_home, load_tensors, locked, save_tensors
 from tricouple.models.sentences import Backbone, SentenceEncoder, build_backbone, package_folder
-from tricouple.names import LOSSES
+from tricouple.names import FEATURES, LOSSES
 from tricouple.training.module import Training
 from tricouple.training.pairs import TextTraining
 
-FEATURES = ("penultimate", "embedding")
 DIRECTIONS = {"there": "text → pair", "back": "pair → text"}
 _AT_A_TIME = 256
 
@@ -98,8 +97,7 @@ class HeldOutTexts:
         columns = self.samples.embedded(encoder)["embedding"]
         if self.pairs:
             return {"recall": _right(retrieve(columns, self.samples.labels))}
-        found = measure_geometry(columns[0], self.samples.labels)
-        return {} if found is None else {name: getattr(found, name) for name in MEASURES}
+        return _geometry(columns[0], self.samples.labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,13 +311,17 @@ def classify(config: Text, found: RunTexts, known: Tensor, unseen: Tensor) -> di
         seed=config.seed,
     )
     predicted = nearest_mean(known, learnt, unseen)[0]
-    geometry = measure_geometry(unseen, truth, config.seed)
     return {
         "ncm": float((predicted == truth).double().mean()),
         "knn": knn_accuracy(known, learnt, unseen, truth, min(settings.neighbours, len(learnt))),
         "linear": probe.accuracy,
-        **({} if geometry is None else {name: getattr(geometry, name) for name in MEASURES}),
+        **_geometry(unseen, truth, config.seed),
     }
+
+
+def _geometry(features: Tensor, labels: Tensor, seed: int = 0) -> dict[str, float]:
+    found = measure_geometry(features, labels, seed)
+    return {} if found is None else {name: getattr(found, name) for name in MEASURES}
 
 
 def retrieve(columns: Sequence[Tensor], labels: Tensor) -> dict[str, Recall]:

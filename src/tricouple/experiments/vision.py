@@ -26,10 +26,10 @@ from tricouple.evaluation.gallery import image_gallery
 from tricouple.experiments.runs.folder import Trained
 from tricouple.experiments.runs.kind import Loaded, RunKind, device_of, result_table
 from tricouple.models.encoders import build_encoder, fitting_size
+from tricouple.names import FEATURES
 from tricouple.training.module import BYOLTraining, LossTraining, Training, Views
 
 PRETRAINED_SIZE = 224  # what the paper resizes images to for pretrained backbones
-FEATURES = ("penultimate", "embedding")
 NOT_LABELLED = "there are no labelled images to evaluate on"
 
 

@@ -10,8 +10,8 @@ from tricouple import cli
 from tricouple.conf.schema import Clip, Text, Train
 from tricouple.conf.words import STARTS, ConfigurationError
 from tricouple.experiments.clip import CLIP
-from tricouple.experiments.runs import sweep as sweep_module
-from tricouple.experiments.runs.sweep import sweep
+from tricouple.experiments.runs import command as command_module
+from tricouple.experiments.runs.command import sweep
 from tricouple.experiments.text import TEXT
 from tricouple.experiments.vision import VISION
 
@@ -72,14 +72,14 @@ def test_a_sweep_runs_every_combination_and_reports_failures_at_the_end(
         code = {"loss=iot": 2, "loss=infonce": -9}.get(command[4], 0)
         return subprocess.CompletedProcess(command, code, stderr="a line\nthe reason\n")
 
-    monkeypatch.setattr(sweep_module.subprocess, "run", process)
+    monkeypatch.setattr(command_module.subprocess, "run", process)
     jobs = sweep(["loss=iot,infonce,neg_mmiot", "seed=0,1", f"runs={tmp_path}"], console, kind)
     assert started == [
         [STARTS[kind].name, f"loss={loss}", f"seed={seed}"]
         for loss in ("iot", "infonce", "neg_mmiot")
         for seed in (0, 1)
     ]
-    assert [job.failed for job in jobs] == [True] * 4 + [False] * 2
+    assert [job.code != 0 for job in jobs] == [True] * 4 + [False] * 2
     shown = console.file.getvalue()
     assert "2 of 6 runs are finished." in shown
     assert f"failed: loss=iot seed=0 runs={tmp_path}: the reason" in shown
@@ -95,7 +95,7 @@ def test_a_sweep_runs_every_combination_and_reports_failures_at_the_end(
     ],
 )
 def test_wrong_words_stop_a_sweep_before_its_first_run(words, complaint, console, monkeypatch):
-    monkeypatch.setattr(sweep_module.subprocess, "run", None)
+    monkeypatch.setattr(command_module.subprocess, "run", None)
     with pytest.raises(ConfigurationError, match=complaint):
         sweep(words, console)
 

@@ -23,7 +23,7 @@ from tricouple.experiments.reproduce.items import (
     trained,
 )
 from tricouple.experiments.runs.record import Record
-from tricouple.names import AXES, loss_name
+from tricouple.names import AXES, MEASURES, loss_name
 from tricouple.report.numbers import MeanStd, listing, percent, plain
 from tricouple.report.tables import Table
 
@@ -34,7 +34,6 @@ AXIS = {
     "epsilon": (0.01, 0.1, 0.5, 1, 10),
 }
 BASE = {"learning_rate": 5e-3, "n_iters": 10, "temperature": 0.1, "epsilon": 0.1}
-MEASURES = {"linear": "linear probe", "knn": "k-NN"}
 BUDGET = {
     "smoke": ("data=digits", "data.max_train_size=256", "training.epochs=1",
               "training.batch_size=64", "evaluation.probe_epochs=5"),

@@ -1,15 +1,24 @@
 """``tricouple train``, ``clip``, ``text`` and ``evaluate``: runs, sweeps, studies, evaluations.
 
 Importing what trains takes seconds, and comes late: a mistyped word is answered at once.
+
+In a sweep Hydra expands the combinations and hands them to its launcher: one after the other on
+this machine, or on a cluster with ``hydra/launcher=submitit_slurm`` (package
+hydra-submitit-launcher). A job is the command of a single run in a process of its own, so that
+finished runs are skipped, interrupted ones continued, and a run that fails, whatever the reason,
+does not stop the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import pkgutil
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +33,13 @@ from tricouple.options import (
 )
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
     from rich.console import Console
 
     from tricouple.experiments.runs.kind import RunKind
 
 FAILED, INTERRUPTED = 2, 130  # exit codes of a process that leaves the word to another
+KILLED = 128
 
 
 @dataclass(frozen=True)
@@ -79,9 +90,7 @@ class TrainCommand:
             if study:
                 return self._study(args, console)
             if args.multirun:
-                from tricouple.experiments.runs.sweep import sweep
-
-                return int(any(job.failed for job in sweep(args.words, console, self.config)))
+                return int(any(job.code for job in sweep(args.words, console, self.config)))
             return self._single(args, console)
 
     def _single(self, args: argparse.Namespace, console: Console) -> int:
@@ -141,6 +150,67 @@ def user_errors(continued: str) -> Iterator[None]:
         if isinstance(error, ValueError | FloatingPointError | OSError):
             raise CommandError(" ".join(str(error).split())) from error
         raise
+
+
+# --- sweeps ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep."""
+
+    words: tuple[str, ...]  # its settings
+    code: int  # exit code of its process; not 0 if the run is not finished
+    error: str = ""  # the last line that it wrote to its error stream, if it failed
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.words)}: {self.error or f'exit code {self.code}'}"
+
+
+def sweep(words: Sequence[str], console: Console, kind: type = Train) -> list[Job]:
+    """Run every combination of words, some with several values; checked before the first.
+
+    Raises:
+        ConfigurationError: If a word makes no configuration.
+    """
+    from rich.markup import escape
+
+    from tricouple.conf.compose import hydra_ready
+    from tricouple.conf.words import STARTS, spelt
+
+    start, words = STARTS[kind], spelt(words, kind, several=True)
+    with hydra_ready(start, words) as ready:
+        assert ready.hydra is not None
+        batches = ready.hydra.multirun(
+            config_name=start.name,
+            task_function=partial(run_job, command=start.name),
+            overrides=words,
+            with_log_configuration=False,
+        )
+    jobs: list[Job] = [result.return_value for batch in batches for result in batch]
+    failed = [job for job in jobs if job.code]
+    console.print(f"{len(jobs) - len(failed)} of {len(jobs)} runs are finished.")
+    for job in failed:
+        console.print(f"[red]failed:[/] {escape(str(job))}", highlight=False)
+    return jobs
+
+
+def run_job(config: DictConfig, *, command: str) -> Job:
+    """Run a command with the settings of one job."""
+    from hydra.core.hydra_config import HydraConfig
+
+    words = tuple(HydraConfig.get().overrides.task)
+    whole = [sys.executable, "-m", "tricouple.cli", command, *words]
+    print(f"tricouple {command} {' '.join(words)}", flush=True)
+    done = subprocess.run(whole, stderr=subprocess.PIPE, text=True, check=False)
+    sys.stderr.write(done.stderr)
+    lines = done.stderr.strip().splitlines()
+    if done.returncode < 0:
+        return Job(words, KILLED - done.returncode, f"killed by signal {-done.returncode}")
+    return Job(words, done.returncode, lines[-1] if done.returncode and lines else "")
+
+
+# --- the commands ---------------------------------------------------------------------------------
 
 
 TRAIN = TrainCommand(
