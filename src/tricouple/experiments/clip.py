@@ -24,7 +24,6 @@ from tricouple.data.pairs import CaptionData, CaptionedImages, PairSamples, Toke
 from tricouple.evaluation.features import embed_images, embed_texts, measure_modalities
 from tricouple.evaluation.gallery import pair_gallery
 from tricouple.evaluation.retrieval import (
-    Retrieval,
     class_embeddings,
     classify,
     in_batches,
@@ -230,13 +229,12 @@ def evaluate(
     normalisation = normalisation_of(config)
     images = embed_images(model, pairs.images, normalisation)
     texts = embed_texts(model, tokens)
-    whole = whole_split(images, texts, pairs.owners)
     batches = in_batches(images, texts, pairs.owners, config.training.batch_size)
     result = {
         "n_images": len(images),
         "n_captions": len(texts),
         "batch_size": batches.candidates[0],
-        "whole_split": asdict(whole),
+        "whole_split": asdict(whole_split(images, texts, pairs.owners)),
         "in_batch": asdict(batches),
         "zero_shot": zero_shot(config, model, found),
         "modalities": asdict(measure_modalities(images, texts, pairs.owners)),
@@ -257,7 +255,7 @@ def evaluate(
     )
     return {
         "sharpness": sharpness,
-        "metrics": metrics(whole, batches, result),
+        "metrics": metrics(result),
         "result": result,
         "notes": list(found.notes),
         "gallery": gallery,
@@ -277,14 +275,15 @@ def zero_shot(
     return rows
 
 
-def metrics(whole: Retrieval, batches: Retrieval, result: dict[str, Any]) -> dict[str, float]:
+def metrics(result: Mapping[str, Any]) -> dict[str, float]:
     """The figures under flat names, such as ``in_batch/image_to_text/at1``."""
-    found: dict[str, float] = {}
-    for place, retrieval in (("whole_split", whole), ("in_batch", batches)):
-        for direction in DIRECTIONS:
-            for name, value in asdict(getattr(retrieval, direction)).items():
-                found[f"{place}/{direction}/{name}"] = value
-    found["in_batch/at1"] = (batches.image_to_text.at1 + batches.text_to_image.at1) / 2
+    found: dict[str, float] = {
+        f"{place}/{direction}/{name}": value
+        for place in ("whole_split", "in_batch")
+        for direction in DIRECTIONS
+        for name, value in result[place][direction].items()
+    }
+    found["in_batch/at1"] = sum(result["in_batch"][key]["at1"] for key in DIRECTIONS) / 2
     for name, row in result["zero_shot"].items():
         for top in ("top1", "top5"):
             found[f"zero_shot/{name}/{top}"] = row[top]

@@ -129,14 +129,13 @@ class Tail(Study):
         half, won = len(columns) / 2, sum(better)
         lost = len(better) - won
         word = "supported" if won > half else "refuted" if lost >= half else "open"
-        panels = []
-        for data in dict.fromkeys(c["data"] for c in cut):
-            places = {describe(c): c["imbalance"] for c in cut if c["data"] == data}
-            axis, unit = "largest class over smallest", "balanced accuracy, %"
-            if len(places) > 1:  # one is no line
-                panels.append(
-                    lines_panel(data, plan.methods, places, accuracy, axis, log=True, unit=unit)
-                )
+        axis, unit = "largest class over smallest", "balanced accuracy, %"
+        panels = [
+            lines_panel(data, plan.methods, places, accuracy, axis, log=True, unit=unit)
+            for data in dict.fromkeys(c["data"] for c in cut)
+            for places in [{describe(c): c["imbalance"] for c in cut if c["data"] == data}]
+            if len(places) > 1  # one is no line
+        ]
         chart = Chart(
             "tail",
             "Balanced accuracy over imbalance",
