@@ -116,14 +116,12 @@ def lines_panel(
     *,
     log: bool = False,
     unit: str = "accuracy, %",
-    scale: float = 100.0,
 ) -> Panel:
     """A measure over a setting, a line a method, with bars of one standard deviation."""
     lines = []
     for number, how in enumerate(methods):
         values = [
-            MeanStd.of(scale * one for one in by_seed(found, where, how).values())
-            for where in places
+            MeanStd.of(100 * one for one in by_seed(found, where, how).values()) for where in places
         ]
         lines.append(
             Line(
