@@ -44,7 +44,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         'whole'
     """
     aside = beside(path)
-    with _explained(path):
+    try:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with aside.open("wb") as file:
@@ -54,6 +54,14 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:
+        if interrupted(error):
+            raise KeyboardInterrupt from error
+        # torch reports a failed write as a RuntimeError of its archive writer.
+        cause = error if isinstance(error, OSError) else error.__context__
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
+        before = "the file from before is unharmed" if path.exists() else "nothing was written"
+        raise WriteError(f"cannot write {path}: {reason}; {before}") from error
 
 
 def beside(path: Path) -> Path:
@@ -138,17 +146,3 @@ def load_tensors(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")
     return content
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        if interrupted(error):
-            raise KeyboardInterrupt from error
-        # torch reports a failed write as a RuntimeError of its archive writer.
-        cause = error if isinstance(error, OSError) else error.__context__
-        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
-        before = "the file from before is unharmed" if path.exists() else "nothing was written"
-        raise WriteError(f"cannot write {path}: {reason}; {before}") from error

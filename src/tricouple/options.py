@@ -54,10 +54,10 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return parse
 
 
-def batch_sizes(text: str) -> tuple[int, ...]:
-    """Parse a comma-separated list such as ``256,512``; the result is increasing."""
-    parse = at_least(16)
-    return tuple(sorted({parse(part) for part in text.split(",")}))
+def several(minimum: int) -> Callable[[str], tuple[int, ...]]:
+    """Return a parser of lists such as ``256,512``; the result is increasing."""
+    parse = at_least(minimum)
+    return lambda text: tuple(sorted({parse(part) for part in text.split(",")}))
 
 
 @contextmanager

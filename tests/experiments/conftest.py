@@ -1,5 +1,6 @@
 """What tests of several experiments use."""
 
+import csv
 import io
 import os
 import signal
@@ -49,3 +50,9 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             assert exit_code(lambda: cli.main([*words])) == -signal.SIGKILL
 
     return run
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """The curves of a run but for the clock."""
+    with (folder / "metrics.csv").open() as file:
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -157,51 +158,47 @@ def test_bad_words_of_a_study_are_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert "refuted if" in capsys.readouterr().out
 
 
-def noise_runs(slopes: dict[str, float]) -> list[dict[str, object]]:
-    """Final runs whose accuracy falls with noise as told, with a little difference of seeds."""
-    plan = Noise().plan("cpu")
+def final_runs(
+    study: Study, measure: str, value: Callable[[dict[str, float], str, int], float]
+) -> list[dict[str, object]]:
+    """Final runs with a value for every condition, method and seed of a plan."""
+    plan = study.plan("cpu")
     return [
         {
             "part": FINAL,
             "config": {"condition": describe(c), "method": m, "sharpness": 10.0, "seed": seed},
-            "metrics": {"nearest_mean": 0.8 - (slopes[m] - 0.001 * (seed % 3)) * c["noise"]},
+            "metrics": {measure: value(c, m, seed)},
         }
         for c in plan.conditions
         for m in plan.methods
         for seed in plan.seeds
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("bounded", "word"), [(0.2, "supported"), (0.5, "refuted")])
 def test_the_verdict_on_noise_follows_from_the_slopes(bounded: float, word: str) -> None:
     study = Noise()
     slopes = {m: bounded if METHODS[m].bounded else 0.4 for m in study.plan("cpu").methods}
-    verdict = study.judge(study.plan("cpu"), Results(noise_runs(slopes)))
+    # Accuracy falls with noise as told, with a little difference of seeds.
+    runs = final_runs(
+        study,
+        "nearest_mean",
+        lambda c, m, seed: 0.8 - (slopes[m] - 0.001 * (seed % 3)) * c["noise"],
+    )
+    verdict = study.judge(study.plan("cpu"), Results(runs))
     assert verdict.word == word
     assert len(verdict.sentences) == 5
-    assert study.judge(study.plan("cpu"), Results(noise_runs(slopes)[:-1])).word == "open"
-
-
-def tail_runs(gain: float) -> list[dict[str, object]]:
-    """Final runs in which PushPull with class marginals is that much better than the others."""
-    plan = Tail().plan("cpu")
-    return [
-        {
-            "part": FINAL,
-            "config": {"condition": describe(c), "method": m, "sharpness": 10.0, "seed": seed},
-            "metrics": {"balanced": 0.5 + 0.001 * seed * (1 + gain * (m == OURS))},
-        }
-        for c in plan.conditions
-        for m in plan.methods
-        for seed in plan.seeds
-    ]  # fmt: skip
+    assert study.judge(study.plan("cpu"), Results(runs[:-1])).word == "open"
 
 
 @pytest.mark.parametrize(("gain", "words"), [(1.0, "open open supported supported"),
                                              (-1.0, "open refuted refuted refuted")])  # fmt: skip
 def test_the_verdict_on_the_tail_waits_for_what_could_change_it(gain: float, words: str) -> None:
-    study, runs = Tail(), tail_runs(gain)
+    study = Tail()
     plan = study.plan("cpu")
+    runs = final_runs(
+        study, "balanced", lambda _, m, seed: 0.5 + 0.001 * seed * (1 + gain * (m == OURS))
+    )
     a_set = len(plan.methods) * len(plan.seeds)
     verdicts = [study.judge(plan, Results(runs[: n * a_set])) for n in (1, 2, 3, 4)]
     assert [verdict.word for verdict in verdicts] == words.split()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import attrgetter
@@ -24,14 +24,13 @@ from tricouple.data.pairs import CaptionData, CaptionedImages, PairSamples, Toke
 from tricouple.evaluation.features import embed_images, embed_texts, measure_modalities
 from tricouple.evaluation.gallery import pair_gallery
 from tricouple.evaluation.retrieval import (
-    Retrieval,
     class_embeddings,
     classify,
     in_batches,
     whole_split,
 )
 from tricouple.experiments.runs.folder import Trained
-from tricouple.experiments.runs.kind import RunKind, result_table
+from tricouple.experiments.runs.kind import Loaded, RunKind, result_table
 from tricouple.losses import BothDirections
 from tricouple.models.encoders import build_clip
 from tricouple.training.module import PairTraining, Training, derived_seed
@@ -47,14 +46,6 @@ CHANCES = {"image_to_text": "chance", "text_to_image": "chance_text"}
 
 
 # --- data ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Classes:
-    """Labelled images whose classes have names."""
-
-    images: ImageSet
-    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,19 +75,16 @@ class HeldOutPairs:
 
 
 @dataclass(frozen=True, eq=False)
-class RunCaptions:
-    """What a run trains on and is measured on."""
+class RunCaptions(Loaded):
+    """What a run trains on and is measured on.
+
+    Some of the validation images, or of the test images if there are none, are followed.
+    """
 
     data: CaptionData  # images and captions
     tokens: dict[str, Tensor]  # of the captions of each part, by the part's name
-    zero_shot: dict[str, Classes]  # image sets to recognise without examples, by name
-    notes: tuple[str, ...]  # what was left out or cut
-    samples: PairSamples  # what an epoch consists of
-    held_out: HeldOutPairs  # some of the validation images, or of the test images if there are none
-
-    def part(self, name: str) -> CaptionedImages:
-        """The images and captions of a part."""
-        return part_of(self.data, name)
+    # Labelled images to recognise without examples, and the names of their classes.
+    zero_shot: dict[str, tuple[ImageSet, tuple[str, ...]]]
 
 
 def own_files(config: Clip) -> list[Path]:
@@ -120,12 +108,14 @@ def load_captions(config: Clip) -> RunCaptions:
     evaluation, training = config.evaluation, config.training
     data = captions.load(config.data, image_size(config), config.seed)
     part_of(data, evaluation.part)  # refuses what cannot be
-    length = int(config.model.text.get("context_length", 77))
-    tokens = {name: tokenise(part.captions, length) for name, part in _parts(data)}
-    zero_shot = {}
-    if evaluation.part == "test":
-        for name in evaluation.zero_shot:
-            zero_shot[name] = _classes(name, evaluation.zero_shot_size)
+    length = context_length(config)
+    tokens = {
+        name: tokenise(part.captions, length)
+        for name in ("train", "validation", "test")
+        if (part := getattr(data, name)) is not None
+    }
+    wanted = evaluation.zero_shot if evaluation.part == "test" else []
+    zero_shot = {name: _classes(name, evaluation.zero_shot_size) for name in wanted}
     train = data.train
     samples = PairSamples(
         train.images, tokens["train"].ids, train.owners, training.captions == "all"
@@ -136,20 +126,16 @@ def load_captions(config: Clip) -> RunCaptions:
             f"training images: use between 2 and {len(samples)}"
         )
     followed = "test" if data.validation is None else "validation"
-    return RunCaptions(
-        data,
-        {name: found.ids for name, found in tokens.items()},
-        zero_shot,
-        (*data.notes, *_cut_note(tokens, length)),
-        samples,
-        HeldOutPairs(
-            part_of(data, followed),
-            tokens[followed].ids,
-            normalisation_of(config),
-            training.geometry_samples,
-            training.batch_size,
-        ),
+    held_out = HeldOutPairs(
+        part_of(data, followed),
+        tokens[followed].ids,
+        normalisation_of(config),
+        training.geometry_samples,
+        training.batch_size,
     )
+    notes = (*data.notes, *_cut_note(tokens, length))
+    ids = {name: found.ids for name, found in tokens.items()}
+    return RunCaptions(notes, samples, held_out, data, ids, zero_shot)
 
 
 def part_of(data: CaptionData, name: str) -> CaptionedImages:
@@ -158,13 +144,6 @@ def part_of(data: CaptionData, name: str) -> CaptionedImages:
     if found is None:
         raise ValueError(f"evaluation.part={name} needs data.{name}, or data.{name}_size above 0")
     return found
-
-
-def _parts(data: CaptionData) -> Iterator[tuple[str, CaptionedImages]]:
-    yield "train", data.train
-    if data.validation is not None:
-        yield "validation", data.validation
-    yield "test", data.test
 
 
 def _cut_note(tokens: dict[str, Tokens], length: int) -> list[str]:
@@ -177,7 +156,7 @@ def _cut_note(tokens: dict[str, Tokens], length: int) -> list[str]:
     return [f"captions of more than {length} tokens were cut ({counts}), the first is {first!r}"]
 
 
-def _classes(name: str, size: int | None) -> Classes:
+def _classes(name: str, size: int | None) -> tuple[ImageSet, tuple[str, ...]]:
     """Test images of a set; the same ones for every run."""
     try:
         data = images.load(name)
@@ -192,7 +171,7 @@ def _classes(name: str, size: int | None) -> Classes:
         raise ValueError(f"evaluation.zero_shot={name}: images must have colours")
     if size is not None and size < len(test):
         test = images.subset(test, size, 0, name="evaluation.zero_shot_size")
-    return Classes(test, data.classes)
+    return test, data.classes
 
 
 # --- encoders and method -------------------------------------------------------------------------
@@ -224,6 +203,11 @@ def normalisation_of(config: Clip) -> Normalisation:
     return Normalisation(CLIP_MEAN, CLIP_STD, image_size(config))
 
 
+def context_length(config: Clip) -> int:
+    """How many tokens of a text the model reads."""
+    return int(config.model.text.get("context_length", 77))
+
+
 def image_size(config: Clip) -> int:
     """Side of the images that the model sees."""
     size = config.model.vision.get("image_size")
@@ -240,16 +224,16 @@ def evaluate(
 ) -> dict[str, Any]:
     """Retrieval, zero-shot classification and geometry."""
     model, part = cast("open_clip.CLIP", encoder), config.evaluation.part
-    pairs, tokens, normalisation = found.part(part), found.tokens[part], normalisation_of(config)
+    pairs, tokens = part_of(found.data, part), found.tokens[part]
+    normalisation = normalisation_of(config)
     images = embed_images(model, pairs.images, normalisation)
     texts = embed_texts(model, tokens)
-    whole = whole_split(images, texts, pairs.owners)
     batches = in_batches(images, texts, pairs.owners, config.training.batch_size)
     result = {
         "n_images": len(images),
         "n_captions": len(texts),
         "batch_size": batches.candidates[0],
-        "whole_split": asdict(whole),
+        "whole_split": asdict(whole_split(images, texts, pairs.owners)),
         "in_batch": asdict(batches),
         "zero_shot": zero_shot(config, model, found),
         "modalities": asdict(measure_modalities(images, texts, pairs.owners)),
@@ -270,7 +254,7 @@ def evaluate(
     )
     return {
         "sharpness": sharpness,
-        "metrics": metrics(whole, batches, result),
+        "metrics": metrics(result),
         "result": result,
         "notes": list(found.notes),
         "gallery": gallery,
@@ -281,24 +265,24 @@ def zero_shot(
     config: Clip, model: open_clip.CLIP, found: RunCaptions
 ) -> dict[str, dict[str, float]]:
     """Accuracy on each image set, from the names of its classes alone."""
-    length = int(config.model.text.get("context_length", 77))
     rows = {}
-    for name, classes in found.zero_shot.items():
-        assert classes.images.labels is not None
-        images = embed_images(model, classes.images.images, normalisation_of(config))
-        named = class_embeddings(model, classes.names, length)
-        rows[name] = asdict(classify(images, named, classes.images.labels))
+    for name, (test, classes) in found.zero_shot.items():
+        assert test.labels is not None
+        images = embed_images(model, test.images, normalisation_of(config))
+        named = class_embeddings(model, classes, context_length(config))
+        rows[name] = asdict(classify(images, named, test.labels))
     return rows
 
 
-def metrics(whole: Retrieval, batches: Retrieval, result: dict[str, Any]) -> dict[str, float]:
+def metrics(result: Mapping[str, Any]) -> dict[str, float]:
     """The figures under flat names, such as ``in_batch/image_to_text/at1``."""
-    found: dict[str, float] = {}
-    for place, retrieval in (("whole_split", whole), ("in_batch", batches)):
-        for direction in DIRECTIONS:
-            for name, value in asdict(getattr(retrieval, direction)).items():
-                found[f"{place}/{direction}/{name}"] = value
-    found["in_batch/at1"] = (batches.image_to_text.at1 + batches.text_to_image.at1) / 2
+    found: dict[str, float] = {
+        f"{place}/{direction}/{name}": value
+        for place in ("whole_split", "in_batch")
+        for direction in DIRECTIONS
+        for name, value in result[place][direction].items()
+    }
+    found["in_batch/at1"] = sum(result["in_batch"][key]["at1"] for key in DIRECTIONS) / 2
     for name, row in result["zero_shot"].items():
         for top in ("top1", "top5"):
             found[f"zero_shot/{name}/{top}"] = row[top]

@@ -121,7 +121,7 @@ def _texts(path: Path) -> list[str]:
 
 
 def embed(
-    encoder: TrainedEncoder, samples: Sequence[Path | str], console: Console | None = None
+    encoder: TrainedEncoder, samples: Sequence[Path | str], console: Console
 ) -> dict[str, Tensor]:
     """Embeddings (n, d) of image files or texts and, if the encoder tells them, features before."""
     import torch
@@ -130,11 +130,8 @@ def embed(
     features = getattr(encoder.model, "features", None)
     parts: dict[str, list[Tensor]] = {"embedding": [], **({"penultimate": []} if features else {})}
     columns = TextColumn("embedding"), BarColumn(), MofNCompleteColumn()
-    hidden = console is None or not console.is_terminal
-    with (
-        torch.no_grad(),
-        Progress(*columns, console=console, transient=True, disable=hidden) as bar,
-    ):
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with torch.no_grad(), bar:
         for first in bar.track(range(0, len(samples), AT_A_TIME)):
             chosen = [encoder.transform(sample) for sample in samples[first : first + AT_A_TIME]]
             batch = torch.stack(chosen) if isinstance(chosen[0], torch.Tensor) else chosen

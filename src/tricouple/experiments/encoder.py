@@ -157,12 +157,12 @@ def _of_images(folder: RunFolder, config: Train) -> TrainedEncoder:
 
 
 def _of_pairs(folder: RunFolder, config: Clip) -> TrainedEncoder:
-    from tricouple.experiments.clip import image_size, make_encoder, normalisation_of
+    from tricouple.experiments import clip
 
-    model = make_encoder(config)
+    model, normalisation = clip.make_encoder(config), clip.normalisation_of(config)
     folder.read_trained(config).restore(model, folder)
-    both = ImageTextModel(model, int(config.model.text.get("context_length", 77))).eval()
-    return TrainedEncoder(both, Transform(normalisation_of(config), image_size(config)), ())
+    both = ImageTextModel(model, clip.context_length(config)).eval()
+    return TrainedEncoder(both, Transform(normalisation, normalisation.size), ())
 
 
 def _of_texts(folder: RunFolder, config: Text) -> TrainedEncoder:

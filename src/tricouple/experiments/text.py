@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,13 +26,12 @@ from tricouple.evaluation.probe import detect, knn_accuracy, linear_probe, neare
 from tricouple.evaluation.retrieval import Recall, whole_split
 from tricouple.experiments.runs.folder import Trained
 from tricouple.experiments.runs.identity import listing
-from tricouple.experiments.runs.kind import RunKind, device_of, result_table
+from tricouple.experiments.runs.kind import Loaded, RunKind, device_of, result_table
 from tricouple.files import cache_home, load_tensors, locked, save_tensors
 from tricouple.models.sentences import Backbone, SentenceEncoder, build_backbone, package_folder
-from tricouple.names import LOSSES
+from tricouple.names import FEATURES, LOSSES
 from tricouple.training.module import TextTraining, Training
 
-FEATURES = ("penultimate", "embedding")
 DIRECTIONS = {"there": "text → pair", "back": "pair → text"}
 _AT_A_TIME = 256
 
@@ -60,12 +60,8 @@ class Samples(BatchedSet):
 
     def embedded(self, encoder: nn.Module) -> dict[str, list[Tensor]]:
         """Both kinds of features of each column, shape (n, d) each, on the CPU."""
-        return {
-            kind: list(parts)
-            for kind, parts in zip(
-                FEATURES, zip(*(embed(encoder, c) for c in self.columns), strict=True), strict=True
-            )
-        }
+        found = [embed(encoder, column) for column in self.columns]
+        return {kind: [both[place] for both in found] for place, kind in enumerate(FEATURES)}
 
 
 def _rows(column: Tensor | tuple[str, ...], chosen: Tensor) -> Tensor | tuple[str, ...]:
@@ -100,40 +96,28 @@ class HeldOutTexts:
         columns = self.samples.embedded(encoder)["embedding"]
         if self.pairs:
             return {"recall": _right(retrieve(columns, self.samples.labels))}
-        found = measure_geometry(columns[0], self.samples.labels)
-        return {} if found is None else {name: getattr(found, name) for name in MEASURES}
+        return _geometry(columns[0], self.samples.labels)
 
 
 @dataclass(frozen=True, eq=False)
-class RunTexts:
+class RunTexts(Loaded):
     """What a run trains on and is measured on."""
 
     data: TextData
     width: int  # of the features
     parts: dict[str, Samples]  # train, test, and validation and out_of_scope if there are such
-    notes: tuple[str, ...]  # what was left out or cut
-    held_out: HeldOutTexts
-
-    @property
-    def samples(self) -> Samples:
-        """What an epoch consists of."""
-        return self.parts["train"]
-
-    def texts(self, part: str) -> Texts:
-        """The texts of a part."""
-        found = getattr(self.data, part)
-        assert isinstance(found, Texts)
-        return found
 
 
 def own_files(config: Text) -> list[Path]:
     """The tables of one's own, and the files of the encoder that training starts from."""
     data, model = config.data, config.model
     tables = [Path(path) for path in (data.path, data.test_path) if path is not None]
-    folder = Path(model.path) if model.path is not None else None
-    if folder is None or not folder.is_dir():
-        return tables
-    return [*tables, *sorted(path for path in folder.rglob("*") if path.is_file())]
+    return [*tables, *sorted(_files(model.path))]
+
+
+def _files(folder: str | None) -> list[Path]:
+    """All files below a folder, none if it is not there: an encoder may be a name on the hub."""
+    return [path for path in Path(folder).rglob("*") if path.is_file()] if folder else []
 
 
 def published(config: Text) -> tuple[Path, list[Path]]:
@@ -175,8 +159,8 @@ def load_texts(config: Text) -> RunTexts:
     places = torch.randperm(len(followed), generator=torch.Generator().manual_seed(config.seed))
     chosen = places[: config.training.geometry_samples].sort().values
     some = Samples(tuple(_rows(c, chosen) for c in followed.columns), followed.labels[chosen])
-    pairs = not data.classes
-    return RunTexts(data, width, parts, (*data.notes, *notes), HeldOutTexts(some, pairs))
+    held_out = HeldOutTexts(some, pairs=not data.classes)
+    return RunTexts((*data.notes, *notes), parts["train"], held_out, data, width, parts)
 
 
 def _labels(data: TextData, part: str, n: int) -> Tensor:
@@ -219,13 +203,18 @@ class Frozen:
 
     def __init__(self, model: SentenceModel, device: torch.device) -> None:
         self.place, self.device = place_of(model), device
-        self.backbone: Backbone | None = None  # loaded when something has to be computed
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        """The encoder, loaded when something has to be computed."""
+        return build_backbone(self.place).to(self.device)
 
     def features(self, column: tuple[str, ...], what: str) -> tuple[Tensor, int]:
         """Features (n, width) of texts, and how many of these are longer than it reads."""
         if self.place is None:  # quicker than a file
             return self._compute(column, "")
-        name = hashlib.sha256(json.dumps([self._identity(), column]).encode()).hexdigest()[:32]
+        identity = listing(_files(self.place)) or self.place
+        name = hashlib.sha256(json.dumps([identity, column]).encode()).hexdigest()[:32]
         path = cache_home() / "features" / f"sentences-{name}.pt"
         with locked(path.with_suffix(".lock"), lambda who: None):
             if not path.exists():
@@ -234,13 +223,7 @@ class Frozen:
         content = load_tensors(path)
         return content["features"], int(content["cut"])
 
-    def _identity(self) -> Any:
-        folder = Path(self.place or "")
-        files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
-        return listing(files) or self.place
-
     def _compute(self, column: tuple[str, ...], what: str) -> tuple[Tensor, int]:
-        self.backbone = self.backbone or build_backbone(self.place).to(self.device)
         return self.backbone.encode(column, what), self.backbone.n_cut(column)
 
 
@@ -272,9 +255,8 @@ def evaluate(
     part = config.evaluation.part
     encoder.to(device_of(config))
     known, unseen = (found.parts[name].embedded(encoder) for name in ("train", part))
-    strange: dict[str, list[Tensor]] = {}
-    if "out_of_scope" in found.parts:
-        strange = found.parts["out_of_scope"].embedded(encoder)
+    outside = found.parts.get("out_of_scope")
+    strange = outside.embedded(encoder) if outside else None
     result: dict[str, Any] = {
         "n_train": len(found.parts["train"]),
         "n_test": len(found.parts[part]),
@@ -285,11 +267,11 @@ def evaluate(
         if found.data.classes:
             result[kind] = classify(config, found, known[kind][0], unseen[kind][0])
             if strange:
-                inside, outside = (
-                    nearest_mean(known[kind][0], found.samples.labels, own[kind][0])[1]
+                scores = (
+                    nearest_mean(known[kind][0], found.parts["train"].labels, own[kind][0])[1]
                     for own in (unseen, strange)
                 )
-                result[kind] |= asdict(detect(inside, outside))
+                result[kind] |= asdict(detect(*scores))
         else:
             retrieval = retrieve(unseen[kind], found.parts[part].labels)
             result[kind] = {
@@ -298,20 +280,23 @@ def evaluate(
                 for k, value in asdict(recall).items()
             } | {"recall": _right(retrieval)}
     gallery = text_gallery(
-        (found.texts("train"), found.texts(part)),
+        (found.data.train, getattr(found.data, part)),
         {kind: (known[kind], unseen[kind]) for kind in FEATURES},
         found.data.classes,
         config.evaluation.gallery,
     )
-    sharpness = sharpness_of(config.loss)
-    told = {"sharpness": sharpness, "result": result, "notes": list(found.notes)}
-    return {**told, "gallery": gallery}
+    return {
+        "sharpness": sharpness_of(config.loss),
+        "result": result,
+        "notes": list(found.notes),
+        "gallery": gallery,
+    }
 
 
 def classify(config: Text, found: RunTexts, known: Tensor, unseen: Tensor) -> dict[str, Any]:
     """Nearest class mean, k-NN, linear probe and geometry of one kind of features."""
     settings = config.evaluation
-    learnt, truth = found.samples.labels, found.parts[settings.part].labels
+    learnt, truth = (found.parts[name].labels for name in ("train", settings.part))
     probe = linear_probe(
         known,
         learnt,
@@ -325,13 +310,17 @@ def classify(config: Text, found: RunTexts, known: Tensor, unseen: Tensor) -> di
         seed=config.seed,
     )
     predicted = nearest_mean(known, learnt, unseen)[0]
-    geometry = measure_geometry(unseen, truth, config.seed)
     return {
         "ncm": float((predicted == truth).double().mean()),
         "knn": knn_accuracy(known, learnt, unseen, truth, min(settings.neighbours, len(learnt))),
         "linear": probe.accuracy,
-        **({} if geometry is None else {name: getattr(geometry, name) for name in MEASURES}),
+        **_geometry(unseen, truth, config.seed),
     }
+
+
+def _geometry(features: Tensor, labels: Tensor, seed: int = 0) -> dict[str, float]:
+    found = measure_geometry(features, labels, seed)
+    return {} if found is None else {name: getattr(found, name) for name in MEASURES}
 
 
 def retrieve(columns: Sequence[Tensor], labels: Tensor) -> dict[str, Recall]:

@@ -24,12 +24,12 @@ from tricouple.evaluation.features import MEASURES, HeldOut, extract
 from tricouple.evaluation.gallery import image_gallery
 from tricouple.evaluation.probe import evaluate_features
 from tricouple.experiments.runs.folder import Trained
-from tricouple.experiments.runs.kind import RunKind, device_of, result_table
+from tricouple.experiments.runs.kind import Loaded, RunKind, device_of, result_table
 from tricouple.models.encoders import build_encoder, fitting_size
+from tricouple.names import FEATURES
 from tricouple.training.module import BYOLTraining, LossTraining, Training, Views
 
 PRETRAINED_SIZE = 224  # what the paper resizes images to for pretrained backbones
-FEATURES = ("penultimate", "embedding")
 NOT_LABELLED = "there are no labelled images to evaluate on"
 
 
@@ -37,24 +37,13 @@ NOT_LABELLED = "there are no labelled images to evaluate on"
 
 
 @dataclass(frozen=True, eq=False)
-class RunImages:
-    """What a run trains on and is measured on."""
+class RunImages(Loaded):
+    """What a run trains on and is measured on; some labelled images are followed along training."""
 
     # The whole data set, with the run's normalisation; ``data.train`` is trained on.
     data: ImageData
     # The labelled images that the evaluation is about; None if there are none.
     measured: ImageSet | None
-    held_out: HeldOut | None  # labelled images that are followed along training
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What differs from the published data."""
-        return self.data.notes
-
-    @property
-    def samples(self) -> ImageSet:
-        """What an epoch consists of."""
-        return self.data.train
 
 
 def own_files(config: Train) -> list[Path]:
@@ -98,27 +87,18 @@ def load_images(config: Train) -> RunImages:
         train, validation = images.split(train, wanted.validation_size, config.seed)
     probe = train if data.train.labels is not None else data.probe
     data = replace(data, train=train, probe=probe, normalisation=_normalisation(config, data))
-    check_trainable(config, data)
+    images.check_batch_size(train, config.training.batch_size, name="training.batch_size")
+    if config.setting.name == "scl":
+        images.check_supervised(data)
     measured = data.test if config.evaluation.part == "test" else validation
     limit = config.evaluation.max_test_size
     if measured is not None and limit is not None:
         measured = _at_most(measured, limit, seed=0)  # the same for all runs
-    followed = validation or data.test
-    if followed is None:
-        return RunImages(data, measured, None)
-    followed = _at_most(followed, config.training.geometry_samples, config.seed)
-    return RunImages(data, measured, HeldOut(followed, data.normalisation))
-
-
-def check_trainable(config: Train, data: ImageData) -> None:
-    """Refuse, before anything is computed, what training could only fail at.
-
-    Raises:
-        ValueError: If classes or batches are too small for the setting.
-    """
-    images.check_batch_size(data.train, config.training.batch_size, name="training.batch_size")
-    if config.setting.name == "scl":
-        images.check_supervised(data)
+    held_out = None
+    if (followed := validation or data.test) is not None:
+        some = _at_most(followed, config.training.geometry_samples, config.seed)
+        held_out = HeldOut(some, data.normalisation)
+    return RunImages(data.notes, train, held_out, data, measured)
 
 
 def _normalisation(config: Train, data: ImageData) -> Normalisation:
@@ -219,8 +199,12 @@ def evaluate(
         )
     both = data.probe, images.measured
     gallery = image_gallery(result, known, unseen, both, config.seed) if settings.figures else None
-    told = {"sharpness": sharpness, "accuracy": result.accuracy(), "result": result.as_json()}
-    return {**told, "gallery": gallery}
+    return {
+        "sharpness": sharpness,
+        "accuracy": result.accuracy(),
+        "result": result.as_json(),
+        "gallery": gallery,
+    }
 
 
 def kept(evaluation: Mapping[str, Any]) -> dict[str, Any]:

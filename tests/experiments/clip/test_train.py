@@ -1,17 +1,16 @@
 """Image-text runs: trained, evaluated, skipped, continued, refused; on the base of all runs."""
 
-import csv
 import json
 import math
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from caption_files import write_coco, write_csv
+from experiments.conftest import rows
 from image_files import write_cifar10
 from tricouple import names
 from tricouple.experiments.clip import CLIP, load_captions
@@ -28,12 +27,6 @@ def train(config, console):
 def build_training(config, found):
     options = {"learning_rate": 1e-3, "weight_decay": 0.1, "seed": 0, "identity": "me"}
     return CLIP.method(config, found, initial_encoder(CLIP, config, found), options)
-
-
-def rows(folder: Path) -> list[dict[str, str]]:
-    """The curves but for the clock."""
-    with (folder / "metrics.csv").open() as file:
-        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -3,15 +3,19 @@
 import pickle
 import subprocess
 import sys
+import threading
+from inspect import CO_OPTIMIZED
+from pathlib import Path
 
 import pytest
 
+import tricouple
 from tricouple import cli
 from tricouple.conf.schema import Clip, Text, Train
 from tricouple.conf.words import STARTS, ConfigurationError
 from tricouple.experiments.clip import CLIP
-from tricouple.experiments.runs import sweep as sweep_module
-from tricouple.experiments.runs.sweep import sweep
+from tricouple.experiments.runs import command as command_module
+from tricouple.experiments.runs.command import sweep
 from tricouple.experiments.text import TEXT
 from tricouple.experiments.vision import VISION
 
@@ -72,14 +76,14 @@ def test_a_sweep_runs_every_combination_and_reports_failures_at_the_end(
         code = {"loss=iot": 2, "loss=infonce": -9}.get(command[4], 0)
         return subprocess.CompletedProcess(command, code, stderr="a line\nthe reason\n")
 
-    monkeypatch.setattr(sweep_module.subprocess, "run", process)
+    monkeypatch.setattr(command_module.subprocess, "run", process)
     jobs = sweep(["loss=iot,infonce,neg_mmiot", "seed=0,1", f"runs={tmp_path}"], console, kind)
     assert started == [
         [STARTS[kind].name, f"loss={loss}", f"seed={seed}"]
         for loss in ("iot", "infonce", "neg_mmiot")
         for seed in (0, 1)
     ]
-    assert [job.failed for job in jobs] == [True] * 4 + [False] * 2
+    assert [job.code != 0 for job in jobs] == [True] * 4 + [False] * 2
     shown = console.file.getvalue()
     assert "2 of 6 runs are finished." in shown
     assert f"failed: loss=iot seed=0 runs={tmp_path}: the reason" in shown
@@ -95,7 +99,7 @@ def test_a_sweep_runs_every_combination_and_reports_failures_at_the_end(
     ],
 )
 def test_wrong_words_stop_a_sweep_before_its_first_run(words, complaint, console, monkeypatch):
-    monkeypatch.setattr(sweep_module.subprocess, "run", None)
+    monkeypatch.setattr(command_module.subprocess, "run", None)
     with pytest.raises(ConfigurationError, match=complaint):
         sweep(words, console)
 
@@ -103,3 +107,40 @@ def test_wrong_words_stop_a_sweep_before_its_first_run(words, complaint, console
 @pytest.mark.parametrize("kind", [VISION, CLIP, TEXT], ids=["vision", "clip", "text"])
 def test_a_kind_of_run_can_go_to_the_workers_of_a_study(kind):
     assert pickle.loads(pickle.dumps(kind)).name == kind.name
+
+
+# How many files one run goes through: to follow it, nobody should open the whole house.
+
+PACKAGE = Path(tricouple.__file__).parent
+# What every loss has in common with every use of it; tests of the losses count these.
+CORE = (
+    "ot", "losses", "relations", "checks", "distributed", "geometry", "memory", "numeric",
+    "shaping",
+)  # fmt: skip
+WORDS = [
+    "data=digits", "setting=scl", "loss=neg_mmiot", "scale=smoke", "backbone.name=test_resnet",
+    "data.train_size=200", "data.image_size=8", "training.epochs=1", "evaluation.probe_epochs=2",
+    "trainer.accelerator=cpu", "progress=false",
+]  # fmt: skip
+
+
+def test_a_training_run_passes_at_most_25_files(tmp_path, capsys):
+    seen = set()
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_flags & CO_OPTIMIZED:  # functions, not bodies of classes
+            seen.add(code.co_filename)
+
+    assert cli.main(["train", *WORDS, f"runs={tmp_path / 'warm'}"]) == 0  # imports everything
+    sys.setprofile(note)
+    threading.setprofile(note)
+    try:
+        assert cli.main(["train", *WORDS, f"runs={tmp_path / 'runs'}"]) == 0
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    files = {Path(name).relative_to(PACKAGE) for name in seen if name.startswith(str(PACKAGE))}
+    walked = {str(path) for path in files if path.with_suffix("").parts[0] not in CORE}
+    assert {"cli.py", "experiments/runs/run.py", "experiments/vision.py"} <= walked
+    assert len(walked - {"__init__.py"}) <= 25, sorted(walked)

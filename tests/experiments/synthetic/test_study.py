@@ -22,10 +22,18 @@ from processes import PATIENCE
 from tricouple import cli, provenance
 from tricouple.experiments import synthetic
 from tricouple.experiments.runs.record import Store, open_store
-from tricouple.experiments.synthetic import pool, study
+from tricouple.experiments.synthetic import study
 from tricouple.experiments.synthetic.config import LINEAR, Cell, RunConfig, main_cells, map_cells
-from tricouple.experiments.synthetic.pool import Event, WorkerError, thinned, train_all
-from tricouple.experiments.synthetic.study import RunInProgress, find_twin, run_cells, unfinished
+from tricouple.experiments.synthetic.study import (
+    Event,
+    RunInProgress,
+    WorkerError,
+    find_twin,
+    run_cells,
+    thinned,
+    train_all,
+    unfinished,
+)
 from tricouple.experiments.synthetic.train import MEANINGS, measured_steps, train
 from tricouple.options import CommandError
 from tricouple.report import command as report
@@ -288,19 +296,19 @@ def test_processes_give_the_same_numbers_as_one():
 
 
 def test_a_failing_run_is_reported_with_its_traceback(monkeypatch):
-    monkeypatch.setattr(pool, "train", Mock(side_effect=ValueError("no such luck")))
+    monkeypatch.setattr(study, "train", Mock(side_effect=ValueError("no such luck")))
     tasks, events = queue.Queue(), queue.Queue()
     for task in ((0, (TINY, False)), None):
         tasks.put(task)
-    pool._work(tasks, events)
+    study._work(tasks, events)
     with pytest.raises(WorkerError, match="no such luck"):
-        list(pool._listen(events, [], n_runs=1))
+        list(study._listen(events, [], n_runs=1))
 
 
 def test_a_dead_worker_is_noticed():
     dead = types.SimpleNamespace(exitcode=-9)
     with pytest.raises(WorkerError, match="exit code -9"):
-        list(pool._listen(queue.Queue(), [dead], n_runs=1))
+        list(study._listen(queue.Queue(), [dead], n_runs=1))
 
 
 def test_ctrl_c_in_a_real_demo_leaves_a_partial_study_and_no_processes(tmp_path):

@@ -1,16 +1,15 @@
 """Runs on texts: classes and pairs, frozen and trained, continued, evaluated, used, refused."""
 
-import csv
 import json
 import re
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import tricouple as tc
+from experiments.conftest import rows
 from report.html_check import parse
 from tricouple import cli, names
 from tricouple.experiments.runs import run
@@ -23,12 +22,6 @@ LOSSES = [key for key, loss in names.LOSSES.items() if loss.within and loss.targ
 
 def train(config, console):
     return run.run_once(TEXT, config, console)
-
-
-def rows(folder: Path) -> list[dict[str, str]]:
-    """The curves but for the clock."""
-    with (folder / "metrics.csv").open() as file:
-        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tricouple import cli
+from tricouple.experiments.runs.command import Job, sweep
 from tricouple.experiments.runs.folder import RunFolder
 from tricouple.experiments.runs.run import run_once
-from tricouple.experiments.runs.sweep import Job, sweep
 from tricouple.experiments.vision import VISION
 
 

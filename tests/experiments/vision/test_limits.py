@@ -1,10 +1,10 @@
 """Runs cut short continue; flags that cannot work are refused before anything is written."""
 
-import csv
 from dataclasses import replace
 
 import pytest
 
+from experiments.conftest import rows
 from tricouple.conf.schema import Train
 from tricouple.experiments.runs.folder import RunError
 from tricouple.experiments.runs.identity import digest
@@ -24,11 +24,6 @@ def train(tiny, tmp_path, console):
     return go
 
 
-def rows(folder) -> list[dict[str, str]]:
-    with folder.metrics.open() as file:
-        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
-
-
 def test_a_run_that_is_cut_short_continues_to_the_same_numbers(train, console):
     words = ["loss=byol", "loss.hidden=16"]  # whose momentum knows where the end is
     whole = train(*words, runs="whole")
@@ -43,7 +38,7 @@ def test_a_run_that_is_cut_short_continues_to_the_same_numbers(train, console):
     last = train(*words)
     assert not last.cut_short
     assert last.folder == first.folder
-    assert rows(last.folder) == rows(whole.folder)
+    assert rows(last.folder.path) == rows(whole.folder.path)
     assert last.evaluation["accuracy"] == whole.evaluation["accuracy"]
     assert not last.folder.checkpoint.exists()
 

@@ -109,13 +109,13 @@ def test_two_processes_do_not_do_a_loss_at_the_same_time(tmp_path, monkeypatch, 
     trials = Trials(VISION, GRID, Store(tmp_path / "out"), tmp_path / "runs", {}, console)
     done: list[str] = []
 
-    def work(self, block, loss, shown):
+    def work(study, block, loss, measure):
         done.append("begins")
         while loss == "iot" and "waiting for it" not in console.file.getvalue():
             time.sleep(0.01)
         done.append("ends")
 
-    monkeypatch.setattr(Trials, "_go", work)
+    monkeypatch.setattr(study_module, "run_loss", work)
     crew = [Thread(target=trials.go, args=(("data=mnist",), "iot")) for _ in range(2)]
     for worker in crew:
         worker.start()

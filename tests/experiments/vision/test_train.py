@@ -1,18 +1,17 @@
 """Runs: trained, evaluated, skipped when finished, continued when cut off, refused when wrong."""
 
-import csv
 import errno
 import json
 import math
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
 
+from experiments.conftest import rows
 from tricouple import names
 from tricouple.conf.schema import Train
 from tricouple.data import images
@@ -31,12 +30,6 @@ LOSSES = [key for key, loss in names.LOSSES.items() if loss.within]
 
 def train(config, console, kind=VISION):
     return run.run_once(kind, config, console)
-
-
-def rows(folder: Path) -> list[dict[str, str]]:
-    """The curves but for the clock."""
-    with (folder / "metrics.csv").open() as file:
-        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
 
 
 def shown(console) -> str:

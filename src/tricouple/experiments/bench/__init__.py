@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tricouple.options import at_least, batch_sizes
+from tricouple.options import at_least, several
 
 DESCRIPTION = """\
 Time and memory of the losses beside the dense N^3 algorithm, a plain InfoNCE, SupConLoss
@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--quick", action="store_true", help="sizes 32 and 64, few calls, no memory")
     sizes = ",".join(map(str, effort.sizes))
-    add("--sizes", type=batch_sizes, help=f"batch sizes (default: {sizes})")
+    add("--sizes", type=several(16), help=f"batch sizes (default: {sizes})")
     add("--largest-cubic", type=at_least(0), default=effort.largest_cubic, metavar="N",
         help="largest size for the contenders with N^3 memory")  # fmt: skip
     add("--rounds", type=at_least(1), help=f"interleaved rounds (default: {effort.rounds})")

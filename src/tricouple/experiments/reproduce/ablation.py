@@ -7,7 +7,6 @@ IOT over ε, which the paper only describes in words, is here as well.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +19,12 @@ from tricouple.experiments.reproduce.items import (
     Shown,
     fill,
     finished,
+    papers,
     trained,
 )
 from tricouple.experiments.runs.record import Record
-from tricouple.names import AXES, loss_name
+from tricouple.names import AXES, MEASURES, loss_name
 from tricouple.report.numbers import MeanStd, listing, percent, plain
-from tricouple.report.page import asset
 from tricouple.report.tables import Table
 
 AXIS = {
@@ -35,7 +34,6 @@ AXIS = {
     "epsilon": (0.01, 0.1, 0.5, 1, 10),
 }
 BASE = {"learning_rate": 5e-3, "n_iters": 10, "temperature": 0.1, "epsilon": 0.1}
-MEASURES = {"linear": "linear probe", "knn": "k-NN"}
 BUDGET = {
     "smoke": ("data=digits", "data.max_train_size=256", "training.epochs=1",
               "training.batch_size=64", "evaluation.probe_epochs=5"),
@@ -53,24 +51,33 @@ class Cell:
     axis: str
     value: float
 
+    @property
+    def id(self) -> str:
+        """Of its runs, before their seed."""
+        return f"{self.loss}-{self.axis}-{self.value:g}"
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """All four settings."""
+        return {**BASE, self.axis: self.value}
+
+    @property
+    def sharpness(self) -> str:
+        """The c of its loss, in six digits."""
+        tau = self.settings["temperature"] if self.loss == "pushpull" else 1.0
+        return f"{1 / (tau * self.settings['epsilon']):.6g}"
+
     def words(self) -> list[str]:
-        """The settings of its runs."""
-        own = {**BASE, self.axis: self.value}
-        eps = own["epsilon"]
-        by_loss = {
-            "pushpull": [
-                f"loss.temperature={own['temperature']:g}",
-                f"loss.epsilon_pos={eps:g}",
-                f"loss.epsilon_neg={eps:g}",
-                f"loss.sharpness={1 / (own['temperature'] * eps):.6g}",
-            ],
-            "iot": [f"loss.epsilon={eps:g}", f"loss.sharpness={1 / eps:.6g}"],
-        }
+        """The words of its runs."""
+        own = {name: f"{value:g}" for name, value in self.settings.items()}
+        scales = {"pushpull": ("epsilon_pos", "epsilon_neg"), "iot": ("epsilon",)}[self.loss]
         return [
             f"loss={self.loss}",
-            *by_loss[self.loss],
-            f"loss.n_iters={own['n_iters']:g}",
-            f"training.learning_rate={own['learning_rate']:g}",
+            *([f"loss.temperature={own['temperature']}"] if self.loss == "pushpull" else []),
+            *(f"loss.{name}={own['epsilon']}" for name in scales),
+            f"loss.sharpness={self.sharpness}",
+            f"loss.n_iters={own['n_iters']}",
+            f"training.learning_rate={own['learning_rate']}",
         ]
 
 
@@ -87,9 +94,7 @@ class Ablation(Item):
     def run(self, request: Request) -> None:
         """Train and evaluate what is missing; cells with the same settings share a run folder."""
         wanted: dict[str, Callable[[], Record]] = {
-            f"{cell.loss}-{cell.axis}-{cell.value:g}-seed{seed}": partial(
-                _measure, cell, seed, request
-            )
+            f"{cell.id}-seed{seed}": partial(_measure, cell, seed, request)
             for seed in SEEDS[request.scale]  # a whole table first, then more of it
             for cell in CELLS
         }
@@ -104,15 +109,12 @@ class Ablation(Item):
             (cell, measure): MeanStd.of(
                 100 * run["metrics"][f"penultimate/{measure}"]
                 for run in runs
-                if run["id"].rpartition("-seed")[0] == f"{cell.loss}-{cell.axis}-{cell.value:g}"
+                if run["id"].rpartition("-seed")[0] == cell.id
             )
             for cell in CELLS
             for measure in MEASURES
         }
-        paper = {
-            (row["axis"], float(row["value"])): row
-            for row in csv.DictReader(asset("paper_ablation.csv").splitlines())
-        }
+        paper = {(row["axis"], float(row["value"])): row for row in papers("paper_ablation.csv")}
         tables = []
         for loss, axis in dict.fromkeys((cell.loss, cell.axis) for cell in CELLS):
             rows = []
@@ -120,7 +122,7 @@ class Ablation(Item):
                 if (cell.loss, cell.axis) == (loss, axis):
                     theirs = paper.get((axis, float(cell.value))) if loss == "pushpull" else None
                     rows.append((
-                        plain(cell.value), _sharpness(cell),
+                        plain(cell.value), plain(float(cell.sharpness)),
                         *(text for measure in MEASURES for text in (
                             percent(found[cell, measure]), theirs[measure] if theirs else "–")),
                     ))  # fmt: skip
@@ -142,31 +144,20 @@ def _measure(cell: Cell, seed: int, request: Request) -> Record:
     return record | {"config": record["config"] | extra}
 
 
-def _sharpness(cell: Cell) -> str:
-    own = {**BASE, cell.axis: cell.value}
-    tau = own["temperature"] if cell.loss == "pushpull" else 1.0
-    return plain(float(f"{1 / (tau * own['epsilon']):.6g}"))
-
-
 def _coincidences(
     found: dict[tuple[Cell, str], MeanStd], paper: dict[tuple[str, float], dict[str, str]]
 ) -> Iterator[str]:
     """The pairs (τ, ε) ↔ (ε, τ): one loss here, far apart in the paper."""
-    gaps = []
+    gaps, both = [], ("temperature", "epsilon")
     for value in (0.01, 1, 10):
-        pair = [
-            found[Cell("pushpull", axis, value), "linear"] for axis in ("temperature", "epsilon")
-        ]
-        theirs = [float(paper[axis, float(value)]["linear"]) for axis in ("temperature", "epsilon")]
+        pair = [found[Cell("pushpull", axis, value), "linear"] for axis in both]
+        theirs = [float(paper[axis, float(value)]["linear"]) for axis in both]
         gaps.append(
             f"c = {1 / (0.1 * value):g}: {percent(pair[0])} and {percent(pair[1])} here, "
             f"{theirs[0]:.2f} and {theirs[1]:.2f} in the paper"
         )
-    yield (
-        "(τ, ε) and (ε, τ) are one loss with a linear ψ, so their runs have to coincide: "
-        + "; ".join(gaps)
-        + "."
-    )
+    told = "(τ, ε) and (ε, τ) are one loss with a linear ψ, so their runs have to coincide"
+    yield f"{told}: {'; '.join(gaps)}."
     own = {
         axis: [found[Cell("pushpull", axis, value), "linear"].mean for value in values]
         for axis, values in AXIS.items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +14,10 @@ from rich.console import Console
 
 from tricouple.conf.compose import configure
 from tricouple.conf.schema import Train
-from tricouple.experiments.runs.record import DONE, Record, Store, open_store
+from tricouple.experiments.runs.record import DONE, Record, Store, make_record, open_store
+from tricouple.provenance import line_provenance
 from tricouple.report.chart import Chart
+from tricouple.report.page import asset
 from tricouple.report.tables import Table
 
 LOSSES = ("infonce", "invaspread", "iot", "pushpull", "neg_mmiot")  # of the paper's image tables
@@ -21,34 +25,20 @@ LOSSES = ("infonce", "invaspread", "iot", "pushpull", "neg_mmiot")  # of the pap
 
 @dataclass(frozen=True)
 class Request:
-    """How an item is to be run.
+    """How an item is to be run."""
 
-    Attributes:
-        folder: Of results; every item, or several that share runs, has a folder below.
-        scale: ``smoke``, ``cpu`` or ``paper``.
-        console: Says what happens.
-        workers: Processes, for items that are studies.
-        origin: Provenance of the command.
-    """
-
-    folder: Path
-    scale: str
-    console: Console
-    workers: int
-    origin: Mapping[str, Any]
+    folder: Path  # of results; every item, or several that share runs, has a folder below
+    scale: str  # ``smoke``, ``cpu`` or ``paper``
+    console: Console  # says what happens
+    workers: int  # processes, for items that are studies
+    origin: Mapping[str, Any]  # provenance of the command
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What an item has to show.
+    """What an item has to show: ours beside the paper's."""
 
-    Attributes:
-        verdict: Ours beside the paper's, in sentences; what is missing if nothing is there.
-        tables: Ours beside the paper's.
-        charts: Pictures.
-    """
-
-    verdict: Sequence[str]
+    verdict: Sequence[str]  # in sentences; what is missing if nothing is there
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()
 
@@ -58,21 +48,13 @@ NOTHING = Shown(["Nothing has been run yet."])
 
 @dataclass(frozen=True)
 class Item(ABC):
-    """One item.
+    """One item."""
 
-    Attributes:
-        name: The word for it.
-        title: What it is.
-        labels: Of the paper.
-        needs: Data that have to be there.
-        time: How long it takes on two cores, by scale.
-    """
-
-    name: str
-    title: str
-    labels: tuple[str, ...]
-    needs: str
-    time: Mapping[str, str]
+    name: str  # the word for it
+    title: str  # what it is
+    labels: tuple[str, ...]  # of the paper
+    needs: str  # data that have to be there
+    time: Mapping[str, str]  # how long it takes on two cores, by scale
 
     @abstractmethod
     def run(self, request: Request) -> None:
@@ -84,12 +66,9 @@ class Item(ABC):
 
 
 def fill(request: Request, name: str, wanted: Mapping[str, Callable[[], Record]]) -> None:
-    """Do the runs that a folder of results does not have yet.
+    """Do the runs, each a call that returns its record, that a folder does not have yet by id.
 
-    Args:
-        request: Where, and at what scale: a folder holds runs of one.
-        name: Of the folder below.
-        wanted: Runs by id; each returns its record.
+    A folder holds runs of one scale.
     """
     config = {"scale": request.scale}
     store = open_store(request.folder / name, name, name, config, request.origin, extend=False)
@@ -111,6 +90,27 @@ def trained(request: Request, name: str, words: Sequence[str]) -> Record:
     folder = VISION.folder(config)
     run_once(VISION, config, request.console, request.origin)
     return Store(folder.path).records()[folder.path.name] | {"part": "final"}
+
+
+def measured(
+    request: Request, start: float, config: Mapping[str, object], steps: int, **metrics: float
+) -> Record:
+    """The record of something that was measured from ``start`` on, without an id."""
+    return make_record(
+        "",
+        part="final",
+        status=DONE,
+        config=config,
+        seconds=time.perf_counter() - start,
+        steps=steps,
+        provenance=line_provenance(request.origin),
+        metrics=metrics,
+    )
+
+
+def papers(name: str) -> list[dict[str, str]]:
+    """The rows of a table of the paper."""
+    return list(csv.DictReader(asset(name).splitlines()))
 
 
 def finished(folder: Path) -> list[Record]:

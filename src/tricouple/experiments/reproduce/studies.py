@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -53,8 +53,7 @@ class Synthetic(Item):
 
         smoke = request.scale == "smoke"
         classes, seeds = ((10,), range(1)) if smoke else ((10, 20, 50), range(3))
-        base = RunConfig(n_classes=10)
-        base = replace(base, steps=20) if smoke else base
+        base = RunConfig(steps=20) if smoke else RunConfig()
         cells = main_cells(base, classes, seeds)
         folder = request.folder / "synthetic"
         conduct(folder, "synthetic", base, cells, workers=request.workers, snapshots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import ceil
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -26,14 +26,14 @@ from tricouple.experiments.reproduce.items import (
     Shown,
     fill,
     finished,
+    measured,
+    papers,
     trained,
 )
-from tricouple.experiments.runs.record import DONE, Record, make_record
+from tricouple.experiments.runs.record import Record
 from tricouple.names import BACKBONES, DATA, SETTINGS, loss_name
-from tricouple.provenance import line_provenance
 from tricouple.report.chart import Axis, Chart, Line, Panel, style
 from tricouple.report.numbers import listing, number
-from tricouple.report.page import asset
 from tricouple.report.tables import Table
 
 # Images of an epoch, their side and the classes.
@@ -72,27 +72,26 @@ class EpochTimes(Item):
             return NOTHING
         paper = {
             (row["setting"], row["data"], row["backbone"], row["loss"]): float(row["seconds"])
-            for row in csv.DictReader(asset("paper_times.csv").splitlines())
+            for row in papers("paper_times.csv")
         }
         tables, ratios = [], []
         for run in runs:
             config = run["config"]
             key = self.setting, config["data"], config["backbone"]
-            rows = []
-            for loss in LOSSES:
-                ours, theirs = run["metrics"][loss], paper[(*key, loss)]
-                ratio = ours / run["metrics"]["infonce"]
-                rows.append((loss_name(loss), number(ours), f"{ratio:.3f}", number(theirs),
-                             f"{theirs / paper[(*key, 'infonce')]:.3f}"))  # fmt: skip
-                if loss == "neg_mmiot":
-                    ratios.append((ratio, theirs / paper[(*key, "infonce")]))
+            both = run["metrics"], {loss: paper[(*key, loss)] for loss in LOSSES}
+            rows = [
+                (loss_name(loss), *(text for own in both for text in (
+                    number(own[loss]), f"{own[loss] / own['infonce']:.3f}")))
+                for loss in LOSSES
+            ]  # fmt: skip
+            ratios.append([own["neg_mmiot"] / own["infonce"] for own in both])
             caption = (
                 f"{DATA[config['data']]}, {BACKBONES[config['backbone']]}, "
                 f"{SETTINGS[self.setting]}: seconds an epoch ({config['steps_of_epoch']} steps)"
             )
             head = ("loss", "here", "to InfoNCE", "paper", "to InfoNCE")
             tables.append(Table(caption, head, rows))
-        ours, theirs = (fmean(pair[k] for pair in ratios) for k in (0, 1))
+        ours, theirs = map(fmean, zip(*ratios, strict=True))
         verdict = (
             f"{SETTINGS[self.setting]}: an epoch with Neg-MMIOT takes {ours:.2f} times as long as "
             f"with InfoNCE here and {theirs:.2f} times in the paper, on average over "
@@ -137,11 +136,8 @@ def _epoch(setting: str, data: str, backbone: str, request: Request) -> Record:
     shortest, count = {name: min(own) for name, own in timed.items()}, ceil(images / batch)
     config = {"setting": setting, "data": data, "backbone": backbone, "batch_size": batch,
               "steps_of_epoch": count, "seed": 0}  # fmt: skip
-    return make_record(
-        "", part="final", status=DONE, config=config, seconds=time.perf_counter() - start,
-        steps=1 + len(timed["network"]), provenance=line_provenance(request.origin),
-        metrics={loss: count * (shortest["network"] + shortest[loss]) for loss in LOSSES},
-    )  # fmt: skip
+    seconds = {loss: count * (shortest["network"] + shortest[loss]) for loss in LOSSES}
+    return measured(request, start, config, 1 + len(timed["network"]), **seconds)
 
 
 @dataclass(frozen=True)
@@ -170,27 +166,20 @@ class Efficiency(Item):
             ("accuracy", "seconds", "linear", ("seconds a step", "linear probe, %")),
             ("memory", "size", "mebibytes", ("batch size", "extra memory of the loss, MiB")),
         ):
-            lines = []
-            for loss in COUPLED:
-                own = sorted(
-                    (run["metrics"] for run in runs if run["id"].startswith(f"{part}-{loss}-")),
-                    key=lambda metrics: metrics["size"],
-                )
-                lines.append(Line(loss_name(loss), [m[x] for m in own], [m[y] for m in own],
-                                  style=style(loss)))  # fmt: skip
+            lines = [
+                Line(loss_name(loss), [m[x] for m in own], [m[y] for m in own], style=style(loss))
+                for loss in COUPLED
+                for own in [_by_size(runs, part, loss)]
+            ]
             alt = "; ".join(f"{line.name}: {_ends(line)}" for line in lines)
             log = part == "memory"
             panels.append(Panel(f"{words[1]} against {words[0]}", alt, lines,
                                 x=Axis(words[0], log=log), y=Axis(words[1], log=log)))  # fmt: skip
-        largest = {
-            loss: max(
-                (run["metrics"] for run in runs if run["id"].startswith(f"memory-{loss}-")),
-                key=lambda metrics: metrics["size"],
-                default=None,
-            )
+        told = [
+            f"{loss_name(loss)} {own[-1]['mebibytes']:.0f} MiB"
             for loss in COUPLED
-        }
-        told = [f"{loss_name(loss)} {m['mebibytes']:.0f} MiB" for loss, m in largest.items() if m]
+            if (own := _by_size(runs, "memory", loss))
+        ]
         verdict = (
             "The paper reports a steep growth of time and memory of Neg-MMIOT, which its O(N³) "
             f"tensors explain. Computed in O(N²), at the largest batch here: {listing(told)}."
@@ -199,6 +188,11 @@ class Efficiency(Item):
         title = "Accuracy, time and memory over batch sizes"
         chart = Chart("efficiency", title, caption, panels)
         return Shown([verdict], charts=[chart])
+
+
+def _by_size(runs: list[Record], part: str, loss: str) -> list[dict[str, float]]:
+    found = [run["metrics"] for run in runs if run["id"].startswith(f"{part}-{loss}-")]
+    return sorted(found, key=itemgetter("size"))
 
 
 def _ends(line: Line) -> str:
@@ -227,12 +221,9 @@ def weigh(loss: str, size: int, request: Request) -> Record:
     """The memory of a loss, forward and backward."""
     start = time.perf_counter()
     found = measure_memory(CONTENDERS[loss], size, Problem())
-    config: Mapping[str, object] = {"loss": loss, "batch_size": size, "seed": 0}
-    return make_record(
-        "", part="final", status=DONE, config=config, seconds=time.perf_counter() - start, steps=1,
-        provenance=line_provenance(request.origin),
-        metrics={"size": float(size), "mebibytes": found.extra_bytes / 2**20},
-    )  # fmt: skip
+    config = {"loss": loss, "batch_size": size, "seed": 0}
+    mebibytes = found.extra_bytes / 2**20
+    return measured(request, start, config, 1, size=float(size), mebibytes=mebibytes)
 
 
 ITEMS: tuple[Item, ...] = (

@@ -1,16 +1,26 @@
 """``tricouple train``, ``clip``, ``text`` and ``evaluate``: runs, sweeps, studies, evaluations.
 
 Importing what trains takes seconds, and comes late: a mistyped word is answered at once.
+
+In a sweep Hydra expands the combinations and hands them to its launcher: one after the other on
+this machine, or on a cluster with ``hydra/launcher=submitit_slurm`` (package
+hydra-submitit-launcher). A job is the command of a single run in a process of its own, so that
+finished runs are skipped, interrupted ones continued, and a run that fails, whatever the reason,
+does not stop the others.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tricouple.conf.schema import Clip, RunConfig, Text, Train
 from tricouple.options import (
@@ -23,28 +33,29 @@ from tricouple.options import (
 )
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
     from rich.console import Console
 
-    from tricouple.experiments.clip import RunCaptions
-    from tricouple.experiments.runs.kind import Loaded, RunKind
-    from tricouple.experiments.text import RunTexts
-    from tricouple.experiments.vision import RunImages
-
-C = TypeVar("C", bound=RunConfig)
-D = TypeVar("D", bound="Loaded")
+    from tricouple.experiments.runs.kind import RunKind
 
 FAILED, INTERRUPTED = 2, 130  # exit codes of a process that leaves the word to another
+KILLED = 128
 
 
 @dataclass(frozen=True)
-class TrainCommand(Generic[C, D]):
+class TrainCommand:
     """A command that trains."""
 
-    config: type[C]  # the dataclass of a run's settings
-    kind: Callable[[], RunKind[C, D]]  # imports what its runs do
+    config: type[RunConfig]  # the dataclass of a run's settings
+    place: str  # of what its runs do, module:object
     description: str  # for the help
     examples: str  # for the help
     embeds: str = "FOLDER"  # what the trained encoder can embed
+
+    def kind(self) -> RunKind[Any, Any]:
+        """What its runs do."""
+        found: RunKind[Any, Any] = pkgutil.resolve_name(self.place)
+        return found
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the options of this command to its parser."""
@@ -79,9 +90,7 @@ class TrainCommand(Generic[C, D]):
             if study:
                 return self._study(args, console)
             if args.multirun:
-                from tricouple.experiments.runs.sweep import sweep
-
-                return int(any(job.failed for job in sweep(args.words, console, self.config)))
+                return int(any(job.code for job in sweep(args.words, console, self.config)))
             return self._single(args, console)
 
     def _single(self, args: argparse.Namespace, console: Console) -> int:
@@ -143,27 +152,70 @@ def user_errors(continued: str) -> Iterator[None]:
         raise
 
 
-def _vision() -> RunKind[Train, RunImages]:
-    from tricouple.experiments.vision import VISION
-
-    return VISION
+# --- sweeps ---------------------------------------------------------------------------------------
 
 
-def _clip() -> RunKind[Clip, RunCaptions]:
-    from tricouple.experiments.clip import CLIP
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep."""
 
-    return CLIP
+    words: tuple[str, ...]  # its settings
+    code: int  # exit code of its process; not 0 if the run is not finished
+    error: str = ""  # the last line that it wrote to its error stream, if it failed
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.words)}: {self.error or f'exit code {self.code}'}"
 
 
-def _text() -> RunKind[Text, RunTexts]:
-    from tricouple.experiments.text import TEXT
+def sweep(words: Sequence[str], console: Console, kind: type = Train) -> list[Job]:
+    """Run every combination of words, some with several values; checked before the first.
 
-    return TEXT
+    Raises:
+        ConfigurationError: If a word makes no configuration.
+    """
+    from rich.markup import escape
+
+    from tricouple.conf.compose import hydra_ready
+    from tricouple.conf.words import STARTS, spelt
+
+    start, words = STARTS[kind], spelt(words, kind, several=True)
+    with hydra_ready(start, words) as ready:
+        assert ready.hydra is not None
+        batches = ready.hydra.multirun(
+            config_name=start.name,
+            task_function=partial(run_job, command=start.name),
+            overrides=words,
+            with_log_configuration=False,
+        )
+    jobs: list[Job] = [result.return_value for batch in batches for result in batch]
+    failed = [job for job in jobs if job.code]
+    console.print(f"{len(jobs) - len(failed)} of {len(jobs)} runs are finished.")
+    for job in failed:
+        console.print(f"[red]failed:[/] {escape(str(job))}", highlight=False)
+    return jobs
+
+
+def run_job(config: DictConfig, *, command: str) -> Job:
+    """Run a command with the settings of one job."""
+    from hydra.core.hydra_config import HydraConfig
+
+    words = tuple(HydraConfig.get().overrides.task)
+    whole = [sys.executable, "-m", "tricouple.cli", command, *words]
+    print(f"tricouple {command} {' '.join(words)}", flush=True)
+    done = subprocess.run(whole, stderr=subprocess.PIPE, text=True, check=False)
+    sys.stderr.write(done.stderr)
+    lines = done.stderr.strip().splitlines()
+    if done.returncode < 0:
+        return Job(words, KILLED - done.returncode, f"killed by signal {-done.returncode}")
+    return Job(words, done.returncode, lines[-1] if done.returncode and lines else "")
+
+
+# --- the commands ---------------------------------------------------------------------------------
 
 
 TRAIN = TrainCommand(
     Train,
-    _vision,
+    "tricouple.experiments.vision:VISION",
     """\
 Train an image encoder with a contrastive loss and evaluate it. Settings are words of the form
 name=value; groups choose a bundle of settings:
@@ -193,7 +245,7 @@ examples:
 
 CLIP = TrainCommand(
     Clip,
-    _clip,
+    "tricouple.experiments.clip:CLIP",
     """\
 Train an image and a text encoder (open_clip's CLIP) on captioned images, and evaluate them by
 retrieval and zero-shot classification. Settings are words of the form name=value; groups choose a
@@ -229,7 +281,7 @@ examples:
 
 TEXT = TrainCommand(
     Text,
-    _text,
+    "tricouple.experiments.text:TEXT",
     """\
 Train a sentence encoder (any of sentence-transformers) on texts with classes or on pairs of texts.
 Classes are evaluated by nearest class mean, k nearest neighbours and a linear probe, and how well

@@ -138,10 +138,9 @@ class RunFolder:
                     ) from None
             raise
 
-    def read_evaluation(self) -> dict[str, Any] | None:
-        """The last evaluation, None if there is none."""
-        content = _read_json(self.evaluation, "the same command evaluates again")
-        return content or None
+    def read_evaluation(self) -> dict[str, Any]:
+        """The last evaluation, empty if there is none."""
+        return _read_json(self.evaluation, "the same command evaluates again")
 
     def provenance(self) -> dict[str, Any]:
         """Where the run comes from, as its last record says; empty if it does not."""

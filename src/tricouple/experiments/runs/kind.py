@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from rich.console import Console
@@ -30,20 +30,13 @@ from tricouple.training.module import Training
 from tricouple.training.trainer import Measured
 
 
-class Loaded(Protocol):
-    """The data of a run."""
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """What a run trains on; a subclass has what it is measured on."""
 
-    @property
-    def notes(self) -> Sequence[str]:
-        """What was left out or differs from the published data; a command says each once."""
-
-    @property
-    def samples(self) -> BatchedSet:
-        """What an epoch consists of."""
-
-    @property
-    def held_out(self) -> Measured | None:
-        """What is followed along training, if there is anything."""
+    notes: Sequence[str]  # what was left out or differs from published data; said once a command
+    samples: BatchedSet  # what an epoch consists of
+    held_out: Measured | None  # what is followed along training, if there is anything
 
 
 C = TypeVar("C", bound=RunConfig)

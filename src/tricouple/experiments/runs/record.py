@@ -134,7 +134,8 @@ class Store:
         self.path.mkdir(parents=True, exist_ok=True)
         with self.runs.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            _drop_torn_line(file.fileno())
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
             file.write(text.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -205,12 +206,3 @@ def _require_same_study(path: Path, kind: str, name: str, config: Mapping[str, A
             f"{path} holds a study with other settings ({differences}): "
             "choose another folder (--out)"
         )
-
-
-def _drop_torn_line(file: int) -> None:
-    """Cut an open file behind its last line break."""
-    size = os.fstat(file).st_size
-    content = os.pread(file, size, 0)
-    whole = content.rfind(b"\n") + 1
-    if whole < size:
-        os.truncate(file, whole)

@@ -139,7 +139,7 @@ class Run(Generic[C, D]):
         folder, kind = self.folder, self.kind
         folder.check(self.config, files)
         evaluation = folder.read_evaluation()
-        if evaluation is None or not (
+        if not (
             # All of the training was evaluated, in the way that the configuration asks for.
             evaluation.get("epoch") == self.config.training.epochs
             and evaluation.get("settings") == asdict(self.config.evaluation)
@@ -214,7 +214,6 @@ class Run(Generic[C, D]):
         }
         write_text(folder.evaluation, json.dumps(content, indent=1) + "\n")
         evaluation = folder.read_evaluation()
-        assert evaluation is not None
         self.leave(self.evaluated(evaluation))
         return evaluation
 

@@ -87,26 +87,16 @@ def run_loss(
     if len(grid) > 1 or rates:
         scores = {trial: measure(trial) for trial in grid}
         for other in rates:
-            trial = replace(best(scores), part=LEARNING_RATE, learning_rate=other)
+            best = max(scores, key=scores.__getitem__)  # of equal ones the first
+            trial = replace(best, part=LEARNING_RATE, learning_rate=other)
             scores[trial] = measure(trial)
-        chosen = best(scores)
+        chosen = max(scores, key=scores.__getitem__)
     for number in study.seeds:
         measure(replace(chosen, part=FINAL, seed=number))
     for c in sharpness if study.equal else []:
         if c != chosen.sharpness:
             for number in study.seeds:
                 measure(replace(chosen, part=EQUAL, sharpness=c, seed=number))
-
-
-def best(scores: Mapping[Trial, float]) -> Trial:
-    """The trial with the highest accuracy; of equal ones the first.
-
-    Example:
-        >>> soft, sharp = (Trial(SHARPNESS, (), "iot", c, 1e-3, 0) for c in (3, 100))
-        >>> best({soft: 0.5, sharp: 0.4}).sharpness
-        3
-    """
-    return max(scores, key=lambda trial: scores[trial])
 
 
 def run_study(
@@ -144,17 +134,11 @@ class Trials(Generic[C, D]):
     def go(self, block: tuple[str, ...], loss: str) -> None:
         """Do all of a loss in a block; one process at a time."""
         shown = self.console or Console()
+        folders: set[RunFolder] = set()
 
         def waiting(who: str) -> None:
             task = " ".join((*block, f"loss={loss}"))
             shown.print(f"Another process does {task} ({who}): waiting for it …", markup=False)
-
-        name = hashlib.sha256(repr((block, loss)).encode()).hexdigest()[:16]
-        with locked(self.runs / f".{name}.lock", waiting):
-            self._go(block, loss, shown)
-
-    def _go(self, block: tuple[str, ...], loss: str, shown: Console) -> None:
-        folders: set[RunFolder] = set()
 
         def measure(trial: Trial) -> float:
             words = [*self.study.base, *trial.words(), f"runs={self.runs}"]
@@ -162,9 +146,11 @@ class Trials(Generic[C, D]):
             folders.add(self.kind.folder(config))
             return self.measure(trial, config, shown)
 
-        run_loss(self.study, block, loss, measure)
-        for folder in folders:
-            shutil.rmtree(folder.path, ignore_errors=True)
+        name = hashlib.sha256(repr((block, loss)).encode()).hexdigest()[:16]
+        with locked(self.runs / f".{name}.lock", waiting):
+            run_loss(self.study, block, loss, measure)
+            for folder in folders:
+                shutil.rmtree(folder.path, ignore_errors=True)
 
     def measure(self, trial: Trial, config: C, console: Console) -> float:
         """The accuracy of a trial, from its record if there is one.

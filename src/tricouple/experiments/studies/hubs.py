@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 import tricouple as tc
 from tricouple.evaluation.retrieval import best_rank
 from tricouple.experiments.studies.features import FrozenPairs, frozen_pairs
-from tricouple.experiments.studies.findings import methods_table, paired
-from tricouple.experiments.studies.methods import METHODS, Budget, Scaled, head, train
+from tricouple.experiments.studies.findings import by_seed, complete, methods_table, paired
+from tricouple.experiments.studies.methods import METHODS, Budget, Head, train_heads
 from tricouple.experiments.studies.plan import (
     CHOOSE,
     Plan,
@@ -64,11 +61,10 @@ class Hubs(Study):
     def measure(self, trial: Trial, budget: Budget) -> dict[str, float]:
         """Train two heads in both directions; retrieval on a whole split, both ways."""
         parts = frozen_pairs(trial.condition["data"])
-        embed = train_heads(parts["train"], trial, budget)
+        of_images, of_texts = train_both(parts["train"], trial, budget)
         held = parts["validation" if trial.part == CHOOSE else "test"]
-        images, texts = embed(held)
-        similarity = images @ texts.T
-        own = held.owners == torch.arange(len(images))[:, None]
+        similarity = of_images(held.images) @ of_texts(held.texts).T
+        own = held.owners == torch.arange(len(held.images))[:, None]
         found = retrieval(similarity, own)
         again = retrieval(normalised(similarity), own)
         return found | {f"{name}{NORMALISED}": value for name, value in again.items()}
@@ -78,24 +74,17 @@ class Hubs(Study):
         where = describe(plan.conditions[0])
         tables = []
         for suffix, words in (("", ""), (NORMALISED, ", after test-time Sinkhorn normalisation")):
-            found = {name: results.chosen(name + suffix) for name in MEASURES}
             for name, (title, scale) in MEASURES.items():
-                column = {where: f"{title}{words}"}
-                tables.append(methods_table("", plan.methods, column, found[name], scale=scale))
-        recall = results.chosen(RECALL)
-        complete = [
-            how
-            for how in plan.methods
-            if len(recall.get((where, how), (0.0, {}))[1]) == len(plan.seeds)
-        ]
-        if len(complete) < len(plan.methods):
+                column, found = {where: f"{title}{words}"}, results.chosen(name + suffix)
+                tables.append(methods_table("", plan.methods, column, found, scale=scale))
+        if not complete(plan, where, results.chosen(RECALL)):
             return Verdict("open", ["Not all runs are there."], tables)
 
         def values(name: str, how: str) -> list[float]:
-            own = results.chosen(name)[(where, how)][1]
+            own = by_seed(results.chosen(name), where, how)
             return [own[seed] for seed in plan.seeds]
 
-        best = max(COUPLED, key=lambda how: sum(recall[(where, how)][1].values()))
+        best = max(COUPLED, key=lambda how: sum(values(RECALL, how)))
         gap = paired(values(SKEW, best), values(SKEW, "infonce"))
         level = paired(values(RECALL, best), values(RECALL, "infonce")).times(100)
         after = {name: paired(values(f"{name}{NORMALISED}", "infonce"), values(name, best))
@@ -111,37 +100,21 @@ class Hubs(Study):
         return Verdict("supported" if lower and not dominated else "refuted", sentences, tables)
 
 
-def train_heads(
-    pairs: FrozenPairs, trial: Trial, budget: Budget
-) -> Callable[[FrozenPairs], tuple[Tensor, Tensor]]:
+def train_both(pairs: FrozenPairs, trial: Trial, budget: Budget) -> list[Head]:
     """Heads for images and texts, a random caption of an image in every batch."""
-    torch.manual_seed(trial.seed)
-    scaled = Scaled.to(pairs.images), Scaled.to(pairs.texts)
-    networks = [head(part.shape[1], budget) for part in (pairs.images, pairs.texts)]
-    inputs = scaled[0](pairs.images), scaled[1](pairs.texts)
     counts = pairs.owners.bincount(minlength=len(pairs.images))
     first = counts.cumsum(0) - counts
     criterion = METHODS[trial.method].build(trial.sharpness)
 
-    def loss_of(chosen: Tensor) -> Tensor:
+    def loss_of(chosen: Tensor, of_images: Head, of_texts: Head) -> Tensor:
         turn = (torch.rand(len(chosen)) * counts[chosen]).long()
-        images = networks[0](inputs[0][chosen])
-        texts = networks[1](inputs[1][first[chosen] + turn])
+        images, texts = of_images(chosen), of_texts(first[chosen] + turn)
         there = criterion(images, chosen, ref_emb=texts, ref_labels=chosen)
         back = criterion(texts, chosen, ref_emb=images, ref_labels=chosen)
         loss: Tensor = (there + back) / 2
         return loss
 
-    train(networks, len(pairs.images), loss_of, budget, trial.seed)
-
-    @torch.no_grad()
-    def embed(others: FrozenPairs) -> tuple[Tensor, Tensor]:
-        return (
-            normalize(networks[0](scaled[0](others.images)), dim=1),
-            normalize(networks[1](scaled[1](others.texts)), dim=1),
-        )
-
-    return embed
+    return train_heads([pairs.images, pairs.texts], loss_of, budget, trial.seed)
 
 
 def retrieval(similarity: Tensor, own: Tensor) -> dict[str, float]:

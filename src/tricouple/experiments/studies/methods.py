@@ -12,31 +12,30 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 import tricouple as tc
+from tricouple.data.images.sets import stratified
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.batch import Batch
 
 MARGIN = 0.5  # of the hinge, in cosines
+VALIDATION = 0.2  # of the training set
+
+Head = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A loss at any sharpness.
+    """A loss at any sharpness."""
 
-    Attributes:
-        name: In tables.
-        build: The loss at c.
-        bounded: Whether the repulsion of a negative is bounded (mathematics §8).
-    """
-
-    name: str
-    build: Callable[[float], ContrastiveLoss]
-    bounded: bool = False
+    name: str  # in tables
+    build: Callable[[float], ContrastiveLoss]  # the loss at c
+    bounded: bool = False  # whether the repulsion of a negative is bounded (mathematics §8)
 
 
 class RINCE(ContrastiveLoss):
@@ -99,31 +98,24 @@ def _hinge(c: float) -> tc.NegMMIOT:
     return tc.NegMMIOT(sharpness=c, epsilon=1.0, shaping=shaping, empty="zero")
 
 
-def _log_sigmoid(c: float) -> tc.NegMMIOT:
-    return tc.NegMMIOT(sharpness=c, epsilon=1.0, shaping="log_sigmoid", empty="zero")
+def _of(loss: Callable[..., ContrastiveLoss], **settings: Any) -> Callable[[float], Any]:
+    return lambda c: loss(sharpness=c, empty="zero", **settings)
 
 
-def _push_pull(c: float, marginals: str = "uniform") -> tc.PushPull:
-    return tc.PushPull(sharpness=c, marginals=marginals, empty="zero")
-
+_LOG_SIGMOID = _of(tc.NegMMIOT, epsilon=1.0, shaping="log_sigmoid")
+_TARGET, _CLASSES = (_of(tc.PushPull, marginals=words) for words in ("target", "classes"))
 
 METHODS = {
-    "infonce": Method("InfoNCE", lambda c: tc.InfoNCE(sharpness=c, empty="zero")),
-    "iot": Method("IOT", lambda c: tc.IOT(sharpness=c, empty="zero")),
-    "pushpull": Method("PushPull", _push_pull, bounded=True),
-    "neg_mmiot": Method(
-        "Neg-MMIOT", lambda c: tc.NegMMIOT(sharpness=c, empty="zero"), bounded=True
-    ),
-    "log_sigmoid": Method("Neg-MMIOT, log-sigmoid ψ", _log_sigmoid, bounded=True),
+    "infonce": Method("InfoNCE", _of(tc.InfoNCE)),
+    "iot": Method("IOT", _of(tc.IOT)),
+    "pushpull": Method("PushPull", _of(tc.PushPull), bounded=True),
+    "neg_mmiot": Method("Neg-MMIOT", _of(tc.NegMMIOT), bounded=True),
+    "log_sigmoid": Method("Neg-MMIOT, log-sigmoid ψ", _LOG_SIGMOID, bounded=True),
     "hinge": Method("Neg-MMIOT, hinge ψ", _hinge, bounded=True),
     "rince": Method("RINCE", RINCE),
     "bcl": Method("class-averaged InfoNCE (BCL)", ClassAveraged),
-    "pushpull_target": Method(
-        "PushPull, target marginals", lambda c: _push_pull(c, "target"), bounded=True
-    ),
-    "pushpull_classes": Method(
-        "PushPull, class marginals", lambda c: _push_pull(c, "classes"), bounded=True
-    ),
+    "pushpull_target": Method("PushPull, target marginals", _TARGET, bounded=True),
+    "pushpull_classes": Method("PushPull, class marginals", _CLASSES, bounded=True),
 }
 
 
@@ -132,28 +124,13 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Budget:
-    """What every run of a study has.
+    """What every run of a study has."""
 
-    Attributes:
-        steps: Of the optimiser.
-        batch_size: Samples in a batch, shuffled epoch after epoch.
-        learning_rate: Of AdamW, falling to zero along a cosine.
-        hidden: Width of the hidden layer.
-        dim: Of the embeddings.
-    """
-
-    steps: int = 300
-    batch_size: int = 256
-    learning_rate: float = 1e-3
-    hidden: int = 256
-    dim: int = 64
-
-
-def head(width: int, budget: Budget) -> nn.Sequential:
-    """Two layers, from features to embeddings."""
-    return nn.Sequential(
-        nn.Linear(width, budget.hidden), nn.ReLU(), nn.Linear(budget.hidden, budget.dim)
-    )
+    steps: int = 300  # of the optimiser
+    batch_size: int = 256  # samples in a batch, shuffled epoch after epoch
+    learning_rate: float = 1e-3  # of AdamW, falling to zero along a cosine
+    hidden: int = 256  # width of the hidden layer
+    dim: int = 64  # of the embeddings
 
 
 def descend(
@@ -178,21 +155,6 @@ def descend(
             schedule.step()
 
 
-def train(
-    networks: Sequence[nn.Module],
-    n: int,
-    loss_of: Callable[[Tensor], Tensor],
-    budget: Budget,
-    seed: int,
-) -> None:
-    """Train on n samples for all steps of a budget."""
-    parameters = [parameter for network in networks for parameter in network.parameters()]
-    optimiser = torch.optim.AdamW(parameters, lr=budget.learning_rate, fused=True)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, budget.steps)
-    order = itertools.islice(batches(n, budget.batch_size, seed), budget.steps)
-    descend(order, loss_of, optimiser, schedule)
-
-
 def batches(n: int, size: int, seed: int) -> Iterator[Tensor]:
     """Indices of batches, without end; the last, smaller batch of an epoch is left out.
 
@@ -205,43 +167,61 @@ def batches(n: int, size: int, seed: int) -> Iterator[Tensor]:
         yield from torch.randperm(n, generator=generator)[: n // size * size].split(size)
 
 
+def train_heads(
+    features: Sequence[Tensor], loss_of: Callable[..., Tensor], budget: Budget, seed: int
+) -> list[Head]:
+    """Train a head for each kind of features and return what embeds others of that kind.
+
+    ``loss_of(chosen, *heads)`` is the loss of a batch of indices into the first kind; heads embed
+    the features of any indices.
+    """
+    scales = [_scale(own) for own in features]
+    inputs = [scale(own) for scale, own in zip(scales, features, strict=True)]
+    torch.manual_seed(seed)
+    networks = [
+        nn.Sequential(
+            nn.Linear(own.shape[1], budget.hidden), nn.ReLU(), nn.Linear(budget.hidden, budget.dim)
+        )
+        for own in features
+    ]
+
+    def head(network: nn.Module, own: Tensor) -> Head:
+        return lambda chosen: network(own[chosen])
+
+    def embedder(network: nn.Module, scale: Head) -> Head:
+        return torch.no_grad()(lambda others: normalize(network(scale(others)), dim=1))
+
+    heads = [head(*both) for both in zip(networks, inputs, strict=True)]
+    parameters = [parameter for network in networks for parameter in network.parameters()]
+    optimiser = torch.optim.AdamW(parameters, lr=budget.learning_rate, fused=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, budget.steps)
+    order = itertools.islice(batches(len(inputs[0]), budget.batch_size, seed), budget.steps)
+    descend(order, lambda chosen: loss_of(chosen, *heads), optimiser, schedule)
+    return [embedder(*both) for both in zip(networks, scales, strict=True)]
+
+
 def train_head(
     features: Tensor, labels: Tensor, criterion: ContrastiveLoss, budget: Budget, seed: int
-) -> Callable[[Tensor], Tensor]:
+) -> Head:
     """Train a head on labelled features and return what embeds others."""
-    scaled = Scaled.to(features)
-    torch.manual_seed(seed)
-    network = head(features.shape[1], budget)
-    inputs = scaled(features)
 
-    def loss_of(chosen: Tensor) -> Tensor:
-        loss: Tensor = criterion(network(inputs[chosen]), labels[chosen])
+    def loss_of(chosen: Tensor, head: Head) -> Tensor:
+        loss: Tensor = criterion(head(chosen), labels[chosen])
         return loss
 
-    train([network], len(inputs), loss_of, budget, seed)
-
-    @torch.no_grad()
-    def embed(others: Tensor) -> Tensor:
-        return normalize(network(scaled(others)), dim=1)
-
-    return embed
+    return train_heads([features], loss_of, budget, seed)[0]
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """Features with mean zero and, together, variance one."""
+def _scale(features: Tensor) -> Head:
+    """What gives these features mean zero and, together, variance one, and others likewise."""
+    mean = features.mean(0)
+    std = (features - mean).std()
+    return lambda others: (others - mean) / std
 
-    mean: Tensor
-    std: Tensor
 
-    @classmethod
-    def to(cls, features: Tensor) -> Scaled:
-        """As these ones are."""
-        return cls(features.mean(0), (features - features.mean(0)).std())
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """Others, likewise."""
-        return (features - self.mean) / self.std
+def held_out(labels: Tensor, seed: int) -> Tensor:
+    """Which samples are for choosing c: a mask, a fifth of every class."""
+    return stratified(labels, round(VALIDATION * len(labels)), seed)
 
 
 def class_accuracies(predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

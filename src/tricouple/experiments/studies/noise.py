@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tricouple.data.images.sets import stratified
 from tricouple.evaluation.probe import knn_accuracy, nearest_mean
 from tricouple.experiments.studies.features import frozen
-from tricouple.experiments.studies.findings import LEVEL, lines_panel, methods_table, paired, slope
-from tricouple.experiments.studies.methods import METHODS, Budget, train_head
+from tricouple.experiments.studies.findings import (
+    LEVEL,
+    by_seed,
+    complete,
+    lines_panel,
+    methods_table,
+    paired,
+)
+from tricouple.experiments.studies.methods import METHODS, Budget, held_out, train_head
 from tricouple.experiments.studies.plan import (
     CHOOSE,
-    Chosen,
     Plan,
     Results,
     Study,
@@ -32,7 +37,6 @@ from tricouple.report.tables import Table
 UNBOUNDED = ("infonce", "iot")
 CLEAN = "none"  # the kind of noise of what all kinds begin with
 LEVEL_OF_NOISE = 0.6
-VALIDATION = 0.2  # of the training set
 NEAREST, NEIGHBOURS = "nearest_mean", "knn"
 
 
@@ -83,11 +87,9 @@ class Noise(Study):
         noisy = with_noise(y, groups, trial.condition["noise"], trial.seed)
         test, truth = data.test
         if trial.part == CHOOSE:
-            held = stratified(y, round(VALIDATION * len(y)), trial.seed)
-            kept = torch.ones(len(y), dtype=torch.bool)
-            kept[held] = False
+            held = held_out(y, trial.seed)
             test, truth = x[held], noisy[held]  # a user has no clean labels to choose by
-            x, noisy = x[kept], noisy[kept]
+            x, noisy = x[~held], noisy[~held]
         criterion = METHODS[trial.method].build(trial.sharpness)
         embed = train_head(x, noisy, criterion, budget, trial.seed)
         z, w = embed(x), embed(test)
@@ -111,9 +113,13 @@ class Noise(Study):
             panels.append(
                 lines_panel(title, plan.methods, levels, accuracy, "share of wrong labels")
             )
-            slopes = {how: _slopes(levels, how, accuracy, plan.seeds) for how in plan.methods}
-            if not all(slopes.values()):
+            if not all(complete(plan, where, accuracy) for where in levels):
                 continue
+            slopes = {}  # of accuracy over noise, seed by seed
+            for how in plan.methods:
+                found = [by_seed(accuracy, where, how) for where in levels]
+                shares = [[one[seed] for seed in plan.seeds] for one in found]
+                slopes[how] = np.polyfit([*levels.values()], shares, 1)[0].tolist()
             bounded = [how for how in plan.methods if METHODS[how].bounded]
             best, rival = (
                 max(some, key=lambda how: fmean(slopes[how])) for some in (bounded, UNBOUNDED)
@@ -154,16 +160,6 @@ class Noise(Study):
             return Verdict("open", sentences, tables, [chart])
         word = "supported" if sum(slower) > len(slower) / 2 else "refuted"
         return Verdict(word, sentences, tables, [chart])
-
-
-def _slopes(
-    levels: Mapping[str, float], how: str, accuracy: Chosen, seeds: Sequence[int]
-) -> list[float]:
-    """The slope of accuracy over noise for each seed; empty if a run is missing."""
-    found = [accuracy.get((where, how), (0.0, {}))[1] for where in levels]
-    if not all(seed in own for own in found for seed in seeds):
-        return []
-    return [slope([*levels.values()], [own[seed] for own in found]) for seed in seeds]
 
 
 def with_noise(labels: Tensor, groups: Tensor, share: float, seed: int) -> Tensor:

@@ -47,34 +47,20 @@ Chosen = Mapping[tuple[str, str], tuple[float, Mapping[int, float]]]  # see Resu
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be run, fixed before.
+    """What will be run, fixed before."""
 
-    Attributes:
-        hypothesis: What is expected, and why.
-        refuted: What would refute it.
-        conditions: What the methods are compared on, flat settings.
-        methods: Words of ``methods.METHODS``.
-        sharpness: The grid of c.
-        chosen_by: The measure by which each method's c is chosen on validation data; empty to
-            run every c of the grid.
-        choosing_seeds: For choosing c.
-        seeds: For what is reported.
-        limits: How far the grid may be extended.
-        budget: Of every run.
-        changed: Why this plan replaced one that had begun; empty for a first plan.
-    """
-
-    hypothesis: str
-    refuted: str
-    conditions: tuple[Condition, ...]
-    methods: tuple[str, ...]
-    sharpness: tuple[float, ...]
+    hypothesis: str  # what is expected, and why
+    refuted: str  # what would refute it
+    conditions: tuple[Condition, ...]  # what the methods are compared on, flat settings
+    methods: tuple[str, ...]  # words of ``methods.METHODS``
+    sharpness: tuple[float, ...]  # the grid of c
+    # The measure by which each method's c is chosen on validation data; empty to run every c.
     chosen_by: str = ""
-    choosing_seeds: tuple[int, ...] = (100, 101, 102)
-    seeds: tuple[int, ...] = tuple(range(10))
-    limits: tuple[float, float] = (0.3, 1000.0)
-    budget: Budget = field(default_factory=Budget)
-    changed: str = ""
+    choosing_seeds: tuple[int, ...] = (100, 101, 102)  # for choosing c
+    seeds: tuple[int, ...] = tuple(range(10))  # for what is reported
+    limits: tuple[float, float] = (0.3, 1000.0)  # how far the grid may be extended
+    budget: Budget = field(default_factory=Budget)  # of every run
+    changed: str = ""  # why this plan replaced one that had begun; empty for a first plan
 
 
 def first_look(plan: Plan) -> Plan:
@@ -91,44 +77,27 @@ def first_look(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run.
-
-    Attributes:
-        condition: Where.
-        method: What.
-        sharpness: C.
-        seed: Of data order and initial weights.
-        part: ``choose`` (on validation data) or ``final`` (on test data).
-    """
+    """One run."""
 
     condition: Condition
     method: str
     sharpness: float
-    seed: int
-    part: str
+    seed: int  # of data order and initial weights
+    part: str  # ``choose`` (on validation data) or ``final`` (on test data)
 
     @property
     def id(self) -> str:
         """What tells the runs of a study apart."""
-        words = [str(value) for value in self.condition.values()]
-        return "-".join(
-            [*words, self.method, f"c{self.sharpness:g}", f"seed{self.seed}", self.part]
-        )
+        where = "-".join(map(str, self.condition.values()))
+        return f"{where}-{self.method}-c{self.sharpness:g}-seed{self.seed}-{self.part}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a study found.
+    """What a study found."""
 
-    Attributes:
-        word: ``"supported"``, ``"refuted"`` or ``"open"`` (runs are missing, or it cannot be told).
-        sentences: What was measured, in words.
-        tables: The numbers.
-        charts: Pictures.
-    """
-
-    word: str
-    sentences: Sequence[str]
+    word: str  # ``supported``, ``refuted`` or ``open`` (runs are missing, or it cannot be told)
+    sentences: Sequence[str]  # what was measured
     tables: Sequence[Table]
     charts: Sequence[Chart] = ()
 
@@ -155,13 +124,9 @@ class Study(ABC):
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of a study, as its verdict reads them.
+    """The runs of a study, as its verdict reads them."""
 
-    Attributes:
-        records: The finished lines of ``runs.jsonl``.
-    """
-
-    records: Sequence[Record]
+    records: Sequence[Record]  # the finished lines of ``runs.jsonl``
 
     def final(self, measure: str) -> dict[tuple[str, str, float], dict[int, float]]:
         """A measure by condition (as text), method and c, seed by seed; 0 where it diverged."""
@@ -190,21 +155,13 @@ def describe(condition: Condition) -> str:
 
 @dataclass(frozen=True)
 class Conduct:
-    """Does a study: everything that is missing, method by method.
-
-    Attributes:
-        study: Which.
-        plan: At the scale that was asked for.
-        store: Of its results.
-        origin: Provenance of the command.
-        known: Runs that are done, filled as the work goes on.
-    """
+    """Does a study: everything that is missing, method by method."""
 
     study: Study
-    plan: Plan
-    store: Store
-    origin: Mapping[str, Any]
-    known: dict[str, Record] = field(default_factory=dict)
+    plan: Plan  # at the scale that was asked for
+    store: Store  # of its results
+    origin: Mapping[str, Any]  # provenance of the command
+    known: dict[str, Record] = field(default_factory=dict)  # runs that are done
 
     def go(self, condition: Condition, method: str) -> Iterator[Record]:
         """Yield the runs of a method in a condition that were not there."""
@@ -215,10 +172,8 @@ class Conduct:
             while True:
                 for c in grid:
                     if c not in scores:
-                        trials = [
-                            Trial(condition, method, c, seed, CHOOSE)
-                            for seed in self.plan.choosing_seeds
-                        ]
+                        seeds = self.plan.choosing_seeds
+                        trials = [Trial(condition, method, c, seed, CHOOSE) for seed in seeds]
                         yield from self.missing(trials)
                         scores[c] = fmean(self.score(trial) for trial in trials)
                 best = max(grid, key=lambda c: scores[c])

@@ -5,11 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tricouple.data.images.sets import stratified
 from tricouple.evaluation.probe import nearest_mean
 from tricouple.experiments.studies.features import frozen
-from tricouple.experiments.studies.findings import LEVEL, against, lines_panel, methods_table
-from tricouple.experiments.studies.methods import METHODS, Budget, class_accuracies, train_head
+from tricouple.experiments.studies.findings import (
+    LEVEL,
+    against,
+    by_seed,
+    complete,
+    lines_panel,
+    methods_table,
+)
+from tricouple.experiments.studies.methods import (
+    METHODS,
+    Budget,
+    class_accuracies,
+    held_out,
+    train_head,
+)
 from tricouple.experiments.studies.plan import (
     CHOOSE,
     Plan,
@@ -25,7 +37,6 @@ from tricouple.report.chart import Chart
 BALANCED, MANY, MEDIUM, FEW = "balanced", "many", "medium", "few"
 MEASURES = {BALANCED: "balanced accuracy", MANY: "the third of the classes with most samples",
             MEDIUM: "the middle third", FEW: "the third with fewest"}  # fmt: skip
-VALIDATION = 0.2
 OURS, RIVALS = "pushpull_classes", ("infonce", "bcl")
 
 
@@ -69,8 +80,7 @@ class Tail(Study):
         test, truth = data.test
         kept = long_tail(y, trial.condition["imbalance"], trial.seed)
         if trial.part == CHOOSE:
-            held = torch.zeros(len(y), dtype=torch.bool)
-            held[stratified(y, round(VALIDATION * len(y)), trial.seed)] = True
+            held = held_out(y, trial.seed)
             test, truth = x[held], y[held]
             kept = kept[~held[kept]]
         x, y = x[kept], y[kept]
@@ -98,14 +108,10 @@ class Tail(Study):
         accuracy = results.chosen(BALANCED)
         better, sentences = [], []
         for where, words in columns.items():
-            means = {
-                how: sum(own.values()) / len(own)
-                for how in plan.methods
-                if len(own := accuracy.get((where, how), (0.0, {}))[1]) == len(plan.seeds)
-            }
-            if len(means) < len(plan.methods):
+            if not complete(plan, where, accuracy):
                 continue
-            rival = max(RIVALS, key=lambda how: means[how])
+            means = {how: sum(by_seed(accuracy, where, how).values()) for how in RIVALS}
+            rival = max(RIVALS, key=means.__getitem__)
             caption = f"{words}: balanced accuracy against {METHODS[rival].name}"
             table, gaps = against(caption, plan.methods, rival, where, accuracy)
             tables.append(table)
@@ -123,14 +129,13 @@ class Tail(Study):
         half, won = len(columns) / 2, sum(better)
         lost = len(better) - won
         word = "supported" if won > half else "refuted" if lost >= half else "open"
-        panels = []
-        for data in dict.fromkeys(c["data"] for c in cut):
-            places = {describe(c): c["imbalance"] for c in cut if c["data"] == data}
-            axis, unit = "largest class over smallest", "balanced accuracy, %"
-            if len(places) > 1:  # one is no line
-                panels.append(
-                    lines_panel(data, plan.methods, places, accuracy, axis, log=True, unit=unit)
-                )
+        axis, unit = "largest class over smallest", "balanced accuracy, %"
+        panels = [
+            lines_panel(data, plan.methods, places, accuracy, axis, log=True, unit=unit)
+            for data in dict.fromkeys(c["data"] for c in cut)
+            for places in [{describe(c): c["imbalance"] for c in cut if c["data"] == data}]
+            if len(places) > 1  # one is no line
+        ]
         chart = Chart(
             "tail",
             "Balanced accuracy over imbalance",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import tricouple as tc
 from tricouple.experiments.studies.methods import MARGIN, METHODS, Budget
 from tricouple.experiments.studies.plan import Plan, Results, Study, Trial, Verdict, describe
 from tricouple.report.chart import Axis, Chart, Line, Panel
-from tricouple.report.numbers import MeanStd, number, plain
+from tricouple.report.numbers import number, plain
 from tricouple.report.tables import Table
 
 COSINE, DIFFERENCE = "cosine", "difference"
@@ -78,51 +79,46 @@ class ThreeWay(Study):
         expected = len(plan.conditions) * len(plan.methods) * len(plan.sharpness)
         if len(gaps) < expected:
             return Verdict("open", ["Not all runs are there."], [])
+        means = {key: fmean(own.values()) for key, own in gaps.items()}
         largest = max(
-            value
-            for c in plan.conditions
-            if c["n"] >= 128 and c["sweeps"] == "converged" and c["labels"] in ("views", "balanced")
-            for sharp in plan.sharpness
-            for value in gaps[(describe(c), "neg_mmiot", sharp)].values()
-        ) if any(c["n"] >= 128 for c in plan.conditions) else float("nan")  # fmt: skip
-        tables, panels = [], []
+            (
+                value
+                for c in plan.conditions
+                if c["n"] >= 128 and c["sweeps"] == "converged"
+                if c["labels"] in ("views", "balanced")
+                for sharp in plan.sharpness
+                for value in gaps[(describe(c), "neg_mmiot", sharp)].values()
+            ),
+            default=float("nan"),
+        )
+        tables = []
         for c in plan.conditions:
-            if c["n"] == max(own["n"] for own in plan.conditions):
-                where = describe(c)
-                rows = [
-                    (METHODS[how].name, *(
-                        f"{number(MeanStd.of(gaps[(where, how, s)].values()).mean)} "
-                        f"({MeanStd.of(cosines[(where, how, s)].values()).mean:.4f})"
-                        for s in plan.sharpness
-                    ))
-                    for how in plan.methods
-                ]  # fmt: skip
-                head = ("loss", *(f"c = {plain(s)}" for s in plan.sharpness))
-                caption = f"{where}: relative difference of gradients to PushPull's (their cosine)"
-                tables.append(Table(caption, head, rows))
+            if c["n"] < max(own["n"] for own in plan.conditions):
+                continue
+            where = describe(c)
+            rows = []
+            for how in plan.methods:
+                keys = [(where, how, sharp) for sharp in plan.sharpness]
+                cells = (f"{number(means[k])} ({fmean(cosines[k].values()):.4f})" for k in keys)
+                rows.append((METHODS[how].name, *cells))
+            head = ("loss", *(f"c = {plain(sharp)}" for sharp in plan.sharpness))
+            caption = f"{where}: relative difference of gradients to PushPull's (their cosine)"
+            tables.append(Table(caption, head, rows))
+        panels = []
+        x, y = Axis("sharpness c", log=True), Axis("relative difference", log=True)
         for labels in dict.fromkeys(c["labels"] for c in plan.conditions):
-            lines = []
-            for c in plan.conditions:
-                if c["labels"] != labels or c["sweeps"] != "converged":
-                    continue
-                for how in plan.methods:
-                    values = [gaps[(describe(c), how, s)] for s in plan.sharpness]
-                    lines.append(
-                        Line(
-                            f"{METHODS[how].name}, N = {c['n']}",
-                            plan.sharpness,
-                            [MeanStd.of(own.values()).mean for own in values],
-                        )
-                    )
-            panels.append(
-                Panel(
-                    labels,
-                    "; ".join(f"{line.name}: {number(min(line.y))} at least" for line in lines),
-                    lines,
-                    x=Axis("sharpness c", log=True),
-                    y=Axis("relative difference", log=True),
+            lines = [
+                Line(
+                    f"{METHODS[how].name}, N = {c['n']}",
+                    plan.sharpness,
+                    [means[(describe(c), how, sharp)] for sharp in plan.sharpness],
                 )
-            )
+                for c in plan.conditions
+                if c["labels"] == labels and c["sweeps"] == "converged"
+                for how in plan.methods
+            ]
+            words = "; ".join(f"{line.name}: {number(min(line.y))} at least" for line in lines)
+            panels.append(Panel(labels, words, lines, x=x, y=y))
         chart = Chart("three-way", "Neg-MMIOT's gradient against PushPull's",
                       "Random batches, converged sweeps.", panels)  # fmt: skip
         sentences = [

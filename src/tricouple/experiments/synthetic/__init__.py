@@ -15,7 +15,7 @@ from tricouple.experiments.synthetic.config import (
     main_cells,
     map_cells,
 )
-from tricouple.options import CommandError, at_least, positive_float
+from tricouple.options import CommandError, at_least, positive_float, several
 from tricouple.provenance import require_clean
 
 DESCRIPTION = """\
@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add = parser.add_argument
     add("--study", choices=STUDIES, default="main", help="which part to run")
-    add("--classes", type=class_counts, default="10,20,50", help="K, several with commas")
+    add("--classes", type=several(2), default="10,20,50", help="K, several with commas")
     add("--seeds", type=at_least(1), default=3, help="number of seeds of the main part")
     for name, (kind, text) in SETTINGS.items():
         option = f"--{name.replace('_', '-')}"
@@ -91,12 +91,6 @@ def run(args: argparse.Namespace) -> int:
     require_clean(allow_dirty=args.allow_dirty)
     conduct(args.out, "synthetic", base, cells, workers=args.workers, snapshots=args.snapshots)
     return 0
-
-
-def class_counts(text: str) -> tuple[int, ...]:
-    """Parse a comma-separated list of K such as ``10,20``; the result is increasing."""
-    parse = at_least(2)
-    return tuple(sorted({parse(part) for part in text.split(",")}))
 
 
 # --- tricouple demo: the same in minutes ----------------------------------------------------------
