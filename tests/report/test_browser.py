@@ -3,6 +3,7 @@
 import os
 from collections import namedtuple
 
+import numpy as np
 import pytest
 
 from report import chromium, fake_vision
@@ -44,7 +45,7 @@ def vision(tmp_path_factory):
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
     folder = fake_clip.write_study(tmp_path_factory.mktemp("clip"), list(fake_clip.whole()))
-    (folder / "gallery.npz").write_bytes(fake_clip.gallery())
+    np.savez(folder / "gallery.npz", **fake_clip.gallery())
     with chromium.silent_page(PROGRAM, file := write_report(folder)) as tab:
         yield Page(tab, file, 6 + 1 + 2)  # matrices before and after, sharpness, curves
 

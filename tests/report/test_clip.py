@@ -1,7 +1,5 @@
 """The page of image-text runs: tables beside the paper's, queries with marks, plans, verdicts."""
 
-import io
-
 import numpy as np
 import pytest
 
@@ -55,7 +53,7 @@ def whole():
             yield record(loss, seed)
 
 
-def gallery(queries: bool = True) -> bytes:
+def gallery(queries: bool = True) -> dict:
     square = np.eye(4, dtype=np.float32)
     arrays = {f"similarity_{when}": square for when in ("before", "after")}
     arrays |= {f"plan_{a}_{w}": square / 4 for a in ("positive", "negative")
@@ -72,16 +70,14 @@ def gallery(queries: bool = True) -> bytes:
             "thumbnail_of": np.array([2, 7]),
             "thumbnails": np.zeros((2, 3, 8, 8), dtype=np.uint8),
         }
-    content = io.BytesIO()
-    np.savez(content, **arrays)
-    return content.getvalue()
+    return arrays
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     folder = write_study(tmp_path_factory.mktemp("clip"), list(whole()))
     (folder / "galleries").mkdir()
-    (folder / "galleries" / "neg_mmiot-c10-final-0.npz").write_bytes(gallery(queries=False))
+    np.savez(folder / "galleries/neg_mmiot-c10-final-0.npz", **gallery(queries=False))
     return page_of(folder)
 
 
@@ -177,7 +173,7 @@ def test_a_study_without_results_has_no_pictures(tmp_path):
 
 def test_queries_show_pictures_and_mark_right_answers(tmp_path):
     folder = write_study(tmp_path, [record("neg_mmiot", 0)], {})
-    (folder / "gallery.npz").write_bytes(gallery())
+    np.savez(folder / "gallery.npz", **gallery())
     page = page_of(folder)
     queries = section(page, "queries")
     right = [item.text for item in queries.all("li", "right")]

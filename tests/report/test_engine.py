@@ -17,7 +17,6 @@ from tricouple.report.chart import (
     Line,
     Panel,
     numbered,
-    shown_values,
     style,
 )
 from tricouple.report.draw_matplotlib import picture, png
@@ -105,7 +104,7 @@ def test_both_renderers_draw_the_same_lines():
 
 
 def test_a_logarithmic_axis_without_a_floor_leaves_zero_out():
-    assert np.isnan(shown_values([0.0, 1.0], Axis(log=True))).tolist() == [True, False]
+    assert np.isnan(Axis(log=True).shown([0.0, 1.0])).tolist() == [True, False]
 
 
 def test_styles_differ_in_more_than_colour():

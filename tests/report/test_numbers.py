@@ -9,11 +9,19 @@ import scipy.stats
 from report import fake
 from report.html_check import parse, rows, table_of
 from tricouple.report.groups import Curve
-from tricouple.report.numbers import MeanStd, directions, mean_std, number
+from tricouple.report.numbers import (
+    MeanStd,
+    best,
+    beyond_spread,
+    directions,
+    holm,
+    mean_std,
+    number,
+    welch,
+)
 from tricouple.report.read import read_study
-from tricouple.report.sentences import best, beyond_spread, check_claims, holm, welch
 from tricouple.report.sweeps import read_sweeps
-from tricouple.report.synthetic import headline, main_groups
+from tricouple.report.synthetic import check_claims, headline, main_groups
 from tricouple.report.tables import Column, best_rows
 
 

@@ -122,7 +122,7 @@ def test_accuracy_over_sharpness_is_measured_on_validation_images_alone(study):
     assert len(lines) == 4 * 5
     where = ("MNIST, ResNet-18, SCL", "pushpull")
     line = next(line for line in lines if (line.place, line.loss) == where)
-    assert [c for c, _ in line.points("penultimate/knn")] == list(fake.SHARPNESS)
+    assert list(line.points("penultimate/knn")) == list(fake.SHARPNESS)
     assert {run.part for own in line.groups for run in own.runs} == {"sharpness"}
     assert "Measured on validation images. Seed 0." in vision.sharpness_chart(lines).caption
 

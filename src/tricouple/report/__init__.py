@@ -3,7 +3,7 @@
 It reads result files alone and knows nothing of the code that wrote them. Anybody can use its
 engine: ``tables``, ``chart`` (data) → ``draw_plotly``, ``draw_matplotlib``; ``page``. A study goes
 ``read`` (files → runs) → ``groups`` (runs that differ in their seed) → a specification for its kind
-(``synthetic``, ``vision``, ``clip``, ``text``: tables, charts and ``sentences``) → ``command``.
+(``synthetic``, ``vision``, ``clip``, ``text``: tables, charts and sentences) → ``command``.
 """
 
 from __future__ import annotations

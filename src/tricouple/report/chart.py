@@ -71,6 +71,12 @@ class Style:
         """The colour as a CSS variable, which the page resolves for its theme."""
         return f"var(--{self.hue})"
 
+    @classmethod
+    def of_class(cls, label: int) -> Style:
+        """How samples of a class are marked: 49 pairs of hue and symbol before one returns."""
+        symbol = list(SYMBOLS)[label // len(HUES) % len(SYMBOLS)]
+        return cls(list(HUES)[label % len(HUES)], "solid", symbol)
+
 
 STYLES = {
     "neg_mmiot": Style("blue", "solid", "circle"),
@@ -109,12 +115,6 @@ def numbered(position: int) -> Style:
     return Style(hue, dash, symbol)
 
 
-def class_style(label: int) -> Style:
-    """Return how samples of a class are marked: 49 pairs of hue and symbol before one returns."""
-    symbol = list(SYMBOLS)[label // len(HUES) % len(SYMBOLS)]
-    return Style(list(HUES)[label % len(HUES)], "solid", symbol)
-
-
 def stylesheet() -> str:
     """Return the palette as CSS variables, light and dark."""
     light, dark = (_variables(theme) for theme in (0, 1))
@@ -147,6 +147,20 @@ class Axis:
     limits: tuple[float, float] | None = None  # its ends; None: those of the data
     floor: float = 0.0  # where a logarithmic axis shows zero and what is below
     whole: bool = False  # whether only whole numbers make sense; for the horizontal one
+
+    def shown(self, values: Sequence[float] | Array) -> Array:
+        """Values as it shows them: a logarithmic one has no zero.
+
+        Example:
+            >>> Axis(log=True, floor=0.1).shown([0.0, 10.0]).tolist()
+            [0.1, 10.0]
+        """
+        numbers = np.asarray(values, dtype=np.float64)
+        if not self.log:
+            return numbers
+        if self.floor > 0:
+            return np.where(np.isnan(numbers), math.nan, np.maximum(numbers, self.floor))
+        return np.where(numbers > 0, numbers, math.nan)
 
 
 @dataclass(frozen=True)
@@ -243,21 +257,6 @@ class Chart:
         panels = [replace(panel, marks=[m for m in panel.marks if _shown(m, choice)])
                   for panel in self.panels]  # fmt: skip
         return replace(self, panels=[panel for panel in panels if panel.marks])
-
-
-def shown_values(values: Sequence[float] | Array, axis: Axis) -> Array:
-    """Return values as an axis shows them: a logarithmic one has no zero.
-
-    Example:
-        >>> shown_values([0.0, 10.0], Axis(log=True, floor=0.1)).tolist()
-        [0.1, 10.0]
-    """
-    numbers = np.asarray(values, dtype=np.float64)
-    if not axis.log:
-        return numbers
-    if axis.floor > 0:
-        return np.where(np.isnan(numbers), math.nan, np.maximum(numbers, axis.floor))
-    return np.where(numbers > 0, numbers, math.nan)
 
 
 def _shown(mark: Line | Cloud | Grid, choice: Choice) -> bool:

@@ -11,19 +11,16 @@ from html import escape
 from operator import neg
 
 import numpy as np
-from rich.table import Table as RichTable
 
 from tricouple.names import DATA, QUANTITIES
-from tricouple.report import curves
+from tricouple.report import curves, page
 from tricouple.report.chart import Array, Axis, Chart, Grid, Panel
 from tricouple.report.draw_matplotlib import png
-from tricouple.report.embeddings import picture
-from tricouple.report.groups import FINAL, SHARPNESS, Group, Needs, gaps, group, steps_of
-from tricouple.report.numbers import MeanStd, listing, mean_std, number, percent, plain
-from tricouple.report.page import Article, Section, asset, chart_html, chart_sections, paragraph
+from tricouple.report.embeddings import gallery_html, listed, picture, pictured
+from tricouple.report.groups import Group, Needs, gaps, group, steps_of
+from tricouple.report.numbers import LEVEL, MeanStd, best, listing, mean_std, number, percent, plain
 from tricouple.report.read import Arrays, Study, read_arrays
-from tricouple.report.sentences import LEVEL, best
-from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
+from tricouple.report.tables import Column, Table, measured_table
 
 NEEDS: Needs = {"loss": str, "sharpness": (int, float), "seed": int}
 LEAD = (
@@ -64,57 +61,52 @@ REASONS = {
 }
 
 
-def article(study: Study) -> Article:
+def article(study: Study) -> page.Article:
     """Return everything the page says about a study, or about a single run."""
     groups = finals(study)
-    sections = []
-    if groups:
-        paper = len(groups) > 1
-        note = paragraph(PAPER) if paper else ""
-        retrieval = "\n".join(map(to_html, retrieval_tables(groups, paper=paper)))
-        sections.append(Section("retrieval", "Retrieval", note + retrieval))
-        zero_shot = "\n".join(map(to_html, zero_shot_tables(groups, paper=paper)))
-        if zero_shot:
-            sections.append(Section("zero-shot", "Zero-shot classification", zero_shot))
-    sections += _pictures(study, groups)
-    sections += chart_sections([sharpness_chart(study), curves_chart(groups)])
-    if groups:
-        geometry = paragraph(MODALITIES) + to_html(_geometry(groups))
-        sections.append(Section("geometry", "How the modalities share the sphere", geometry))
-    return Article(
+    paper = len(groups) > 1
+    retrieval = retrieval_tables(groups, paper=paper)
+    zero_shot = zero_shot_tables(groups, paper=paper)
+    modalities = "How the modalities share the sphere"
+    return page.Article(
         title=f"Image and text: {study.name}",
         lead=f"{LEAD} Trained on {where(study)}.",
-        sections=sections,
+        sections=[
+            page.section(
+                "retrieval", "Retrieval", page.paragraph(PAPER) if paper else "", *retrieval
+            ),
+            page.section("zero-shot", "Zero-shot classification", *zero_shot),
+            *_pictures(study, groups),
+            *page.chart_sections([sharpness_chart(study), curves_chart(groups)]),
+            page.section("geometry", modalities, page.paragraph(MODALITIES), _geometry(groups)),
+        ],
         found=headline(groups),
         missing=gaps(study, groups),
     )
 
 
-def files(study: Study) -> dict[str, bytes | None]:
+def files(study: Study) -> page.Files:
     """What the documentation shows: the recall by which c is chosen over c, and the tables."""
-    chart, groups = sharpness_chart(study), finals(study)
+    groups = finals(study)
     tables = [*retrieval_tables(groups), *zero_shot_tables(groups)] if groups else []
     budget = f"Mean ± std over seeds, the best mean in bold. Trained on {where(study)}."
     points = "".join(f"- {note}\n" for note in [*headline(groups), *gaps(study, groups)[:1]])
-    text = "\n".join([*map(to_markdown, tables), budget, "", points])
     return {
-        "clip-sharpness.png": png(chart, height=3.5) if chart.panels else None,
-        "clip-table.md": text.encode() if tables else None,
+        "clip-sharpness.png": png(sharpness_chart(study), height=3.5),
+        "clip-table.md": [*tables, budget, "", points],
     }
 
 
-def terminal(study: Study) -> list[RichTable | str]:
+def terminal(study: Study) -> list[Table | str]:
     """The same for a terminal, as many columns as 80 characters hold."""
     groups = finals(study)
-    if not groups:
-        return []
     tables = [*retrieval_tables(groups, ranks=(1, 5), write=percent), *zero_shot_tables(groups)]
-    return [*map(to_terminal, tables), *headline(groups), *gaps(study, groups)[:1]]
+    return [*tables, *headline(groups), *gaps(study, groups)[:1]] if groups else []
 
 
 def finals(study: Study) -> list[Group]:
     """The final runs of every loss that has a finished one."""
-    return [own for own in group(study.part(FINAL), NEEDS) if own.finished]
+    return [own for own in group(study.part("final"), NEEDS) if own.finished]
 
 
 def where(study: Study) -> str:
@@ -166,7 +158,7 @@ def zero_shot_tables(groups: Sequence[Group], *, paper: bool = False) -> list[Ta
 
 
 def _table(groups: Sequence[Group], columns: list[Column], caption: str) -> Table:
-    names = [*_names(groups), ("guessing",)]
+    names = [*_names(groups), ("guessing",)] if groups else []
     return measured_table(f"{caption}, after {steps_of(groups)}", ("loss",), names, columns)
 
 
@@ -177,8 +169,8 @@ def _names(groups: Sequence[Group]) -> list[tuple[str]]:
 def _column(
     groups: Sequence[Group], name: str, title: str, write: Callable[[MeanStd], str] = mean_std
 ) -> Column:
-    guess = [own.percent(f"chance/{name}").mean for own in groups]
-    values = [*(own.percent(name) for own in groups), MeanStd(guess[0])]
+    guess = [MeanStd(own.percent(f"chance/{name}").mean) for own in groups[:1]]
+    values = [*(own.percent(name) for own in groups), *guess]
     return Column(title, values, neg if len(groups) > 1 else None, write)
 
 
@@ -189,7 +181,7 @@ def _paper(groups: Sequence[Group], name: str) -> Column:
 
 @cache
 def _papers() -> dict[str, dict[str, str]]:
-    return {row["loss"]: row for row in csv.DictReader(asset("paper_clip.csv").splitlines())}
+    return {row["loss"]: row for row in csv.DictReader(page.asset("paper_clip.csv").splitlines())}
 
 
 def _geometry(groups: Sequence[Group]) -> Table:
@@ -204,18 +196,14 @@ def _geometry(groups: Sequence[Group]) -> Table:
 
 def curves_chart(groups: Sequence[Group]) -> Chart:
     """Loss, recall and geometry on held-out pairs over the epochs."""
-    caption = (
-        "Over the epochs, means over seeds, band ± one standard deviation; all but the loss on "
-        "held-out pairs. Losses are on scales of their own: compare shapes, not heights."
-    )
-    panels = curves.during_training(groups, CURVES, x="epoch")
+    caption, panels = curves.HELD_OUT.format("pairs"), curves.during_training(groups, CURVES)
     return Chart("curves", "During training", caption, panels)
 
 
 def sharpness_chart(study: Study) -> Chart:
     """Validation recall over the grid of c, from which each loss has its setting."""
-    groups = group(study.part(SHARPNESS), NEEDS)
-    lines = curves.over_sharpness(groups, next(iter(CHOSEN_BY)), ring=False)
+    groups = group(study.part("sharpness"), NEEDS)
+    lines = curves.over_sharpness(groups, next(iter(CHOSEN_BY)))
     title = "Which sharpness suits each loss"
     caption = (
         f"On validation images, at the first seed, after {steps_of(groups)}; the best of each loss "
@@ -282,28 +270,25 @@ MATRICES = {
 }
 
 
-def _pictures(study: Study, groups: Sequence[Group]) -> list[Section]:
+def _pictures(study: Study, groups: Sequence[Group]) -> list[page.Section]:
     """Queries with answers, similarities and plans: of the run, or of each loss of a study."""
-    sections = []
     own = read_arrays(study.folder / "gallery.npz", "gallery")
-    if "queries" in own:
-        sections.append(Section("queries", "Queries and answers", queries_html(own)))
-    if own:
-        sections += chart_sections([matrices_chart(own, "run", MATRICES_CAPTION)])
-    parts = []
+    parts: list[page.Part] = [page.paragraph(MATRICES_CAPTION)]
     for each in groups:
         for run in each.finished:
             kept = read_arrays(study.folder / "galleries" / f"{run.id}.npz", "gallery")
             if kept:
-                chart = chart_html(matrices_chart(kept, each.loss, ""))
-                parts.append(f"<h3>{escape(each.name)}, c = {each.c}</h3>\n{chart}")
-    if parts:
-        body = "\n".join([paragraph(MATRICES_CAPTION), *parts])
-        sections.append(Section("matrices", MATRICES_TITLE, body))
-    return sections
+                parts += [f"<h3>{escape(each.name)}, c = {each.c}</h3>", matrices_chart(kept, "")]
+    return [
+        page.Section(
+            "queries", "Queries and answers", answers_html(own) if "queries" in own else ""
+        ),
+        page.section("matrices-run", MATRICES_TITLE, matrices_chart(own, MATRICES_CAPTION)),
+        page.section("matrices", MATRICES_TITLE, *parts),
+    ]
 
 
-def matrices_chart(gallery: Arrays, name: str, caption: str) -> Chart:
+def matrices_chart(gallery: Arrays, caption: str) -> Chart:
     """A row of panels before and one after training; equal colours are equal values in both."""
     shown = {
         (key, when): gallery[f"{key}_{when}"].astype(np.float64)
@@ -317,7 +302,7 @@ def matrices_chart(gallery: Arrays, name: str, caption: str) -> Chart:
     for (key, _), values in shown.items():
         top[key] = max(top.get(key, 0.0), float(np.abs(values).max()))
     panels = [_matrix(key, when, values, top[key]) for (key, when), values in shown.items()]
-    return Chart(f"matrices-{name}", MATRICES_TITLE, caption, panels)
+    return Chart("matrices", MATRICES_TITLE, caption, panels)
 
 
 def _matrix(key: str, when: str, values: Array, limit: float) -> Panel:
@@ -336,7 +321,7 @@ def _matrix(key: str, when: str, values: Array, limit: float) -> Panel:
     )
 
 
-def queries_html(arrays: Arrays) -> str:
+def answers_html(arrays: Arrays) -> str:
     """Image → five captions and caption → five images, the right ones marked."""
     pictures = {
         int(position): picture(pixels)
@@ -345,32 +330,22 @@ def queries_html(arrays: Arrays) -> str:
     to_text, to_image = [], []
     for row, query in enumerate(int(value) for value in arrays["queries"]):
         own = escape(str(arrays["own_captions"][row]))
-        keys = ("answer_captions", "answer_owners", "answer_captions_score")
+        keys = ("answer_captions", "answer_captions_score", "answer_owners")
         captions = zip(*(arrays[key][row] for key in keys), strict=True)
-        answers = "".join(
-            f'<li{right}>{escape(str(text))} <span class="score">{score:.2f}{mark}</span></li>'
-            for text, owner, score in captions
-            for right, mark in [(' class="right"', " ✓") if owner == query else ("", "")]
-        )
+        texts = [(str(text), score, owner == query) for text, score, owner in captions]
         image = f'<img src="{pictures[query]}" alt="image with the caption: {own}">'
-        to_text.append(f'<div class="query">{image}<ol>{answers}</ol></div>')
+        to_text.append(image + listed(texts))
         images = zip(arrays["answer_images"][row], arrays["answer_images_score"][row], strict=True)
-        found = "".join(
-            f'<figure{right}><img src="{pictures[int(answer)]}" alt="{alt} answer"><figcaption>'
-            f"{mark}{score:.2f}</figcaption></figure>"
+        found = [
+            (pictures[int(answer)], f"{score:.2f}", "right answer", True)
+            if answer == query
+            else (pictures[int(answer)], f"{score:.2f}", "wrong answer", False)
             for answer, score in images
-            for right, mark, alt in [
-                (' class="right"', "✓ ", "right") if answer == query else ("", "", "wrong")
-            ]
-        )
-        to_image.append(
-            f'<div class="query"><div><strong>“{own}”</strong>'
-            f'<div class="answers">{found}</div></div></div>'
-        )
+        ]
+        to_image.append(f"<div><strong>“{own}”</strong>{pictured(found)}</div>")
     told = "Queries were drawn at random, the same for every run; the numbers are cosines, ✓ marks"
     return (
-        f"{paragraph(f'{told} a right answer.')}\n"
-        f'<h3>Image → the five nearest captions</h3>\n<div class="gallery">{"".join(to_text)}</div>'
-        f'\n<h3>Caption → the five nearest images</h3>\n<div class="gallery">{"".join(to_image)}'
-        "</div>"
+        f"{page.paragraph(f'{told} a right answer.')}\n"
+        f"<h3>Image → the five nearest captions</h3>\n{gallery_html(to_text)}\n"
+        f"<h3>Caption → the five nearest images</h3>\n{gallery_html(to_image)}"
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -15,11 +16,14 @@ from tricouple.files import WriteError, write_atomically, write_text
 from tricouple.options import CommandError, require_writable
 from tricouple.report import clip, synthetic, text, vision
 from tricouple.report.numbers import duration
-from tricouple.report.page import Article, Section, items, page, provenance_section
+from tricouple.report.page import Article, Files, Section, items, page, provenance_section
 from tricouple.report.read import Study, StudyError, read_studies, read_study
+from tricouple.report.tables import Table, to_markdown
+
+Made = TypeVar("Made")
 
 # Each says of a study: `article`, its part of a page, to which what is missing and where numbers
-# come from are added here; `files`, what the documentation shows, by name, None where there is no
+# come from are added here; `files`, what the documentation shows, by name, empty where there is no
 # data for it; `terminal`, what is printed beside the page. A new kind is a module and a word here.
 KINDS = {"clip": clip, "synthetic": synthetic, "text": text, "vision": vision}
 
@@ -80,25 +84,27 @@ def write_report(study_folder: Path, out: Path | None = None) -> Path:
 
 def write_page(studies: Sequence[Study], out: Path) -> Path:
     """Write one page about several studies, in the given order; all of it or nothing."""
-    write_text(out, page(map(article, studies)))
+    write_text(out, page(_told(study, article) for study in studies))
     return out
 
 
 def write_files(study: Study, folder: Path) -> Iterator[Path]:
     """Write what the documentation shows of a study, and say where."""
-    with _told(study):
-        found = KINDS[study.kind].files(study)
+    found: Files = _told(study, KINDS[study.kind].files)
     for name, content in found.items():
-        if content is not None:
+        if not isinstance(content, bytes):
+            tables = any(isinstance(part, Table) for part in content)
+            text = "\n".join(p if isinstance(p, str) else to_markdown(p) for p in content)
+            content = text.encode() if tables else b""
+        if content:
             write_atomically(folder / name, methodcaller("write", content))
             yield folder / name
 
 
-@contextmanager
-def _told(study: Study) -> Iterator[None]:
-    """Say which study it is that has values nobody can make sense of."""
+def _told(study: Study, make: Callable[[Study], Made]) -> Made:
+    """Make something of a study; say which one it is that has values nobody can make sense of."""
     try:
-        yield
+        return make(study)
     except StudyError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -110,18 +116,13 @@ def _told(study: Study) -> Iterator[None]:
 
 def article(study: Study) -> Article:
     """Return everything the page says about a study, and where its numbers come from."""
-    with _told(study):
-        return _article(study)
-
-
-def _article(study: Study) -> Article:
     own: Article = KINDS[study.kind].article(study)
     absent = [*own.missing, *own.left_out, *study.skipped]
-    missing = [Section("missing", "What is missing", items(absent))] if absent else []
-    statuses = [run.status for run in study.runs]
-    counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+    missing = Section("missing", "What is missing", items(absent) if absent else "")
+    statuses = Counter(run.status for run in study.runs)
     seeds = {run.config.get("seed") for run in study.runs}
     commits = {str(run.provenance.get("commit") or "") for run in study.runs}
+    counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
     counted = {
         "runs": f"{len(study.runs)} ({counts})",
         "seeds": ", ".join(map(str, sorted(seed for seed in seeds if isinstance(seed, int)))),
@@ -136,5 +137,5 @@ def _article(study: Study) -> Article:
     return replace(
         own,
         found=own.found or ["No run has finished: nothing can be said yet."],
-        sections=[*own.sections, *missing, provenance],
+        sections=[*own.sections, missing, provenance],
     )

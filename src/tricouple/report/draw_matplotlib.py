@@ -21,19 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 from PIL import Image
 
-from tricouple.report.chart import (
-    DASHES,
-    HUES,
-    SYMBOLS,
-    Chart,
-    Cloud,
-    Grid,
-    Line,
-    Panel,
-    Style,
-    class_style,
-    shown_values,
-)
+from tricouple.report.chart import DASHES, HUES, SYMBOLS, Chart, Cloud, Grid, Line, Panel, Style
 from tricouple.report.numbers import plain
 
 SETTINGS: dict[Any, Any] = {
@@ -48,7 +36,12 @@ ROW, LETTERS = 6, 80  # names that fit beside each other, if they have no more l
 
 
 def png(chart: Chart, *, columns: int = 3, height: float = 2.5, dpi: int = 130) -> bytes:
-    """Return a chart as a PNG file, 9.5 inches wide, panels of this height in inches."""
+    """Return a chart as a PNG file, 9.5 inches wide, panels of this height in inches.
+
+    A chart without panels has no bytes.
+    """
+    if not chart.panels:
+        return b""
     large, small = io.BytesIO(), io.BytesIO()
     with mpl.rc_context(SETTINGS):
         picture(chart, columns, height).savefig(large, format="png", dpi=dpi, facecolor="white")
@@ -115,7 +108,7 @@ def _literal(name: str) -> str:
 
 
 def _line(axis: Axes, line: Line, look: Style, panel: Panel) -> None:
-    x, y = np.asarray(line.x), shown_values(line.y, panel.y)
+    x, y = np.asarray(line.x), panel.y.shown(line.y)
     colour = HUES[look.hue][0]
     # Its dashes are in units of the line's width.
     lengths = tuple(length / 1.5 for length in DASHES[look.dash])
@@ -128,7 +121,7 @@ def _line(axis: Axes, line: Line, look: Style, panel: Panel) -> None:
         "label": _literal(line.name),
     }
     if line.band:
-        low, high = (shown_values(edge, panel.y) for edge in line.band)
+        low, high = (panel.y.shown(edge) for edge in line.band)
         axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
     if line.bars is not None:
         axis.errorbar(x, y, yerr=line.bars, capsize=2, **ink)
@@ -142,7 +135,7 @@ def _line(axis: Axes, line: Line, look: Style, panel: Panel) -> None:
 def _cloud(axis: Axes, cloud: Cloud) -> None:
     at = cloud.at if cloud.at.ndim == 2 else cloud.at[-1]
     for label in np.unique(cloud.labels):
-        look = class_style(int(label))
+        look = Style.of_class(int(label))
         x, y = at[cloud.labels == label].T
         name = _literal(cloud.names[label]) if cloud.names else None
         ink: dict[str, Any] = {"color": HUES[look.hue][0], "marker": SYMBOLS[look.symbol][0]}

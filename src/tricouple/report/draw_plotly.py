@@ -19,18 +19,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from tricouple.report.chart import (
-    DASHES,
-    Array,
-    Axis,
-    Cloud,
-    Grid,
-    Line,
-    Panel,
-    Style,
-    class_style,
-    shown_values,
-)
+from tricouple.report.chart import DASHES, Array, Axis, Cloud, Grid, Line, Panel, Style
 from tricouple.report.numbers import plain
 
 SCALE = 30000  # coordinates within ±1 as 16-bit integers: a quarter of the size of JSON numbers
@@ -104,13 +93,13 @@ def _axis(axis: Axis, panel: Panel) -> dict[str, Any]:
 def _line(line: Line, look: Style, panel: Panel) -> Iterator[go.Scatter]:
     """The band of a line, the line, and its ring."""
     meta = {"when": dict(line.when), "name": line.name}
-    y = shown_values(line.y, panel.y)
+    y = panel.y.shown(line.y)
     seen = np.isfinite(y)
     x = _packed(np.asarray(line.x)[seen])
     spread = ""
     above = None
     if line.band:
-        low, high = (shown_values(edge, panel.y)[seen] for edge in line.band)
+        low, high = (panel.y.shown(edge)[seen] for edge in line.band)
         above = _packed(high - y[seen])
         spread = " ± %{customdata:.2g}"
         yield go.Scatter(
@@ -191,7 +180,7 @@ def _cloud(cloud: Cloud) -> Iterator[go.Scatter]:
 
 
 def _markers(labels: np.ndarray) -> dict[str, Any]:
-    looks = [class_style(int(label)) for label in labels]
+    looks = [Style.of_class(int(label)) for label in labels]
     colours, symbols = [look.colour for look in looks], [look.symbol for look in looks]
     return {"color": colours, "symbol": symbols, "line": {"width": 0}}
 

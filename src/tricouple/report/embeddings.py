@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import count
 from typing import TypeAlias
 
 import numpy as np
@@ -19,8 +20,8 @@ from tricouple.names import FEATURES
 from tricouple.report.chart import Array, Axis, Chart, Cloud, Grid, Panel
 from tricouple.report.groups import Group
 from tricouple.report.numbers import number
-from tricouple.report.page import Section, paragraph
-from tricouple.report.read import Arrays, Run, Study, StudyError, read_arrays
+from tricouple.report.page import Part, Section, paragraph, part_html
+from tricouple.report.read import Arrays, Study, StudyError, read_arrays
 from tricouple.report.sweeps import choice
 
 Labels = npt.NDArray[np.int64]
@@ -54,15 +55,10 @@ class Picture:
     """The unit embeddings of one run at several steps: (S,), (S, n, d) and (n,)."""
 
     group: Group
-    run: Run
+    name: str  # method, ψ, place and seed in words
     steps: tuple[int, ...]
     embeddings: Array
     labels: Labels
-
-    @property
-    def name(self) -> str:
-        """Method, ψ, place and seed in words."""
-        return f"{self.group.full_name}, seed {self.run.config['seed']}"
 
 
 def read_pictures(study: Study, groups: Sequence[Group]) -> list[Picture]:
@@ -79,18 +75,19 @@ def read_pictures(study: Study, groups: Sequence[Group]) -> list[Picture]:
                 chosen = thin(len(snapshot.labels), MOST_POINTS)
                 z = unit(snapshot.embeddings[finite][:, chosen])
                 steps = tuple(int(step) for step in snapshot.steps[finite])
-                found.append(Picture(own, run, steps, z, snapshot.labels[chosen]))
+                name = f"{own.full_name}, seed {run.config['seed']}"
+                found.append(Picture(own, name, steps, z, snapshot.labels[chosen]))
                 break
     return found
 
 
 def tsne_chart(pictures: Sequence[Picture]) -> Chart:
     """t-SNE of the final embeddings, one small panel for each method."""
-    console = Console(stderr=True)
-    with console.status("t-SNE …") as status:
+    places = count(1)
+    with Console(stderr=True).status("t-SNE …") as status:
 
-        def panel(place: int, picture: Picture) -> tuple[Cloud, str]:
-            status.update(f"t-SNE, {place} of {len(pictures)}: {picture.name}")
+        def drawn(picture: Picture) -> tuple[Cloud, str]:
+            status.update(f"t-SNE, {next(places)} of {len(pictures)}: {picture.name}")
             at = tsne(picture.embeddings[-1])
             distances = np.square(at[:, None] - at).sum(axis=2)
             np.fill_diagonal(distances, np.inf)
@@ -98,69 +95,64 @@ def tsne_chart(pictures: Sequence[Picture]) -> Chart:
             words = f"{number(100 * pure)} % of the samples lie nearest to one of their own class"
             return Cloud(at, picture.labels, when=choice(picture.group)), words
 
-        drawn = [panel(place, picture) for place, picture in enumerate(pictures, 1)]
-    panels = _panels(pictures, drawn, "t-SNE", 1.08, circle=False)
+        panels = _panels(pictures, drawn, "t-SNE", 1.08, circle=False)
     return Chart("tsne", "The final embeddings, by t-SNE", TSNE, panels)
 
 
 def circle_chart(pictures: Sequence[Picture]) -> Chart:
     """Which ways the classes point, by method."""
-    drawn = []
-    for picture in pictures:
+
+    def drawn(picture: Picture) -> tuple[Cloud, str]:
         z = picture.embeddings[-1]
         means = class_means(z, picture.labels)
         plane = leading_plane(means)
         ends = means @ plane
         angles = np.sort(np.degrees(np.arctan2(ends[:, 1], ends[:, 0])))
         gap = float(np.diff(np.append(angles, angles[0] + 360)).max())
-        words = f"class means point over {number(360 - gap)} of 360 degrees"
         cloud = Cloud(unit(z @ plane), picture.labels, 5, ends, when=choice(picture.group))
-        drawn.append((cloud, words))
+        return cloud, f"class means point over {number(360 - gap)} of 360 degrees"
+
     panels = _panels(pictures, drawn, "Circle view", 1.12)
     return Chart("circle", "The final embeddings, on a circle", CIRCLE, panels)
 
 
 def movie_chart(pictures: Sequence[Picture]) -> Chart:
     """The same plane at every step, moved through by a slider."""
-    moving = [picture for picture in pictures if len(picture.steps) > 1]
-    drawn = []
-    for picture in moving:
+
+    def drawn(picture: Picture) -> tuple[Cloud, str]:
         plane = leading_plane(class_means(picture.embeddings[-1], picture.labels))
         frames = thin(len(picture.steps), MOST_FRAMES)
         at = picture.embeddings[frames] @ plane  # (S, n, 2)
         lengths = [np.linalg.norm(class_means(at[i], picture.labels), axis=1) for i in (0, -1)]
         first, last = (number(float(length.mean())) for length in lengths)
-        words = f"class means move from radius {first} to {last}"
         steps = [picture.steps[frame] for frame in frames]
         cloud = Cloud(at, picture.labels, steps=steps, when=choice(picture.group))
-        drawn.append((cloud, words))
+        return cloud, f"class means move from radius {first} to {last}"
+
+    moving = [picture for picture in pictures if len(picture.steps) > 1]
     panels = _panels(moving, drawn, "Over training", 1.08)
     return Chart("movie", "The embedding during training", MOVIE, panels)
 
 
 def _panels(
     pictures: Sequence[Picture],
-    drawn: Sequence[tuple[Cloud, str]],
+    drawn: Callable[[Picture], tuple[Cloud, str]],
     lead: str,
     reach: float,
     *,
     circle: bool = True,
 ) -> list[Panel]:
-    """One for each method; K and ψ are chosen in the page."""
+    """One for each method, from dots and words for each picture; the page chooses K and ψ."""
     by_name: dict[str, list[tuple[Cloud, str]]] = {}
-    for picture, (cloud, words) in zip(pictures, drawn, strict=True):
+    for picture in pictures:
+        cloud, words = drawn(picture)
         own = by_name.setdefault(picture.group.short_name, [])
         own.append((cloud, f"{picture.name}: {words}"))
-    return [
-        Panel(
-            name,
-            f"{lead}. {'; '.join(words for _, words in own)}.",
-            [cloud for cloud, _ in own],
-            reach=reach,
-            circle=circle,
-        )
-        for name, own in by_name.items()
-    ]
+    panels = []
+    for name, own in by_name.items():
+        alt = f"{lead}. {'; '.join(words for _, words in own)}."
+        panels.append(Panel(name, alt, [cloud for cloud, _ in own], reach=reach, circle=circle))
+    return panels
 
 
 CONFUSION = (
@@ -177,11 +169,8 @@ NEAREST = (
 )
 
 
-def evaluation_charts(gallery: Arrays, name: int = 0) -> list[Chart]:
-    """What a linear probe confuses, and a map of the features it saw, before and after projection.
-
-    The name tells charts of several runs apart.
-    """
+def evaluation_charts(gallery: Arrays) -> tuple[Chart, Chart]:
+    """What a linear probe confuses, a map of the features it saw, before and after projection."""
     classes = [str(each) for each in gallery["classes"]]
     shown = classes if len(classes) <= LEGIBLE else ()
     labels = gallery["labels"].astype(np.int64)
@@ -198,10 +187,10 @@ def evaluation_charts(gallery: Arrays, name: int = 0) -> list[Chart]:
         at = tsne(gallery[f"features_{kind}"].astype(np.float64))
         alt = f"{len(labels)} test images of {len(classes)} classes by t-SNE of the {words}."
         mapped.append(Panel(words, alt, [Cloud(at, labels, names=shown)], reach=1.08))
-    return [
-        Chart(f"confusion-{name}", "What is confused", CONFUSION, confused),
-        Chart(f"map-{name}", "A map of the test images", MAP, mapped),
-    ]
+    return (
+        Chart("confusion", "What is confused", CONFUSION, confused),
+        Chart("map", "A map of the test images", MAP, mapped),
+    )
 
 
 def evaluation_neighbours(gallery: Arrays) -> str:
@@ -228,18 +217,38 @@ def neighbours_html(
     """Pictures with their names, each beside its answers; right ones are marked."""
     queries = []
     for pixels, name, answers in rows:
-        figures = "".join(
-            f'<figure{right}><img src="{picture(image)}" alt="{escape(words)}"><figcaption>{mark}'
-            f"{escape(words)}</figcaption></figure>"
-            for image, words, same in answers
-            for right, mark in [(' class="right"', "✓ ") if same else ("", "")]
-        )
-        query = f'<img src="{picture(pixels)}" alt="{escape(name)}">'
-        queries.append(
-            f'<div class="query"><div><strong>{escape(name)}</strong>{query}</div>'
-            f'<div class="answers">{figures}</div></div>'
-        )
-    return f'{paragraph(told)}\n<div class="gallery">{"".join(queries)}</div>'
+        image = f'<img src="{picture(pixels)}" alt="{escape(name)}">'
+        found = [(picture(answer), words, words, same) for answer, words, same in answers]
+        queries.append(f"<div><strong>{escape(name)}</strong>{image}</div>{pictured(found)}")
+    return f"{paragraph(told)}\n{gallery_html(queries)}"
+
+
+def pictured(answers: Iterable[tuple[str, str, str, bool]]) -> str:
+    """Answers to a query: addresses of pictures, words below, words instead, whether right."""
+    figures = "".join(
+        f'<figure{right}><img src="{source}" alt="{escape(alt)}"><figcaption>{mark}{escape(words)}'
+        "</figcaption></figure>"
+        for source, words, alt, same in answers
+        for right, mark in [(' class="right"', "✓ ") if same else ("", "")]
+    )
+    return f'<div class="answers">{figures}</div>'
+
+
+def listed(answers: Iterable[tuple[str, float, bool]]) -> str:
+    """Answers to a query: texts, their scores, whether they are right."""
+    texts = "".join(
+        f'<li{right}>{escape(text)} <span class="score">{score:.2f}{mark}</span></li>'
+        for text, score, same in answers
+        for right, mark in [(' class="right"', " ✓") if same else ("", "")]
+    )
+    return f"<ol>{texts}</ol>"
+
+
+def gallery_html(queries: Iterable[str]) -> str:
+    """Queries with their answers, each of them HTML, below each other."""
+    return '<div class="gallery">{}</div>'.format(
+        "".join(f'<div class="query">{query}</div>' for query in queries)
+    )
 
 
 def picture(pixels: npt.NDArray[np.uint8]) -> str:
@@ -336,9 +345,7 @@ def galleries(study: Study, groups: Sequence[Group], *, c: bool = False) -> dict
     for own in groups:
         for run in own.finished[:1]:
             places = [f"galleries/{run.id}.npz", f"{run.id}/gallery.npz"]
-            places += (
-                ["gallery.npz"] if len(study.runs) == 1 else []
-            )  # the folder of the run itself
+            places += ["gallery.npz"] * (len(study.runs) == 1)  # the folder of the run itself
             read = (read_arrays(study.folder / place, "gallery") for place in places)
             arrays = next(filter(None, read), None)
             if arrays and len(found) < MOST_GALLERIES:
@@ -348,25 +355,25 @@ def galleries(study: Study, groups: Sequence[Group], *, c: bool = False) -> dict
 
 
 def gallery_sections(
-    found: Mapping[str, Arrays], drawn: Callable[[Arrays, int], Iterable[tuple[str, str]]]
+    found: Mapping[str, Arrays], drawn: Callable[[Arrays], Mapping[str, Part]]
 ) -> list[Section]:
     """What evaluations left to look at, by the name of the run: a section a title, in it every run.
 
-    ``drawn`` makes titles and HTML of a gallery and its number on the page.
+    ``drawn`` makes the parts of sections by their titles.
 
     Raises:
         StudyError: If a gallery is damaged.
     """
     parts: dict[str, list[str]] = {}
-    for place, (name, gallery) in enumerate(found.items()):
+    for name, gallery in found.items():
         heading = f"<h3>{escape(name)}</h3>\n" if len(found) > 1 else ""
         try:
-            for title, html in drawn(gallery, place):
-                parts.setdefault(title, []).append(heading + html)
+            for title, part in drawn(gallery).items():
+                if html := part_html(part):
+                    parts.setdefault(title, []).append(heading + html)
         except (LookupError, TypeError, ValueError) as error:
-            raise StudyError(
-                f"{name}: its gallery.npz is damaged ({error!r}): delete it"
-            ) from error
+            told = f"{name}: its gallery.npz is damaged ({error!r}): delete it"
+            raise StudyError(told) from error
     return [
         Section(title.lower().replace(" ", "-"), title, "\n".join(htmls))
         for title, htmls in parts.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,6 @@ from tricouple.report.read import Run, Study, StudyError
 
 # What the configuration of a run has to say, and the type of it.
 Needs = Mapping[str, type | tuple[type, ...]]
-
-# Parts of a study of training runs; the runs of a folder of runs are all of the last kind.
-SHARPNESS, FINAL, EQUAL, MAIN = "sharpness", "final", "equal", "main"
 
 # They follow from the sharpness.
 _DERIVED = ("temperature", "epsilon", "epsilon_pos", "epsilon_neg", "regularisation")
@@ -164,10 +161,8 @@ def group(
     found: dict[tuple[str, str, str | None], dict[str, list[Run]]] = {}
     for run in runs:
         check(run, needs)
-        rest = {key: value for key, value in run.config.items() if key != "seed"}
-        key = json.dumps(rest, sort_keys=True, default=str)
         cell = (place(run.config), loss_of(run), run.config.get("shaping"))
-        found.setdefault(cell, {}).setdefault(key, []).append(run)
+        found.setdefault(cell, {}).setdefault(setting(run.config, {"seed"}), []).append(run)
     groups = []
     for (where, _, _), settings in found.items():
         members = sorted(settings.values(), key=lambda own: _numbers(own[0].config))
@@ -175,6 +170,12 @@ def group(
             ordered = tuple(sorted(members[variant], key=lambda run: run.config["seed"]))
             groups.append(Group(ordered, where, label, variant))
     return tuple(sorted(groups, key=lambda own: (order(own.config), _rank(own), own.variant)))
+
+
+def setting(config: Mapping[str, Any], free: Collection[str]) -> str:
+    """All of a configuration but what is free, as one word."""
+    rest = {key: value for key, value in config.items() if key not in free}
+    return json.dumps(rest, sort_keys=True, default=str)
 
 
 def labels(configs: Sequence[dict[str, Any]]) -> list[str]:
@@ -231,6 +232,13 @@ def steps_of(groups: Iterable[Group]) -> str:
     return f"{counts[0]} to {counts[-1]} steps" if len(counts) > 1 else f"{counts[0]} steps"
 
 
+def one_seed(groups: Sequence[Group]) -> Iterator[str]:
+    """A warning where every setting was run once."""
+    done = [own for own in groups if own.finished]
+    if done and all(len(own.finished) == 1 for own in done):
+        yield "One seed a setting: small differences may be chance."
+
+
 def gaps(study: Study, groups: Sequence[Group], *, everywhere: bool = False) -> list[str]:
     """What makes the numbers incomplete, a sentence each; empty for a whole study.
 
@@ -276,8 +284,8 @@ def _promised(study: Study) -> Iterator[str]:
         untried, unfinished = [], []
         for loss in _list(study, "losses"):
             mine = [run for run in own if loss_of(run) == loss]
-            tried = [r.config.get("sharpness") for r in mine if r.part == SHARPNESS]
-            done = [r.config.get("seed") for r in mine if r.part == FINAL]
+            tried = [r.config.get("sharpness") for r in mine if r.part == "sharpness"]
+            done = [r.config.get("seed") for r in mine if r.part == "final"]
             lacking = [plain(c) for c in _list(study, "sharpness") if c not in tried]
             if lacking:
                 untried.append(f"{loss_name(loss)} at c = {listing(lacking)}")

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 from tricouple.report.chart import DASHES, SYMBOLS, Chart, Panel, Style, stylesheet
 from tricouple.report.tables import Table, to_html
@@ -35,23 +35,18 @@ HINT = (
     "switches lines on and off."
 )
 
+Part: TypeAlias = str | Table | Chart  # of a section; a text is HTML
+# What the documentation shows, by the name of its file: a picture, or a text with tables in it.
+Files: TypeAlias = dict[str, bytes | Sequence[Table | str]]
+
 
 @dataclass(frozen=True)
 class Section:
-    """A part of an article: anchor, heading and HTML."""
+    """A part of an article: anchor, heading and HTML; without HTML it is left out."""
 
     id: str
     title: str
     html: str
-
-
-@dataclass(frozen=True)
-class Choices:
-    """Something the reader can choose: a key of ``when``, its name, and the options."""
-
-    key: str
-    title: str
-    options: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,8 @@ class Article:
     # What makes it incomplete, a sentence each; the first is a warning on top.
     missing: Sequence[str] = ()
     left_out: Sequence[str] = ()  # what it never meant to have, a sentence each
-    choices: Sequence[Choices] = ()  # what the reader can choose to see in the charts
+    # What the reader can choose to see in the charts: key of ``when`` → its name, its options.
+    choices: Mapping[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
 
 
 def page(articles: Iterable[Article]) -> str:
@@ -115,6 +111,22 @@ def chart_html(chart: Chart) -> str:
 <figcaption>{escape(chart.caption)}</figcaption>
 {details}
 </figure>"""
+
+
+def section(anchor: str, title: str, *parts: Part) -> Section:
+    """Return HTML, tables and charts, one below the other; empty without a table or a chart."""
+    shown = [html for part in parts if (html := part_html(part))]
+    texts = sum(isinstance(part, str) and part != "" for part in parts)
+    return Section(anchor, title, "\n".join(shown) if len(shown) > texts else "")
+
+
+def part_html(part: Part) -> str:
+    """Return a part of a section as HTML; nothing for a table or a chart of nothing."""
+    if isinstance(part, Table):
+        return to_html(part) if part.rows else ""
+    if isinstance(part, Chart):
+        return chart_html(part) if part.panels else ""
+    return part
 
 
 def chart_sections(charts: Iterable[Chart]) -> list[Section]:
@@ -185,14 +197,11 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 def _article(article: Article, number: int) -> str:
     """One article; `number` keeps the anchors of several apart."""
-    links = " ".join(
-        f'<a href="#s{number}-{section.id}">{escape(section.title)}</a>'
-        for section in article.sections
-    )
+    shown = [own for own in article.sections if own.html]
+    links = " ".join(f'<a href="#s{number}-{own.id}">{escape(own.title)}</a>' for own in shown)
     sections = "\n".join(
-        f'<section id="s{number}-{section.id}">\n<h2>{escape(section.title)}</h2>\n'
-        f"{section.html}\n</section>"
-        for section in article.sections
+        f'<section id="s{number}-{own.id}">\n<h2>{escape(own.title)}</h2>\n{own.html}\n</section>'
+        for own in shown
     )
     found = ""
     if article.found:
@@ -265,19 +274,19 @@ def _slider(steps: Sequence[int]) -> str:
     )
 
 
-def _choices(choices: Sequence[Choices]) -> str:
+def _choices(choices: Mapping[str, tuple[str, Mapping[str, str]]]) -> str:
     fields, away = "", " hidden"
-    for choice in choices:
+    for key, (title, offered) in choices.items():
         options = "".join(
             f'<option value="{escape(value)}">{escape(name)}</option>'
-            for value, name in choice.options.items()
+            for value, name in offered.items()
         )
         # One option is no choice: the script still reads it, the reader need not see it.
-        hidden = "" if len(choice.options) > 1 else " hidden"
+        hidden = "" if len(offered) > 1 else " hidden"
         away = away and hidden
-        select = f'<select data-key="{choice.key}">{options}</select>'
         if options:
-            fields += f"<label{hidden}>{escape(choice.title)} {select}</label>\n"
+            select = f'<select data-key="{key}">{options}</select>'
+            fields += f"<label{hidden}>{escape(title)} {select}</label>\n"
     label = "What the figures show"
     whole = f'<div class="choices" role="group" aria-label="{label}"{away}>{fields}</div>'
     return whole if fields else ""

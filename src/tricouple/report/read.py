@@ -82,9 +82,9 @@ class Study:
     planned: int | None = None  # how many runs it is going to have, if it says so
     skipped: tuple[str, ...] = ()  # what else lies in its folder and is no run, a sentence each
 
-    def part(self, name: str) -> tuple[Run, ...]:
-        """The runs of one part."""
-        return tuple(run for run in self.runs if run.part == name)
+    def part(self, *names: str) -> tuple[Run, ...]:
+        """The runs of some parts, part after part."""
+        return tuple(run for name in names for run in self.runs if run.part == name)
 
     def snapshot(self, run: Run) -> Snapshot | None:
         """The embeddings kept during a run, None if it kept none."""
@@ -126,9 +126,8 @@ def read_studies(folder: Path, kinds: Collection[str] = ()) -> list[Study]:
     """
     if not folder.is_dir():
         raise StudyError(f"{folder}: no such folder")
-    own = _read_one(folder)
-    if own is not None:
-        return [own]
+    if (whole := _read_one(folder)) is not None:
+        return [whole]
     parts: list[Study] = []
     skipped: list[str] = []
     for path in sorted(folder.iterdir()):
@@ -139,9 +138,8 @@ def read_studies(folder: Path, kinds: Collection[str] = ()) -> list[Study]:
             if part is None:
                 skipped.append(f"{path} is no run.")
             elif kinds and part.kind not in kinds:
-                skipped.append(
-                    f'{path} is of kind "{part.kind}", none of {listing(sorted(kinds))}.'
-                )
+                words = listing(sorted(kinds))
+                skipped.append(f'{path} is of kind "{part.kind}", none of {words}.')
             else:
                 parts.append(part)
         except StudyError as error:
@@ -150,20 +148,14 @@ def read_studies(folder: Path, kinds: Collection[str] = ()) -> list[Study]:
         why = f": {skipped[0].removesuffix('.')}" if skipped else ""
         raise StudyError(f"{folder} is not a study: it has no study.json and no runs{why}")
     found = sorted({part.kind for part in parts})
-    name = folder.resolve().name
-    studies = [
-        _together(folder, name if len(found) == 1 else f"{name}, {kind}", same)
-        for kind in found
-        if (same := [part for part in parts if part.kind == kind])
-    ]
+    studies = []
+    for kind in found:
+        own = [part for part in parts if part.kind == kind]
+        name = folder.resolve().name + (f", {kind}" if len(found) > 1 else "")
+        newest = max(own, key=lambda part: str(part.provenance.get("date")))
+        runs = tuple(run for part in own for run in part.runs)
+        studies.append(Study(folder, kind, name, {}, newest.provenance, runs))
     return [replace(studies[0], skipped=tuple(skipped)), *studies[1:]]
-
-
-def _together(folder: Path, name: str, parts: list[Study]) -> Study:
-    """Studies of one kind in a folder, as one."""
-    newest = max(parts, key=lambda part: str(part.provenance.get("date")))
-    runs = tuple(run for part in parts for run in part.runs)
-    return Study(folder, parts[0].kind, name, {}, newest.provenance, runs)
 
 
 def _read_one(folder: Path) -> Study | None:

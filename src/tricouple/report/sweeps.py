@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 
 from tricouple.names import AXES, QUANTITIES
 from tricouple.report.chart import Axis, Chart, Grid, Line, Panel
-from tricouple.report.groups import Group, by_place, check, group, steps_of
+from tricouple.report.groups import Group, by_place, check, group, setting, steps_of
 from tricouple.report.numbers import number, plain
 from tricouple.report.page import chart_html, paragraph
 from tricouple.report.read import Run, Study, StudyError
@@ -40,6 +39,9 @@ class Verdict:
     word: str
     sign: str
     hue: str
+
+    def __str__(self) -> str:
+        return f"{self.sign} {self.word}"
 
 
 VERDICTS = {
@@ -71,8 +73,8 @@ def majority(counts: Counter[str], *, words: bool = True) -> str:
     if not counts:
         return "–"
     name, count = counts.most_common(1)[0]
-    shown, total = verdict(name), counts.total()
-    return shown.sign + f" {shown.word}" * words + ("" if count == total else f" {count}/{total}")
+    shown, total = str(verdict(name)) if words else verdict(name).sign, counts.total()
+    return shown if count == total else f"{shown} {count}/{total}"
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,9 @@ class Sweep:
         return [own for line in self.lines for own in line.values()]
 
     @property
-    def firsts(self) -> list[Group]:
-        """The first group of each line, which tells what the line is."""
-        return [next(iter(line.values())) for line in self.lines]
-
-    @property
     def classes(self) -> list[str]:
         """The values of K that lines are drawn at, in words."""
-        return [] if self.axis == "n_classes" else list(by_place(self.firsts))
+        return [] if self.axis == "n_classes" else list(by_place(map(_first, self.lines)))
 
     @property
     def logarithmic(self) -> bool:
@@ -109,23 +106,28 @@ class Sweep:
         numeric = not any(isinstance(value, str) for value in self.values)
         return numeric and self.values[0] > 0 and self.values[-1] >= 20 * self.values[0]
 
+    @property
     def judged(self) -> bool:
         """Whether the study gave verdicts."""
         return any(map(verdicts, self.groups))
 
     def name(self, line: dict[Any, Group], *, short: bool = False) -> str:
         """What a line is called; its K where there are several."""
-        own = next(iter(line.values()))
-        several = len(self.classes) > 1
+        own, several = _first(line), len(self.classes) > 1
         return (own.short_name if short else own.name) + (f", {own.place}" if several else "")
 
     def when(self, own: Group) -> dict[str, str]:
         """The choices under which a line is shown: those that offer another one instead."""
         several = {
             "n_classes": len(self.classes) > 1,
-            "shaping": len({g.config.get("shaping") for g in self.firsts} - {None}) > 1,
+            "shaping": len({_first(n).config.get("shaping") for n in self.lines} - {None}) > 1,
         }
         return {key: value for key, value in choice(own).items() if several[key]}
+
+
+def _first(line: dict[Any, Group]) -> Group:
+    """The group of a line that tells what the line is."""
+    return next(iter(line.values()))
 
 
 def choice(own: Group) -> dict[str, str]:
@@ -161,8 +163,7 @@ def _sweep(axis: str, runs: Sequence[Run]) -> Sweep:
     lines: dict[str, dict[Any, Group]] = {}
     for value in order:
         for own in groups_of(run for run in runs if run.config[axis] == value):
-            rest = {key: setting for key, setting in own.config.items() if key not in free}
-            lines.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[value] = own
+            lines.setdefault(setting(own.config, free), {})[value] = own
     return Sweep(axis, tuple(order), tuple(lines.values()))
 
 
@@ -188,9 +189,8 @@ def _sweep_panel(sweep: Sweep, name: str) -> Panel:
         seen = {v: m for v, own in line.items() if math.isfinite((m := own.last(name)).mean)}
         if not seen:
             continue
-        first = next(iter(line.values()))
-        spread = [value.spread for value in seen.values()]
-        means = [value.mean for value in seen.values()]
+        first, values = _first(line), seen.values()
+        spread, means = [value.spread for value in values], [value.mean for value in values]
         short, when = sweep.name(line, short=True), sweep.when(first)
         lines.append(Line(short, list(seen), means, first.style, bars=spread, when=when))
         ends = [f"{number(m.mean)} at {plain(v)}" for v, m in seen.items()]
@@ -223,16 +223,15 @@ def verdict_table(sweep: Sweep, *, words: bool = True) -> Table:
 
 def map_chart(swept: Sequence[Sweep]) -> Chart:
     """How far from the ETF each method ends over every swept setting, with the verdicts."""
-    quantity, unit = "nc2_deviation", QUANTITIES["nc2_deviation"]
-    seen = [own.last(quantity).mean for sweep in swept for own in sweep.groups]
-    seen = [value for value in seen if math.isfinite(value) and value > 0]
+    unit = QUANTITIES["nc2_deviation"]
+    ends = [_deviation(own) for sweep in swept for own in sweep.groups]
+    seen = [value for value in ends if math.isfinite(value) and value > 0]
     limits = (min(seen), max(seen)) if seen else (0.1, 1.0)
     panels = []
     for sweep in swept:
         cells = [[line.get(value) for value in sweep.values] for line in sweep.lines]
-        values = [[own.last(quantity).mean if own else math.nan for own in row] for row in cells]
         grid = Grid(
-            np.array(values),
+            np.array([[_deviation(own) for own in row] for row in cells]),
             limits,
             [sweep.name(line) for line in sweep.lines],
             list(map(plain, sweep.values)),
@@ -241,22 +240,25 @@ def map_chart(swept: Sequence[Sweep]) -> Chart:
             unit=unit,
         )
         panels.append(Panel(sweep.title, f"{unit} over {sweep.title}.", [grid]))
-    judged = any(sweep.judged() for sweep in swept)
-    signs = "      ".join(f"{known.sign} {known.word}" for known in VERDICTS.values())
+    judged = any(sweep.judged for sweep in swept)
+    signs = "      ".join(map(str, VERDICTS.values()))
     return Chart("map", "Where each method ends up", signs if judged else "", panels)
 
 
+def _deviation(own: Group | None) -> float:
+    return own.last("nc2_deviation").mean if own else math.nan
+
+
 def _sign(own: Group | None) -> str:
-    common = verdicts(own).most_common(1) if own else []
-    return verdict(common[0][0]).sign if common else ""
+    return next((verdict(v).sign for v, _ in verdicts(own).most_common(1)), "") if own else ""
 
 
 def sweeps_html(swept: Sequence[Sweep]) -> str:
     """Return a chart, and a strip of verdicts if there are some, for each swept setting."""
-    parts = [paragraph(MAPS + (SIGNS if any(sweep.judged() for sweep in swept) else ""))]
+    parts = [paragraph(MAPS + (SIGNS if any(sweep.judged for sweep in swept) else ""))]
     for sweep in swept:
         chart = sweep_chart(sweep)
-        strip = to_html(verdict_table(sweep)) if sweep.judged() else ""
+        strip = to_html(verdict_table(sweep)) if sweep.judged else ""
         parts.append(f"<h3>{escape(chart.title)}</h3>\n{chart_html(chart)}\n{strip}")
     return "\n".join(parts)
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 from operator import neg, pos
 
 import numpy as np
-from rich.table import Table as RichTable
 
 from tricouple.names import QUANTITIES, SHAPINGS
-from tricouple.report import embeddings, sentences, sweeps
+from tricouple.report import curves, embeddings, page, sweeps
 from tricouple.report.chart import Axis, Chart, Panel
-from tricouple.report.curves import band_line, during_training
 from tricouple.report.draw_matplotlib import png
-from tricouple.report.groups import MAIN, Curve, Group, by_place, gaps, steps_of
-from tricouple.report.numbers import listing, mean_std, number
-from tricouple.report.page import Article, Choices, Section, chart_sections, items, paragraph
+from tricouple.report.groups import Curve, Group, by_place, gaps, one_seed, steps_of
+from tricouple.report.numbers import LEVEL, best, beyond_spread, listing, mean_std, number
 from tricouple.report.read import Study
-from tricouple.report.sentences import LEVEL, Finding, best, check_claims, one_seed
 from tricouple.report.sweeps import Sweep, choice, read_sweeps, verdict, verdicts
-from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
+from tricouple.report.tables import Badness, Column, Table, measured_table, to_html
 
 LEAD = (
     "Encoders trained on a mixture of Gaussians, with each loss under the same conditions. The "
@@ -47,95 +44,91 @@ FINALS = (
     "highest α, directions and k-NN accuracy, β nearest to its target). An effective rank has no "
     "best: noise raises it too."
 )
+DRAWN = (embeddings.tsne_chart, embeddings.circle_chart, embeddings.movie_chart)
 FLOOR = 1e-6  # of the largest eigenvalue; how empty an empty direction is says nothing
 
 
-def article(study: Study) -> Article:
+def article(study: Study) -> page.Article:
     """Return everything the page says about one study."""
-    groups = main_groups(study)
-    swept = read_sweeps(study)
-    findings = check_claims(groups)
+    groups, swept = main_groups(study), read_sweeps(study)
+    # Before a run has finished there is no final figure, and no claim can be tested.
+    done = groups if any(own.finished for own in groups) else ()
+    findings = check_claims(done) if done else ()
     pictures = embeddings.read_pictures(study, groups)
-    sections = chart_sections([
-        curves_chart(groups),
-        spectra_chart(groups),
-        embeddings.tsne_chart(pictures),
-        embeddings.circle_chart(pictures),
-        embeddings.movie_chart(pictures),
-    ])  # fmt: skip
-    # The numbers come right after the figures that they summarise.
-    if any(own.finished for own in groups):
-        finals = "\n".join(map(to_html, finals_tables(groups)))
-        sections[2:2] = [
-            Section("finals", "Final figures", finals + paragraph(FINALS, "quiet")),
-            Section("claims", "The paper's claims", sentences.claims_html(findings)),
-        ]
-    if swept:
-        sections.append(Section("maps", "Where each method ends up", sweeps.sweeps_html(swept)))
-    if study.verdicts:
-        told = [f"{verdict(v).sign} {verdict(v).word}: {t}." for v, t in study.verdicts.items()]
-        sections.append(Section("verdicts", "What the verdicts mean", items(told)))
-    left_out = [] if swept else ["No setting was swept: no maps."]
-    if not (study.folder / "snapshots").is_dir():
-        left_out.insert(0, "There are no snapshots: no pictures of the embeddings.")
+    told: list[page.Part] = [claims_table(findings), *_unsupported(findings)]
+    maps = sweeps.sweeps_html(swept) if swept else ""
+    meanings = page.items(_meanings(study, study.verdicts)) if study.verdicts else ""
     classes = sorted({own.config["n_classes"] for own in groups})
     used = {own.config.get("shaping") for own in groups}
-    return Article(
+    return page.Article(
         title=f"Synthetic study: {study.name}",
         lead=LEAD,
-        sections=sections,
+        sections=[
+            # The numbers come right after the figures that they summarise.
+            *page.chart_sections([curves_chart(groups), spectra_chart(groups)]),
+            page.section(
+                "finals", "Final figures", *finals_tables(done), page.paragraph(FINALS, "quiet")
+            ),
+            page.section("claims", "The paper's claims", *told),
+            *page.chart_sections(draw(pictures) for draw in DRAWN),
+            page.Section("maps", "Where each method ends up", maps),
+            page.Section("verdicts", "What the verdicts mean", meanings),
+        ],
         found=headline(groups, findings, swept),
         missing=gaps(study, groups, everywhere=True),
-        left_out=left_out if study.runs else [],
-        choices=(
-            Choices("n_classes", "Classes K", {str(k): str(k) for k in classes}),
-            Choices("shaping", "Cost ψ", {k: v for k, v in SHAPINGS.items() if k in used}),
-        ),
+        left_out=list(_left_out(study, swept)) if study.runs else [],
+        choices={
+            "n_classes": ("Classes K", {str(k): str(k) for k in classes}),
+            "shaping": ("Cost ψ", {k: v for k, v in SHAPINGS.items() if k in used}),
+        },
     )
 
 
-def files(study: Study) -> dict[str, bytes | None]:
+def _left_out(study: Study, swept: Sequence[Sweep]) -> Iterator[str]:
+    if not (study.folder / "snapshots").is_dir():
+        yield "There are no snapshots: no pictures of the embeddings."
+    if not swept:
+        yield "No setting was swept: no maps."
+
+
+def _meanings(study: Study, given: Container[str | None]) -> list[str]:
+    return [f"{verdict(v)}: {text}." for v, text in study.verdicts.items() if v in given]
+
+
+def files(study: Study) -> page.Files:
     """What the documentation shows: pictures of linear ψ (and losses without ψ), and the table."""
     groups = main_groups(study)
     usual = {"shaping": "linear", "n_classes": str(groups[0].config["n_classes"])} if groups else {}
-    curves = curves_chart(groups).chosen(usual)
-    first = replace(curves, panels=[
+    shown = curves_chart(groups).chosen(usual)
+    first = replace(shown, panels=[
         replace(panel, y=replace(panel.y, title=f"K = {usual['n_classes']}" if not place else ""))
-        for place, panel in enumerate(curves.panels[:3])
+        for place, panel in enumerate(shown.panels[:3])
     ])  # fmt: skip
     spectra = spectra_chart(groups).chosen({"shaping": "linear"})
-    grid = sweeps.map_chart(read_sweeps(study))
-    table = "\n".join([*map(to_markdown, finals_tables(groups)), FINALS, ""])
     return {
-        "synthetic-curves.png": png(first) if first.panels else None,
-        "synthetic-spectra.png": png(spectra) if spectra.panels else None,
-        "synthetic-map.png": png(grid, columns=2, height=1.9) if grid.panels else None,
-        "synthetic-table.md": table.encode() if groups else None,
+        "synthetic-curves.png": png(first),
+        "synthetic-spectra.png": png(spectra),
+        "synthetic-map.png": png(sweeps.map_chart(read_sweeps(study)), columns=2, height=1.9),
+        "synthetic-table.md": [*finals_tables(groups), FINALS, ""],
     }
 
 
-def terminal(study: Study) -> list[RichTable | str]:
+def terminal(study: Study) -> list[Table | str]:
     """What 80 characters hold of the figures, the claims and the maps; what the verdicts mean."""
     groups = main_groups(study)
     columns = ("method", "c", "NC1", "NC2 deviation", "directions", "k-NN", "verdict")
     tables = [table.narrow(*columns, note=SHARPNESS) for table in finals_tables(groups)]
     if any(own.finished for own in groups):
-        table = sentences.claims_table(check_claims(groups))
+        table = claims_table(check_claims(groups))
         tables.append(table.narrow("the paper says", "here", "comparisons for it", "factor"))
-    swept = [sweep for sweep in read_sweeps(study) if sweep.judged()]
+    swept = [sweep for sweep in read_sweeps(study) if sweep.judged]
     tables += [sweeps.verdict_table(sweep, words=False).narrow() for sweep in swept]
-    given = {run.verdict for run in study.runs}
-    meanings = [
-        f"{verdict(name).sign} {verdict(name).word}: {text}."
-        for name, text in study.verdicts.items()
-        if name in given
-    ]
-    return [*map(to_terminal, tables), *meanings]
+    return [*tables, *_meanings(study, {run.verdict for run in study.runs})]
 
 
 def main_groups(study: Study) -> tuple[Group, ...]:
     """The comparison of all methods at each K."""
-    return sweeps.groups_of(study.part(MAIN))
+    return sweeps.groups_of(study.part("main"))
 
 
 def curves_chart(groups: Sequence[Group]) -> Chart:
@@ -148,9 +141,9 @@ def curves_chart(groups: Sequence[Group]) -> Chart:
     ]  # fmt: skip
     head = ("K", "method", "c", *(QUANTITIES[name] for name in PANELS))
     caption = f"First and last recorded values, finished runs, {steps_of(groups)}"
-    panels = during_training(groups, PANELS, log=PANELS[:3], when=choice)
-    numbers = [Table(caption, head, rows, words=2)] if panels else []
-    return Chart("curves", "Neural collapse during training", CURVES, panels, numbers)
+    panels = curves.during_training(groups, PANELS, choice, x="step")
+    numbers = Table(caption, head, rows, words=2)
+    return Chart("curves", "Neural collapse during training", CURVES, panels, [numbers])
 
 
 def spectrum(own: Group) -> Curve:
@@ -169,7 +162,7 @@ def spectra_chart(groups: Sequence[Group]) -> Chart:
         for own in here:
             curve = spectrum(own)
             when = {key: value for key, value in choice(own).items() if key == "shaping"}
-            lines.append(band_line(own, curve, when))
+            lines.append(curves.band_line(own, curve, when))
             ends.append(f"{own.name}: smallest eigenvalue {number(curve.end)} of the largest")
             lowest = min([lowest, *curve.low[curve.low > 0]])
             rows.append((
@@ -190,8 +183,8 @@ def spectra_chart(groups: Sequence[Group]) -> Chart:
         )
     head = ("K", "method", "c", "directions filled", "median share", "smallest share")
     caption = f"What the spectra come down to after {steps_of(measured)}"
-    numbers = [Table(caption, head, rows, words=2)] if rows else []
-    return Chart("spectra", "Spectrum of the class means", SPECTRA, panels, numbers)
+    numbers = Table(caption, head, rows, words=2)
+    return Chart("spectra", "Spectrum of the class means", SPECTRA, panels, [numbers])
 
 
 def finals_tables(groups: Sequence[Group]) -> list[Table]:
@@ -201,25 +194,19 @@ def finals_tables(groups: Sequence[Group]) -> list[Table]:
 
 def _finals(groups: list[Group]) -> Table:
     n_classes = groups[0].config["n_classes"]
-    beta = -1 / (n_classes - 1)
-
-    def column(title: str, name: str, badness: Callable[[float], float] | None) -> Column:
-        return Column(title, [own.last(name) for own in groups], badness)
-
+    beta, top = -1 / (n_classes - 1), number(n_classes - 1.0)
+    badness: dict[str, Badness | None] = {
+        "nc1": pos, "nc2_std": pos, "nc2_deviation": pos, "alpha": neg,
+        "beta": lambda value: abs(value - beta), "directions": neg, "knn": neg,
+        "effective_rank": None,
+    }  # fmt: skip
     columns = [
-        column("NC1", "nc1", pos),
-        column("NC2 std", "nc2_std", pos),
-        column("NC2 deviation", "nc2_deviation", pos),
-        column("α", "alpha", neg),
-        column("β", "beta", lambda value: abs(value - beta)),
-        column("directions", "directions", neg),
-        column("k-NN", "knn", neg),
-        column("effective rank", "effective_rank", None),
+        Column(curves.SHORT[name], [own.last(name) for own in groups], bad)
+        for name, bad in badness.items()
     ]
     caption = f"Final figures at K = {n_classes} after {steps_of(groups)}, mean ± std over seeds"
     names = [(own.name, own.c) for own in groups]
     table = measured_table(caption, ("method", "c"), names, columns)
-    top = number(n_classes - 1.0)
     target = ("simplex ETF (target)", "", "0", "0", "0", "1", number(beta), top, "–", top, "", "")
     rows = [
         (*row, sweeps.majority(verdicts(own)), _seeds(own))
@@ -244,19 +231,19 @@ def headline(
     """What was found; nothing if no run has finished."""
     usual = [g for g in groups if g.config.get("shaping") in (None, "linear") and g.finished]
     leads = {
-        "nc2_deviation": ("Closest to the simplex ETF (NC2 deviation)", True),
-        "nc1": ("Tightest classes (NC1)", True),
-        "directions": ("Richest class means (directions filled, of K − 1)", False),
+        "nc2_deviation": "Closest to the simplex ETF (NC2 deviation)",
+        "nc1": "Tightest classes (NC1)",
+        "directions": "Richest class means (directions filled, of K − 1)",
     }
     compared: list[str] = []
-    for name, (lead, less) in leads.items():
+    for name, lead in leads.items():
         values = {p: {g.name: g.last(name) for g in own} for p, own in by_place(usual).items()}
-        compared += best(lead, values, mean_std, less=less)
+        compared += best(lead, values, mean_std, less=name != "directions")
     return [
         *_outcomes(usual),
         *compared,
         *([LEVEL] if compared else []),
-        *sentences.claims_sentence(findings),
+        *claims_sentence(findings),
         *sweeps.sweeps_sentence(swept),
         *one_seed(usual),
     ]
@@ -279,3 +266,147 @@ def _outcomes(groups: Sequence[Group]) -> Iterator[str]:
     if clauses:
         parts = [f"{text} (K = {listing(classes)})" for text, classes in clauses.items()]
         yield f"The study's verdicts: {'. '.join(parts)}."
+
+
+# --- what the paper says about its synthetic study, held against the numbers here -----------------
+
+
+RULE = (
+    "Each comparison is of one of the two losses with negatives, Neg-MMIOT or PushPull, with one "
+    "other at the same K and ψ. It counts if the means differ by more than both standard "
+    "deviations together and by more than 1 %; otherwise it is level. “mixed” is a claim that "
+    "some comparisons support and others do not. The factor is that of the supporting ones."
+)
+OURS = ("neg_mmiot", "pushpull")
+START = "start"  # compare with the method's own first recorded value
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement: for `OURS` a quantity is lower (sign −1) or higher (1) than for others."""
+
+    words: str
+    place: str
+    quantity: str
+    sign: int
+    against: tuple[str, ...]
+
+
+CLAIMS = (
+    Claim("Losses with negatives shrink the classes much further than IOT does.",
+          "main text, synthetic mixture", "nc1", -1, ("iot",)),
+    Claim("Training moves their class means towards the simplex ETF.",
+          "main text, synthetic mixture", "nc2_deviation", -1, (START,)),
+    Claim("They come nearer to the simplex ETF than IOT, BYOL and VICReg.",
+          "contributions", "nc2_deviation", -1, ("iot", "byol", "vicreg")),
+    Claim("Their class-mean spectra stay richer than those of the losses without negatives.",
+          "main text, synthetic mixture", "directions", 1, ("byol", "vicreg")),
+    Claim("They resist dimensional collapse better than IOT.",
+          "contributions", "directions", 1, ("iot",)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One of our methods against another one at one K."""
+
+    words: str
+    outcome: int  # −1 against the claim, 0 level, 1 for it
+    factor: float  # how many times the smaller mean the larger one is
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim with every comparison that the study allows."""
+
+    claim: Claim
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def verdict(self) -> str:
+        """One word: holds, level or fails if it does so everywhere; else mixed or not tested."""
+        outcomes = {comparison.outcome for comparison in self.comparisons}
+        if not outcomes:
+            return "not tested"
+        words = {1: "holds", -1: "fails", 0: "level"}
+        return words[outcomes.pop()] if len(outcomes) == 1 else "mixed"
+
+    @property
+    def count(self) -> int:
+        """How many comparisons support the claim."""
+        return sum(comparison.outcome == 1 for comparison in self.comparisons)
+
+    @property
+    def factor(self) -> str:
+        """How many times better, over the comparisons that support the claim."""
+        factors = [each.factor for each in self.comparisons if each.outcome == 1]
+        ends = dict.fromkeys(map(number, (min(factors), max(factors)))) if factors else ()
+        return f"{' to '.join(ends)}×" if ends else "–"
+
+
+def check_claims(groups: Sequence[Group]) -> tuple[Finding, ...]:
+    """Hold every claim against the finished runs."""
+    return tuple(Finding(claim, tuple(_comparisons(claim, groups))) for claim in CLAIMS)
+
+
+def _comparisons(claim: Claim, groups: Sequence[Group]) -> Iterator[Comparison]:
+    for ours in (own for own in groups if own.loss in OURS):
+        shaping = ours.config.get("shaping")
+        beside = [
+            own
+            for own in groups
+            if own.place == ours.place and own.config.get("shaping") in (None, shaping)
+        ]
+        value = ours.last(claim.quantity)
+        own_words = f"{ours.name} (c = {ours.c}) at {ours.place}: {mean_std(value)}"
+        for loss in claim.against:
+            others = {g.short_name: g.last(claim.quantity) for g in beside if g.loss == loss}
+            if loss == START:
+                others = {"its start": ours.first(claim.quantity)}
+            for name, other in others.items():
+                if value.count and other.count:
+                    words = f"{own_words}, {name}: {mean_std(other)}"
+                    outcome = beyond_spread(value, other) * claim.sign
+                    low, high = sorted((value.mean, other.mean))
+                    yield Comparison(words, outcome, high / low if low > 0 else math.inf)
+
+
+def claims_table(findings: Sequence[Finding]) -> Table:
+    """What the paper says beside what these runs say."""
+    rows = [
+        (f.claim.words, f.verdict, f"{f.count} of {len(f.comparisons)}" if f.comparisons else "–",
+         f.factor, QUANTITIES[f.claim.quantity], f.claim.place)
+        for f in findings
+    ]  # fmt: skip
+    head = ("the paper says", "here", "comparisons for it", "factor", "measured by", "where")
+    kinds = {(row, 1): f"words {finding.verdict}" for row, finding in enumerate(findings)}
+    caption = "In our words, beside this study"
+    return Table(caption, head, rows, words=len(head), kinds=kinds, note=RULE)
+
+
+def _unsupported(findings: Sequence[Finding]) -> Iterator[str]:
+    """Every comparison that does not support a claim."""
+    against = [
+        (f.claim.words, c.words, "level" if c.outcome == 0 else "the other way")
+        for f in findings
+        for c in f.comparisons
+        if c.outcome != 1
+    ]
+    if against:
+        table = Table("Where it is not so", ("claim", "measured", "outcome"), against, words=3)
+        summary = f"Comparisons that do not support a claim: {len(against)}"
+        yield f"<details><summary>{summary}</summary>{to_html(table)}</details>"
+
+
+def claims_sentence(findings: Sequence[Finding]) -> Iterator[str]:
+    """How many claims hold in every comparison, and how many comparisons support them."""
+    tested = [finding for finding in findings if finding.comparisons]
+    if tested:
+        holds = sum(finding.verdict == "holds" for finding in tested)
+        supporting = sum(finding.count for finding in tested)
+        total = sum(len(finding.comparisons) for finding in tested)
+        yield (
+            f"Of {len(tested)} claims of the paper that these runs can test, {holds} "
+            f"{'holds' if holds == 1 else 'hold'} in every comparison; "
+            f"{supporting} of {total} single comparisons support them."
+        )

@@ -22,12 +22,14 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from html import escape
 from itertools import chain, repeat
+from typing import TypeAlias
 
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from tricouple.report.numbers import MeanStd, mean_std
 
+Badness: TypeAlias = Callable[[float], float]  # what the best of a column has least of
 HUES = {"holds": "green", "fails": "red"}  # of kinds of cells in a terminal
 
 
@@ -51,6 +53,9 @@ class Table:
         """What stands above each title."""
         above = list(chain.from_iterable(repeat(text, width) for text, width in self.spans))
         return above + [""] * (len(self.head) - len(above))
+
+    def __rich__(self) -> RichTable:
+        return to_terminal(self)
 
     def narrow(self, *titles: str, note: str = "") -> Table:
         """The columns of these titles (all if none is given), in cells that wrap.
@@ -78,8 +83,8 @@ class Column:
 
     title: str  # its heading
     values: Sequence[MeanStd]  # mean ± std of each row
-    # What the best row has least of; None where no value is the best.
-    badness: Callable[[float], float] | None = None
+    # None where no value is the best.
+    badness: Badness | None = None
     write: Callable[[MeanStd], str] = mean_std  # how a value is written
 
 

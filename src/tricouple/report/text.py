@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from operator import neg, pos
 from typing import Any
 
 import numpy as np
-from rich.table import Table as RichTable
 
 from tricouple.names import DATA, ENCODERS, loss_name, rank
-from tricouple.report import curves
+from tricouple.report import curves, embeddings
 from tricouple.report.chart import Chart, Cloud, Panel
 from tricouple.report.draw_matplotlib import png
-from tricouple.report.embeddings import galleries, gallery_sections, tsne
-from tricouple.report.groups import (
-    EQUAL,
-    FINAL,
-    SHARPNESS,
-    Group,
-    Needs,
-    by_place,
-    gaps,
-    group,
-    steps_of,
-)
-from tricouple.report.numbers import MeanStd, percent, plain
-from tricouple.report.page import Article, Section, chart_html, chart_sections, paragraph
+from tricouple.report.groups import Group, Needs, by_place, gaps, group, one_seed, steps_of
+from tricouple.report.numbers import LEVEL, NOTHING, best, percent, plain
+from tricouple.report.page import Article, Files, Part, chart_sections, paragraph, section
 from tricouple.report.read import Arrays, Study
-from tricouple.report.sentences import LEVEL, best, one_seed
-from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
+from tricouple.report.tables import Badness, Column, Table, measured_table
 
 NEEDS: Needs = {"loss": str, "data": str, "model": str, "seed": int}
 LEAD = (
@@ -40,7 +27,7 @@ LEAD = (
     "probe, and whether it belongs to any; or which text belongs to it."
 )
 RIGHT = "right"
-MEASURES: dict[str, tuple[str, Callable[[float], float]]] = {
+MEASURES: dict[str, tuple[str, Badness]] = {
     "ncm": ("nearest class mean", neg),
     "knn": ("k-NN", neg),
     "linear": ("linear probe", neg),
@@ -71,52 +58,57 @@ MAP = (
 def article(study: Study) -> Article:
     """Return everything the page says about a study, or about runs."""
     groups, everywhere = finals(study), at_every_c(study)
-    sections = []
-    if groups:
-        tables = [*accuracy_tables(groups), *equal_tables(groups, everywhere)]
-        sections.append(Section("results", "What was measured", "\n".join(map(to_html, tables))))
-    sections += gallery_sections(galleries(study, groups, c=True), _drawn)
-    sections += chart_sections([sharpness_chart(study), curves_chart(groups)])
+    measured = tables(groups, everywhere) if groups else []
     return Article(
         title=f"Texts: {study.name}",
         lead=LEAD,
-        sections=sections,
+        sections=[
+            section("results", "What was measured", *measured),
+            *embeddings.gallery_sections(embeddings.galleries(study, groups, c=True), _drawn),
+            *chart_sections([sharpness_chart(study), curves_chart(groups)]),
+        ],
         found=headline(groups, everywhere),
         missing=gaps(study, groups),
     )
 
 
-def files(study: Study) -> dict[str, bytes | None]:
+def files(study: Study) -> Files:
     """What the documentation shows: the tables, accuracy over c, a map."""
-    groups, chart = finals(study), sharpness_chart(study)
-    tables = [*accuracy_tables(groups), *equal_tables(groups, at_every_c(study))]
-    points = "".join(f"- {text}\n" for text in headline(groups, at_every_c(study)))
-    written = "\n".join([*map(to_markdown, tables), points]).encode()
-    maps = [map_chart(arrays, 0) for arrays in galleries(study, groups, c=True).values()][:1]
-    return {
-        "text-table.md": written if tables else None,
-        "text-sharpness.png": png(chart, height=3.5) if chart.panels else None,
-        "text-map.png": png(maps[0], columns=2, height=5) if maps else None,
+    groups, everywhere = finals(study), at_every_c(study)
+    points = "".join(f"- {text}\n" for text in headline(groups, everywhere))
+    found: Files = {
+        "text-table.md": [*tables(groups, everywhere), points],
+        "text-sharpness.png": png(sharpness_chart(study), height=3.5),
     }
+    for gallery in list(embeddings.galleries(study, groups, c=True).values())[:1]:
+        found["text-map.png"] = png(map_chart(gallery), columns=2, height=5)
+    return found
 
 
-def terminal(study: Study) -> list[RichTable | str]:
+def terminal(study: Study) -> list[Table | str]:
     """The tables for a terminal, and what is missing."""
     groups = finals(study)
-    tables = [*accuracy_tables(groups), *equal_tables(groups, at_every_c(study))]
-    return [*map(to_terminal, tables), *gaps(study, groups)[:1]]
+    return [*tables(groups, at_every_c(study)), *gaps(study, groups)[:1]]
 
 
 def finals(study: Study) -> list[Group]:
     """The final runs of every loss that has a finished one."""
-    found = group(study.part(FINAL), NEEDS, _place, _order)
-    return [own for own in found if own.finished]
+    return _finished(study, "final")
 
 
 def at_every_c(study: Study) -> list[Group]:
     """The runs on test texts at every c: of a study, the ones that were not chosen too."""
-    runs = [*study.part(FINAL), *study.part(EQUAL)]
-    return [own for own in group(runs, NEEDS, _place, _order) if own.finished]
+    return _finished(study, "final", "equal")
+
+
+def _finished(study: Study, *parts: str) -> list[Group]:
+    found = group(study.part(*parts), NEEDS, _place, _order)
+    return [own for own in found if own.finished]
+
+
+def tables(groups: Sequence[Group], everywhere: Sequence[Group]) -> list[Table]:
+    """What was measured, at the c of each loss and at equal c."""
+    return [*accuracy_tables(groups), *equal_tables(groups, everywhere)]
 
 
 def _place(config: dict[str, Any]) -> str:
@@ -159,15 +151,14 @@ def equal_tables(groups: Sequence[Group], everywhere: Sequence[Group]) -> list[T
         losses = list(dict.fromkeys(each.loss for each in own if math.isfinite(each.sharpness)))
         if len(cs) < 2:
             continue
-        nothing = MeanStd(math.nan, math.nan, 0)
         at = {(each.loss, each.sharpness): each.percent(RIGHT) for each in own}
         columns = [
-            Column(f"c = {plain(c)}", [at.get((k, c), nothing) for k in losses], neg, percent)
+            Column(f"c = {plain(c)}", [at.get((k, c), NOTHING) for k in losses], neg, percent)
             for c in cs
         ]
         if alone:
             best_c = [chosen.get((place, key)) for key in losses]
-            values = [each.percent(RIGHT) if each else nothing for each in best_c]
+            values = [each.percent(RIGHT) if each else NOTHING for each in best_c]
             columns.append(Column("at its own c", values, neg, percent))
         names = [(loss_name(key),) for key in losses]
         what = "nearest class mean" if own[0].metric("embedding/ncm").count else "recall@1"
@@ -179,11 +170,12 @@ def equal_tables(groups: Sequence[Group], everywhere: Sequence[Group]) -> list[T
 
 def sharpness_chart(study: Study) -> Chart:
     """Test accuracy over c; of a study without such runs, that on validation texts."""
-    runs = at_every_c(study) if study.part(EQUAL) or not study.part(SHARPNESS) else None
-    groups = group(study.part(SHARPNESS), NEEDS, _place, _order) if runs is None else runs
-    lines = curves.over_sharpness(groups, RIGHT, ring=False)
+    tested = study.part("equal") or not study.part("sharpness")
+    sweep = group(study.part("sharpness"), NEEDS, _place, _order)
+    groups = at_every_c(study) if tested else sweep
+    lines = curves.over_sharpness(groups, RIGHT)
     told = f"{OVER_C} After {steps_of(groups)}." if groups else OVER_C
-    if runs is None:
+    if not tested:
         told = told.replace("Test texts", "Validation texts")
     title = "Which sharpness suits each loss"
     return curves.sharpness_chart(lines, {RIGHT: "right"}, title, told)
@@ -191,11 +183,7 @@ def sharpness_chart(study: Study) -> Chart:
 
 def curves_chart(groups: Sequence[Group]) -> Chart:
     """Loss and geometry, or recall, of held-out texts over the epochs."""
-    caption = (
-        "Over the epochs, means over seeds, band ± one standard deviation; all but the loss on "
-        "held-out texts. Losses are on scales of their own: compare shapes, not heights."
-    )
-    panels = curves.during_training(groups, CURVES, x="epoch", log=("nc2_deviation",))
+    caption, panels = curves.HELD_OUT.format("texts"), curves.during_training(groups, CURVES)
     return Chart("curves", "During training", caption, panels)
 
 
@@ -237,11 +225,9 @@ def headline(groups: Sequence[Group], everywhere: Sequence[Group]) -> list[str]:
 # --- texts, classes and maps, as an evaluation left them -----------------------------------------
 
 
-def _drawn(arrays: Arrays, number: int) -> Iterator[tuple[str, str]]:
-    yield "Nearest texts", nearest_html(arrays)
-    if len(arrays.get("confused", ())):
-        yield "Confused classes", to_html(confused_table(arrays))
-    yield "A map of the texts", chart_html(map_chart(arrays, number))
+def _drawn(arrays: Arrays) -> dict[str, Part]:
+    nearest, confused, mapped = nearest_html(arrays), confused_table(arrays), map_chart(arrays)
+    return {"Nearest texts": nearest, "Confused classes": confused, mapped.title: mapped}
 
 
 def nearest_html(arrays: Arrays, told: str = NEAREST) -> str:
@@ -249,23 +235,18 @@ def nearest_html(arrays: Arrays, told: str = NEAREST) -> str:
     classes = [str(name) for name in arrays["classes"]]
     queries = []
     for row, query in enumerate(arrays["queries"]):
-        own = f" ({classes[arrays['query_labels'][row]]})" if classes else ""
-        answers = []
-        for place, answer in enumerate(arrays["answers"][row]):
-            named = f" ({classes[arrays['answer_labels'][row, place]]})" if classes else ""
-            same = (
-                arrays["answer_labels"][row, place] == arrays["query_labels"][row]
-                if classes
-                else arrays["right"][row, place]
-            )
-            right, mark = (' class="right"', " ✓") if same else ("", "")
-            score = f'<span class="score">{arrays["scores"][row, place]:.2f}{mark}</span>'
-            answers.append(f"<li{right}>{escape(str(answer) + named)} {score}</li>")
-        queries.append(
-            f'<div class="query"><div><strong>{escape(str(query))}</strong>{escape(own)}</div>'
-            f"<ol>{''.join(answers)}</ol></div>"
-        )
-    return f'{paragraph(told)}\n<div class="gallery">{"".join(queries)}</div>'
+        own, answers = "", [str(answer) for answer in arrays["answers"][row]]
+        if classes:
+            label, labels = arrays["query_labels"][row], arrays["answer_labels"][row]
+            own, right = f" ({classes[label]})", labels == label
+            named = zip(answers, labels, strict=True)
+            answers = [f"{answer} ({classes[code]})" for answer, code in named]
+        else:
+            right = arrays["right"][row]
+        texts = zip(answers, arrays["scores"][row], right, strict=True)
+        head = f"<div><strong>{escape(str(query))}</strong>{escape(own)}</div>"
+        queries.append(head + embeddings.listed(texts))
+    return f"{paragraph(told)}\n{embeddings.gallery_html(queries)}"
 
 
 def confused_table(arrays: Arrays) -> Table:
@@ -274,13 +255,15 @@ def confused_table(arrays: Arrays) -> Table:
     keys = ("confused", "confused_count", "confused_of", "confused_text")
     rows = [
         (classes[true], classes[taken], f"{count} of {of}", str(text))
-        for (true, taken), count, of, text in zip(*(arrays[key] for key in keys), strict=True)
+        for (true, taken), count, of, text in zip(
+            *(arrays.get(key, ()) for key in keys), strict=True
+        )
     ]
     head = ("true class", "taken for", "how often", "for instance")
     return Table(CONFUSED, head, rows, words=4)
 
 
-def map_chart(arrays: Arrays, number: int) -> Chart:
+def map_chart(arrays: Arrays) -> Chart:
     """The texts in the plane, before and after training."""
     labels = arrays["map_labels"].astype(np.int64)
     names = [str(name) for name in arrays["map_names"]]
@@ -288,9 +271,9 @@ def map_chart(arrays: Arrays, number: int) -> Chart:
         Panel(
             words,
             f"{len(labels)} texts of {len(names)} kinds, {words}, by t-SNE.",
-            [Cloud(tsne(arrays[f"map_{kind}"].astype(np.float64)), labels, names=names)],
+            [Cloud(embeddings.tsne(arrays[f"map_{kind}"].astype(np.float64)), labels, names=names)],
             reach=1.08,
         )
         for kind, words in {"penultimate": "before the head", "embedding": "after the head"}.items()
     ]
-    return Chart(f"map-{number}", "A map of the texts", MAP, panels)
+    return Chart("map", "A map of the texts", MAP, panels)

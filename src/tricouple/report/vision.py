@@ -10,51 +10,16 @@ from itertools import groupby
 from operator import neg
 from typing import Any
 
-from rich.table import Table as RichTable
-
-from tricouple.names import (
-    BACKBONES,
-    DATA,
-    FEATURES,
-    LOSSES,
-    MEASURES,
-    QUANTITIES,
-    SETTINGS,
-    loss_name,
-    rank,
-)
-from tricouple.report import curves
+from tricouple.names import BACKBONES, DATA, FEATURES, LOSSES, MEASURES, SETTINGS, loss_name, rank
+from tricouple.report import curves, embeddings
 from tricouple.report.chart import Chart
 from tricouple.report.curves import OverSharpness
 from tricouple.report.draw_matplotlib import png
-from tricouple.report.embeddings import (
-    evaluation_charts,
-    evaluation_neighbours,
-    galleries,
-    gallery_sections,
-)
-from tricouple.report.groups import FINAL, MAIN, SHARPNESS, Group, by_place, gaps, group, steps_of
-from tricouple.report.numbers import MeanStd, listing, number, percent, plain
-from tricouple.report.page import (
-    Article,
-    Choices,
-    Section,
-    asset,
-    chart_html,
-    chart_sections,
-    paragraph,
-)
+from tricouple.report.groups import Group, by_place, gaps, group, one_seed, steps_of
+from tricouple.report.numbers import LEVEL, NOTHING, MeanStd, best, listing, percent, plain
+from tricouple.report.page import Article, Files, Part, asset, chart_sections, paragraph, section
 from tricouple.report.read import Arrays, Study
-from tricouple.report.sentences import LEVEL, best, one_seed
-from tricouple.report.tables import (
-    Column,
-    Table,
-    best_rows,
-    measured_table,
-    to_html,
-    to_markdown,
-    to_terminal,
-)
+from tricouple.report.tables import Column, Table, best_rows, measured_table
 
 NEEDS = {"setting": str, "data": str, "backbone": str, "loss": str, "seed": int}
 LEAD = (
@@ -79,14 +44,7 @@ DURING = (
     "shapes, not the heights. NC2 is zero at the simplex ETF; the effective rank counts directions."
 )
 CURVES = ("loss", "nc1", "nc2_deviation", "effective_rank", "alpha", "beta")
-GEOMETRY = {
-    "nc1": "NC1",
-    "nc2_std": "NC2 std",
-    "nc2_deviation": "NC2 deviation",
-    "effective_rank": "effective rank",
-    "alpha": "α",
-    "beta": "β",
-}
+GEOMETRY = ("nc1", "nc2_std", "nc2_deviation", "effective_rank", "alpha", "beta")
 CHOSEN_BY = "penultimate/knn"  # what the sharpness is chosen by
 # What the reader can choose to see: key of the metrics → words.
 ACCURACIES = {
@@ -94,73 +52,65 @@ ACCURACIES = {
     for features in FEATURES
     for measure in ("knn", "linear")
 }
-
-NOTHING = MeanStd(math.nan, math.nan, 0)
-
-# The paper's budget.
-SEEDS = 4
-EPOCHS = {"mnist": 100, "svhn": 100, "cifar10": 400, "cifar100": 400, "tiny_imagenet": 400}
-IMAGES = {
-    "mnist": 60000, "svhn": 73257, "cifar10": 50000, "cifar100": 50000, "tiny_imagenet": 100000,
+SEEDS = 4  # of the paper
+# Epochs and images of the paper.
+BUDGET = {
+    "mnist": (100, 60000), "svhn": (100, 73257), "cifar10": (400, 50000),
+    "cifar100": (400, 50000), "tiny_imagenet": (400, 100000),
 }  # fmt: skip
 
 
 def article(study: Study) -> Article:
     """Return everything the page says about one study."""
-    groups = final_groups(study)
-    lines = sharpness_lines(study)
-    sections = []
-    if tables := accuracy_tables(groups):
-        parts = [*map(to_html, tables), paragraph(NOTE, "quiet"), to_html(chosen_table(groups))]
-        sections.append(Section("results", "Accuracy, beside the paper's", "\n".join(parts)))
-    charts = [sharpness_chart(lines), curves_chart(groups)]
-    sections += chart_sections(charts)
-    if geometry := [to_html(_geometry(own)) for own in by_place(_done(groups)).values()]:
-        sections.append(Section("geometry", "Geometry of the embeddings", "\n".join(geometry)))
-    sections += gallery_sections(galleries(study, groups), _drawn)
-    over_c, during = (bool(chart.panels) for chart in charts)
+    groups, lines = final_groups(study), sharpness_lines(study)
+    tables: list[Part] = [*accuracy_tables(groups), paragraph(NOTE, "quiet"), chosen_table(groups)]
+    over_c, during = sharpness_chart(lines), curves_chart(groups)
     return Article(
         title=f"Vision study: {study.name}",
         lead=LEAD,
-        sections=sections,
+        sections=[
+            section("results", "Accuracy, beside the paper's", *tables),
+            *chart_sections([over_c, during]),
+            section("geometry", "Geometry of the embeddings", *geometry_tables(groups)),
+            *embeddings.gallery_sections(embeddings.galleries(study, groups), _drawn),
+        ],
         found=headline(groups, lines),
         missing=missing_from(study, groups),
-        choices=(
-            Choices("measure", "Accuracy", ACCURACIES if over_c else {}),
-            Choices("block", "Curves of", {p: p for p in by_place(groups)} if during else {}),
-        ),
+        choices={
+            "measure": ("Accuracy", ACCURACIES if over_c.panels else {}),
+            "block": ("Curves of", {g.place: g.place for g in groups if during.panels}),
+        },
     )
 
 
-def _drawn(gallery: Arrays, place: int) -> Iterator[tuple[str, str]]:
-    for chart in evaluation_charts(gallery, place):
-        yield chart.title, chart_html(chart)
-    yield "Nearest neighbours", evaluation_neighbours(gallery)
+def _drawn(gallery: Arrays) -> dict[str, Part]:
+    confused, mapped = embeddings.evaluation_charts(gallery)
+    neighbours = embeddings.evaluation_neighbours(gallery)
+    return {confused.title: confused, mapped.title: mapped, "Nearest neighbours": neighbours}
 
 
-def files(study: Study) -> dict[str, bytes | None]:
+def files(study: Study) -> Files:
     """What the documentation shows: k-NN accuracy over c, tables; confusion and map of a run."""
     chart = sharpness_chart(sharpness_lines(study)).chosen({"measure": CHOSEN_BY})
     groups = final_groups(study)
-    drawn = [evaluation_charts(arrays) for arrays in galleries(study, groups).values()][:1]
-    confusion, mapped = drawn[0] if drawn else (None, None)
-    tables = [to_markdown(table) for table in accuracy_tables(groups, brackets=True)]
     notes = [NOTE.replace("Beside it the", "In brackets the"), *notes_on(study, groups)]
-    return {
-        "vision-sharpness.png": png(chart, columns=2, height=2.8) if chart.panels else None,
-        "vision-table.md": "\n".join([*tables, " ".join(notes), ""]).encode() if tables else None,
-        "vision-confusion.png": png(confusion, columns=2, height=5) if confusion else None,
-        "vision-map.png": png(mapped, columns=2, height=5) if mapped else None,
+    found: Files = {
+        "vision-sharpness.png": png(chart, columns=2, height=2.8),
+        "vision-table.md": [*accuracy_tables(groups, brackets=True), " ".join(notes), ""],
     }
+    for gallery in list(embeddings.galleries(study, groups).values())[:1]:
+        for own in embeddings.evaluation_charts(gallery):
+            found[f"vision-{own.id}.png"] = png(own, columns=2, height=5)
+    return found
 
 
-def terminal(study: Study) -> list[RichTable | str]:
+def terminal(study: Study) -> list[Table | str]:
     """The tables for a terminal: one for each setting, data set and kind of features."""
     groups = final_groups(study)
     found: dict[tuple[str, str], list[Group]] = {}
     for own in groups:
         found.setdefault((own.config["setting"], own.config["data"]), []).append(own)
-    tables = [to_terminal(table) for own in found.values() for table in accuracy_tables(own)]
+    tables = [table for own in found.values() for table in accuracy_tables(own)]
     return [*tables, *notes_on(study, groups)]
 
 
@@ -171,12 +121,12 @@ def notes_on(study: Study, groups: Sequence[Group]) -> list[str]:
 
 def final_groups(study: Study) -> tuple[Group, ...]:
     """The runs that the tables are about."""
-    return group([*study.part(FINAL), *study.part(MAIN)], NEEDS, _block, _order)
+    return group(study.part("final", "main"), NEEDS, _block, _order)
 
 
 def sharpness_lines(study: Study) -> tuple[OverSharpness, ...]:
     """Every loss over c."""
-    runs = study.part(SHARPNESS) or study.part(MAIN) or study.part(FINAL)
+    runs = study.part("sharpness") or study.part("main") or study.part("final")
     return curves.over_sharpness(group(runs, NEEDS, _block, _order), CHOSEN_BY, ring=True)
 
 
@@ -303,14 +253,15 @@ def chosen_table(groups: Sequence[Group]) -> Table:
     return Table("Settings of the runs in the tables", head, rows, words=2)
 
 
-def _geometry(own: list[Group]) -> Table:
-    """NC1, NC2, effective rank, α and β of the embeddings at the end."""
-    columns = [
-        Column(title, [g.metric(f"embedding/{key}") for g in own])
-        for key, title in GEOMETRY.items()
-    ]
-    caption = f"{own[0].place}, {steps_of(own)}"
-    return measured_table(caption, ("loss", "c"), [(g.name, g.c) for g in own], columns)
+def geometry_tables(groups: Sequence[Group]) -> Iterator[Table]:
+    """NC1, NC2, effective rank, α and β of the embeddings at the end; a table a place."""
+    for place, own in by_place(_done(groups)).items():
+        columns = [
+            Column(curves.SHORT[key], [g.metric(f"embedding/{key}") for g in own])
+            for key in GEOMETRY
+        ]
+        names = [(g.name, g.c) for g in own]
+        yield measured_table(f"{place}, {steps_of(own)}", ("loss", "c"), names, columns)
 
 
 def sharpness_chart(lines: Sequence[OverSharpness]) -> Chart:
@@ -331,18 +282,9 @@ def sharpness_chart(lines: Sequence[OverSharpness]) -> Chart:
 
 def curves_chart(groups: Sequence[Group]) -> Chart:
     """The loss, and the geometry of held-out embeddings; the block is chosen in the page."""
-    log = ("nc1", "nc2_deviation")
-    panels = curves.during_training(
-        groups, CURVES, x="epoch", log=log, when=lambda own: {"block": own.place}
-    )
-    rows = [
-        (own.name, own.place, own.c, *(number(own.curve(n, "epoch").end) for n in CURVES))
-        for own in groups
-    ]
-    head = ("loss", "compared on", "c", *(QUANTITIES[name] for name in CURVES))
-    caption = f"Last recorded values after {steps_of(groups)}, mean over seeds"
-    numbers = [Table(caption, head, rows, words=2)] if panels else []
-    return Chart("curves", "During training", DURING, panels, numbers)
+    panels = curves.during_training(groups, CURVES, lambda own: {"block": own.place})
+    numbers = curves.last_table(groups, CURVES)
+    return Chart("curves", "During training", DURING, panels, [numbers])
 
 
 def headline(groups: Sequence[Group], lines: Sequence[OverSharpness]) -> list[str]:
@@ -360,13 +302,13 @@ def _cost(lines: Sequence[OverSharpness]) -> Iterator[str]:
     """What the paper's c costs every loss against the best of those that were tried."""
     costs: dict[str, list[float]] = {}
     for line in lines:
-        marked = line.at_papers(CHOSEN_BY)
-        if marked is not None:
-            top = max(value.mean for _, value in line.points(CHOSEN_BY))
-            costs.setdefault(line.loss, []).append(top - marked[1].mean)
+        points = line.points(CHOSEN_BY)
+        if line.papers in points:
+            top = max(value.mean for value in points.values())
+            costs.setdefault(line.loss, []).append(top - points[line.papers].mean)
     parts = []
-    for loss, points in costs.items():
-        ends = dict.fromkeys(f"{value:.1f}" for value in (min(points), max(points)))
+    for loss, lost in costs.items():
+        ends = dict.fromkeys(f"{value:.1f}" for value in (min(lost), max(lost)))
         c = plain(LOSSES[loss].paper_sharpness)
         parts.append(f"{loss_name(loss)} {' to '.join(ends)} (c = {c})")
     if parts:
@@ -380,15 +322,15 @@ def budget(groups: Sequence[Group]) -> Iterator[str]:
     """Say for each data set how the runs differ from the paper's; nothing where they do not."""
     clauses: dict[str, list[str]] = {}
     for data in dict.fromkeys(own.config["data"] for own in _done(groups)):
-        own = [each for each in _done(groups) if each.config["data"] == data]
-        if data not in EPOCHS or all(
-            each.config.get("epochs") == EPOCHS[data] and images(each) in (None, IMAGES[data])
-            for each in own
+        own = [g for g in _done(groups) if g.config["data"] == data]
+        epochs, size = BUDGET.get(data, (None, None))
+        if epochs is None or all(
+            g.config.get("epochs") == epochs and images(g) in (None, size) for g in own
         ):
             continue
         ours = {f"{g.config.get('epochs')} epochs on {images(g) or 'all'} images" for g in own}
         words = f"{listing(sorted(ours))} ({steps_of(own)}) here"
-        theirs = f"{EPOCHS[data]} epochs on {IMAGES[data]} images in the paper"
+        theirs = f"{epochs} epochs on {size} images in the paper"
         clauses.setdefault(f"{words}, {theirs}", []).append(DATA[data])
     if clauses:
         parts = "; ".join(f"{listing(names)}: {text}" for text, names in clauses.items())

@@ -22,7 +22,7 @@ from tricouple.report.embeddings import read_pictures, tsne_chart
 from tricouple.report.groups import Group, by_place
 from tricouple.report.numbers import listing
 from tricouple.report.read import Study, read_study
-from tricouple.report.sentences import check_claims, claims_sentence
+from tricouple.report.synthetic import check_claims, claims_sentence
 
 SETS = ("mnist", "svhn", "cifar10", "cifar100", "tiny_imagenet")
 NETWORKS = ("resnet18", "resnet34", "resnet50", "vit_b16")

@@ -12,8 +12,7 @@ from scipy import stats
 from tricouple.experiments.studies.methods import METHODS
 from tricouple.experiments.studies.plan import Chosen, Plan
 from tricouple.report.chart import Axis, Line, Panel, numbered
-from tricouple.report.numbers import MeanStd, percent, plain
-from tricouple.report.sentences import holm
+from tricouple.report.numbers import MeanStd, holm, percent, plain
 from tricouple.report.tables import Table
 
 LEVEL = 0.05

@@ -30,8 +30,7 @@ from tricouple.experiments.studies.plan import (
     first_look,
 )
 from tricouple.report.chart import Chart
-from tricouple.report.numbers import MeanStd, percent
-from tricouple.report.sentences import holm
+from tricouple.report.numbers import MeanStd, holm, percent
 from tricouple.report.tables import Table
 
 UNBOUNDED = ("infonce", "iot")
