@@ -28,8 +28,7 @@ from tricouple.experiments.studies.plan import (
 from tricouple.geometry import effective_rank
 from tricouple.relations import pair_views
 from tricouple.report.chart import Chart
-from tricouple.report.numbers import MeanStd, percent, plain
-from tricouple.report.sentences import holm
+from tricouple.report.numbers import MeanStd, holm, percent, plain
 from tricouple.report.tables import Table
 
 TRAIN, TEST = 2560, 2000  # images
