@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import divide_or_zero, logarithm, on_host, told, wide_dtype
-from tricouple.relations.targets import TargetPairs, TripletTarget
+from tricouple.relations.targets import Relation, TargetPairs, TripletTarget
 
 
 @dataclass(frozen=True)
-class Identities:
+class Identities(Relation):
     """Positives share the anchor's identity, negatives do not.
 
     Args:
@@ -106,34 +106,19 @@ class Identities:
         entropy, weight = logarithm(self.n_triplets), 1 / self.n_triplets
         return TripletTarget(entropy, positives, negatives, contrast, marginals, weight)
 
-    def attracting(self) -> TargetPairs:
-        """Same identity, for anchors that also have a negative."""
-        return self._uniform(self.partners[1] > 0, same=True)
-
-    def repelling(self) -> TargetPairs:
-        """Other identity, for anchors that also have a positive."""
-        return self._uniform(self.partners[0] > 0, same=False)
-
-    def positives(self) -> TargetPairs:
-        """Same identity, every anchor."""
-        return self._uniform(torch.ones_like(self.partners[0], dtype=torch.bool), same=True)
-
-    def negatives(self) -> TargetPairs:
-        """Other identity, every anchor."""
-        return self._uniform(torch.ones_like(self.partners[0], dtype=torch.bool), same=False)
-
     def per_anchor(self) -> GroupedPairs:
         """Same identity, a pair weighing 1/n⁺_i of what its anchor weighs."""
         positives = self.partners[0]
         anchors = self.sizes[0] @ (positives > 0).to(positives.dtype)
         return GroupedPairs(self, same=divide_or_zero(1 / anchors, positives))
 
-    def _uniform(self, kept: Tensor, *, same: bool) -> TargetPairs:
-        partners = self.partners[0 if same else 1]
-        anchors = self.sizes[0] * kept
-        size = told(anchors @ partners)
+    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
+        """Of one identity or of two, for all anchors or for those that have both."""
+        partners, others = self.partners if positive else self.partners[::-1]
+        kept = others > 0 if of_triplets else torch.ones_like(others, dtype=torch.bool)
+        size = told((self.sizes[0] * kept) @ partners)
         weights = kept.to(partners.dtype) / size
-        pairs = GroupedPairs(self, same=weights) if same else GroupedPairs(self, different=weights)
+        pairs = GroupedPairs(self, weights) if positive else GroupedPairs(self, different=weights)
         return TargetPairs(logarithm(size), pairs)
 
 
