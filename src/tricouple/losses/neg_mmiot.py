@@ -63,8 +63,7 @@ class NegMMIOT(ContrastiveLoss):
         sharpness: c = 1/(τε) instead of a temperature; 10 if neither is given. ``"paper"`` is the
             paper's c = 100, which a training with SGD does not survive (docs/sharpness.md).
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
-        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
-            accelerator (docs/accelerators.md).
+        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
         group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
         memory: ``"matrices"`` stores N×N kernels, ``"streamed"`` recomputes tiles of them in every
             pass, in O(N·d) memory; ``"auto"`` streams what exceeds the budget.
@@ -86,6 +85,7 @@ class NegMMIOT(ContrastiveLoss):
     scale = "temperature"
     paper_sharpness = 100.0
     temperature: float | Tensor
+    sweeps: Sweeps
 
     def __init__(
         self,

@@ -197,7 +197,7 @@ class ListedPairs:
         weights = self.weights * of_anchor[self.rows]
         return ListedPairs(self.rows, self.columns, weights, self.shape)
 
-    @property
+    @cached_property
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Row and column sums."""
         n, m = self.shape

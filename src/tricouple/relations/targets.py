@@ -212,11 +212,8 @@ class PlacedRelation(Relation):
     def triplets(self) -> TripletTarget:
         """P̃ in its places."""
         target, places = self.relation.triplets(), self.places
-        first, second, third = target.marginals
-        marginals = (
-            places.anchor_masses(first),
-            places.reference_masses(second),
-            places.reference_masses(third),
+        positives, negatives = (
+            PlacedPairs(pairs, places) for pairs in (target.positives, target.negatives)
         )
         of_anchor, of_negative = target.anchor_weights, target.negative_weights
         if isinstance(of_anchor, Tensor) and of_anchor.ndim:
@@ -225,10 +222,10 @@ class PlacedRelation(Relation):
             of_negative = places.reference_masses(of_negative)
         return replace(
             target,
-            positives=PlacedPairs(target.positives, places),
-            negatives=PlacedPairs(target.negatives, places),
+            positives=positives,
+            negatives=negatives,
             contrast=PlacedPairs(target.contrast, places),
-            marginals=marginals,
+            marginals=(*positives.marginals, negatives.marginals[1]),
             anchor_weights=of_anchor,
             negative_weights=of_negative,
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import divide_or_zero, told
-from tricouple.relations.identities import Identities, all_but_own
+from tricouple.relations.identities import Identities, all_but_own, difference
 from tricouple.relations.targets import Relation, TargetPairs, TripletTarget
 
 
@@ -123,7 +123,7 @@ class AnchorPairs:
     different: Tensor | None = None  # shape (N,)
     weights: Tensor | None = None  # shape (M,), with ``different``
 
-    @property
+    @functools.cached_property
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Row and column sums, from sums over groups."""
         identities = self.relation.identities
@@ -133,7 +133,7 @@ class AnchorPairs:
         if self.same is not None:
             rows = rows + self.same * self.relation.partners[0]
             received = identities.anchor_sums(self.same)[codes]
-            columns = columns + _difference(received, self._own_sums(self.same))
+            columns = columns + difference(received, self._own_sums(self.same))
         if self.different is not None and self.weights is not None:
             references = like.new_zeros(len(like)).index_add_(0, codes, self.weights)
             rows = rows + self.different * all_but_own(references)[anchor_codes]
@@ -204,9 +204,3 @@ def by_class(relation: Relation) -> WeightedIdentities:
 def _xlogx(masses: Tensor, weights: Tensor) -> float | Tensor:
     """``Σ masses · log weights``, where no mass counts nothing."""
     return told(torch.special.xlogy(masses, weights).sum())
-
-
-def _difference(total: Tensor, part: Tensor) -> Tensor:
-    """``total − part``, and exactly zero where only rounding is left."""
-    left = total - part
-    return left * (left > 8 * torch.finfo(left.dtype).eps * total)
