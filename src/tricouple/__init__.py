@@ -40,25 +40,16 @@ __all__ = [
 
 # Imported on first use: `tricouple --help` runs this file and should not have to wait for torch.
 _HOMES = {
-    "DBOT": "tricouple.losses",
-    "IOT": "tricouple.losses",
-    "BothDirections": "tricouple.losses",
-    "FusedGromov": "tricouple.losses",
-    "InfoNCE": "tricouple.losses",
-    "InvaSpread": "tricouple.losses",
-    "NegMMIOT": "tricouple.losses",
-    "PushPull": "tricouple.losses",
-    "VICReg": "tricouple.losses",
     "load_encoder": "tricouple.experiments.encoder",
     "pair_views": "tricouple.relations",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    if name in __all__:
+    if name in ("geometry", "ot", "shaping"):
         return import_module(f"tricouple.{name}")
+    if name in __all__:
+        return getattr(import_module(_HOMES.get(name, "tricouple.losses")), name)
     raise AttributeError(f"module 'tricouple' has no attribute {name!r}")
 
 

@@ -130,6 +130,15 @@ def matrix(name: str, value: Tensor, *, empty: bool = False) -> None:
         )
 
 
+def embeddings(anchors: Tensor, references: Tensor | None, *, empty: bool = False) -> None:
+    """Require one such matrix, or two on one device."""
+    matrix("embeddings", anchors, empty=empty)
+    if references is not None:
+        matrix("ref_emb", references, empty=empty)
+        if references.device != anchors.device:
+            raise ValueError(f"ref_emb is on {references.device}, embeddings on {anchors.device}")
+
+
 def identities(name: str, value: Labels, length: int, device: torch.device) -> Tensor:
     """Require one integer identity for each sample; lists and arrays become tensors."""
     if isinstance(value, list | tuple) or (

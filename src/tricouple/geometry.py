@@ -81,7 +81,8 @@ def neural_collapse(embeddings: Tensor, labels: Tensor) -> NeuralCollapse:
         0.0
     """
     z, codes, n_classes = _prepare(embeddings, labels)
-    means = _class_means(z, codes, n_classes)  # (K, d)
+    counts = torch.bincount(codes, minlength=n_classes)[:, None].to(z.dtype)
+    means = z.new_zeros(n_classes, z.shape[1]).index_add(0, codes, z) / counts  # (K, d)
     nc1 = float((z - means[codes]).square().sum())
     centred = means - means.mean(0)
     directions = torch.nn.functional.normalize(centred, dim=1)
@@ -260,8 +261,3 @@ def _prepare(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
     if len(classes) < 2:
         raise ValueError(f"labels must hold at least 2 classes, got {len(classes)}")
     return z, codes, len(classes)
-
-
-def _class_means(z: Tensor, codes: Tensor, n_classes: int) -> Tensor:
-    sums = z.new_zeros(n_classes, z.shape[1]).index_add(0, codes, z)
-    return sums / torch.bincount(codes, minlength=n_classes)[:, None].to(z.dtype)

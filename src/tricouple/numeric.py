@@ -396,6 +396,11 @@ def _inner(left: Tensor, right: Tensor) -> Tensor:
     return torch.dot(left.flatten().to(wide), right.flatten().to(wide))
 
 
+def traced() -> bool:
+    """Whether code is being compiled, exported or transformed."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def never_compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Keep a function out of compiled graphs, at no cost where nobody compiles.
 

@@ -299,40 +299,26 @@ def test_tightest_tolerance_of_the_kernel_needs_few_terms(epsilon):
     assert len(loosest.nodes) < len(tightest.nodes) < 500
 
 
+QUICK = {"shaping": "log_sigmoid", "kernel_tol": 1e-6}
+
+
 @MARGINALS
 @pytest.mark.parametrize("temperature", [1.0, 0.1, 0.05])
 @pytest.mark.parametrize("epsilon", [1.0, 0.5, 0.1, 0.05])
 def test_log_sigmoid_loss_equals_the_dense_loss(batch, temperature, epsilon, marginals):
-    options = {
-        "temperature": temperature,
-        "epsilon": epsilon,
-        "shaping": "log_sigmoid",
-        "kernel_tol": 1e-6,
-    }
-    assert error(batch, options | {"marginals": marginals, "n_iters": 5}) <= 1e-5
+    options = QUICK | {"temperature": temperature, "epsilon": epsilon, "n_iters": 5}
+    assert error(batch, options | {"marginals": marginals}) <= 1e-5
 
 
 def test_sharp_log_sigmoid_goes_through_logarithms_and_stays_right(settings):
-    options = {
-        "temperature": 0.02,
-        "epsilon": 0.02,
-        "shaping": "log_sigmoid",
-        "kernel_tol": 1e-6,
-        "n_iters": 3,
-    }
+    options = QUICK | {"temperature": 0.02, "epsilon": 0.02, "n_iters": 3}
     assert error(settings["unbalanced"], options) <= 1e-5
 
 
 @pytest.mark.parametrize("rule", ["unrolled", "implicit"])
 def test_log_sigmoid_temperature_receives_its_gradient(settings, rule):
     tau = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-    options = {
-        "temperature": tau,
-        "epsilon": 0.4,
-        "shaping": "log_sigmoid",
-        "kernel_tol": 1e-6,
-        "n_iters": 400,
-    }
+    options = QUICK | {"temperature": tau, "epsilon": 0.4, "n_iters": 400}
     unrolled = {"gradient": "unrolled"}
     batch = settings["unbalanced"]
     assert error(batch, options | {"gradient": rule}, leaves=[tau], oracle=unrolled) <= 1e-5
@@ -340,13 +326,7 @@ def test_log_sigmoid_temperature_receives_its_gradient(settings, rule):
 
 def test_log_sigmoid_envelope_is_exact_for_balanced_classes(settings):
     batch = settings["balanced"]
-    options = {
-        "temperature": 0.5,
-        "epsilon": 0.4,
-        "shaping": "log_sigmoid",
-        "kernel_tol": 1e-6,
-        "n_iters": 400,
-    }
+    options = QUICK | {"temperature": 0.5, "epsilon": 0.4, "n_iters": 400}
     envelope, implicit = (
         with_gradients(batch.loss(LOSS.criterion(**options, gradient=rule)), batch.leaves)[1]
         for rule in ("envelope", "implicit")

@@ -63,30 +63,21 @@ class MetricLoss(peers.BaseMetricLossFunction):  # type: ignore[misc]
         else:
             if own is None and _begins_with(ref_emb, embeddings):
                 own = torch.arange(len(embeddings), device=embeddings.device)
-            loss = self._across(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
-        return {"loss": {"losses": loss, "indices": None, "reduction_type": "already_reduced"}}
-
-    def _across(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor | None,
-        own: Tensor | None,
-    ) -> Any:
-        """The loss with references; no anchor meets its own copy among them."""
-        if indices_tuple is not None and own is not None:
-            if not _all_pairs(indices_tuple, (len(embeddings), len(ref_emb))):
+            # No anchor meets its own copy among the references.
+            shape = len(embeddings), len(ref_emb)
+            if own is not None and indices_tuple is not None and _all_pairs(indices_tuple, shape):
+                indices_tuple = None
+            if own is None or indices_tuple is None:
+                references = {"ref_emb": ref_emb, "ref_labels": ref_labels, "ref_index": own}
+                loss = self.criterion(embeddings, labels, indices_tuple, **references)
+            else:
                 # Listed pairs: one set, in which the anchors stand where their copies were.
                 first, positives, *rest = indices_tuple
                 if len(rest) == 2:
                     rest[0] = own[rest[0]]
                 samples = ref_emb.index_copy(0, own, embeddings)
-                return self.criterion(samples, indices_tuple=(own[first], positives, *rest))
-            indices_tuple = None
-        references = {"ref_emb": ref_emb, "ref_labels": ref_labels, "ref_index": own}
-        return self.criterion(embeddings, labels, indices_tuple, **references)
+                loss = self.criterion(samples, indices_tuple=(own[first], positives, *rest))
+        return {"loss": {"losses": loss, "indices": None, "reduction_type": "already_reduced"}}
 
 
 class CrossBatchMemory(peers.CrossBatchMemory):  # type: ignore[misc]

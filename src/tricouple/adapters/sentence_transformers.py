@@ -74,8 +74,10 @@ class SentenceLoss(nn.Module):
         columns = list(sentence_features)
         self._refuse_empty_texts(columns)
         with _pooling_needed():
-            embeddings = embed_columns(self.model, columns)
-        return self.compute_loss_from_embeddings(embeddings, labels)
+            return self._loss(columns, labels)
+
+    def _loss(self, columns: list[Features], labels: Tensor | None) -> Tensor:
+        return self.compute_loss_from_embeddings(embed_columns(self.model, columns), labels)
 
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Tensor | None = None
@@ -178,15 +180,8 @@ class CachedSentenceLoss(CachedLossMixin, SentenceLoss):  # type: ignore[misc]
             )
         self.mini_batch_size = mini_batch_size
 
-    def forward(
-        self, sentence_features: Iterable[Features], labels: Tensor | None = None
-    ) -> Tensor:
-        """The loss of a batch, as the trainer calls it."""
-        columns = list(sentence_features)
-        self._refuse_empty_texts(columns)
-        with _pooling_needed():
-            loss: Tensor = CachedLossMixin.forward_cached(self, columns, labels)
-        return loss
+    def _loss(self, columns: list[Features], labels: Tensor | None) -> Tensor:
+        return CachedLossMixin.forward_cached(self, columns, labels)  # type: ignore[no-any-return]
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False

@@ -17,10 +17,11 @@ from tricouple import checks
 from tricouple.checks import Labels
 from tricouple.distributed import Group, Team, check_group
 from tricouple.losses import operator
-from tricouple.losses.batch import Batch, IndicesTuple, prepare, require_all
+from tricouple.losses.batch import Batch, prepare, require_all
+from tricouple.losses.call import Call, IndicesTuple, gathered, located
 from tricouple.losses.diagnostics import diagnose
-from tricouple.losses.gather import Call, gathered, located
-from tricouple.numeric import ieee_products, never_compiled, on_host
+from tricouple.numeric import ieee_products, never_compiled, on_host, traced
+from tricouple.ot.engine import Sweeps
 
 DEFAULT_SHARPNESS = 10.0
 
@@ -59,6 +60,7 @@ class ContrastiveLoss(nn.Module, ABC):
     scale: str | None = None  # the setting that divides similarities: τ, or what stands for it
     shown: tuple[str, ...] = ()  # the settings that its text names
     paper_sharpness: float | None = None  # c of the paper's settings, if it states them
+    sweeps: Sweeps | None = None  # how its plan is solved, if it is a coupling
     _expected: float | None = None  # what a scale that is not read is taken to be at least
 
     def __init__(self, *, empty: str = "raise", check: str = "full", group: Group = None) -> None:
@@ -179,47 +181,33 @@ class ContrastiveLoss(nn.Module, ABC):
             A scalar, float32 or float64.
         """
         call = Call(embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index)
-        # Compiled, exported or transformed.
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        if traced():
             return operator.apply(self, self._number, call, temperature)
-        return self._run(call, temperature)
-
-    def both_ways(self, call: Call, temperature: float | Tensor | None) -> Tensor:
-        """Half of the loss of a call across two sets, and half of that with anchors for references.
-
-        On the host; samples of several processes are gathered once.
-        """
-        return self._run(call, temperature, both=True)
+        return self.run(call, temperature)
 
     @never_compiled
-    def _run(self, call: Call, temperature: float | Tensor | None, *, both: bool = False) -> Tensor:
+    def run(self, call: Call, temperature: float | Tensor | None, *, both: bool = False) -> Tensor:
+        """The loss of a call.
+
+        Or, of ``both`` ways, half of that across two sets and half of that with anchors for
+        references: on the host; samples of several processes are gathered once.
+        """
         shard = None
         self.__dict__["_last"] = None  # no setting, for which a module takes its time
         team = None if self.group is None else Team.of(self.group)
         if team is not None:
             # What a device holds is looked at with all else, once.
             call, shard = gathered(team, call, lambda: self._scale(temperature, checks.Doubts()))
-        embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index = call
-        checks.matrix("embeddings", embeddings)
-        reads = self._reads and on_host(embeddings)
+        checks.embeddings(call.embeddings, call.ref_emb)
+        device = call.embeddings.device
+        reads = self._reads and on_host(call.embeddings)
         doubts = checks.Doubts() if self._reads and not reads else None
         temperature = self._scale(temperature, doubts)
         # Half precision cannot hold a coupling: the loss is a float32 island under autocast.
-        device = embeddings.device
         with torch.autocast(device.type, enabled=False), ieee_products(device):
             try:
-                batch = prepare(
-                    embeddings,
-                    labels,
-                    indices_tuple,
-                    ref_emb,
-                    ref_labels,
-                    temperature,
-                    ref_index,
-                    unit_length=self.unit_length,
-                    read=reads,
-                    doubts=doubts,
-                )
+                unit = self.unit_length
+                batch = prepare(call, temperature, unit_length=unit, read=reads, doubts=doubts)
             except ValueError as error:
                 if shard is None:
                     raise
@@ -227,7 +215,7 @@ class ContrastiveLoss(nn.Module, ABC):
             if shard is not None:
                 batch = replace(batch, shard=shard)
             self._check_setting(batch)
-            own = batch.own if hasattr(self, "sweeps") else None
+            own = None if self.sweeps is None else batch.own
             if doubts is not None and own is not None:
                 doubts.add((own < 0).any(), partial(require_all, own))
             sides = (batch, batch.mirrored()) if both else (batch,)

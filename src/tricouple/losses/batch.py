@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.checks import Labels
 from tricouple.distributed import Shard
+from tricouple.losses.call import Call, listed
 from tricouple.numeric import (
     compute_dtype,
     cosines,
@@ -26,8 +26,6 @@ from tricouple.numeric import (
 from tricouple.ot.engine import Sweeps
 from tricouple.relations import (
     Identities,
-    ListedTriplets,
-    MinedPairs,
     PairTarget,
     PlacedRelation,
     Places,
@@ -37,12 +35,8 @@ from tricouple.relations import (
     exclude_own_,
 )
 
-IndicesTuple = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]
-"""Triplets (anchors, positives, negatives), or pairs (a1, positives, a2, negatives)."""
-
 # Up to this many pairs a batch is computed in float64: 64 samples within one set.
 _TINY = 64 * 64
-
 
 # Numbers in float64 that stay in the cache.
 _FEW = 1 << 17
@@ -119,27 +113,25 @@ class Batch:
 
     def detached(self) -> Batch:
         """The same numbers, of no graph, for this process alone."""
-        anchors, temperature = self.anchors.detach(), self.temperature
-        if isinstance(temperature, Tensor):
-            temperature = temperature.detach()
-        same = self.references is self.anchors
-        references = anchors if same else self.references.detach()
-        return replace(
-            self, anchors=anchors, references=references, temperature=temperature, shard=None
-        )
+        return self._changed(Tensor.detach, shard=None)
 
     def stopped(self, flag: Tensor) -> Batch:
         """The same numbers, from which no gradient flows back where a device's flag says so."""
+        return self._changed(lambda values: torch.where(flag, values.detach(), values), self.shard)
 
-        def gate(values: Tensor) -> Tensor:
-            return torch.where(flag, values.detach(), values)
-
-        anchors, temperature = gate(self.anchors), self.temperature
+    def _changed(self, change: Callable[[Tensor], Tensor], shard: Shard | None) -> Batch:
+        temperature = self.temperature
         if isinstance(temperature, Tensor):
-            temperature = gate(temperature)
-        same = self.references is self.anchors
-        references = anchors if same else gate(self.references)
-        return replace(self, anchors=anchors, references=references, temperature=temperature)
+            temperature = change(temperature)
+        anchors, references = self._both(change)
+        return replace(
+            self, anchors=anchors, references=references, temperature=temperature, shard=shard
+        )
+
+    def _both(self, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Anchors and references; one tensor within one set."""
+        anchors = change(self.anchors)
+        return anchors, anchors if self.references is self.anchors else change(self.references)
 
     def reach(self, factor: float | Tensor) -> float:
         """What no cosine over τ exceeds, rounded as they are; the factor is 1/τ."""
@@ -171,9 +163,7 @@ class Batch:
 
     def _wide(self) -> tuple[Tensor, Tensor]:
         wide = wide_dtype(self.anchors.device)
-        anchors = self.anchors.to(wide)
-        same = self.references is self.anchors
-        return anchors, anchors if same else self.references.to(wide)
+        return self._both(lambda values: values.to(wide))
 
 
 class _OwnInner(torch.autograd.Function):
@@ -219,53 +209,42 @@ class _OwnInner(torch.autograd.Function):
 
 
 def prepare(
-    embeddings: Tensor,
-    labels: Labels | None,
-    indices_tuple: IndicesTuple | None,
-    ref_emb: Tensor | None,
-    ref_labels: Labels | None,
+    call: Call,
     temperature: float | Tensor = 1.0,
-    ref_index: Labels | None = None,
     *,
     unit_length: bool = True,
     read: bool = True,
     doubts: checks.Doubts | None = None,
 ) -> Batch:
-    """Check the arguments of a loss and, unless told not to, normalise its embeddings.
+    """Check the rest of a loss's arguments and, unless told not to, normalise its embeddings.
 
     Checks read values only if they may: NaN and zero vectors make the loss NaN otherwise, and
     raise doubts for whoever collects them.
     """
+    embeddings, ref_emb, ref_index = call.embeddings, call.ref_emb, call.ref_index
     vectors = partial(_unit if unit_length else _finite, read=read, doubts=doubts)
     within = ref_emb is None
-    dtype = compute_dtype(embeddings.dtype)
-    if ref_emb is not None:
-        checks.matrix("ref_emb", ref_emb)
-        if ref_emb.device != embeddings.device:
-            raise ValueError(f"ref_emb is on {ref_emb.device}, embeddings on {embeddings.device}")
-        dtype = torch.promote_types(dtype, compute_dtype(ref_emb.dtype))
     others = embeddings if ref_emb is None else ref_emb
+    dtype = torch.promote_types(compute_dtype(embeddings.dtype), compute_dtype(others.dtype))
     # In a tiny batch nothing averages rounding errors out, and float64 costs nothing.
     tiny = len(embeddings) * len(others) <= _TINY
     work = wide_dtype(embeddings.device) if tiny else dtype
-    anchors = vectors("embeddings", _widened(embeddings, work))
-    if ref_emb is None:
-        if ref_labels is not None:
-            raise ValueError("ref_labels were given without ref_emb: pass both or neither")
-        references = anchors
-    else:
+    anchors = references = vectors("embeddings", _widened(embeddings, work))
+    if ref_emb is not None:
         references = vectors("ref_emb", _widened(ref_emb, work))
         if references.shape[1] != anchors.shape[1]:
             raise ValueError(
                 f"ref_emb has {references.shape[1]} dimensions, embeddings {anchors.shape[1]}: "
                 "they must live in one space"
             )
+    elif call.ref_labels is not None:
+        raise ValueError("ref_labels were given without ref_emb: pass both or neither")
     shape = (len(anchors), len(references))
     relation: Relation
-    if indices_tuple is not None:
-        relation = listed(indices_tuple, shape, within, anchors.device, doubts=doubts)
+    if call.indices_tuple is not None:
+        relation = listed(call, doubts=doubts)
     else:
-        relation = _identities(labels, ref_labels, shape, within, anchors.device)
+        relation = _identities(call, shape, anchors.device)
     if ref_index is None:
         return Batch(dtype, anchors, references, relation, within, temperature)
     if within or not isinstance(relation, Identities):
@@ -277,7 +256,7 @@ def prepare(
     if read:
         _check_own(own, relation)
     else:
-        wrong = _wrong_own(own, relation)
+        wrong = torch.stack([fault.any() for fault in _faults(own, relation)]).any()
         anchors = torch.where(wrong, torch.nan, anchors)
         if doubts is not None:
             doubts.add(wrong, lambda: _check_own(own, relation))
@@ -295,34 +274,30 @@ def require_all(own: Tensor) -> None:
         )
 
 
-def _wrong_own(own: Tensor, relation: Identities) -> Tensor:
-    """Whether a reference that an anchor is does not exist, is two anchors, or of another label."""
+def _faults(own: Tensor, relation: Identities) -> tuple[Tensor, Tensor, Tensor]:
+    """Anchors whose reference does not exist, references that are two, anchors of another label."""
     m = len(relation.references)
     known, place = own >= 0, own.clamp(0, m - 1)
-    bad = (own < -1) | (own >= m)
-    bad = bad | (known & (relation.anchors != relation.references[place]))
     counts = torch.zeros(m, dtype=torch.long, device=own.device).index_add_(0, place, known.long())
-    return bad.any() | (counts > 1).any()
+    mislabelled = known & (relation.anchors != relation.references[place])
+    return (own < -1) | (own >= m), counts > 1, mislabelled
 
 
 def _check_own(own: Tensor, relation: Identities) -> None:
     """Say what is wrong with the references that anchors are, if anything is."""
-    m = len(relation.references)
-    if not -1 <= int(own.min()) <= int(own.max()) < m:
+    absent, repeated, mislabelled = (fault.nonzero()[:, 0] for fault in _faults(own, relation))
+    if len(absent):
         raise ValueError(
-            f"ref_index must be between 0 and {m - 1}, or -1 for an anchor that is no reference, "
-            f"got {int(own.min())} … {int(own.max())}"
+            f"ref_index must be between 0 and {len(relation.references) - 1}, or -1 for an anchor "
+            f"that is no reference, got {int(own.min())} … {int(own.max())}"
         )
-    rows = (own >= 0).nonzero()[:, 0]
-    found, counts = torch.unique(own[rows], return_counts=True)
-    if len(found) < len(rows):
+    if len(repeated):
         raise ValueError(
             "ref_index must name a reference once, but several anchors are to be reference "
-            f"{int(found[counts > 1][0])}"
+            f"{int(repeated[0])}"
         )
-    wrong = rows[relation.anchors[rows] != relation.references[own[rows]]]
-    if len(wrong):
-        row = int(wrong[0])
+    if len(mislabelled):
+        row = int(mislabelled[0])
         raise ValueError(
             f"ref_index says that anchor {row} is reference {int(own[row])}, but their labels are "
             f"{int(relation.anchors[row])} and {int(relation.references[own[row]])}"
@@ -404,110 +379,16 @@ def _finite(name: str, values: Tensor, *, read: bool, doubts: checks.Doubts | No
     return values
 
 
-def _identities(
-    labels: Labels | None,
-    ref_labels: Labels | None,
-    shape: tuple[int, int],
-    within: bool,
-    device: torch.device,
-) -> Identities:
-    if labels is None:
+def _identities(call: Call, shape: tuple[int, int], device: torch.device) -> Identities:
+    if call.labels is None:
         raise ValueError(
             "labels are missing: pass labels, or triplets as indices_tuple=(a, p, n), or pairs as "
             "indices_tuple=(a1, p, a2, n)"
         )
-    anchors = checks.identities("labels", labels, shape[0], device)
-    if within:
+    anchors = checks.identities("labels", call.labels, shape[0], device)
+    if call.ref_emb is None:
         return Identities.within_one_set(anchors)
-    if ref_labels is None:
+    if call.ref_labels is None:
         raise ValueError("ref_labels are missing: ref_emb needs one identity a sample")
-    references = checks.identities("ref_labels", ref_labels, shape[1], device)
+    references = checks.identities("ref_labels", call.ref_labels, shape[1], device)
     return Identities(anchors, references, within=False)
-
-
-def listed(
-    indices_tuple: IndicesTuple,
-    shape: tuple[int, int],
-    within: bool,
-    device: torch.device,
-    *,
-    read: bool = False,
-    doubts: checks.Doubts | None = None,
-) -> ListedTriplets | MinedPairs:
-    """Triplets (a, p, n), or pairs (a1, p) and (a2, n).
-
-    Args:
-        indices_tuple: The indices.
-        shape: (N, M).
-        within: Whether anchors and references are the same samples.
-        device: Where they are.
-        read: Whether a device is asked what is wrong with them.
-        doubts: Where to leave the question otherwise.
-    """
-
-    def unless(wrong: Tensor, check: Callable[[], object]) -> None:
-        if read or on_host(wrong):
-            if bool(wrong):
-                check()
-        elif doubts is not None:
-            doubts.add(wrong, check)
-
-    number = len(indices_tuple) if isinstance(indices_tuple, tuple | list) else 0
-    if number not in _INDICES:
-        found = f"{number} of them" if number else type(indices_tuple).__name__
-        raise ValueError(
-            "indices_tuple must be three index tensors, triplets (anchors, positives, negatives), "
-            f"or four, pairs (a1, p, a2, n), got {found}"
-        )
-    indices: list[Tensor] = []
-    for values, (name, first, axis) in zip(indices_tuple, _INDICES[number], strict=True):
-        title, size = f"indices_tuple ({name})", shape[axis]
-        given = _indices(title, values, indices_tuple[first], device)
-        unless(((given < 0) | (given >= size)).any(), partial(_out_of_range, title, given, size))
-        # A device goes on until it is asked, and must not look beyond the end.
-        indices.append(given if on_host(given) or doubts is None else given.clamp(0, size - 1))
-    if number == 4:
-        a1, p, a2, n = indices
-        for pairs in ((a1, p), (a2, n)) if within else ():
-            equal = pairs[0] == pairs[1]
-            unless(equal.any(), partial(_not_distinct, "pairs", pairs, equal))
-        mined = MinedPairs.distinct(a1, p, a2, n, shape)
-        if on_host(a1) or read:
-            mined.check()
-        else:
-            unless(mined.contradiction(), mined.check)
-        return mined
-    a, p, n = indices
-    repeated = p == n
-    if within:
-        repeated = repeated | (a == p) | (a == n)
-    unless(repeated.any(), partial(_not_distinct, "triplets", (a, p, n), repeated))
-    return ListedTriplets.distinct(a, p, n, shape)
-
-
-# Of three and of four index tensors: the name of each, which other has its length, and whether it
-# counts anchors (0) or references (1).
-_INDICES = {
-    3: (("a", 0, 0), ("p", 0, 1), ("n", 0, 1)),
-    4: (("a1", 0, 0), ("p", 0, 1), ("a2", 2, 0), ("n", 2, 1)),
-}
-
-
-def _indices(name: str, values: Labels, first: Labels, device: torch.device) -> Tensor:
-    """Indices, as many as the first of their pair or triplet has."""
-    length = len(first) if hasattr(first, "__len__") and getattr(first, "ndim", None) != 0 else 0
-    return checks.identities(name, values, length, device).long()
-
-
-def _out_of_range(name: str, indices: Tensor, size: int) -> None:
-    raise ValueError(
-        f"{name} must be between 0 and {size - 1}, got {int(indices.min())} … {int(indices.max())}"
-    )
-
-
-def _not_distinct(what: str, entries: tuple[Tensor, ...], repeated: Tensor) -> None:
-    where = int(repeated.nonzero()[0])
-    raise ValueError(
-        f"indices_tuple must list {what} of distinct samples, entry {where} is "
-        f"{tuple(int(index[where]) for index in entries)}"
-    )

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tricouple.losses.base import ContrastiveLoss, as_number
-from tricouple.losses.gather import Call
-from tricouple.numeric import on_host
+from tricouple.losses.call import Call
+from tricouple.numeric import on_host, traced
 
 MAX_SHARPNESS = 100.0  # CLIP's own limit of its learnable scale
 
@@ -59,10 +59,9 @@ class BothDirections(nn.Module):
             with torch.no_grad():
                 self.log_factor.clamp_(max=limit)
             temperature = self.initial * torch.exp(-self.log_factor)
-        compiling = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-        if on_host(images) and not compiling:
-            call = Call(images, identities, None, texts, identities, None)
-            return self.criterion.both_ways(call, temperature)
+        if on_host(images) and not traced():
+            call = Call(images, identities, ref_emb=texts, ref_labels=identities)
+            return self.criterion.run(call, temperature, both=True)
         there, back = (
             self.criterion(
                 anchors, identities, ref_emb=others, ref_labels=identities, temperature=temperature

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -145,14 +144,6 @@ class _PairwiseSum(torch.autograd.Function):
         return *gradients, None, None, None
 
 
-@dataclass(frozen=True)
-class PairDivergence:
-    """``KL(P̃ ‖ P)`` and the log-scalings of P."""
-
-    value: Tensor  # the divergence, a scalar in wide dtype
-    potentials: tuple[Tensor, ...]  # log-scalings of rows and columns, wide dtype
-
-
 def pair_divergence(
     batch: Batch,
     target: TargetPairs,
@@ -160,8 +151,8 @@ def pair_divergence(
     sweeps: Sweeps,
     *,
     costs: Tensor | None = None,
-) -> PairDivergence:
-    """Solve the plan with kernel ``exp(sharpness · s)`` and compare the target with it.
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """KL(P̃‖P) for the plan with kernel ``exp(sharpness · s)``, and the plan's log-scalings.
 
     ``KL(P̃‖P) = −H(P̃) − sharpness·⟨P̃, s⟩ − Σ ⟨target marginal, log-scaling⟩``.
 
@@ -171,6 +162,9 @@ def pair_divergence(
         sharpness: Positive for transport, negative for anti-transport.
         sweeps: How to solve.
         costs: Take these, shape (N, M), for s.
+
+    Returns:
+        The divergence, a scalar, and log-scalings of rows and columns, all in the wide dtype.
     """
     rows, columns = target.pairs.marginals
     masses = torch.cat([rows, columns])
@@ -185,7 +179,7 @@ def pair_divergence(
         potentials, _ = solve_potentials(costs, sharpness, imposed, problem, sweeps)
         mean = (target.pairs.dense() * costs).sum()
     value = -target.entropy - sharpness * mean - expectation(masses, potentials)
-    return PairDivergence(value, potentials.split(sizes))
+    return value, potentials.split(sizes)
 
 
 def read_out(log_plan: Tensor, positives: Tensor, variant: str) -> Tensor:

@@ -44,8 +44,7 @@ class FusedGromov(ContrastiveLoss):
         sharpness: c = 1/ε instead; 10 if neither is given.
         empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
             a negative.
-        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
-            accelerator (docs/accelerators.md).
+        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
         group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
 
     Example:

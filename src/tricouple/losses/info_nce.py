@@ -42,8 +42,7 @@ class InfoNCE(ContrastiveLoss):
         sharpness: c = 1/τ instead; 10, the paper's, if neither is given.
         empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
             a negative.
-        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
-            accelerator (docs/accelerators.md).
+        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
         group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``; all the same here,
             because similarities always come in tiles.

@@ -37,8 +37,7 @@ class IOT(ContrastiveLoss):
         marginals: ``"uniform"`` as published, ``"target"`` or ``"classes"``, as in ``NegMMIOT``.
         sharpness: c = 1/ε instead; 10, the paper's, if neither is given.
         empty: ``"raise"`` or ``"zero"`` for batches without a positive pair.
-        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
-            accelerator (docs/accelerators.md).
+        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
         group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``; the uniformity
             penalty always needs matrices.
@@ -55,6 +54,7 @@ class IOT(ContrastiveLoss):
     scale = "epsilon"
     paper_sharpness = 10.0
     epsilon: float | Tensor
+    sweeps: Sweeps
 
     def __init__(
         self,
@@ -97,10 +97,8 @@ class IOT(ContrastiveLoss):
         batch = batch.weighed(self.sweeps.marginals)
         target = batch.relation.positives()
         sharpness = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
-        divergence = pair_divergence(batch, target, sharpness, self.sweeps)
-        loss = divergence.value
+        loss, (rows, columns) = pair_divergence(batch, target, sharpness, self.sweeps)
         if self.uniformity:
-            rows, columns = divergence.potentials
             log_plan = batch.similarity() * sharpness + rows[:, None] + columns
             spread = ~target.pairs.mask()
             if batch.within:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -66,8 +63,7 @@ class NegMMIOT(ContrastiveLoss):
         sharpness: c = 1/(τε) instead of a temperature; 10 if neither is given. ``"paper"`` is the
             paper's c = 100, which a training with SGD does not survive (docs/sharpness.md).
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
-        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
-            accelerator (docs/accelerators.md).
+        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
         group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
         memory: ``"matrices"`` stores N×N kernels, ``"streamed"`` recomputes tiles of them in every
             pass, in O(N·d) memory; ``"auto"`` streams what exceeds the budget.
@@ -89,6 +85,7 @@ class NegMMIOT(ContrastiveLoss):
     scale = "temperature"
     paper_sharpness = 100.0
     temperature: float | Tensor
+    sweeps: Sweeps
 
     def __init__(
         self,
@@ -118,27 +115,71 @@ class NegMMIOT(ContrastiveLoss):
                 f'margin={margin} is that of shaping="hinge", got {shaping!r}: leave one out'
             )
         self.shaping = shaping if margin is None else Hinge(margin)
-        self.kernel_tol = kernel_tol
-        self._cost()  # which an unknown ψ has not
+        self._psi()  # which an unknown name has not
         checks.positive_number("kernel_tol", kernel_tol)
+        self.kernel_tol = kernel_tol
         self.sweeps = Sweeps(n_iters, tol, gradient, marginals, memory, memory_budget)
 
     @property
     def _regularisation(self) -> float:
         return self.epsilon
 
+    def _psi(self) -> str | Shaping:
+        """ψ, or its name where the kernel needs no function."""
+        return self.shaping if self.shaping in ("linear", "log_sigmoid") else resolve(self.shaping)
+
     def compute(self, batch: Batch) -> Tensor:
         """KL(P̃‖P) = −H(P̃) + ⟨P̃, C⟩/ε − Σ ⟨target marginal, log-scaling⟩ (mathematics §2)."""
         batch = batch.weighed(self.sweeps.marginals)
         how = batch.shared(self.sweeps)
-        cost, target = self._cost(), batch.relation.triplets()
+        target = batch.relation.triplets()
         masses = torch.cat(target.marginals)
-        sizes = [len(mass) for mass in target.marginals]
-        imposed = batch.imposed(how, masses, sizes)
-        factor = cost.factor(batch.temperature)
-        mean, potentials = cost.solved(batch, target, factor, imposed, how)
+        imposed = batch.imposed(how, masses, [len(mass) for mass in target.marginals])
+        embedded = batch.anchors, batch.references
+        psi = self._psi()
+        takes_epsilon = psi == "linear" or isinstance(psi, Hinge)
+        factor = inverse_product(batch.temperature, self.epsilon if takes_epsilon else 1.0)
+        if isinstance(psi, Hinge) and not isinstance(batch.relation, ListedTriplets):
+            hinges = HingeTriplets(batch.within, psi.over(self.epsilon))
+            both = hinge_potentials(*embedded, factor, imposed, hinges, how, target.weights)
+            mean, potentials = both  # from the same sorted scores
+        else:
+            problem, mean = self._costs(batch, target, factor, how)
+            potentials = embedded_potentials(*embedded, factor, imposed, problem, how)
         loss = mean - target.entropy - expectation(masses, potentials)
         return loss.to(batch.dtype)
+
+    def _costs(
+        self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
+    ) -> tuple[Problem, Tensor]:
+        """What the engine is asked to couple, and ⟨P̃, C⟩/ε."""
+        within, epsilon = batch.within, self.epsilon
+        if self.shaping == "linear":
+            # −c⟨P̃¹² − P̃¹³, s⟩ (mathematics §2)
+            return LinearTriplets(within), -factor * batch.inner(target.contrast)
+        if self.shaping == "log_sigmoid":
+            checks.quadrature_tolerance(self.kernel_tol, batch.anchors.dtype)
+            reach = None if on_host(batch.anchors) else batch.reach(factor)
+            triplets = LogSigmoidTriplets(within, epsilon, self.kernel_tol, reach)
+            shard = triplets.shard((len(batch.anchors), len(batch.references)), how)
+            mean = mean_log_sigmoid_cost(batch, target, factor, triplets, shard)
+            return triplets, mean / epsilon
+        psi = resolve(self.shaping)
+        if how.memory == "streamed" and not isinstance(psi, Hinge):
+            raise ValueError(
+                'memory="streamed" needs shaping="linear", "log_sigmoid" or a hinge, got '
+                f'{self.shaping!r}: use memory="auto", which takes the costs of a few anchors at a '
+                "time"
+            )
+        scores = factor * batch.wide_similarity()
+        if isinstance(psi, Hinge):
+            psi = psi.over(epsilon)
+            mean = mean_cost(batch, target, scores, psi, how.memory_budget)
+            return HingeTriplets(within, psi), mean
+        if on_host(scores):
+            check_margins(psi, scores)
+        mean = mean_cost(batch, target, scores, psi, how.memory_budget)
+        return ShapedTriplets(within, epsilon, psi, how.memory_budget), mean / epsilon
 
     def compute_both(self, batch: Batch) -> Tensor:
         """Both at once where they have one kernel: linear ψ, all sweeps, their own gradient."""
@@ -146,7 +187,7 @@ class NegMMIOT(ContrastiveLoss):
         alike = self.shaping == "linear" and how.tol is None and how.gradient == "unrolled"
         if not (alike and goes_both_ways(batch.anchors, batch.references)):
             return super().compute_both(batch)
-        factor = _Linear(self.epsilon).factor(batch.temperature)
+        factor = inverse_product(batch.temperature, self.epsilon)
         value: Tensor | float = 0.0
         masses, imposed = [], []
         for way in (batch.weighed(how.marginals), batch.mirrored().weighed(how.marginals)):
@@ -155,10 +196,8 @@ class NegMMIOT(ContrastiveLoss):
             masses.append(target.marginals)
             imposed.append(way.imposed(how, torch.cat(target.marginals), sizes).split(sizes))
             value = value - factor * way.inner(target.contrast) - target.entropy
-        samples, problem = (
-            torch.cat([batch.anchors, batch.references]),
-            BothWays(len(batch.anchors)),
-        )
+        samples = torch.cat([batch.anchors, batch.references])
+        problem = BothWays(len(batch.anchors))
         potentials = embedded_potentials(
             samples, samples, factor, problem.joined(*imposed), problem, batch.shared(how)
         )
@@ -176,172 +215,3 @@ class NegMMIOT(ContrastiveLoss):
                 "any gradient is left"
             )
         return found
-
-    def _cost(self) -> _Cost:
-        """The cost of the present settings."""
-        if self.shaping == "linear":
-            return _Linear(self.epsilon)
-        if self.shaping == "log_sigmoid":
-            return _LogSigmoid(self.epsilon, self.kernel_tol)
-        psi = resolve(self.shaping)
-        if isinstance(psi, Hinge):
-            return _Hinge(self.epsilon, psi)
-        return _Shaped(self.epsilon, self.shaping, psi)
-
-
-@dataclass(frozen=True)
-class _Cost(ABC):
-    """C_ijk = ψ((s_ij − s_ik)/τ) as the coupling and the target see it."""
-
-    epsilon: float
-
-    def factor(self, temperature: float | Tensor) -> float | Tensor:
-        """What turns similarities into scores: 1/τ, unless ε can be taken in."""
-        return inverse_product(temperature, 1.0)
-
-    @abstractmethod
-    def problem(self, batch: Batch, factor: float | Tensor, how: Sweeps) -> Problem:
-        """What the engine is asked to couple."""
-
-    @abstractmethod
-    def mean(
-        self,
-        batch: Batch,
-        target: TripletTarget,
-        factor: float | Tensor,
-        problem: Problem,
-        how: Sweeps,
-    ) -> Tensor:
-        """⟨P̃, C⟩/ε."""
-
-    def solved(
-        self,
-        batch: Batch,
-        target: TripletTarget,
-        factor: float | Tensor,
-        imposed: Tensor,
-        how: Sweeps,
-    ) -> tuple[Tensor, Tensor]:
-        """⟨P̃, C⟩/ε, and the log-scalings of P."""
-        problem = self.problem(batch, factor, how)
-        mean = self.mean(batch, target, factor, problem, how)
-        embedded = batch.anchors, batch.references
-        return mean, embedded_potentials(*embedded, factor, imposed, problem, how)
-
-
-@dataclass(frozen=True)
-class _Linear(_Cost):
-    """ψ(t) = −t."""
-
-    def factor(self, temperature: float | Tensor) -> float | Tensor:
-        """C = 1/(τε)."""
-        return inverse_product(temperature, self.epsilon)
-
-    def problem(self, batch: Batch, factor: float | Tensor, how: Sweeps) -> Problem:
-        return LinearTriplets(batch.within)
-
-    def mean(
-        self,
-        batch: Batch,
-        target: TripletTarget,
-        factor: float | Tensor,
-        problem: Problem,
-        how: Sweeps,
-    ) -> Tensor:
-        """−c⟨P̃¹² − P̃¹³, s⟩ (mathematics §2)."""
-        return -factor * batch.inner(target.contrast)
-
-
-@dataclass(frozen=True)
-class _LogSigmoid(_Cost):
-    """ψ(t) = log(1 + e^{−t})."""
-
-    tolerance: float
-
-    def problem(self, batch: Batch, factor: float | Tensor, how: Sweeps) -> LogSigmoidTriplets:
-        checks.quadrature_tolerance(self.tolerance, batch.anchors.dtype)
-        reach = None if on_host(batch.anchors) else batch.reach(factor)
-        return LogSigmoidTriplets(batch.within, self.epsilon, self.tolerance, reach)
-
-    def mean(
-        self,
-        batch: Batch,
-        target: TripletTarget,
-        factor: float | Tensor,
-        problem: Problem,
-        how: Sweeps,
-    ) -> Tensor:
-        assert isinstance(problem, LogSigmoidTriplets)
-        shard = problem.shard((len(batch.anchors), len(batch.references)), how)
-        return mean_log_sigmoid_cost(batch, target, factor, problem, shard) / self.epsilon
-
-
-@dataclass(frozen=True)
-class _Hinge(_Cost):
-    """ψ(t) = max(0, margin − t) − slope·t."""
-
-    psi: Hinge
-
-    def factor(self, temperature: float | Tensor) -> float | Tensor:
-        """C = 1/(τε)."""
-        return inverse_product(temperature, self.epsilon)
-
-    def problem(self, batch: Batch, factor: float | Tensor, how: Sweeps) -> HingeTriplets:
-        return HingeTriplets(batch.within, self.psi.over(self.epsilon))
-
-    def mean(
-        self,
-        batch: Batch,
-        target: TripletTarget,
-        factor: float | Tensor,
-        problem: Problem,
-        how: Sweeps,
-    ) -> Tensor:
-        """Of listed triplets."""
-        scores = factor * batch.wide_similarity()
-        return mean_cost(batch, target, scores, self.psi.over(self.epsilon), how.memory_budget)
-
-    def solved(
-        self,
-        batch: Batch,
-        target: TripletTarget,
-        factor: float | Tensor,
-        imposed: Tensor,
-        how: Sweeps,
-    ) -> tuple[Tensor, Tensor]:
-        """Both from the same sorted scores, unless triplets are listed."""
-        if isinstance(batch.relation, ListedTriplets):
-            return super().solved(batch, target, factor, imposed, how)
-        embedded = batch.anchors, batch.references
-        problem = self.problem(batch, factor, how)
-        return hinge_potentials(*embedded, factor, imposed, problem, how, target.weights)
-
-
-@dataclass(frozen=True)
-class _Shaped(_Cost):
-    """Any ψ."""
-
-    shaping: str | Shaping
-    psi: Shaping
-
-    def problem(self, batch: Batch, factor: float | Tensor, how: Sweeps) -> Problem:
-        if how.memory == "streamed":
-            raise ValueError(
-                'memory="streamed" needs shaping="linear", "log_sigmoid" or a hinge, got '
-                f'{self.shaping!r}: use memory="auto", which takes the costs of a few anchors at a '
-                "time"
-            )
-        return ShapedTriplets(batch.within, self.epsilon, self.psi, how.memory_budget)
-
-    def mean(
-        self,
-        batch: Batch,
-        target: TripletTarget,
-        factor: float | Tensor,
-        problem: Problem,
-        how: Sweeps,
-    ) -> Tensor:
-        scores = factor * batch.wide_similarity()
-        if on_host(scores):
-            check_margins(self.psi, scores)
-        return mean_cost(batch, target, scores, self.psi, how.memory_budget) / self.epsilon

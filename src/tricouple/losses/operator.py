@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from tricouple.losses.gather import Call
+from tricouple.losses.call import Call
 from tricouple.numeric import NO_SECOND_DERIVATIVES, compute_dtype, never_compiled
 
 # The losses that live, by the numbers under which graphs know them.
@@ -94,7 +94,7 @@ def _loss_and_gradients(
             else value
             for value, want in zip(values, wanted, strict=True)
         ]
-        leaves = [leaf for leaf, want in zip(inner, wanted, strict=True) if want]
+        leaves = list(compress(inner, wanted))
         value = _called(criterion, temperature, names, inner)
         if value.requires_grad:
             gradients = torch.autograd.grad(
@@ -114,12 +114,9 @@ def _called(
     parameters = _taken(given, _PARAMETER)
     indices = tuple(_taken(given, _INDICES).values())
     arguments = {"temperature": temperature} | given | {"indices_tuple": indices or None}
-    loss: Tensor
     if parameters:
-        loss = torch.func.functional_call(criterion, parameters, (), arguments)
-    else:
-        loss = criterion.forward(**arguments)
-    return loss
+        return torch.func.functional_call(criterion, parameters, (), arguments)  # type: ignore[no-any-return]
+    return criterion.forward(**arguments)  # type: ignore[no-any-return]
 
 
 def _taken(given: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -145,14 +142,11 @@ def _fake(
     values: list[Tensor],
 ) -> list[Tensor]:
     """What the operator returns, without numbers."""
-    return [
-        values[0].new_empty((), dtype=_dtype(names, values)),
-        *(
-            value.new_empty(value.shape, dtype=compute_dtype(value.dtype))
-            for value, want in zip(values, wanted, strict=True)
-            if want
-        ),
-    ]
+    gradients = (
+        value.new_empty(value.shape, dtype=compute_dtype(value.dtype))
+        for value in compress(values, wanted)
+    )
+    return [values[0].new_empty((), dtype=_dtype(names, values)), *gradients]
 
 
 def _scaled(
@@ -170,15 +164,9 @@ def _scaled(
 
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        names: list[str],
-        wanted: list[bool],
-        temperature: float | None,
-        number: int,
-        *values: Tensor,
-    ) -> tuple[Tensor, ...]:
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
         operator = torch.ops.tricouple.loss_and_gradients
-        return tuple(operator(names, wanted, temperature, number, list(values)))
+        return tuple(operator(*arguments[:4], list(arguments[4:])))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -200,39 +188,28 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[Any, ...],
-        names: list[str],
-        wanted: list[bool],
-        temperature: float | None,
-        number: int,
-        *values: Tensor,
+        info: Any, in_dims: tuple[Any, ...], *arguments: Any
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         """One batch after the other."""
         results = []
         for batch in range(info.batch_size):
             own = (
                 value if axis is None else value.select(axis, batch)
-                for value, axis in zip(values, in_dims[4:], strict=True)
+                for value, axis in zip(arguments[4:], in_dims[4:], strict=True)
             )
-            results.append(_Loss.apply(names, wanted, temperature, number, *own))  # type: ignore[no-untyped-call]
+            results.append(_Loss.apply(*arguments[:4], *own))  # type: ignore[no-untyped-call]
         stacked = tuple(torch.stack(result) for result in zip(*results, strict=True))
         return stacked, (0,) * len(stacked)
 
 
-def _loss(
-    names: list[str],
-    wanted: list[bool],
-    temperature: float | None,
-    number: int,
-    values: list[Tensor],
-) -> Tensor:
+def _loss(*arguments: Any) -> Tensor:
     if torch._C._are_functorch_transforms_active():
         raise NotImplementedError(
             "PyTorch's operators know no transforms of torch.func inside compiled code: transform "
             "the loss outside of torch.compile, or use torch.autograd"
         )
-    return _Loss.apply(names, wanted, temperature, number, *values)[0]  # type: ignore[no-any-return, no-untyped-call]
+    *settings, values = arguments
+    return _Loss.apply(*settings, *values)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
 _ARGUMENTS = "(str[] names, bool[] wanted, float? temperature, int number, Tensor[] values)"

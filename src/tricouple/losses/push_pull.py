@@ -43,8 +43,7 @@ class PushPull(ContrastiveLoss):
         sharpness: c = 1/(τε₊) instead of a temperature; 10 if neither is given. ``"paper"`` is the
             paper's c = 100, which a training with SGD does not survive (docs/sharpness.md).
         empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
-        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
-            accelerator (docs/accelerators.md).
+        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
         group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``.
         memory_budget: Bytes.
@@ -64,6 +63,7 @@ class PushPull(ContrastiveLoss):
     scale = "temperature"
     paper_sharpness = 100.0
     temperature: float | Tensor
+    sweeps: Sweeps
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class PushPull(ContrastiveLoss):
         push = relation.repelling() if self.negatives == "projected" else relation.negatives()
         targets = relation.attracting(), push
         attracted, repelled = (
-            pair_divergence(batch, target, sharpness, self.sweeps, costs=costs).value
+            pair_divergence(batch, target, sharpness, self.sweeps, costs=costs)[0]
             for target, sharpness in zip(targets, (attract, repel), strict=True)
         )
         return (attracted + repelled).to(batch.dtype)

@@ -35,8 +35,7 @@ class VICReg(ContrastiveLoss):
         covariance: Weight of the squared covariances.
         eps: Added to the variance under its square root.
         empty: ``"raise"`` or ``"zero"`` for batches with fewer than two pairs.
-        check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
-            accelerator (docs/accelerators.md).
+        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
         group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
 
     Example:

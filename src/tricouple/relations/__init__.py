@@ -8,7 +8,7 @@ instance, its pair number), with admissible triplets
 The target couplings are uniform on A or on its projections, and are never built.
 """
 
-from tricouple.relations.identities import Identities
+from tricouple.relations.identities import Identities, adjacent_views, pair_views, view_pairs
 from tricouple.relations.listed import ListedTriplets, MinedPairs
 from tricouple.relations.targets import (
     PairTarget,
@@ -18,7 +18,6 @@ from tricouple.relations.targets import (
     TargetPairs,
     TripletTarget,
 )
-from tricouple.relations.views import adjacent_views, pair_views, view_pairs
 from tricouple.relations.weighted import WeightedIdentities, by_class, exclude_own_
 
 __all__ = [

@@ -7,19 +7,21 @@ groups, and inner products with the similarities come from the groups' sums, O(N
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tricouple import checks
+from tricouple.distributed import Group, Team
 from tricouple.numeric import divide_or_zero, logarithm, on_host, told, wide_dtype
-from tricouple.relations.targets import TargetPairs, TripletTarget
+from tricouple.relations.targets import Relation, TargetPairs, TripletTarget
 
 
 @dataclass(frozen=True)
-class Identities:
+class Identities(Relation):
     """Positives share the anchor's identity, negatives do not.
 
     Args:
@@ -102,25 +104,9 @@ class Identities:
         positives = GroupedPairs(self, same=per_positive)
         negatives = GroupedPairs(self, different=per_negative)
         contrast = GroupedPairs(self, same=per_positive, different=-per_negative)
-        marginals = (*positives.marginals, negatives.marginals[1])
         entropy, weight = logarithm(self.n_triplets), 1 / self.n_triplets
+        marginals = (*positives.marginals, negatives.marginals[1])
         return TripletTarget(entropy, positives, negatives, contrast, marginals, weight)
-
-    def attracting(self) -> TargetPairs:
-        """Same identity, for anchors that also have a negative."""
-        return self._uniform(self.partners[1] > 0, same=True)
-
-    def repelling(self) -> TargetPairs:
-        """Other identity, for anchors that also have a positive."""
-        return self._uniform(self.partners[0] > 0, same=False)
-
-    def positives(self) -> TargetPairs:
-        """Same identity, every anchor."""
-        return self._uniform(torch.ones_like(self.partners[0], dtype=torch.bool), same=True)
-
-    def negatives(self) -> TargetPairs:
-        """Other identity, every anchor."""
-        return self._uniform(torch.ones_like(self.partners[0], dtype=torch.bool), same=False)
 
     def per_anchor(self) -> GroupedPairs:
         """Same identity, a pair weighing 1/n⁺_i of what its anchor weighs."""
@@ -128,12 +114,13 @@ class Identities:
         anchors = self.sizes[0] @ (positives > 0).to(positives.dtype)
         return GroupedPairs(self, same=divide_or_zero(1 / anchors, positives))
 
-    def _uniform(self, kept: Tensor, *, same: bool) -> TargetPairs:
-        partners = self.partners[0 if same else 1]
-        anchors = self.sizes[0] * kept
-        size = told(anchors @ partners)
+    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
+        """Of one identity or of two, for all anchors or for those that have both."""
+        partners, others = self.partners if positive else self.partners[::-1]
+        kept = others > 0 if of_triplets else torch.ones_like(others, dtype=torch.bool)
+        size = told((self.sizes[0] * kept) @ partners)
         weights = kept.to(partners.dtype) / size
-        pairs = GroupedPairs(self, same=weights) if same else GroupedPairs(self, different=weights)
+        pairs = GroupedPairs(self, weights) if positive else GroupedPairs(self, different=weights)
         return TargetPairs(logarithm(size), pairs)
 
 
@@ -147,7 +134,7 @@ class GroupedPairs:
     # Weight of a pair of two identities, by the anchor's group; None for zero.
     different: Tensor | None = None
 
-    @property
+    @functools.cached_property
     def marginals(self) -> tuple[Tensor, Tensor]:
         """An anchor's weight times its partners, and what a reference receives from anchors."""
         positives, negatives = self.relation.partners
@@ -174,10 +161,22 @@ class GroupedPairs:
     def _across(self, anchors: Tensor, references: Tensor) -> tuple[Tensor, Tensor]:
         """``Σ_j P̃_ij references_j``, shape (N, d), and ``Σ_i P̃_ij anchors_i``, shape (M, d)."""
         anchor_codes, reference_codes = self.relation.codes
-        rows, columns = self._group_sums(
-            self._sum(anchors, anchor_codes), self._sum(references, reference_codes)
+        by_anchor = self._sum(anchors, anchor_codes)
+        by_reference = self._sum(references, reference_codes)
+        rows, columns = [], []  # what each group receives from the other side, shape (K, d)
+        if self.same is not None:
+            weights = self.same[:, None]
+            rows.append(weights * by_reference)
+            columns.append(weights * by_anchor)
+        if self.different is not None:
+            weights = self.different[:, None]
+            sent = weights * by_anchor
+            rows.append(weights * (by_reference.sum(0) - by_reference))
+            columns.append(sent.sum(0) - sent)
+        return (
+            functools.reduce(torch.add, rows).index_select(0, anchor_codes),
+            functools.reduce(torch.add, columns).index_select(0, reference_codes),
         )
-        return rows.index_select(0, anchor_codes), columns.index_select(0, reference_codes)
 
     def _within(self, samples: Tensor) -> tuple[Tensor]:
         """``Σ_j (P̃_ij + P̃_ji) samples_j``, without the pairs i = j."""
@@ -201,45 +200,31 @@ class GroupedPairs:
         n_groups = len(self.relation.sizes[0])
         return samples.new_zeros(n_groups, samples.shape[1]).index_add_(0, codes, samples)
 
-    def _group_sums(self, by_anchor: Tensor, by_reference: Tensor) -> tuple[Tensor, Tensor]:
-        """What each group receives from the other side, shape (K, d) each."""
-        rows, columns = [], []
-        if self.same is not None:
-            weights = self.same[:, None]
-            rows.append(weights * by_reference)
-            columns.append(weights * by_anchor)
-        if self.different is not None:
-            weights = self.different[:, None]
-            sent = weights * by_anchor
-            rows.append(weights * (by_reference.sum(0) - by_reference))
-            columns.append(sent.sum(0) - sent)
-        return functools.reduce(torch.add, rows), functools.reduce(torch.add, columns)
-
     def dense(self) -> Tensor:
         """The entries."""
-        anchor_codes, reference_codes = self.relation.codes
-        zero = self.relation.sizes[0].new_zeros(1, 1)
-        near, far = (
-            zero if weights is None else weights[anchor_codes, None]
-            for weights in (self.same, self.different)
-        )
-        entries = torch.where(anchor_codes[:, None] == reference_codes, near, far)
-        return entries.fill_diagonal_(0.0) if self.relation.within else entries
+        return self._entries(self.same, self.different)
 
     def mask(self, rows: slice = slice(None)) -> Tensor:
         """Pairs that have weight, of some anchors."""
+        same, different = (
+            None if weights is None else weights != 0 for weights in (self.same, self.different)
+        )
+        return self._entries(same, different, rows)
+
+    def _entries(
+        self, same: Tensor | None, different: Tensor | None, rows: slice = slice(None)
+    ) -> Tensor:
         anchor_codes, reference_codes = self.relation.codes
         anchor_codes = anchor_codes[rows]
         equal = anchor_codes[:, None] == reference_codes
-        parts = []
-        if self.same is not None:
-            parts.append(equal & (self.same != 0)[anchor_codes, None])
-        if self.different is not None:
-            parts.append(~equal & (self.different != 0)[anchor_codes, None])
-        chosen = functools.reduce(torch.logical_or, parts)
+        near, far = (
+            equal.new_zeros(()) if weights is None else weights[anchor_codes, None]
+            for weights in (same, different)
+        )
+        entries = torch.where(equal, near, far)
         if self.relation.within:
-            chosen.diagonal(rows.start or 0).fill_(False)
-        return chosen
+            entries.diagonal(rows.start or 0).fill_(0)
+        return entries
 
 
 class _Form(torch.autograd.Function):
@@ -273,11 +258,96 @@ def _counts(codes: Tensor, n_groups: int, dtype: torch.dtype) -> Tensor:
 
 
 def all_but_own(values: Tensor) -> Tensor:
-    """``Σ_{l≠k} values_l`` for each k.
+    """``Σ_{l≠k} values_l`` for each k."""
+    return difference(values.sum(), values)
 
-    A mass that is zero must come out as zero, not as a rounding error; true masses are at least
-    1/N³ of the total.
+
+def difference(total: Tensor, part: Tensor) -> Tensor:
+    """``total − part``, and exactly zero where only rounding is left.
+
+    A mass that is zero must come out as zero; true masses are at least 1/N³ of the total.
     """
-    total = values.sum()
-    sums = total - values
-    return sums * (sums > 8 * torch.finfo(values.dtype).eps * total)
+    left = total - part
+    return left * (left > 8 * torch.finfo(left.dtype).eps * total)
+
+
+# --- several views as one labelled batch, and a labelled batch as two views ----------------------
+
+
+def pair_views(*views: Tensor | Sequence[Tensor], group: Group = None) -> tuple[Tensor, Tensor]:
+    """Stack views and number their instances, ready for any loss.
+
+    Args:
+        views: Two or more tensors of shape (N, d), or one list of them; row i of each is a view of
+            instance i.
+        group: Processes whose instances are numbered together, as in every loss: each goes on
+            where the one before it ends.
+
+    Returns:
+        Embeddings, shape (views·N, d), and the instance of each row, shape (views·N,).
+
+    Example:
+        >>> embeddings, identities = pair_views(torch.zeros(2, 3), torch.ones(2, 3))
+        >>> identities
+        tensor([0, 1, 0, 1])
+    """
+    team = None if group is None else Team.of(group)
+    several: Sequence[Tensor] = []
+    first, problem = 0, None
+    try:
+        several = _checked_views(views, empty=team is not None)
+    except (TypeError, ValueError) as error:
+        if team is None:
+            raise
+        problem = str(error)
+    if team is not None:
+        first = team.before(len(several[0]) if several else 0, problem)
+    identities = torch.arange(first, first + len(several[0]), device=several[0].device)
+    return torch.cat(tuple(several)), identities.repeat(len(several))
+
+
+def _checked_views(views: Sequence[Any], *, empty: bool) -> Sequence[Tensor]:
+    several: Sequence[Any] = views
+    if len(views) == 1 and isinstance(views[0], list | tuple):
+        several = views[0]
+    if len(several) < 2:
+        raise ValueError(f"pair_views needs at least 2 views of each instance, got {len(several)}")
+    first = several[0]
+    for number, view in enumerate(several):
+        checks.matrix(f"view {number}", view, empty=empty)
+        if view.shape != first.shape:
+            raise ValueError(
+                f"view {number} has shape {tuple(view.shape)}, view 0 {tuple(first.shape)}: "
+                "row i of every view must belong to instance i"
+            )
+    return several
+
+
+def view_pairs(relation: Identities) -> tuple[Tensor, Tensor]:
+    """Indices of the first and of the second view of each pair, shape (pairs,) each."""
+    first, second, met = adjacent_views(relation)
+    return first[met], second[met]
+
+
+def adjacent_views(relation: Identities) -> tuple[Tensor, Tensor, Tensor]:
+    """The same among more indices, and which of them are pairs: nobody counts the pairs."""
+    anchors = relation.codes[0]
+    n_groups = len(relation.sizes[0])
+    # A place, group and number in one: a pair is two samples at one place, next to each other.
+    if relation.within:
+        places = anchors + n_groups * (_number_in_group(anchors, n_groups) // 2)
+    else:
+        places = torch.cat([c + n_groups * _number_in_group(c, n_groups) for c in relation.codes])
+    places, order = places.sort(stable=True)
+    met = places[1:] == places[:-1]
+    first, second = order[:-1] * met, order[1:]
+    return first, (second if relation.within else second - len(anchors)) * met, met
+
+
+def _number_in_group(codes: Tensor, n_groups: int) -> Tensor:
+    """How many samples of the same group come earlier in the batch, shape (N,)."""
+    order = codes.argsort(stable=True)
+    counts = codes.new_zeros(n_groups).index_add_(0, codes, torch.ones_like(codes))
+    starts = counts.cumsum(0) - counts
+    numbers = torch.arange(len(codes), device=codes.device) - starts[codes[order]]
+    return torch.empty_like(codes).index_copy_(0, order, numbers)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import divide_or_zero, logarithm, on_host, told, wide_dtype
-from tricouple.relations.targets import TargetPairs, TripletTarget
+from tricouple.relations.targets import Relation, TargetPairs, TripletTarget
 
 
 @dataclass(frozen=True)
-class ListedTriplets:
+class ListedTriplets(Relation):
     """A set of triplets; one that is listed twice counts once.
 
     Example:
@@ -57,21 +57,9 @@ class ListedTriplets:
         pairs = self._pairs(self.positive_indices), self._pairs(self.negative_indices)
         return _triplet_target(self.n_triplets, *pairs)
 
-    def attracting(self) -> TargetPairs:
-        """Distinct (anchor, positive) pairs."""
-        return self._uniform(self.positive_indices)
-
-    def repelling(self) -> TargetPairs:
-        """Distinct (anchor, negative) pairs."""
-        return self._uniform(self.negative_indices)
-
-    def positives(self) -> TargetPairs:
-        """The same as ``attracting``: a listed positive always has a negative."""
-        return self.attracting()
-
-    def negatives(self) -> TargetPairs:
-        """The same as ``repelling``: a listed negative always has a positive."""
-        return self.repelling()
+    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
+        """Distinct pairs: who is listed as a positive has a negative, and the other way round."""
+        return _uniform(self._pairs(self.positive_indices if positive else self.negative_indices))
 
     def per_anchor(self) -> ListedPairs:
         """Distinct (anchor, positive) pairs, each weighing 1/n⁺_i of what its anchor weighs."""
@@ -91,12 +79,9 @@ class ListedTriplets:
             keys = torch.zeros_like(keys).scatter_(0, slots, keys)
         return ListedPairs.of(keys, weights / _at_least_one(self.n_triplets), self.shape)
 
-    def _uniform(self, partners: Tensor) -> TargetPairs:
-        return _uniform(self._pairs(partners))
-
 
 @dataclass(frozen=True)
-class MinedPairs:
+class MinedPairs(Relation):
     """Every listed positive of an anchor with every listed negative of it (mathematics §1).
 
     A pair that is listed twice counts once. The triplets are products for each anchor and are never
@@ -178,21 +163,10 @@ class MinedPairs:
         negatives = self.far.times(near / self.n_triplets)
         return _triplet_target(self.n_triplets, positives, negatives)
 
-    def attracting(self) -> TargetPairs:
-        """Positive pairs of anchors that also have a negative."""
-        return _uniform(self.near.times(self._partners[1]))
-
-    def repelling(self) -> TargetPairs:
-        """Negative pairs of anchors that also have a positive."""
-        return _uniform(self.far.times(self._partners[0]))
-
-    def positives(self) -> TargetPairs:
-        """All positive pairs."""
-        return _uniform(self.near)
-
-    def negatives(self) -> TargetPairs:
-        """All negative pairs."""
-        return _uniform(self.far)
+    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
+        """The listed pairs, of all anchors or of those that have both."""
+        pairs = self.near if positive else self.far
+        return _uniform(pairs.times(self._partners[int(positive)]) if of_triplets else pairs)
 
     def per_anchor(self) -> ListedPairs:
         """All positive pairs, each weighing 1/n⁺_i of what its anchor weighs."""
@@ -223,7 +197,7 @@ class ListedPairs:
         weights = self.weights * of_anchor[self.rows]
         return ListedPairs(self.rows, self.columns, weights, self.shape)
 
-    @property
+    @cached_property
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Row and column sums."""
         n, m = self.shape

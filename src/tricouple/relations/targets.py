@@ -8,6 +8,7 @@ costs the memory and time of one set of all references.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -36,9 +37,7 @@ class PairTarget(Protocol):
 class TargetPairs:
     """A pair target with its entropy."""
 
-    entropy: (
-        float | Tensor
-    )  # −Σ P̃ log P̃: the logarithm of the number of pairs where all weigh the same
+    entropy: float | Tensor  # −Σ P̃ log P̃: log of the number of pairs where all weigh the same
     pairs: PairTarget
 
 
@@ -71,34 +70,46 @@ class TripletTarget:
         return positives.to(kind).mul_(of_anchor), negatives.to(kind).mul_(self.negative_weights)
 
 
-class Relation(Protocol):
+class Relation(ABC):
     """The admissible triplets of a batch and their projections on pairs."""
 
     @property
+    @abstractmethod
     def n_triplets(self) -> float | Tensor:
         """|A|; a float, since it grows as N³, or what a device knows of it."""
 
     @property
+    @abstractmethod
     def n_positives(self) -> float | Tensor:
         """The number of positive pairs, with or without a negative for their anchor."""
 
+    @abstractmethod
     def triplets(self) -> TripletTarget:
         """On A; uniform, but for class marginals."""
 
-    def attracting(self) -> TargetPairs:
-        """Uniform on A⁺, the (anchor, positive) pairs of A."""
-
-    def repelling(self) -> TargetPairs:
-        """Uniform on A⁻, the (anchor, negative) pairs of A."""
-
-    def positives(self) -> TargetPairs:
-        """Uniform on all positive pairs, whether or not their anchor has a negative."""
-
-    def negatives(self) -> TargetPairs:
-        """Uniform on all negative pairs, whether or not their anchor has a positive."""
-
+    @abstractmethod
     def per_anchor(self) -> PairTarget:
         """Equal mass on every anchor that has a positive, evenly over the positives it has."""
+
+    @abstractmethod
+    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
+        """On positive or on negative pairs, those of A or all; uniform, but for class marginals."""
+
+    def attracting(self) -> TargetPairs:
+        """On A⁺, the (anchor, positive) pairs of A."""
+        return self.on_pairs(positive=True, of_triplets=True)
+
+    def repelling(self) -> TargetPairs:
+        """On A⁻, the (anchor, negative) pairs of A."""
+        return self.on_pairs(positive=False, of_triplets=True)
+
+    def positives(self) -> TargetPairs:
+        """On all positive pairs, whether or not their anchor has a negative."""
+        return self.on_pairs(positive=True, of_triplets=False)
+
+    def negatives(self) -> TargetPairs:
+        """On all negative pairs, whether or not their anchor has a positive."""
+        return self.on_pairs(positive=False, of_triplets=False)
 
 
 # --- anchors among the references, as a relation within one set -----------------------------------
@@ -182,7 +193,7 @@ class PlacedPairs:
 
 
 @dataclass(frozen=True)
-class PlacedRelation:
+class PlacedRelation(Relation):
     """A relation whose samples stand elsewhere."""
 
     relation: Relation
@@ -201,11 +212,8 @@ class PlacedRelation:
     def triplets(self) -> TripletTarget:
         """P̃ in its places."""
         target, places = self.relation.triplets(), self.places
-        first, second, third = target.marginals
-        marginals = (
-            places.anchor_masses(first),
-            places.reference_masses(second),
-            places.reference_masses(third),
+        positives, negatives = (
+            PlacedPairs(pairs, places) for pairs in (target.positives, target.negatives)
         )
         of_anchor, of_negative = target.anchor_weights, target.negative_weights
         if isinstance(of_anchor, Tensor) and of_anchor.ndim:
@@ -214,33 +222,19 @@ class PlacedRelation:
             of_negative = places.reference_masses(of_negative)
         return replace(
             target,
-            positives=PlacedPairs(target.positives, places),
-            negatives=PlacedPairs(target.negatives, places),
+            positives=positives,
+            negatives=negatives,
             contrast=PlacedPairs(target.contrast, places),
-            marginals=marginals,
+            marginals=(*positives.marginals, negatives.marginals[1]),
             anchor_weights=of_anchor,
             negative_weights=of_negative,
         )
 
-    def attracting(self) -> TargetPairs:
-        """A⁺ in its places."""
-        return self._placed(self.relation.attracting())
-
-    def repelling(self) -> TargetPairs:
-        """A⁻ in its places."""
-        return self._placed(self.relation.repelling())
-
-    def positives(self) -> TargetPairs:
-        """All positive pairs in their places."""
-        return self._placed(self.relation.positives())
-
-    def negatives(self) -> TargetPairs:
-        """All negative pairs in their places."""
-        return self._placed(self.relation.negatives())
+    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
+        """In their places."""
+        target = self.relation.on_pairs(positive=positive, of_triplets=of_triplets)
+        return TargetPairs(target.entropy, PlacedPairs(target.pairs, self.places))
 
     def per_anchor(self) -> PlacedPairs:
-        """Positive pairs, each weighing 1/n⁺_i of what its anchor weighs, in their places."""
+        """In their places."""
         return PlacedPairs(self.relation.per_anchor(), self.places)
-
-    def _placed(self, target: TargetPairs) -> TargetPairs:
-        return TargetPairs(target.entropy, PlacedPairs(target.pairs, self.places))

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import divide_or_zero, told
-from tricouple.relations.identities import Identities, all_but_own
+from tricouple.relations.identities import Identities, all_but_own, difference
 from tricouple.relations.targets import Relation, TargetPairs, TripletTarget
 
 
 @dataclass(frozen=True)
-class WeightedIdentities:
+class WeightedIdentities(Relation):
     """Positives share the anchor's identity, negatives do not; an anchor may be a reference.
 
     Example:
@@ -57,30 +57,13 @@ class WeightedIdentities:
         masses = self._masses(counts)
         references, totals = self._references(counts)
         near, far = divide_or_zero(masses, positives), divide_or_zero(masses, totals)
-        raised, lowered = AnchorPairs(self, same=near), self._repelled(far, references)
+        raised = AnchorPairs(self, same=near)
+        lowered = AnchorPairs(self, different=far, weights=references)
         contrast = AnchorPairs(self, same=near, different=-far, weights=references)
         marginals = (*raised.marginals, lowered.marginals[1])
         of_anchor = divide_or_zero(near, totals)
         entropy = -_xlogx(masses, of_anchor) - _xlogx(marginals[2], references)
         return TripletTarget(entropy, raised, lowered, contrast, marginals, of_anchor, references)
-
-    def attracting(self) -> TargetPairs:
-        """Same identity, for anchors that also have a negative."""
-        positives, negatives = self.partners
-        return self._attracted(positives * (negatives > 0))
-
-    def positives(self) -> TargetPairs:
-        """Same identity, every anchor."""
-        return self._attracted(self.partners[0])
-
-    def repelling(self) -> TargetPairs:
-        """Other identity, for anchors that also have a positive."""
-        positives, negatives = self.partners
-        return self._negative_pairs(negatives * (positives > 0))
-
-    def negatives(self) -> TargetPairs:
-        """Other identity, every anchor."""
-        return self._negative_pairs(self.partners[1])
 
     def per_anchor(self) -> AnchorPairs:
         """Same identity, a pair weighing 1/n⁺_i of what its anchor weighs."""
@@ -88,21 +71,19 @@ class WeightedIdentities:
         anchors = torch.count_nonzero(positives).to(positives.dtype)
         return AnchorPairs(self, same=divide_or_zero(1 / anchors, positives))
 
-    def _attracted(self, counts: Tensor) -> TargetPairs:
+    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
+        """Of one identity or of two, for all anchors or for those that have both."""
+        partners, others = self.partners if positive else self.partners[::-1]
+        counts = partners * (others > 0) if of_triplets else partners
         masses = self._masses(counts)
-        weights = divide_or_zero(masses, self.partners[0])
-        return TargetPairs(-_xlogx(masses, weights), AnchorPairs(self, same=weights))
-
-    def _negative_pairs(self, counts: Tensor) -> TargetPairs:
-        masses = self._masses(counts)
+        if positive:
+            weights = divide_or_zero(masses, partners)
+            return TargetPairs(-_xlogx(masses, weights), AnchorPairs(self, same=weights))
         references, totals = self._references(counts)
         of_anchor = divide_or_zero(masses, totals)
-        pairs = self._repelled(of_anchor, references)
+        pairs = AnchorPairs(self, different=of_anchor, weights=references)
         entropy = -_xlogx(masses, of_anchor) - _xlogx(pairs.marginals[1], references)
         return TargetPairs(entropy, pairs)
-
-    def _repelled(self, of_anchor: Tensor, references: Tensor) -> AnchorPairs:
-        return AnchorPairs(self, different=of_anchor, weights=references)
 
     def _masses(self, counts: Tensor) -> Tensor:
         """p_i: as many as its triplets or pairs; or every class that has any the same, evenly."""
@@ -142,7 +123,7 @@ class AnchorPairs:
     different: Tensor | None = None  # shape (N,)
     weights: Tensor | None = None  # shape (M,), with ``different``
 
-    @property
+    @functools.cached_property
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Row and column sums, from sums over groups."""
         identities = self.relation.identities
@@ -152,7 +133,7 @@ class AnchorPairs:
         if self.same is not None:
             rows = rows + self.same * self.relation.partners[0]
             received = identities.anchor_sums(self.same)[codes]
-            columns = columns + _difference(received, self._own_sums(self.same))
+            columns = columns + difference(received, self._own_sums(self.same))
         if self.different is not None and self.weights is not None:
             references = like.new_zeros(len(like)).index_add_(0, codes, self.weights)
             rows = rows + self.different * all_but_own(references)[anchor_codes]
@@ -223,9 +204,3 @@ def by_class(relation: Relation) -> WeightedIdentities:
 def _xlogx(masses: Tensor, weights: Tensor) -> float | Tensor:
     """``Σ masses · log weights``, where no mass counts nothing."""
     return told(torch.special.xlogy(masses, weights).sum())
-
-
-def _difference(total: Tensor, part: Tensor) -> Tensor:
-    """``total − part``, and exactly zero where only rounding is left."""
-    left = total - part
-    return left * (left > 8 * torch.finfo(left.dtype).eps * total)

@@ -21,6 +21,7 @@ from tricouple.experiments.verify.setting import (
     worst_of,
 )
 from tricouple.losses.batch import prepare
+from tricouple.losses.call import Call
 from tricouple.losses.costs import mean_cost, mean_log_sigmoid_cost
 from tricouple.memory import DEFAULT_BUDGET
 from tricouple.ot.engine import LogSigmoidTriplets
@@ -120,7 +121,7 @@ def cost(setting: Setting) -> Measured:
     """The mean cost of all triplets of a batch, by Frullani's integral and by summing them."""
     for temperature in TEMPERATURES:
         z, labels = _batch(setting)
-        batch = prepare(z, labels, None, None, None)
+        batch = prepare(Call(z, labels))
         scores = batch.wide_similarity() / temperature
         target = batch.relation.triplets()
         exact = _with_gradient(mean_cost(batch, target, scores, log_sigmoid, DEFAULT_BUDGET), z)

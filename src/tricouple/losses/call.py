@@ -1,14 +1,16 @@
-"""The arguments of a loss from all processes of a group, checked together.
+"""What a loss was called with: indices as miners list them, and all that several processes gave.
 
-Every process then holds the whole batch, in the order of their ranks, and goes on as if it had been
-given all of it. So a bad value is found by all of them; what only one can see, such as an argument
-that it was not given, it tells the others before anything of size is sent.
+Arguments of all processes of a group are checked together. Every process then holds the whole
+batch, in the order of their ranks, and goes on as if it had been given all of it. So a bad value is
+found by all of them; what only one can see, such as an argument that it was not given, it tells the
+others before anything of size is sent.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +19,112 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.checks import Labels
 from tricouple.distributed import Shard, Team, own
-from tricouple.losses.batch import IndicesTuple, listed
 from tricouple.numeric import on_host
+from tricouple.relations import ListedTriplets, MinedPairs
+
+IndicesTuple = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]
+"""Triplets (anchors, positives, negatives), or pairs (a1, positives, a2, negatives)."""
+
+
+class Call(NamedTuple):
+    """What a loss was called with."""
+
+    embeddings: Tensor
+    labels: Any = None  # Labels, or None; tensors once they are checked
+    indices_tuple: IndicesTuple | None = None
+    ref_emb: Tensor | None = None
+    ref_labels: Any = None
+    ref_index: Any = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, M)."""
+        n = len(self.embeddings)
+        return n, n if self.ref_emb is None else len(self.ref_emb)
+
+
+def listed(
+    call: Call, *, read: bool = False, doubts: checks.Doubts | None = None
+) -> ListedTriplets | MinedPairs:
+    """Triplets (a, p, n), or pairs (a1, p) and (a2, n).
+
+    Args:
+        call: A call with indices.
+        read: Whether a device is asked what is wrong with them.
+        doubts: Where to leave the question otherwise.
+    """
+    indices_tuple: Any = call.indices_tuple
+    shape, within = call.shape, call.ref_emb is None
+
+    def unless(wrong: Tensor, check: Callable[[], object]) -> None:
+        if read or on_host(wrong):
+            if bool(wrong):
+                check()
+        elif doubts is not None:
+            doubts.add(wrong, check)
+
+    number = len(indices_tuple) if isinstance(indices_tuple, tuple | list) else 0
+    if number not in _INDICES:
+        found = f"{number} of them" if number else type(indices_tuple).__name__
+        raise ValueError(
+            "indices_tuple must be three index tensors, triplets (anchors, positives, negatives), "
+            f"or four, pairs (a1, p, a2, n), got {found}"
+        )
+    indices: list[Tensor] = []
+    for values, (name, first, axis) in zip(indices_tuple, _INDICES[number], strict=True):
+        title, size = f"indices_tuple ({name})", shape[axis]
+        given = _indices(title, values, indices_tuple[first], call.embeddings.device)
+        unless(((given < 0) | (given >= size)).any(), partial(_out_of_range, title, given, size))
+        # A device goes on until it is asked, and must not look beyond the end.
+        indices.append(given if on_host(given) or doubts is None else given.clamp(0, size - 1))
+    if number == 4:
+        a1, p, a2, n = indices
+        for pairs in ((a1, p), (a2, n)) if within else ():
+            equal = pairs[0] == pairs[1]
+            unless(equal.any(), partial(_not_distinct, "pairs", pairs, equal))
+        mined = MinedPairs.distinct(a1, p, a2, n, shape)
+        if on_host(a1) or read:
+            mined.check()
+        else:
+            unless(mined.contradiction(), mined.check)
+        return mined
+    a, p, n = indices
+    repeated = p == n
+    if within:
+        repeated = repeated | (a == p) | (a == n)
+    unless(repeated.any(), partial(_not_distinct, "triplets", (a, p, n), repeated))
+    return ListedTriplets.distinct(a, p, n, shape)
+
+
+# Of three and of four index tensors: the name of each, which other has its length, and whether it
+# counts anchors (0) or references (1).
+_INDICES = {
+    3: (("a", 0, 0), ("p", 0, 1), ("n", 0, 1)),
+    4: (("a1", 0, 0), ("p", 0, 1), ("a2", 2, 0), ("n", 2, 1)),
+}
+
+
+def _indices(name: str, values: Labels, first: Labels, device: torch.device) -> Tensor:
+    """Indices, as many as the first of their pair or triplet has."""
+    length = len(first) if hasattr(first, "__len__") and getattr(first, "ndim", None) != 0 else 0
+    return checks.identities(name, values, length, device).long()
+
+
+def _out_of_range(name: str, indices: Tensor, size: int) -> None:
+    raise ValueError(
+        f"{name} must be between 0 and {size - 1}, got {int(indices.min())} … {int(indices.max())}"
+    )
+
+
+def _not_distinct(what: str, entries: tuple[Tensor, ...], repeated: Tensor) -> None:
+    where = int(repeated.nonzero()[0])
+    raise ValueError(
+        f"indices_tuple must list {what} of distinct samples, entry {where} is "
+        f"{tuple(int(index[where]) for index in entries)}"
+    )
+
+
+# --- the arguments of several processes -----------------------------------------------------------
 
 # What processes must have in common, each as a number or a word of at most eight letters.
 _KINDS = (
@@ -26,17 +132,6 @@ _KINDS = (
     "ref_emb.shape[1]", "ref_emb.dtype", "ref_emb.requires_grad",
     "labels", "ref_labels", "ref_index", "indices_tuple",
 )  # fmt: skip
-
-
-class Call(NamedTuple):
-    """What a loss was called with."""
-
-    embeddings: Tensor
-    labels: Any  # Labels, or None; tensors once they are checked
-    indices_tuple: IndicesTuple | None
-    ref_emb: Tensor | None
-    ref_labels: Any
-    ref_index: Any
 
 
 def gathered(team: Team, call: Call, check: Callable[[], object]) -> tuple[Call, Shard]:
@@ -76,10 +171,10 @@ def gathered(team: Team, call: Call, check: Callable[[], object]) -> tuple[Call,
         # Beyond the process's own references, it is beyond all.
         end = torch.where(call.ref_index < others[team.rank], starts[1], sum(others))
         sent.append((torch.where(call.ref_index < 0, -1, call.ref_index + end), rows))
-    for place, values in enumerate(call.indices_tuple or ()):  # as ``listed`` has them
-        lengths = second if place > 1 and len(call.indices_tuple or ()) == 4 else first
-        of_anchors = place == 0 or (place == 2 and lengths is second)
-        sent.append((values + starts[0 if of_anchors else 1], lengths))
+    if call.indices_tuple is not None:
+        table = _INDICES[len(call.indices_tuple)]
+        for values, (_, leader, axis) in zip(call.indices_tuple, table, strict=True):
+            sent.append((values + starts[axis], second if leader else first))
     received = iter(_integers(team, sent, embeddings.device))
     labels, ref_labels, ref_index = (
         None if values is None else next(received)
@@ -123,16 +218,10 @@ class _Gathered(torch.autograd.Function):
 
 def _checked(call: Call) -> Call:
     """The call with integers as tensors, if its shapes are right; values are looked at by all."""
-    embeddings, labels, indices, ref_emb, ref_labels, ref_index = call
-    checks.matrix("embeddings", embeddings, empty=True)
-    if ref_emb is not None:
-        checks.matrix("ref_emb", ref_emb, empty=True)
-        if ref_emb.device != embeddings.device:
-            raise ValueError(f"ref_emb is on {ref_emb.device}, embeddings on {embeddings.device}")
-    device, n = embeddings.device, len(embeddings)
-    m = n if ref_emb is None else len(ref_emb)
-    if indices is not None:
-        listed(indices, (n, m), ref_emb is None, device, read=True)
+    checks.embeddings(call.embeddings, call.ref_emb, empty=True)
+    device, (n, m) = call.embeddings.device, call.shape
+    if call.indices_tuple is not None:
+        listed(call, read=True)
 
     def integers(name: str, values: Labels | None, length: int) -> Tensor | None:
         if values is None:
@@ -141,20 +230,17 @@ def _checked(call: Call) -> Call:
             values = torch.tensor(values, dtype=torch.long, device=device)
         return checks.identities(name, values, length, device)
 
-    own_references = integers("ref_index", ref_index, n)
+    own_references = integers("ref_index", call.ref_index, n)
     seen = own_references is not None and n and on_host(own_references)
     if own_references is not None and seen and int(own_references.max()) >= m:
         raise ValueError(
             f"ref_index must be between 0 and {m - 1}, the process's own references, got "
             f"{int(own_references.max())}"
         )
-    return Call(
-        embeddings,
-        integers("labels", labels, n),
-        indices,
-        ref_emb,
-        integers("ref_labels", ref_labels, m),
-        own_references,
+    return call._replace(
+        labels=integers("labels", call.labels, n),
+        ref_labels=integers("ref_labels", call.ref_labels, m),
+        ref_index=own_references,
     )
 
 
