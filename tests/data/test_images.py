@@ -7,12 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tricouple.conf.compose import configure
-from tricouple.conf.schema import Train
 from tricouple.data import images
 from tricouple.data.images import ImageSet
 from tricouple.data.images.sets import Normalisation
-from tricouple.experiments.vision import load_images
 from tricouple.training.module import EpochOrder
 
 
@@ -93,8 +90,7 @@ def test_the_only_image_of_a_class_stays():
 
 
 def test_train_size_changes_the_training_set_alone():
-    words = ("data=digits", "data.train_size=100", "training.batch_size=50", "seed=3")
-    data = load_images(configure(words, Train)).data
+    data = images.load("digits", train_size=100, seed=3)
     whole = images.load("digits")
     assert counts(data.train, 10) == [10] * 10
     assert torch.equal(data.test.images, whole.test.images)
@@ -167,12 +163,15 @@ REFUSED = [
     (lambda: images.split(image_set(5, 5), 1), "can spare 2 to 8"),
     (lambda: images.split(image_set(5, 5), 9), "can spare 2 to 8"),
     (lambda: images.split(image_set(1), 0.5), "can spare 0 to 0"),
-    (lambda: images.subset(image_set(5, 5), 11), "size is 11, but there are only 10 images"),
-    (lambda: images.subset(image_set(5, 5), 1), "size is 1, but there are 2 classes: use 2 or"),
     (
-        lambda: images.subset(image_set(5, 5), 0, name="train_size"),
-        "train_size must be at least 1, got 0",
+        lambda: images.load("digits", train_size=2000),
+        "train_size is 2000, but there are only 1438 images",
     ),
+    (
+        lambda: images.load("digits", train_size=9),
+        "train_size is 9, but there are 10 classes: use 10 or",
+    ),
+    (lambda: images.load("digits", train_size=0), "train_size must be at least 1, got 0"),
     (lambda: images.load("digits", image_size=-3), "image_size must be at least 1, got -3"),
     (lambda: images.load("digits", eval_root="elsewhere"), "eval_root is for data 'folder'"),
     (lambda: images.load("folder"), "'folder' needs root"),

@@ -10,12 +10,9 @@ import torch
 from PIL import Image
 
 from image_files import random_pixels, truncate, write_classes, write_image
-from tricouple.conf.compose import configure
-from tricouple.conf.schema import Train
 from tricouple.data import images
 from tricouple.data.images import DataError, files
 from tricouple.data.images.sets import IMAGENET_MEAN
-from tricouple.experiments.vision import load_images
 
 
 def test_class_folders_are_labels_and_a_fifth_is_held_out(tmp_path):
@@ -32,8 +29,7 @@ def test_class_folders_are_labels_and_a_fifth_is_held_out(tmp_path):
 
 def test_the_test_set_does_not_depend_on_the_seed(tmp_path):
     write_classes(tmp_path, {"a": 20, "b": 20})
-    words = ("data=folder", f"data.root={tmp_path}", "data.train_size=8", "training.batch_size=4")
-    one, two = (load_images(configure([*words, f"seed={n}"], Train)).data for n in (1, 2))
+    one, two = (images.load("folder", tmp_path, train_size=8, seed=seed) for seed in (1, 2))
     assert torch.equal(one.test.images, two.test.images)
     assert not torch.equal(one.train.images, two.train.images)
 
@@ -215,12 +211,12 @@ def test_sets_beyond_memory_can_be_split_and_indexed(tmp_path, monkeypatch):
     write_classes(tmp_path, {"a": 10, "b": 10})
     whole = images.load("folder", tmp_path)
     monkeypatch.setattr(files, "MEMORY_BUDGET", 0)
-    lazy = images.load("folder", tmp_path)
-    part, again = (images.subset(data.train, 6) for data in (lazy, whole))
-    assert isinstance(part.images, files.ImageFiles)
-    assert torch.bincount(part.labels).tolist() == [3, 3]
-    assert part.images.shape == (6, 3, 16, 16)
-    assert torch.equal(part[4][0], again.images[4])
+    lazy = images.load("folder", tmp_path, train_size=6)
+    assert isinstance(lazy.train.images, files.ImageFiles)
+    assert torch.bincount(lazy.train.labels).tolist() == [3, 3]
+    assert lazy.train.images.shape == (6, 3, 16, 16)
+    again = images.subset(whole.train, 6)
+    assert torch.equal(lazy.train[4][0], again.images[4])
     everything, labels = lazy.test.__getitems__(range(4))
     assert torch.equal(everything, whole.test.images)
     assert torch.equal(labels, whole.test.labels)

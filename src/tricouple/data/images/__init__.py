@@ -52,6 +52,8 @@ def load(
     name: str,
     root: Path | str | None = None,
     *,
+    train_size: int | None = None,
+    seed: int = 0,
     image_size: int | None = None,
     download: bool = True,
     eval_root: Path | str | None = None,
@@ -66,6 +68,8 @@ def load(
         root: The folder that data sets live in, each in the layout torchvision uses; by default
             the environment variable TRICOUPLE_DATA, or ``~/.cache/tricouple``. For ``folder``, the
             images' own folder.
+        train_size: Train on a stratified subset of this many images.
+        seed: Chooses the subset. The test set is the same for every seed.
         image_size: Side of the images that networks see; by default the stored one.
         download: Whether a data set that is not on disk may be downloaded.
         eval_root: For ``folder``: another folder, of labelled images to evaluate on.
@@ -75,12 +79,13 @@ def load(
         ValueError: If an argument is not possible.
 
     Example:
-        >>> load("digits").train.images.shape
-        torch.Size([1438, 1, 8, 8])
+        >>> load("digits", train_size=100).train.images.shape
+        torch.Size([100, 1, 8, 8])
     """
     checks.one_of("data", name, NAMES)
-    if image_size is not None:
-        checks.count("image_size", image_size)
+    for what, count in (("train_size", train_size), ("image_size", image_size)):
+        if count is not None:
+            checks.count(what, count)
     if eval_root is not None and name != "folder":
         raise ValueError(f"eval_root is for data 'folder'; {name!r} has its own test set")
     if root is None and name == "folder":
@@ -92,8 +97,10 @@ def load(
         found = read_digits()
     else:
         found = PUBLISHED[name](place, download)
-    train = probe = found.train
-    test = found.test
+    train, test = found.train, found.test
+    if train_size is not None:
+        train = subset(train, train_size, seed, name="train_size")
+    probe = train
     if train.labels is None and test is not None:
         probe, test = split(test, 0.5)
     return ImageData(
