@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -124,3 +125,22 @@ def _work(rank: int, world: int, folder: Path, function: Callable[[int], Any]) -
         with suppress(RuntimeError):  # some do not live to return
             dist.barrier()  # nobody leaves while another listens
     dist.destroy_process_group()
+
+
+@contextmanager
+def messages() -> Iterator[list[int]]:
+    """Numbers that this process puts into each sum or gather meanwhile."""
+    sent: list[int] = []
+
+    def noted(name: str) -> Callable[..., Any]:
+        collective = getattr(dist, name)
+
+        def call(values: Any, *rest: Any) -> Any:
+            # A gather is given the parts to receive, then its own.
+            sent.append((rest[0] if isinstance(values, list) else values).numel())
+            return collective(values, *rest)
+
+        return call
+
+    with mock.patch.multiple(dist, **{name: noted(name) for name in ("all_reduce", "all_gather")}):
+        yield sent

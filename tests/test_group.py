@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import tricouple as tc
-from processes import in_processes
+from processes import in_processes, messages
 from tricouple.distributed import Team
 from tricouple.ot import engine
 
@@ -190,25 +190,16 @@ def test_a_process_sleeps_when_the_others_are_late(pools):
 
 def counted(rank, make, settings, parts):
     """Sizes of the messages, forward and backward."""
-    sent: list[int] = []
-
-    def noted(collective):
-        def call(values, *args, **kwargs):
-            # What this process has to say: a gather takes a list to receive in, then that.
-            sent.append(torch.numel(args[0] if isinstance(values, list) else values))
-            return collective(values, *args, **kwargs)
-
-        return mock.patch.object(dist, collective.__name__, call)
-
     embeddings = [part[rank][0].requires_grad_() for part in parts]
     references = {}
     if len(parts) > 1:
         references = {"ref_emb": embeddings[1], "ref_labels": parts[1][rank][1]}
-    with mock.patch.object(engine, "LARGEST", 0), noted(dist.all_gather), noted(dist.all_reduce):
-        value = make(**settings, group="world")(embeddings[0], parts[0][rank][1], **references)
-        forward = sent.copy()
-        value.backward()
-    return forward, sent[len(forward) :]
+    with mock.patch.object(engine, "LARGEST", 0):
+        with messages() as forward:
+            value = make(**settings, group="world")(embeddings[0], parts[0][rank][1], **references)
+        with messages() as backward:
+            value.backward()
+    return forward, backward
 
 
 @both_kinds

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import tricouple as tc
+from processes import messages
 from test_group import FEW, SIZES, batch, both_kinds, both_storages, compare, shares
 from tricouple.ot import engine
 from tricouple.ot.sweeps import native
@@ -73,24 +73,6 @@ def test_a_batch_of_one_process_and_idle_others(compared, make, within):
 @both_losses
 def test_hard_batches_end_in_the_same_way_on_all_processes(compared, make):
     assert compared(make, {"n_iters": 2}, [5, 3], True, n=8, temperature=5e-3) < 1e-9
-
-
-@contextmanager
-def messages():
-    """A list of the sizes of what is summed or gathered meanwhile."""
-    found = []
-
-    def noted(collective):
-        def call(values, *rest):
-            parts = values if isinstance(values, list) else [values]
-            found.append(sum(part.numel() for part in parts))
-            return collective(values, *rest)
-
-        return call
-
-    real = {name: noted(getattr(dist, name)) for name in ("all_reduce", "all_gather")}
-    with mock.patch.multiple(dist, **real):
-        yield found
 
 
 def counted(rank, make, settings, parts, change):

@@ -72,7 +72,7 @@ class Team:
             return self._reduce(values, dist.ReduceOp.SUM)
         # Between two, a gather sends as many numbers as an all-reduce, in one hop instead of two.
         both = values.new_empty(2, *values.shape)
-        _wait_awake(dist.all_gather(list(both), values.contiguous(), self.group, async_op=True))
+        _wait_awake(dist.all_gather(list(both), values.contiguous(), self.group, True))
         return torch.add(*both, out=values)
 
     def max_(self, values: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Team:
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Tensor, operation: Any) -> Tensor:
-        work = dist.all_reduce(values, operation, self.group, async_op=True)
+        work = dist.all_reduce(values, operation, self.group, True)
         if values.is_cpu:  # nobody waits for a device
             _wait_awake(work)
         else:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tricouple as tc
+from processes import messages
 from test_group import shares
-from test_group_shapes import messages
 from tricouple.distributed import own
 from tricouple.losses import BothDirections
 from tricouple.ot import engine
@@ -185,5 +185,5 @@ def test_each_set_is_gathered_once_and_a_sweep_sends_four_messages_for_both_ways
     for before, after in zip(few, more, strict=True):
         assert len(after) - len(before) == 2 * 4
     forward, backward = more
-    assert [size for size in forward if size >= n * d] == [n * d] * 2
+    assert [size for size in forward if size >= n * d // 2] == [n * d // 2] * 2
     assert max(backward) == 2 * n
