@@ -174,10 +174,11 @@ class _UnitRows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
         values, unit, norms = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative moves the norms too
-            norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
         along = torch.linalg.vecdot(unit, gradient).unsqueeze(1)
-        return torch.addcmul(gradient, unit, along, value=-1) / norms, None
+        across = torch.addcmul(gradient, unit, along, value=-1)
+        if torch.is_grad_enabled():  # a second derivative moves the norms too
+            return across / torch.linalg.vector_norm(values, dim=1, keepdim=True), None
+        return across.div_(norms), None
 
 
 NO_SECOND_DERIVATIVES = (

@@ -33,7 +33,6 @@ from tricouple.experiments.bench.contenders import GATHERED, LOSS, Gathered, Sha
 from tricouple.experiments.bench.measure import (
     RUN_FAILURES,
     SMALLEST_WEIGHED,
-    WARM_UP_SIZE,
     Effort,
     Measurement,
     Step,
@@ -54,6 +53,9 @@ PAYLOADS = (4, 2**15, 2**19, 2**23)
 
 # Processes that wait for work in a room of their own, with what they need imported.
 FORKS = multiprocessing.get_context("forkserver")
+
+# Smaller batches are not worth sharing, and take other code.
+SHARED_FROM = 1056
 
 # A process that waits longer than this has lost the others.
 PATIENCE = timedelta(minutes=10)
@@ -268,8 +270,8 @@ def work(
 
 
 def _first(row: Measurement, problem: Problem) -> list[Measurement]:
-    """Memory, messages and time of a call, after a small one that loads what is needed."""
-    _step(row.contender, WARM_UP_SIZE, problem)()
+    """Memory, messages and time of a call, after a smaller one that loads the code it needs."""
+    _step(row.contender, min(row.size, SHARED_FROM), problem)()
     step = _step(row.contender, row.size, problem)
     counted = Counted()
 
