@@ -1,13 +1,14 @@
 /* Sums over the log-sigmoid kernel's terms (§10), for one floating-point type.
  *
- * Included by _native.c like _sweeps.h; log_sigmoid.py says why and allocates all arrays. Node q is at
- * v_q = h·q, and 2^{1/splits} = e^h. With x = s/τ the factors of an entry are
+ * Included by _native.c like _sweeps.h; log_sigmoid.py says why, log_sigmoid_kernels.py allocates all
+ * arrays. Node q is at v_q = h·q, and 2^{1/splits} = e^h. With x = s/τ the factors of an entry are
  *
  *     B_q(x) = exp(−e^{x + v_q}),    A_q(x) = h/Γ(m) · e^{m(x + v_q)} · B_q(x),
  *
  * and B_{q + splits} = B_q². A row has nodes of its own, from `starts` on, in blocks of equal size: a
- * *chain* is every so-manieth node of a block, one exponential and then squarings. In a block A_q = f_q · G · B_q, G = exp(ceiling + m(x + v_first − right)): f_q holds what is common
- * to all entries, and G stays within the range of the type wherever A matters.
+ * *chain* is every so-manieth node of a block, one exponential and then squarings. In a block
+ * A_q = f_q · G · B_q, G = exp(ceiling + m(x + v_first − right)): f_q holds what is common to all entries,
+ * and G stays within the range of the type wherever A matters.
  *
  * Arrays of terms are Q×N, `stride` = N, the rows of a call beginning at their address.
  */
@@ -18,8 +19,8 @@
 #define TWICE (2 * WIDTH)
 #define RATE 1000 /* where every B is 0 */
 
-/* The rule, as log_sigmoid.py writes it; from SCALES on the f of a block's nodes. The mean cost has a
- * rule of its own, the logarithms of the rates where it ends in place of what it does not need. */
+/* The rule, as log_sigmoid_kernels.py writes it; from SCALES on the f of a block's nodes. The mean cost
+ * has a rule of its own, the logarithms of the rates where it ends in place of what it does not need. */
 enum { FACTOR, POWER, STEP, SPLITS, BLOCK, CEILING, RIGHT, SCALES };
 enum { TAIL = CEILING, HEAD = RIGHT };
 
