@@ -314,7 +314,14 @@ def test_only_what_stands_between_the_markers_is_replaced():
     assert targets.insert_into(after, report, "a") == after
 
 
-@pytest.mark.parametrize("name", ["core", "shapes", "step_vision", "step_clip"])
+def test_a_training_step_claims_nothing_about_its_loss_alone():
+    step = Report.from_json((ROOT / "results/bench/step_vision.json").read_text())
+    found = targets.claims(step)
+    assert len(found) == len(targets.STEPS)
+    assert all(claim.text.startswith(f"a {step.problem} with ") for claim in found)
+
+
+@pytest.mark.parametrize("name", ["core", "hard", "shapes", "step_vision", "step_clip"])
 def test_documents_show_the_stored_results(name):
     report = Report.from_json((ROOT / f"results/bench/{name}.json").read_text())
     for path in ("docs/benchmarks.md", *(["README.md"] if name == "core" else [])):

@@ -24,8 +24,10 @@ both_losses = pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
 
 
 @pytest.fixture(params=[True, False], ids=["C", "PyTorch"])
-def change(request):
+def change(request, pools):
     """Nothing, or no compiled module, here and in all processes."""
+    for world in (2, 3, 4):
+        pools(world)  # processes that began later would never have it
     if request.param:
         yield None
         return

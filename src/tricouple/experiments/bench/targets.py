@@ -18,7 +18,7 @@ from tricouple.experiments.bench.contenders import (
 )
 from tricouple.experiments.bench.machines import shared_tables
 from tricouple.experiments.bench.measure import Measurement, Report
-from tricouple.experiments.bench.problem import BASELINE, Problem
+from tricouple.experiments.bench.problem import BASELINE, AnyStep, Problem
 from tricouple.report.numbers import listing, number
 from tricouple.report.tables import Table, to_markdown
 
@@ -79,11 +79,13 @@ class Claim:
 
 def claims(report: Report) -> list[Claim]:
     """Return all claims for which this report has the measurements."""
-    return list((shared_claims if report.shared else own_claims)(report))
+    if isinstance(report.problem, Problem):
+        return list((shared_claims if report.shared else own_claims)(report))
+    return list(step_claims(report, report.problem))
 
 
 def own_claims(report: Report) -> Iterator[Claim]:
-    """Claims about losses in one process, and about training steps."""
+    """Claims about losses in one process."""
     for ours, peer, size, least in FASTER:
         if ratio := report.ratio(peer, ours, size):
             text = f"{ours} is {number(ratio)}× as fast as {peer} at N={size}"
@@ -114,12 +116,14 @@ def own_claims(report: Report) -> Iterator[Claim]:
         ratio = streamed.seconds / stored.seconds * (LARGE / HUGE) ** 2
         text = f"{STREAMED} at N={HUGE} takes {ratio:.2f}× the time per pair of {OURS} at N={LARGE}"
         yield Claim(text, "at most 8×", ratio <= 8)
-    step = report.problem
-    if not isinstance(step, Problem):
-        for name, most in STEPS.items():
-            if ratio := report.ratio(name, BASELINE, step.batch_size):
-                text = f"a {step} with {name} takes {ratio:.3f}× {BASELINE}'s"
-                yield Claim(text, f"at most {most:.2f}×", ratio <= most)
+
+
+def step_claims(report: Report, step: AnyStep) -> Iterator[Claim]:
+    """Claims about whole training steps, of which a loss is a small part."""
+    for name, most in STEPS.items():
+        if ratio := report.ratio(name, BASELINE, step.batch_size):
+            text = f"a {step} with {name} takes {ratio:.3f}× {BASELINE}'s"
+            yield Claim(text, f"at most {most:.2f}×", ratio <= most)
 
 
 def shared_claims(report: Report) -> Iterator[Claim]:

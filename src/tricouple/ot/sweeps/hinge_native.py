@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,9 @@ from tricouple.numeric import Patch, ScoreGradient, row_blocks
 from tricouple.ot.sweeps import native
 from tricouple.ot.sweeps.contract import Goal, GradientSink, History, Masses, Received, Solution
 from tricouple.ot.sweeps.hinge import HingeTriplet, Weights
+from tricouple.ot.sweeps.kernels import Similarities
 from tricouple.ot.sweeps.triplet_log import LogTripletPlan, Term
+from tricouple.shaping import Hinge
 
 # Columns that the indices of sorted scores can count.
 COLUMNS = 2**16 - 4
@@ -94,16 +96,28 @@ class NativeHinge(HingeTriplet):
     """Entropic three-marginal transport with a hinge, in float64 scalings, on the CPU.
 
     Args:
-        kernel: Similarities, factor, hinge and whether within one set, as in ``HingeTriplet``.
+        source: s, shape (N, M), on the CPU.
+        factor: c = 1/(τε), so that x = c·s.
+        hinge: ψ/ε as a function of t/ε.
+        within: Anchors are the references: i, j, k distinct. Otherwise only j ≠ k.
         storage: Whether sorted scores are stored, or sorted again a tile at a time in every pass.
         dtype: Of the scores, less the middle of each row, and of the gradient.
         shard: Processes, each of which has its own anchors.
     """
 
     def __init__(
-        self, *kernel: Any, storage: Storage, dtype: torch.dtype, shard: Shard | None = None
+        self,
+        source: Similarities,
+        factor: float,
+        hinge: Hinge,
+        within: bool,
+        *,
+        storage: Storage,
+        dtype: torch.dtype,
+        shard: Shard | None = None,
     ) -> None:
-        super().__init__(*kernel, tile_entries=min(storage.tile_entries, _TILE), shard=shard)
+        entries = min(storage.tile_entries, _TILE)
+        super().__init__(source, factor, hinge, within, tile_entries=entries, shard=shard)
         self.scores, self.storage = self.like.new_empty(0, dtype=dtype), storage
         self._widest = self.like.new_zeros(1)
         self._stored: tuple[SortedTile, list[Loan]] | None = None
