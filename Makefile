@@ -36,7 +36,7 @@ lint: $(STAMP)  ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(STAMP)  ## rewrite the sources in the house format
+format: $(STAMP)  ## rewrite the sources in the common format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -65,7 +65,7 @@ clean:  ## remove .venv and everything generated
 
 # The stamp makes installing a one-time step, repeated only when the dependencies change.
 # $(PYTHON) is checked first, because an old pip would fail much later and less clearly.
-$(STAMP): pyproject.toml constraints.txt $(wildcard src/tricouple/ot/sweeps/*.[ch])
+$(STAMP): pyproject.toml constraints.txt $(wildcard src/tricouple/ot/c/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit("tricouple needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.11 ..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[adapters,bench,clip,dev,train]"

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import tricouple as tc
-from tricouple.data.sampler import SharedBatches
+from tricouple_lab.data.sampler import SharedBatches
 
 
 def images(n: int = 512, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:

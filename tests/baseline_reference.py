@@ -14,6 +14,8 @@ from reference import cosine, positive_pairs
 def rows_of(labels, ref_emb, ref_labels, triplets, n):
     """For each anchor: itself if it is a reference, its positives, its negatives."""
     m = n if ref_emb is None else len(ref_emb)
+    if triplets is not None:
+        triplets = list(zip(*(index.tolist() for index in triplets), strict=True))
     for i in range(n):
         itself = {i} if ref_emb is None else set()
         if triplets is None:
@@ -27,7 +29,7 @@ def rows_of(labels, ref_emb, ref_labels, triplets, n):
 
 
 def loop_info_nce(
-    embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *, temperature=0.1
+    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None, temperature=0.1
 ) -> Tensor:
     scores = cosine(embeddings, ref_emb) / temperature
     terms = []
@@ -39,7 +41,7 @@ def loop_info_nce(
 
 
 def loop_inva_spread(
-    embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *,
+    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None,
     temperature=0.1, variant="formula",
 ) -> Tensor:  # fmt: skip
     unit = embeddings / embeddings.norm(dim=1, keepdim=True)
@@ -62,7 +64,7 @@ def plan_loss(plan: Tensor, pairs: list[tuple[int, int]], variant: str) -> Tenso
 
 
 def loop_dbot(
-    embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *,
+    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None,
     regularisation=0.1, n_iters=5, lower=0.5, upper=4.5, variant="formula",
 ) -> Tensor:  # fmt: skip
     plan = (-(1 - cosine(embeddings, ref_emb)) / regularisation).exp()
@@ -77,7 +79,7 @@ def loop_dbot(
 
 
 def loop_fused_gromov(
-    embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *,
+    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None,
     epsilon=0.1, alpha=1e-4, n_outer=5, n_iters=5, variant="formula",
 ) -> Tensor:  # fmt: skip
     cost = 1 - cosine(embeddings, ref_emb)
@@ -93,7 +95,7 @@ def loop_fused_gromov(
 
 
 def loop_vicreg(
-    embeddings, labels=None, ref_emb=None, ref_labels=None, triplets=None, *,
+    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None,
     invariance=25.0, variance=25.0, covariance=1.0, eps=1e-4,
 ) -> Tensor:  # fmt: skip
     assert triplets is None

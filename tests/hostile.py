@@ -196,7 +196,7 @@ def finish(command: str, runs: Path) -> Path:
 
 def start(command: str, runs: Path) -> list[str]:
     more = [f"runs={runs}", "trainer.accelerator=cpu", "progress=false"]
-    return [sys.executable, "-m", "tricouple.cli", command, *TINY[command], *more]
+    return [sys.executable, "-m", "tricouple_lab.cli", command, *TINY[command], *more]
 
 
 def stopped(command: str, runs: Path, when: Callable, how: signal.Signals) -> tuple[int, str]:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from conftest import UNCONVERGED
-from tricouple import cli
-from tricouple.experiments.bench import command, contenders, measure, targets
-from tricouple.experiments.bench.contenders import BY_NAME, CONTENDERS, LOSS
-from tricouple.experiments.bench.measure import (
+from tricouple_lab import cli
+from tricouple_lab.experiments.bench import command, contenders, measure, targets
+from tricouple_lab.experiments.bench.contenders import BY_NAME, CONTENDERS, LOSS
+from tricouple_lab.experiments.bench.measure import (
     QUICK,
     Effort,
     Measurement,
@@ -22,7 +22,7 @@ from tricouple.experiments.bench.measure import (
     measure_steps,
     time_together,
 )
-from tricouple.experiments.bench.problem import (
+from tricouple_lab.experiments.bench.problem import (
     LOSSES,
     QUICK_STEPS,
     Problem,

@@ -12,20 +12,20 @@ import torch.distributed as dist
 import torch.distributed.nn  # while there is no group, which its defaults would keep
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tricouple import cli
-from tricouple.experiments.bench import processes, targets
-from tricouple.experiments.bench.contenders import CLIP, GATHERED, LOSS, OURS, Share
-from tricouple.experiments.bench.machines import UNFITTED, Model, shared_tables
-from tricouple.experiments.bench.measure import Measurement, Report
-from tricouple.experiments.bench.problem import Problem
-from tricouple.experiments.bench.processes import (
+from tricouple.ot import engine
+from tricouple_lab import cli
+from tricouple_lab.experiments.bench import processes, targets
+from tricouple_lab.experiments.bench.contenders import CLIP, GATHERED, LOSS, OURS, Share
+from tricouple_lab.experiments.bench.machines import UNFITTED, Model, shared_tables
+from tricouple_lab.experiments.bench.measure import Measurement, Report
+from tricouple_lab.experiments.bench.problem import Problem
+from tricouple_lab.experiments.bench.processes import (
     NETWORK,
     QUICK_GROUP,
     Counted,
     GroupEffort,
     measure_processes,
 )
-from tricouple.ot import engine
 
 ROOT = Path(__file__).parents[1]
 PROBLEM = Problem(dim=8, classes=4)

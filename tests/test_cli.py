@@ -1,5 +1,6 @@
 """The command line: quick to answer, clear when it refuses."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 import tricouple
-from tricouple import cli
+from tricouple_lab import cli
 
 
 def run_python(*words: str) -> subprocess.CompletedProcess[str]:
@@ -19,7 +20,7 @@ def run_python(*words: str) -> subprocess.CompletedProcess[str]:
 def test_help_answers_without_importing_torch():
     code = (
         "import sys\n"
-        "from tricouple.cli import main\n"
+        "from tricouple_lab.cli import main\n"
         "try:\n"
         "    main(['--help'])\n"
         "except SystemExit:\n"
@@ -115,7 +116,7 @@ class Torch(importlib.abc.MetaPathFinder):  # a machine with torch and nothing e
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Torch())
-from tricouple import cli
+from tricouple_lab import cli
 
 for command in cli.COMMANDS:
     try:
@@ -148,7 +149,7 @@ def test_help_needs_torch_alone_and_a_missing_extra_is_named_as_a_clone_installs
 
 
 def test_interrupt_exits_with_130(capsys, monkeypatch):
-    from tricouple.experiments.synthetic import DEMO
+    from tricouple_lab.experiments.synthetic import DEMO
 
     monkeypatch.setattr(type(DEMO), "run", Mock(side_effect=KeyboardInterrupt))
     assert cli.main(["demo"]) == 130
@@ -157,7 +158,7 @@ def test_interrupt_exits_with_130(capsys, monkeypatch):
 
 PRESSED_TWICE = """
 import os, signal, sys
-from tricouple import cli
+from tricouple_lab import cli
 
 def press(*_):
     os.kill(os.getpid(), signal.SIGINT)
@@ -186,15 +187,15 @@ def test_ctrl_c_counts_from_the_press_and_once(error):
 
 def test_ctrl_c_in_code_that_was_text_ends_with_our_code_too(tmp_path, monkeypatch):
     """As in the midst of a dataclass: Python would end by the signal."""
-    text = "from tricouple import cli\ncli._main = lambda _: exec('raise KeyboardInterrupt')\n"
+    text = "from tricouple_lab import cli\ncli._main = lambda _: exec('raise KeyboardInterrupt')\n"
     (tmp_path / "pressed.py").write_text(text + "raise SystemExit(cli.main())")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     done = run_python("-m", "pressed")
     assert (done.returncode, done.stderr) == (130, "interrupted: the same command starts again\n")
 
 
 def test_ctrl_c_that_became_an_error_of_ours_is_an_interrupt(capsys, monkeypatch):
-    from tricouple.experiments.synthetic import DEMO
+    from tricouple_lab.experiments.synthetic import DEMO
 
     def failing(*_):
         try:
@@ -208,6 +209,6 @@ def test_ctrl_c_that_became_an_error_of_ours_is_an_interrupt(capsys, monkeypatch
 
 
 def test_installed_script_runs_the_same_main():
-    done = run_python("-m", "tricouple.cli", "--version")
+    done = run_python("-m", "tricouple_lab.cli", "--version")
     assert done.returncode == 0
     assert done.stdout.strip() == f"tricouple {tricouple.__version__}"

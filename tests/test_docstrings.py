@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 import tricouple
-from tricouple.data import augment, images
-from tricouple.evaluation import features, probe, retrieval
+import tricouple_lab
+from tricouple_lab.data import augment, images
+from tricouple_lab.evaluation import features, probe, retrieval
 
 MODULES = [
     info.name
-    for info in pkgutil.walk_packages(tricouple.__path__, "tricouple.")
+    for package in (tricouple, tricouple_lab)
+    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if not info.name.endswith(("._native", ".__main__"))
 ]
 

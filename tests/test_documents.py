@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tricouple.experiments.reproduce.command import ITEMS, tables_page
-from tricouple.experiments.runs.record import Store
-from tricouple.experiments.studies.command import STUDIES, as_markdown
-from tricouple.experiments.studies.plan import Results
+from tricouple_lab.experiments.reproduce.command import ITEMS, tables_page
+from tricouple_lab.experiments.runs.record import Store
+from tricouple_lab.experiments.studies.command import STUDIES, as_markdown
+from tricouple_lab.experiments.studies.plan import Results
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -196,7 +196,7 @@ def test_the_learning_rate_and_the_edge_of_the_grid_are_as_the_vision_page_says(
 
 
 def test_the_papers_two_rows_differ_as_the_vision_page_says():
-    rows = (ROOT / "src/tricouple/report/assets/paper_vision.csv").read_text().splitlines()
+    rows = (ROOT / "src/tricouple_lab/report/assets/paper_vision.csv").read_text().splitlines()
     names = rows[0].split(",")
     table = {
         (row["setting"], row["data"], row["backbone"], row["loss"]): float(row["linear"])

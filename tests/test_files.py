@@ -7,9 +7,9 @@ import pickle
 import pytest
 import torch
 
-from tricouple import files
-from tricouple.files import CheckpointError, WriteError, load_tensors, save_tensors, write_text
-from tricouple.training.trainer import AtomicCheckpointIO
+from tricouple_lab import files
+from tricouple_lab.files import CheckpointError, WriteError, load_tensors, save_tensors, write_text
+from tricouple_lab.training.trainer import AtomicCheckpointIO
 
 
 class FullDisk:

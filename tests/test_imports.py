@@ -1,8 +1,9 @@
-"""The core imports torch alone, imports fast, and knows nothing of the experiments."""
+"""Two packages, one direction: the library imports torch alone, the laboratory imports both."""
 
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,46 +11,62 @@ from pathlib import Path
 import pytest
 
 import tricouple
+import tricouple_lab
 
-PACKAGE = Path(tricouple.__file__).parent
-# Parts of the package that use the core; the command line is the one door to them.
-EXPERIMENTS = {
-    "adapters", "benchmarks", "cli", "conf", "data", "evaluation", "experiments",
-    "files", "models", "names", "options", "provenance", "report", "training",
-}  # fmt: skip
-CORE = [
-    path
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if path.relative_to(PACKAGE).with_suffix("").parts[0] not in EXPERIMENTS | {"__main__"}
-]
+SOURCES = Path(tricouple.__file__).parents[1]
+PACKAGE = SOURCES / "tricouple"
+LAB = SOURCES / "tricouple_lab"
+LIBRARY = sorted(PACKAGE.rglob("*.py"))
+# Adapters import the libraries that they adapt to.
+CORE = [path for path in LIBRARY if PACKAGE / "adapters" not in path.parents]
 
 
-def imported_names(path: Path) -> set[str]:
+def imported_names(path: Path, tree: ast.AST | None = None) -> set[str]:
     """Every module a file imports, at the top or inside a function."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree or ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = path.relative_to(PACKAGE.parent).with_suffix("").parts[: -node.level or None]
+            base = path.relative_to(SOURCES).with_suffix("").parts[: -node.level or None]
             module = ".".join([*(base if node.level else ()), *filter(None, [node.module])])
             names |= {module} | {f"{module}.{alias.name}" for alias in node.names}
     return names
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(PACKAGE)))
+def roots(names: set[str]) -> set[str]:
+    """The packages of modules."""
+    return {name.partition(".")[0] for name in names}
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(SOURCES))
+
+
+@pytest.mark.parametrize("path", CORE, ids=relative)
 def test_core_imports_torch_alone(path):
-    roots = {name.partition(".")[0] for name in imported_names(path)}
-    # Kernels for CUDA are loaded where Triton is installed.
-    kernels = {"triton"} if path.name == "triton_sums.py" else set()
-    assert roots - set(sys.stdlib_module_names) <= {"torch", "tricouple"} | kernels
+    allowed = {"torch", "tricouple", "tricouple_lab"}  # the next test is about the last
+    assert roots(imported_names(path)) - set(sys.stdlib_module_names) <= allowed
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_core_does_not_import_experiments(path):
-    parts = {name.split(".")[1] for name in imported_names(path) if name.startswith("tricouple.")}
-    # ``load_encoder`` has its name there, and is imported on first use.
-    assert not parts & EXPERIMENTS - ({"experiments"} if path == PACKAGE / "__init__.py" else set())
+def without_load_encoder(path: Path) -> ast.Module:
+    """A file without what may name the laboratory: ``load_encoder`` and imports for types."""
+
+    def named(node: ast.stmt) -> bool:
+        function = isinstance(node, ast.FunctionDef) and node.name == "load_encoder"
+        types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        return path == PACKAGE / "__init__.py" and (function or types)
+
+    body = [node for node in ast.parse(path.read_text()).body if not named(node)]
+    return ast.Module(body, [])
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=relative)
+def test_library_does_not_import_the_laboratory_except_in_load_encoder(path):
+    tree = without_load_encoder(path)
+    assert "tricouple_lab" not in roots(imported_names(path, tree))
+    texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+    assert not {text for text in texts if str(text).startswith("tricouple_lab")}  # import_module
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "losses").glob("*.py")), ids=lambda p: p.name)
@@ -58,14 +75,8 @@ def test_losses_ask_the_engine_and_not_the_engine_room(path):
     assert not {name for name in names if name.startswith("tricouple.ot.sweeps")}
 
 
-def test_halves_of_kernels_are_known_to_the_engine_alone():
-    halves = "tricouple.ot.sweeps.halves"
-    assert {path.name for path in CORE if halves in imported_names(path)} == {"engine.py"}
-
-
-# What each part may know beside itself, the core and the shared files; nothing goes in a circle.
+# What each part may know beside itself, the library and the shared files; nothing goes in a circle.
 ARROWS = {
-    "adapters": set(),
     "data": set(),
     "models": set(),
     "evaluation": {"data"},
@@ -77,61 +88,97 @@ ARROWS = {
 SHARED = {"files", "names", "options", "provenance"}
 
 
-@pytest.mark.parametrize("part", ARROWS)
-def test_arrows_go_one_way(part):
-    for path in (PACKAGE / part).rglob("*.py"):
-        known = {n.split(".")[1] for n in imported_names(path) if n.startswith("tricouple.")}
-        assert known & EXPERIMENTS <= ARROWS[part] | SHARED | {part}, path
-
-
-def parts_imported_by(*parts: str) -> dict[str, set[str]]:
-    """Which other parts of the package the files of some parts import, by file."""
+def parts_imported_by(package: Path, *parts: str) -> dict[str, set[str]]:
+    """Which other parts of a package the files of some parts import, by file."""
     found: dict[str, set[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = path.relative_to(PACKAGE)
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package)
         own = name.with_suffix("").parts[0]
         if own in parts:
-            ours = (n for n in imported_names(path) if n.startswith("tricouple."))
+            ours = (n for n in imported_names(path) if n.startswith(f"{package.name}."))
             found[str(name)] = {n.split(".")[1] for n in ours} - {own}
     assert found
     return found
 
 
+@pytest.mark.parametrize("part", ARROWS)
+def test_arrows_go_one_way(part):
+    for name, known in parts_imported_by(LAB, part).items():
+        assert known <= ARROWS[part] | SHARED, name
+
+
 def test_the_report_reads_files_and_only_its_command_knows_the_options():
-    for name, parts in parts_imported_by("report").items():
+    for name, parts in parts_imported_by(LAB, "report").items():
         options = {"options"} if name == "report/command.py" else set()
         assert parts <= {"files", "names"} | options, name
-        assert "torch" not in {n.partition(".")[0] for n in imported_names(PACKAGE / name)}, name
+        assert not roots(imported_names(LAB / name)) & {"torch", "tricouple"}, name
 
 
-def test_no_part_of_the_package_is_in_a_cycle():
-    parts = {path.stem for path in PACKAGE.iterdir() if path.suffix in ("", ".py")} - {"__init__"}
+@pytest.mark.parametrize("package", [PACKAGE, LAB], ids=relative)
+def test_no_part_of_a_package_is_in_a_cycle(package):
+    parts = {path.stem for path in package.iterdir() if path.suffix in ("", ".py")} - {"__init__"}
     graph = {
-        part: set().union(*parts_imported_by(part).values()) & parts
+        part: set().union(*parts_imported_by(package, part).values()) & parts
         for part in parts
-        if (PACKAGE / f"{part}.py").exists() or any((PACKAGE / part).glob("*.py"))
+        if (package / f"{part}.py").exists() or any((package / part).glob("*.py"))
     }
     while leaves := {part for part, imported in graph.items() if not imported}:
         graph = {part: rest - leaves for part, rest in graph.items() if part not in leaves}
     assert graph == {}
 
 
-def test_only_the_quadrature_looks_into_the_engine_room_from_outside():
-    room = "tricouple.ot.sweeps"
-    outside = {
-        str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        if PACKAGE / "ot" not in path.parents
-        and any(name.startswith(room) for name in imported_names(path))
-    }
-    assert outside == {"experiments/verify/quadrature.py"}
+# What the laboratory may import from the library beside the names of ``tricouple.__all__``.
+PUBLIC = (
+    "__version__", "adapters", "checks", "geometry", "losses.base.ContrastiveLoss", "ot.compiled",
+    "ot.sinkhorn", "ot.triplet_sinkhorn", "shaping", "torchvision_ops",
+)  # fmt: skip
+# What is measured here are internals: the terms of the log-sigmoid kernel and their error.
+INSIDE = LAB / "experiments/verify/quadrature.py"
+
+
+def is_public(name: str) -> bool:
+    allowed = {f"tricouple.{known}" for known in (*PUBLIC, *tricouple.__all__)} - {"tricouple.ot"}
+    # ``from tricouple.ot import sinkhorn`` imports the module on the way.
+    on_the_way = any(f"{known}.".startswith(f"{name}.") for known in allowed)
+    below = any(f"{name}.".startswith(f"{known}.") for known in allowed)
+    return on_the_way or below
+
+
+@pytest.mark.parametrize("path", sorted(LAB.rglob("*.py")), ids=relative)
+def test_laboratory_imports_public_names_of_the_library_alone(path):
+    ours = {name for name in imported_names(path) if name.partition(".")[0] == "tricouple"}
+    inside = {name for name in ours if not is_public(name)}
+    assert bool(inside) == (path == INSIDE), inside
 
 
 def test_core_was_found():
-    names = {str(path.relative_to(PACKAGE)) for path in CORE}
-    assert {"geometry.py", "ot/pairwise.py", "losses/neg_mmiot.py"} <= names
+    names = set(map(relative, CORE))
+    assert {"tricouple/geometry.py", "tricouple/losses/neg_mmiot.py"} <= names
     assert "tricouple.losses.neg_mmiot.NegMMIOT" in imported_names(PACKAGE / "losses/__init__.py")
-    assert not any(name.startswith(("experiments", "cli")) for name in names)
+    assert "tricouple_lab" in roots(imported_names(PACKAGE / "__init__.py"))
+    assert not any(name.startswith("tricouple/adapters") for name in names)
+
+
+EVERY = """
+import importlib, sys
+import torch
+loaded = set(sys.modules)
+for name in {modules}:
+    importlib.import_module(name)
+print(*sorted({{name.partition(".")[0] for name in set(sys.modules) - loaded}}))
+"""
+
+
+def test_every_module_of_the_core_is_imported_beside_torch_alone():
+    parts = [path.relative_to(SOURCES).with_suffix("").parts for path in CORE]
+    modules = [".".join(p).removesuffix(".__init__") for p in parts]
+    assert len(modules) > 20
+    code = EVERY.format(modules=modules)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    # Modules of torch that it imports late bring their own packages; none is named by ours.
+    known = {"tricouple", "torch"} | set(sys.stdlib_module_names)
+    assert set(done.stdout.split()) - known == set()
 
 
 FRESH = """
@@ -186,3 +233,49 @@ def test_import_is_fast(fresh_import):
 
 def test_import_leaves_global_settings_alone(fresh_import):
     assert fresh_import[0]["before"] == fresh_import[0]["after"]
+
+
+# --- the one name of the library that comes from the laboratory -----------------------------------
+
+
+def outcome(code: str) -> str:
+    """What a new interpreter prints, which has torch and the library but no Hydra."""
+    hidden = "import sys; sys.modules['hydra'] = sys.modules['omegaconf'] = None\n"
+    command = [sys.executable, "-c", hidden + code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_load_encoder_imports_the_laboratory_when_it_is_called():
+    code = "import tricouple; tricouple.load_encoder; print('tricouple_lab' in sys.modules)"
+    assert outcome(code) == "False"
+
+
+@pytest.mark.parametrize("package", ["tricouple", "tricouple_lab"])
+def test_load_encoder_says_what_to_install(package):
+    code = f"""
+from {package} import load_encoder
+try:
+    load_encoder("runs/none")
+except ImportError as error:
+    print(error)
+"""
+    wanted = r"load_encoder needs (hydra|omegaconf)\S*: pip install '\.\[train\]' in a clone of \w+"
+    assert re.fullmatch(wanted, outcome(code))
+
+
+def test_load_encoder_says_what_to_install_where_the_laboratory_is_missing():
+    code = """
+import tricouple
+sys.modules["tricouple_lab"] = None
+try:
+    tricouple.load_encoder("runs/none")
+except ImportError as error:
+    print(error)
+"""
+    wanted = r"load_encoder needs tricouple_lab\S*: pip install '\.\[train\]' in a clone of \w+"
+    assert re.fullmatch(wanted, outcome(code))
+
+
+def test_the_laboratory_is_imported_without_torch():
+    assert outcome("import tricouple_lab; print('torch' in sys.modules)") == "False"
+    assert tricouple_lab.load_encoder.__module__ == "tricouple_lab.experiments.encoder"

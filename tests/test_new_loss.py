@@ -16,8 +16,8 @@ LOSS = '''
 
 from torch import Tensor
 
+from tricouple.batch import Batch
 from tricouple.losses.base import ContrastiveLoss
-from tricouple.losses.batch import Batch
 
 
 class Spread(ContrastiveLoss):
@@ -31,7 +31,8 @@ class Spread(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """−⟨P̃¹² − P̃¹³, s⟩/τ."""
-        return -1 / batch.temperature * batch.inner(batch.relation.triplets().contrast)
+        moved = batch.relation.triplets().contrast.times(batch.references)
+        return -(batch.anchors * moved).sum() / batch.temperature
 '''
 LINE = '    "spread": LossName("Spread", "tricouple.losses.spread.Spread"),\n'
 CONFIG = """
@@ -45,19 +46,23 @@ empty: zero
 
 @pytest.mark.slow
 def test_a_file_a_line_and_a_configuration_make_a_loss_that_trains_and_is_reported(tmp_path):
-    package = tmp_path / "tricouple"
-    shutil.copytree(Path(tricouple.__file__).parent, package)
-    (package / "losses/spread.py").write_text(LOSS)
-    (package / "conf/loss/spread.yaml").write_text(CONFIG)
-    table = (package / "names.py").read_text()
+    library, lab = tmp_path / "tricouple", tmp_path / "tricouple_lab"
+    for package in (library, lab):
+        shutil.copytree(Path(tricouple.__file__).parents[1] / package.name, package)
+    (library / "losses/spread.py").write_text(LOSS)
+    (lab / "conf/loss/spread.yaml").write_text(CONFIG)
+    table = (lab / "names.py").read_text()
     first = table.index("LOSSES = {\n") + len("LOSSES = {\n")
-    (package / "names.py").write_text(table[:first] + LINE + table[first:])
+    (lab / "names.py").write_text(table[:first] + LINE + table[first:])
 
     words = [
         "train", "data=digits", "setting=scl", "loss=spread", "scale=smoke", "training.epochs=1",
         "data.train_size=200",
     ]  # fmt: skip
-    both = f"from tricouple import cli; assert not cli.main({words}) | cli.main(['report', 'runs'])"
+    both = (
+        "from tricouple_lab import cli; "
+        f"assert not cli.main({words}) | cli.main(['report', 'runs'])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", both],
         cwd=tmp_path,

@@ -60,13 +60,14 @@ def test_a_wheel_has_what_is_imported_and_no_sources_of_c(clone, monkeypatch):
     wheel = packed(clone, "wheel")
     assert "-cp311-abi3-" in wheel.name
     with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if name.startswith("tricouple/")}
-    package = ROOT / "src" / "tricouple"
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    source = ROOT / "src"
     wanted = {
-        f"tricouple/{path.relative_to(package)}"
+        str(path.relative_to(source))
         for suffix in ("py", "yaml", "css", "js", "csv", "typed")
-        for path in package.rglob(f"*.{suffix}")
+        for path in source.rglob(f"*.{suffix}")
     }
+    assert {"tricouple/py.typed", "tricouple_lab/cli.py"} <= wanted
     assert names == wanted
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from image_files import write_classes
-from tricouple import cli
+from tricouple_lab import cli
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)

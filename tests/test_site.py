@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 
 import tricouple
-from tricouple import cli
-from tricouple.conf.compose import configure
-from tricouple.conf.words import STARTS, spelt
-from tricouple.names import LOSSES
+from tricouple_lab import cli
+from tricouple_lab.conf.compose import configure
+from tricouple_lab.conf.words import STARTS, spelt
+from tricouple_lab.names import LOSSES
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if not {"assets", "_build"} & {*path.parts})
@@ -130,7 +130,7 @@ def test_every_loss_has_a_page_with_formula_forces_use_and_parameters() -> None:
     pages = {path: path.read_text() for path in (DOCS / "losses").glob("*.md")}
     del pages[DOCS / "losses" / "index.md"]
     for key, loss in LOSSES.items():
-        target = loss.target or "tricouple.training.byol.BYOL"
+        target = loss.target or "tricouple_lab.training.byol.BYOL"
         (own,) = [text for text in pages.values() if f".. autoclass:: {target}\n" in text]
         if key.endswith(("_published", "_uniformity")):  # variants, on the page of their class
             assert f"`loss={key}`" in own

@@ -11,53 +11,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tricouple.distributed import Team
+from tricouple.groups import Processes
 from tricouple.numeric import on_host, wide_dtype
 
 Labels = Tensor | Sequence[int] | Any
 """Integer identities: a tensor, a list or a numpy array."""
 
 
-class Doubts:
-    """Flags that a device holds about a batch: one reading settles all of them."""
+class Deferred:
+    """Flags that a device holds about a batch, and what to raise for them: one reading has all."""
 
     def __init__(self) -> None:
         self._flags: list[Tensor] = []
         self._answers: list[str | Callable[[], object]] = []
-        self.number: Tensor | None = None  # a number to be read with them
-        self.known: float | None = None  # that number, afterwards
 
     def add(self, wrong: Tensor, answer: str | Callable[[], object]) -> None:
-        """Something that may be wrong: what is missing then, or who raises an error for it."""
+        """Something that may be wrong: what is missing then, or a function that raises."""
         self._flags.append(wrong.reshape(()))
         self._answers.append(answer)
 
-    def settle(self, team: Team | None = None) -> str | None:
+    def raise_first(
+        self, processes: Processes | None = None, *numbers: Tensor
+    ) -> tuple[str | None, list[float]]:
         """Raise the first error, if there is one; or say what is missing, if anything is.
 
         Args:
-            team: Processes, all of which raise an error if one of them has found it.
+            processes: All of which raise an error if one of them has found it.
+            numbers: Of one element each, to be read with the flags.
         """
-        flags = torch.stack([flag.to(wide_dtype(flag.device)) for flag in self._flags])
-        if team is not None:
-            team.max_(flags)
-        if self.number is not None:
-            flags = torch.cat([flags, self.number.reshape(1).to(flags.dtype)])
-        found = flags.tolist()
-        if self.number is not None:
-            self.known = found.pop()
-        for wrong, answer in zip(found, self._answers, strict=True):
+        if not self._flags and not numbers:
+            return None, []
+        wide = wide_dtype((*self._flags, *numbers)[0].device)
+        flags = torch.stack([flag.to(wide) for flag in self._flags])
+        if processes is not None:
+            processes.max_(flags)
+        read = [number.detach().reshape(1).to(wide) for number in numbers]
+        found = torch.cat([flags, *read]).tolist()
+        values = found[len(self._flags) :]
+        for wrong, answer in zip(found, self._answers, strict=False):
             if wrong and isinstance(answer, str):
-                return answer
+                return answer, values
             if wrong and callable(answer):
                 answer()
-                if team is not None:
+                if processes is not None:
                     raise ValueError("another process of the group has found a bad value")
-        return None
+        return None, values
 
 
 def positive_number(
-    name: str, value: float | Tensor, *, read: bool = True, doubts: Doubts | None = None
+    name: str, value: float | Tensor, *, read: bool = True, deferred: Deferred | None = None
 ) -> None:
     """Require a finite number above zero (or a tensor holding one, if it may be read).
 
@@ -65,7 +67,7 @@ def positive_number(
         name: What it is.
         value: The number.
         read: Whether the value of a tensor may be read at all.
-        doubts: Where to leave the question about a tensor that is not on the host.
+        deferred: Where the check of a tensor on a device goes.
     """
     if isinstance(value, Tensor):
         if value.numel() != 1 or not value.is_floating_point():
@@ -75,9 +77,9 @@ def positive_number(
             )
         if not read:
             return
-        if doubts is not None and not on_host(value):
-            doubts.number = held = value.detach()
-            doubts.add(~((held > 0) & (held < torch.inf)), partial(positive_number, name, value))
+        if deferred is not None and not on_host(value):
+            held = value.detach()
+            deferred.add(~((held > 0) & (held < torch.inf)), partial(positive_number, name, value))
             return
         number = float(value.detach())
     elif isinstance(value, bool) or not isinstance(value, Real):
@@ -126,7 +128,8 @@ def matrix(name: str, value: Tensor, *, empty: bool = False) -> None:
         raise TypeError(f"{name} must be real floating point, got {value.dtype}; call .float()")
     if value.ndim != 2 or 0 in value.shape[int(empty) :]:
         raise ValueError(
-            f"{name} must be a non-empty matrix (one row a sample), got shape {tuple(value.shape)}"
+            f"{name} must be a non-empty matrix (one row per sample), got shape "
+            f"{tuple(value.shape)}"
         )
 
 
@@ -139,8 +142,14 @@ def embeddings(anchors: Tensor, references: Tensor | None, *, empty: bool = Fals
             raise ValueError(f"ref_emb is on {references.device}, embeddings on {anchors.device}")
 
 
-def identities(name: str, value: Labels, length: int, device: torch.device) -> Tensor:
-    """Require one integer identity for each sample; lists and arrays become tensors."""
+def labels(
+    name: str,
+    value: Labels,
+    length: int,
+    device: torch.device,
+    deferred: Deferred | None = None,
+) -> Tensor:
+    """Require one integer label per sample; lists, arrays and whole floats become integers."""
     if isinstance(value, list | tuple) or (
         hasattr(value, "__array__") and not isinstance(value, Tensor)
     ):
@@ -158,15 +167,28 @@ def identities(name: str, value: Labels, length: int, device: torch.device) -> T
             f"{name} must be integers, got a matrix of {value.dtype}, shape {tuple(value.shape)}: "
             "for two views of the same instances call criterion(*pair_views(view0, view1))"
         )
-    if value.is_floating_point() or value.is_complex():
+    if value.is_complex():
         raise TypeError(f"{name} must be integers, got {value.dtype}; call .long()")
     if value.shape != (length,):
         raise ValueError(
-            f"{name} must hold one identity a sample, shape ({length},), got {tuple(value.shape)}"
+            f"{name} must hold one label per sample, shape ({length},), got {tuple(value.shape)}"
         )
     if value.device != device:
         raise ValueError(f"{name} is on {value.device}, the embeddings on {device}: move one")
-    return value
+    if not value.is_floating_point():
+        return value
+    fractional = ~(value == value.round())  # also NaN
+    if on_host(value):
+        if bool(fractional.any()):
+            _not_whole(name, value)
+    elif deferred is not None:
+        deferred.add(fractional.any(), partial(_not_whole, name, value))
+    return value.long()
+
+
+def _not_whole(name: str, value: Tensor) -> None:
+    found = float(value[~(value == value.round())][0])
+    raise TypeError(f"{name} must be integers or whole numbers, got {found} in {value.dtype}")
 
 
 def probability(name: str, value: Tensor, length: int) -> None:

@@ -256,7 +256,7 @@ def _unit(embeddings: Tensor) -> Tensor:
 
 def _prepare(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
     z = _unit(embeddings)
-    checks.identities("labels", labels, len(z), z.device)
+    checks.labels("labels", labels, len(z), z.device)
     classes, codes = torch.unique(labels, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(f"labels must hold at least 2 classes, got {len(classes)}")

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 Shaping = Callable[[Tensor], Tensor]
+ShapingName = Literal["linear", "log_sigmoid", "exponential", "hinge", "squared_hinge"]
 
 # What keeps the flat parts of named hinges decreasing.
 _SLOPE = 0.01
@@ -34,7 +36,7 @@ def linear(t: Tensor) -> Tensor:
 
 def log_sigmoid(t: Tensor) -> Tensor:
     """ψ(t) = log(1 + e^{−t})."""
-    return torch.nn.functional.softplus(-t, threshold=100.0)
+    return -torch.nn.functional.logsigmoid(t)
 
 
 def exponential(t: Tensor) -> Tensor:

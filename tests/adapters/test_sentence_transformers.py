@@ -241,7 +241,7 @@ def test_the_model_card_names_the_loss_and_cites_the_paper(static, tmp_path):
     static.save_pretrained(str(tmp_path))
     card = (tmp_path / "README.md").read_text()
     assert "loss:SentenceLoss" in card
-    assert "NegMMIOT(temperature=0.5, epsilon=0.1" in card
+    assert "NegMMIOT(sharpness=20, temperature=0.5, epsilon=0.1" in card
     assert "Multi-Marginal Inverse Optimal Transport" in card
 
 
@@ -249,7 +249,7 @@ def test_settings_are_told(bert):
     settings = CachedSentenceLoss(
         bert, neg_mmiot(), 5, gather_across_devices=True
     ).get_config_dict()
-    assert settings.pop("criterion").startswith("NegMMIOT(temperature=0.5")
+    assert settings.pop("criterion").startswith("NegMMIOT(sharpness=20, temperature=0.5")
     assert settings == {"mini_batch_size": 5, "gather_across_devices": True}
 
 

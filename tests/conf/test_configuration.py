@@ -2,7 +2,8 @@
 
 import pytest
 
-from tricouple.conf.compose import (
+from tricouple.shaping import Hinge
+from tricouple_lab.conf.compose import (
     STARTS,
     ConfigurationError,
     build_loss,
@@ -13,10 +14,9 @@ from tricouple.conf.compose import (
     sharpness_of,
     to_yaml,
 )
-from tricouple.conf.schema import Clip, Train
-from tricouple.data.images import NAMES
-from tricouple.names import LOSSES
-from tricouple.shaping import Hinge
+from tricouple_lab.conf.schema import Clip, Train
+from tricouple_lab.data.images import NAMES
+from tricouple_lab.names import LOSSES
 
 
 def config(*words: str) -> Train:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tricouple import cli
-from tricouple.conf.compose import configure, override
-from tricouple.conf.schema import Clip, Train
-from tricouple.conf.words import ConfigurationError, check, spelt
+from tricouple_lab import cli
+from tricouple_lab.conf.compose import configure, override
+from tricouple_lab.conf.schema import Clip, Train
+from tricouple_lab.conf.words import ConfigurationError, check, spelt
 
 NAMES = [
     "my photos", "accentué", "写真", "a=b", "a[/b]", "(1)", "x (copy)", "a,b", "{a: b}", "it's",
@@ -128,7 +128,7 @@ def test_all_that_is_wrong_with_captions_is_said_at_once(words, complaint, tmp_p
 
 HASTY = """
 import sys
-from tricouple import cli
+from tricouple_lab import cli
 for words in (["train", "digits"], ["train", "training.epochs=0"], ["train", "data=folder"],
               ["clip", "data=csv"], ["train", "-m", "runs"], ["train", "loss.temperature=0"],
               ["evaluate", "nowhere"], ["evaluate", "runs/x", "seed=3"], ["train", "--study", "x"]):
@@ -156,7 +156,7 @@ def test_misspelt_options_before_a_command_are_named(capsys):
 # --- tab completion ------------------------------------------------------------------------------
 
 TAB = r"""
-eval "$({python} -m tricouple.cli --completion bash)"
+eval "$({python} -m tricouple_lab.cli --completion bash)"
 for line in "$@"; do
     COMP_LINE=$line; COMP_POINT=${{#line}}; COMP_WORDS=($line); COMPREPLY=()
     _tricouple tricouple; echo "${{COMPREPLY[*]}}"

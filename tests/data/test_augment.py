@@ -10,8 +10,8 @@ import torch
 from scipy.stats import chisquare, ks_2samp, kstest
 from torch import Tensor
 
-from tricouple.data import augment, images
-from tricouple.data.augment import (
+from tricouple_lab.data import augment, images
+from tricouple_lab.data.augment import (
     Recipe,
     draw_boxes,
     draw_parameters,
@@ -19,7 +19,7 @@ from tricouple.data.augment import (
     recipe_for,
     transform,
 )
-from tricouple.data.images.sets import Normalisation
+from tricouple_lab.data.images.sets import Normalisation
 
 from tricouple.torchvision_ops import declare_missing  # isort: skip
 

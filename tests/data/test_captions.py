@@ -9,12 +9,12 @@ import torch
 
 from caption_files import CAPTIONS, write_coco, write_csv, write_shard, write_shards
 from image_files import truncate, write_image
-from tricouple.conf.compose import configure
-from tricouple.conf.schema import Clip
-from tricouple.data import CaptionSource, captions
-from tricouple.data.images import DataError
-from tricouple.data.pairs import COLOURS, CaptionedImages, PairSamples, draw_shapes, tokenise
 from tricouple.torchvision_ops import declare_missing
+from tricouple_lab.conf.compose import configure
+from tricouple_lab.conf.schema import Clip
+from tricouple_lab.data import CaptionSource, captions
+from tricouple_lab.data.images import DataError
+from tricouple_lab.data.pairs import COLOURS, CaptionedImages, PairSamples, draw_shapes, tokenise
 
 FORMATS = {
     "json": (write_coco, "coco", "captions.json"),
@@ -60,7 +60,7 @@ def test_pictures_are_decoded_once_and_again_when_they_change(tmp_path, monkeypa
     write_coco(tmp_path)
     first = load(tmp_path)
     with monkeypatch.context() as context:
-        context.setattr("tricouple.data.images.files.decode", None)
+        context.setattr("tricouple_lab.data.images.files.decode", None)
         again = load(tmp_path)
     assert torch.equal(first.train.images, again.train.images)
     for number in range(3):

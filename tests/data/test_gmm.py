@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tricouple.data.gmm import class_sizes, draw_mixture
+from tricouple_lab.data.gmm import class_sizes, draw_mixture
 
 
 def generator(seed: int = 0) -> torch.Generator:

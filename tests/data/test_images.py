@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tricouple.data import images
-from tricouple.data.images import ImageSet
-from tricouple.data.images.sets import Normalisation
-from tricouple.training.module import EpochOrder
+from tricouple_lab.data import images
+from tricouple_lab.data.images import ImageSet
+from tricouple_lab.data.images.sets import Normalisation
+from tricouple_lab.training.module import EpochOrder
 
 
 def image_set(*sizes: int, side: int = 4) -> ImageSet:

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from image_files import random_pixels, truncate, write_classes, write_image
-from tricouple.data import images
-from tricouple.data.images import DataError, files
-from tricouple.data.images.sets import IMAGENET_MEAN
+from tricouple_lab.data import images
+from tricouple_lab.data.images import DataError, files
+from tricouple_lab.data.images.sets import IMAGENET_MEAN
 
 
 def test_class_folders_are_labels_and_a_fifth_is_held_out(tmp_path):

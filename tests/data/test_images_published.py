@@ -28,9 +28,9 @@ from image_files import (
     write_svhn,
     write_tiny_imagenet,
 )
-from tricouple.data import images
-from tricouple.data.images import DataError, files, published
-from tricouple.data.images.sets import Normalisation
+from tricouple_lab.data import images
+from tricouple_lab.data.images import DataError, files, published
+from tricouple_lab.data.images.sets import Normalisation
 
 FETCH = published.fetch
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
-from tricouple.data.sampler import ClassUniformBatchSampler, SharedBatches
+from tricouple_lab.data.sampler import ClassUniformBatchSampler, SharedBatches
 
 
 @st.composite

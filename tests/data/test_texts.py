@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from tricouple.data import TextSource
-from tricouple.data.images.files import DataError
-from tricouple.data.texts import Texts, draw_shots, load, make_phrases
+from tricouple_lab.data import TextSource
+from tricouple_lab.data.images.files import DataError
+from tricouple_lab.data.texts import Texts, draw_shots, load, make_phrases
 
 
 def table(path, *lines, head="text,label"):

@@ -12,11 +12,11 @@ import torch
 from sklearn.metrics import confusion_matrix
 
 from tricouple import geometry
-from tricouple.data.images.sets import ImageSet
-from tricouple.evaluation import features as measuring
-from tricouple.evaluation.features import Features, measure_geometry, sample
-from tricouple.evaluation.gallery import image_gallery
-from tricouple.evaluation.probe import evaluate_features, knn_accuracy, linear_probe
+from tricouple_lab.data.images.sets import ImageSet
+from tricouple_lab.evaluation import features as measuring
+from tricouple_lab.evaluation.features import Features, measure_geometry, sample
+from tricouple_lab.evaluation.gallery import image_gallery
+from tricouple_lab.evaluation.probe import evaluate_features, knn_accuracy, linear_probe
 
 CLASSES = ("ant", "bee", "cat")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tricouple.data.images import ImageSet
-from tricouple.data.images.sets import Normalisation
-from tricouple.evaluation.features import extract
+from tricouple_lab.data.images import ImageSet
+from tricouple_lab.data.images.sets import Normalisation
+from tricouple_lab.evaluation.features import extract
 
 NORMALISATION = Normalisation((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), size=8)
 

@@ -7,8 +7,8 @@ import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.neighbors import KNeighborsClassifier
 
-from tricouple.evaluation import probe as knn
-from tricouple.evaluation.probe import detect, knn_accuracy, knn_predictions, nearest_mean
+from tricouple_lab.evaluation import probe as knn
+from tricouple_lab.evaluation.probe import detect, knn_accuracy, knn_predictions, nearest_mean
 
 
 def draw(n: int, d: int = 6, n_classes: int = 5, seed: int = 0):
@@ -70,9 +70,9 @@ def test_bad_input_names_the_argument():
     train, labels = draw(10)
     with pytest.raises(ValueError, match="test_features have 5 dimensions, train_features 6"):
         knn_accuracy(train, labels, train[:, :5], labels, 3)
-    with pytest.raises(ValueError, match="train_labels must hold one identity a sample"):
+    with pytest.raises(ValueError, match="train_labels must hold one label per sample"):
         knn_accuracy(train, labels[:9], train, labels, 3)
-    with pytest.raises(ValueError, match="test_labels must hold one identity a sample"):
+    with pytest.raises(ValueError, match="test_labels must hold one label per sample"):
         knn_accuracy(train, labels, train, labels[:9], 3)
     with pytest.raises(ValueError, match="train_features must be finite"):
         knn_accuracy(train / 0, labels, train, labels, 3)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from tricouple.data.pairs import tokenise
-from tricouple.evaluation.features import embed_texts, measure_modalities
-from tricouple.evaluation.retrieval import (
+from tricouple_lab.data.pairs import tokenise
+from tricouple_lab.evaluation.features import embed_texts, measure_modalities
+from tricouple_lab.evaluation.retrieval import (
     TEMPLATES,
     best_rank,
     class_embeddings,
@@ -14,7 +14,7 @@ from tricouple.evaluation.retrieval import (
     in_batches,
     whole_split,
 )
-from tricouple.models.encoders import build_clip
+from tricouple_lab.models.encoders import build_clip
 
 
 def draw(n=40, d=6, noise=1.0, seed=0):

@@ -7,8 +7,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from tricouple.data import images
-from tricouple.evaluation.probe import _initial_layer, linear_probe
+from tricouple_lab.data import images
+from tricouple_lab.evaluation.probe import _initial_layer, linear_probe
 
 
 def draw(n: int, d: int = 8, n_classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ def test_progress_is_told_after_every_epoch():
         ({"train_labels": torch.full((20,), -1)}, "found -1 to -1"),
         ({"test_features": torch.zeros(20, 5)}, "test_features have 5 dimensions"),
         ({"test_features": torch.full((20, 8), torch.nan)}, "test_features must be finite"),
-        ({"train_labels": torch.arange(19)}, "train_labels must hold one identity a sample"),
+        ({"train_labels": torch.arange(19)}, "train_labels must hold one label per sample"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"lr": 0.0}, "lr must be finite and > 0"),

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from processes import exit_code
-from tricouple import cli
-from tricouple.conf.compose import configure
-from tricouple.training.module import Training
+from tricouple_lab import cli
+from tricouple_lab.conf.compose import configure
+from tricouple_lab.training.module import Training
 
 
 @pytest.fixture

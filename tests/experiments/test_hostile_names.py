@@ -7,7 +7,7 @@ import pytest
 
 from caption_files import write_csv
 from image_files import write_classes
-from tricouple import cli
+from tricouple_lab import cli
 
 ODD = "a[/b] [red]é=(1), it's"  # with its slash, two folders
 TINY = ["scale=smoke", "training.epochs=1", "trainer.accelerator=cpu", "progress=false"]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tricouple.cli import main
-from tricouple.experiments.reproduce import ablation, timing
-from tricouple.experiments.reproduce.command import ITEMS
-from tricouple.experiments.reproduce.items import LOSSES, Request, fill
-from tricouple.experiments.runs.record import DONE, Store, make_record
-from tricouple.provenance import collect_provenance
-from tricouple.report.page import asset
+from tricouple_lab.cli import main
+from tricouple_lab.experiments.reproduce import ablation, timing
+from tricouple_lab.experiments.reproduce.command import ITEMS
+from tricouple_lab.experiments.reproduce.items import LOSSES, Request, fill
+from tricouple_lab.experiments.runs.record import DONE, Store, make_record
+from tricouple_lab.provenance import collect_provenance
+from tricouple_lab.report.page import asset
 
 # Every table and figure of the paper, main text and appendix.
 LABELS = {

@@ -14,24 +14,24 @@ from scipy import stats
 from torch import Tensor
 
 import tricouple as tc
-from tricouple.cli import main
-from tricouple.data.images.files import DataError
-from tricouple.data.texts import load_texts
-from tricouple.evaluation.probe import nearest_mean
-from tricouple.experiments.runs.record import Store
-from tricouple.experiments.studies.command import STUDIES
-from tricouple.experiments.studies.findings import paired
-from tricouple.experiments.studies.hubs import Hubs
-from tricouple.experiments.studies.length import Length
-from tricouple.experiments.studies.methods import (
+from tricouple_lab.cli import main
+from tricouple_lab.data.images.files import DataError
+from tricouple_lab.data.texts import load_texts
+from tricouple_lab.evaluation.probe import nearest_mean
+from tricouple_lab.experiments.runs.record import Store
+from tricouple_lab.experiments.studies.command import STUDIES
+from tricouple_lab.experiments.studies.findings import paired
+from tricouple_lab.experiments.studies.hubs import Hubs
+from tricouple_lab.experiments.studies.length import Length
+from tricouple_lab.experiments.studies.methods import (
     METHODS,
     RINCE,
     Budget,
     ClassAveraged,
     class_accuracies,
 )
-from tricouple.experiments.studies.noise import Noise, with_noise
-from tricouple.experiments.studies.plan import (
+from tricouple_lab.experiments.studies.noise import Noise, with_noise
+from tricouple_lab.experiments.studies.plan import (
     CHOOSE,
     FINAL,
     Conduct,
@@ -43,9 +43,9 @@ from tricouple.experiments.studies.plan import (
     describe,
     open_study,
 )
-from tricouple.experiments.studies.tail import OURS, Tail, long_tail
-from tricouple.options import CommandError
-from tricouple.provenance import collect_provenance
+from tricouple_lab.experiments.studies.tail import OURS, Tail, long_tail
+from tricouple_lab.options import CommandError
+from tricouple_lab.provenance import collect_provenance
 
 PLACE = {"data": "mixture"}
 

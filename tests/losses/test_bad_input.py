@@ -79,7 +79,7 @@ def test_rows_without_a_direction_are_named(module):
     [
         ("labels", "5", {"labels": LABELS[:5]}),
         ("labels", "6, 1", {"labels": LABELS[:, None]}),
-        ("labels", "float32", {"labels": LABELS.float()}),
+        ("labels", "whole numbers, got 0.5", {"labels": LABELS / 2}),
         ("labels", "meta", {"labels": LABELS.to("meta")}),
         ("labels", "str", {"labels": ["cat", "dog"] * 3}),
         ("labels", "dict", {"labels": {}}),
@@ -97,7 +97,7 @@ def test_rows_without_a_direction_are_named(module):
         ("indices_tuple", "2", {"indices_tuple": triplet([0], [1])}),
         ("indices_tuple", "6", {"indices_tuple": triplet([0], [1], [6])}),
         ("indices_tuple", "-1", {"indices_tuple": triplet([0], [-1], [2])}),
-        ("indices_tuple", "float", {"indices_tuple": triplet([0.0], [1.0], [2.0])}),
+        ("indices_tuple", "float", {"indices_tuple": triplet([0.5], [1.0], [2.0])}),
         ("indices_tuple", "2", {"indices_tuple": triplet([0, 1], [1, 2], [2])}),
         ("indices_tuple", "1", {"indices_tuple": triplet([0, 1], [1, 1], [2, 3])}),
     ],
@@ -145,7 +145,7 @@ def test_numbers_must_be_finite_and_large_enough(module, name, least, value):
 @TEMPERED
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_temperature_that_leaves_its_range_in_training_is_named(module, value):
-    temperature = torch.nn.Parameter(torch.tensor(0.1))
+    temperature = torch.nn.Parameter(torch.tensor(0.5))
     criterion = module(temperature=temperature)
     with torch.no_grad():
         temperature.fill_(value)

@@ -1,14 +1,13 @@
 """What a call may be given beside labels: a temperature of its own, pairs from a miner."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import tricouple as tc
-from conftest import Batch, draw
+from conftest import draw
 from reference import relative_error, with_gradients
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2, 0, 1, 2])
@@ -125,22 +124,6 @@ def test_pairs_are_all_the_triplets_of_each_anchor(name, across):
     tolerance = 1e-6 if name == "log_sigmoid" else 1e-12  # its mean cost is a quadrature
     assert relative_error(found[0], wanted[0]) <= tolerance
     assert relative_error(found[1], wanted[1]) <= tolerance
-
-
-@pytest.mark.parametrize("across", [False, True], ids=["within", "across"])
-def test_pairs_equal_the_dense_loss(plain_loss, across):
-    # Anchors with one kind of pair alone are in no triplet; IOT takes all positives.
-    batch = Batch(draw(9, 0), ref_emb=draw(9, 5) if across else None).to(torch.float64)
-    near = list(zip(*(index.tolist() for index in PAIRS[:2]), strict=True))
-    listed = list(zip(*(index.tolist() for index in products(*PAIRS)), strict=True))
-    if plain_loss.module == "IOT":
-        listed = [(*pair, 0) for pair in near]
-    arguments = batch.embeddings, None, batch.ref_emb, None, listed
-    ours = replace(batch, triplets=PAIRS).loss(plain_loss.criterion(**plain_loss.soft))
-    found = with_gradients(ours, batch.leaves)
-    wanted = with_gradients(plain_loss.oracle(*arguments, **plain_loss.soft), batch.leaves)
-    assert relative_error(found[0], wanted[0]) <= 1e-12
-    assert relative_error(found[1], wanted[1]) <= 1e-12
 
 
 @pytest.mark.parametrize("name", TEMPERED)

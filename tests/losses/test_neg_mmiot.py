@@ -1,8 +1,6 @@
 """Claims about `NegMMIOT` alone: closed forms, its plan, its calling conventions."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,12 +9,11 @@ import tricouple as tc
 from reference import (
     admissible_triplets,
     cosine,
-    dense_neg_mmiot,
-    dense_triplet_plan,
+    dense_plan,
     relative_error,
+    triplet_cost,
     uniform_on,
 )
-from tricouple.ot.sweeps import native
 
 
 def simplex(n_classes: int, per_class: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,7 +79,7 @@ def test_target_marginals_drop_samples_without_a_positive(settings):
     assert (plan[lonely] == 0).all()
     assert (plan[:, lonely] == 0).all()
     assert (plan[:, :, lonely].sum((0, 1)) > 0).all()
-    wanted = dense_triplet_plan(similarity, 0.5, 0.4, n_iters=9, marginals=own)
+    wanted = dense_plan(triplet_cost(similarity, 0.5, True), 0.4, 9, own)
     assert relative_error(plan, wanted) <= 1e-12
 
 
@@ -95,7 +92,7 @@ def test_loss_across_is_one_direction(settings):
         batch.ref_emb, batch.ref_labels, batch.embeddings, batch.labels
     )  # fmt: skip
     back = criterion(anchors, anchor_ids, ref_emb=references, ref_labels=ids)
-    swapped = dense_neg_mmiot(anchors, anchor_ids, references, ids, **options)
+    swapped = tc.ot.dense.neg_mmiot(anchors, anchor_ids, references, ids, **options)
     assert relative_error(back, swapped) <= 1e-12
     assert relative_error(there, back) > 1e-3
 
@@ -106,7 +103,7 @@ def test_a_set_against_itself_is_not_within(settings):
     rows, labels = batch.embeddings, batch.labels
     criterion = tc.NegMMIOT(temperature=0.5, epsilon=0.4)
     across = criterion(rows, labels, ref_emb=rows, ref_labels=labels)
-    wanted = dense_neg_mmiot(rows, labels, rows, labels, temperature=0.5, epsilon=0.4)
+    wanted = tc.ot.dense.neg_mmiot(rows, labels, rows, labels, temperature=0.5, epsilon=0.4)
     assert relative_error(across, wanted) <= 1e-12
     gradient = torch.autograd.grad(across, rows)[0]
     assert relative_error(gradient, torch.autograd.grad(wanted, rows)[0]) <= 1e-12
@@ -143,26 +140,3 @@ def test_one_listed_triplet_with_its_own_marginals_is_certain():
     (gradient,) = torch.autograd.grad(loss, embeddings)
     assert abs(float(loss.detach())) <= 1e-12
     assert gradient.norm() <= 1e-10
-
-
-@pytest.mark.skipif(native.compiled is None, reason="built without a compiler")
-def test_a_small_batch_visits_few_files_of_the_package():
-    # What a newcomer has to open to follow one loss: settings, target, engine, sweeps, gradient.
-    root = Path(tc.__file__).parent
-    visited: set[str] = set()
-
-    def note(frame, event, _):
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and root in path.parents:
-            visited.add(str(path.relative_to(root)))
-
-    embeddings = torch.randn(256, 16, requires_grad=True)
-    labels = torch.arange(256) // 4
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        tc.NegMMIOT()(embeddings, labels).backward()
-    finally:
-        sys.setprofile(before)
-    assert {"losses/neg_mmiot.py", "ot/engine.py", "ot/sweeps/native.py"} <= visited
-    assert len(visited) <= 14, sorted(visited)

@@ -11,7 +11,7 @@ from torch import Tensor
 import ot
 import tricouple as tc
 from reference import relative_error, with_gradients
-from tricouple.training.byol import negative_cosine
+from tricouple_lab.training.byol import negative_cosine
 
 # lightly and open_clip import torchvision.
 from tricouple.torchvision_ops import declare_missing  # isort: skip

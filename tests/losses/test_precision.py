@@ -49,7 +49,6 @@ def test_backward_inside_autocast_gives_the_same_gradients(name):
         assert torch.equal(inside, outside)
 
 
-@pytest.mark.usefixtures("sweeps")
 def test_implicit_gradient_of_an_unconverged_plan_warns():
     x = draw(80, 0).requires_grad_()
     with pytest.warns(UserWarning, match=r'gradient="implicit".*marginals.*off.*n_iters'):

@@ -8,15 +8,10 @@ import torch
 import tricouple as tc
 from conftest import draw
 from reference import (
-    admissible_triplets,
     cosine,
-    coupling_loss,
-    mm_sinkhorn,
+    dense_logs,
     positive_pairs,
     relative_error,
-    triplet_cost,
-    uniform_marginals,
-    uniform_on,
     with_gradients,
 )
 
@@ -67,62 +62,48 @@ def test_anchors_that_are_no_reference_change_nothing(name):
     assert relative_error(found, criterion(x, ANCHORS, **across)) <= tolerance
 
 
+DENSE = {
+    "neg_mmiot": (tc.ot.dense.neg_mmiot, {"temperature": 0.5, "epsilon": 0.4}),
+    "exponential": (
+        tc.ot.dense.neg_mmiot,
+        {"temperature": 0.5, "epsilon": 0.4, "shaping": "exponential"},
+    ),
+    "push_pull": (
+        tc.ot.dense.push_pull,
+        {"temperature": 0.5, "epsilon_pos": 0.4, "epsilon_neg": 0.8},
+    ),
+    "iot": (tc.ot.dense.iot, {"epsilon": 0.4}),
+    "info_nce": (tc.ot.dense.info_nce, {"temperature": 0.2}),
+}
+SOME = torch.tensor([5, 3, -1, 1, 2])
+
+
+@pytest.mark.parametrize("own", [OWN, SOME], ids=["all", "some"])
+@pytest.mark.parametrize("name", DENSE)
+def test_loss_equals_dense_loss(name, own):
+    leaves = [draw(5, 0).requires_grad_(), draw(8, 1).requires_grad_()]
+    across = {"ref_emb": leaves[1], "ref_labels": REF_LABELS, "ref_index": own}
+    found = with_gradients(EVERY[name]()(leaves[0], ANCHORS, **across), leaves)
+    dense, options = DENSE[name]
+    wanted = dense(leaves[0], ANCHORS, leaves[1], REF_LABELS, own=own, **options)
+    value, gradient = with_gradients(wanted, leaves)
+    assert relative_error(found[0], value) <= 1e-12
+    assert relative_error(found[1], gradient) <= 1e-11
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_anchors_may_be_references_in_part(name):
+    x, references = draw(5, 0).requires_grad_(), draw(8, 1)
+    across = {"ref_emb": references, "ref_labels": REF_LABELS}
+    criterion = EVERY[name]()
+    values = [criterion(x, ANCHORS, **across, ref_index=own) for own in (SOME, OWN)]
+    assert relative_error(*values) > 1e-6
+    assert torch.autograd.grad(values[0], x)[0].isfinite().all()
+
+
 def kept(entries):
     """Without those in which an anchor meets itself."""
     return [entry for entry in entries if int(OWN[entry[0]]) not in entry[1:]]
-
-
-def dense_loss(name, x, references, marginals):
-    similarity = cosine(x, references)
-    forbidden = torch.zeros(5, 8, dtype=torch.bool)
-    forbidden[OWN >= 0, OWN[OWN >= 0]] = True
-    if name in ("neg_mmiot", "exponential"):
-        psi = tc.shaping.resolve("linear" if name == "neg_mmiot" else name)
-        cost = triplet_cost(similarity, 0.5, False, psi)
-        cost = torch.where(forbidden[:, :, None] | forbidden[:, None, :], math.inf, cost)
-        target = uniform_on(kept(admissible_triplets(ANCHORS, REF_LABELS)), (5, 8, 8))
-        return coupling_loss(cost, 0.4, target, marginals, 10)
-    if name == "iot":
-        pairs = uniform_on(kept(positive_pairs(ANCHORS, REF_LABELS, None)), (5, 8))
-        cost = torch.where(forbidden, math.inf, 1 - similarity)
-        return coupling_loss(cost, 0.4, pairs, marginals, 10)
-    triplets = kept(admissible_triplets(ANCHORS, REF_LABELS))
-    pull, push = (uniform_on([(t[0], t[axis]) for t in triplets], (5, 8)) for axis in (1, 2))
-    costs = [torch.where(forbidden, math.inf, sign * similarity / 0.5) for sign in (-1, 1)]
-    return coupling_loss(costs[0], 0.4, pull, marginals, 10) + coupling_loss(
-        costs[1], 0.8, push, marginals, 10
-    )
-
-
-@pytest.mark.usefixtures("sweeps")
-@pytest.mark.parametrize("marginals", ["uniform", "target"])
-@pytest.mark.parametrize("name", ["neg_mmiot", "exponential", "push_pull", "iot"])
-def test_loss_equals_dense_loss(name, marginals):
-    x, references = draw(5, 0).requires_grad_(), draw(8, 1).requires_grad_()
-    across = {"ref_emb": references, "ref_labels": REF_LABELS, "ref_index": OWN}
-    loss = COUPLED[name](marginals=marginals)(x, ANCHORS, **across)
-    found = with_gradients(loss, [x, references])
-    wanted = with_gradients(dense_loss(name, x, references, marginals), [x, references])
-    assert relative_error(found[0], wanted[0]) <= 1e-12
-    assert relative_error(found[1], wanted[1]) <= 1e-11
-
-
-def test_info_nce_leaves_the_anchor_out_of_its_softmax():
-    # An anchor that is no reference meets all of them.
-    x, references = draw(5, 0).requires_grad_(), draw(8, 1)
-    index = [5, 3, -1, 1, 2]
-    across = {"ref_emb": references, "ref_labels": REF_LABELS, "ref_index": index}
-    scores = cosine(x, references) / 0.2
-    total = 0.0
-    for i, own in enumerate(index):
-        others = [j for j in range(8) if j != own]
-        near = [j for j in others if REF_LABELS[j] == ANCHORS[i]]
-        logs = scores[i, near] - torch.logsumexp(scores[i, others], 0)
-        total = total - logs.mean() / 5
-    found = with_gradients(tc.InfoNCE(0.2)(x, ANCHORS, **across), [x])
-    wanted = with_gradients(total, [x])
-    assert relative_error(found[0], wanted[0]) <= 1e-12
-    assert relative_error(found[1], wanted[1]) <= 1e-11
 
 
 @pytest.mark.parametrize("variant", ["formula", "published"])
@@ -135,7 +116,7 @@ def test_fused_gromov_forbids_the_anchor(variant):
     if variant == "formula":
         cost = 1 - cosine(x.detach(), references)
         cost[OWN >= 0, OWN[OWN >= 0]] = math.inf
-        plan = mm_sinkhorn(cost, 0.3, uniform_marginals((5, 8)), 5)[0] + math.log(5)
+        plan = dense_logs(cost, 0.3, 5) + math.log(5)
         pairs = kept(positive_pairs(ANCHORS, REF_LABELS, None))
         wanted = -sum(plan[pair] for pair in pairs) / len(pairs)
         assert relative_error(found, wanted) <= 1e-12
@@ -176,18 +157,6 @@ def test_bad_indices_are_named(index, found):
     with pytest.raises((ValueError, TypeError), match=f"ref_index.*{found}"):
         tc.NegMMIOT()(
             draw(5, 0), ANCHORS, ref_emb=draw(8, 1), ref_labels=REF_LABELS, ref_index=index
-        )
-
-
-@pytest.mark.parametrize("name", COUPLED)
-def test_couplings_need_all_anchors_among_the_references_or_none(name):
-    with pytest.raises(ValueError, match=r"ref_index is -1 for anchor 2, but not for all"):
-        COUPLED[name]()(
-            draw(5, 0),
-            ANCHORS,
-            ref_emb=draw(8, 1),
-            ref_labels=REF_LABELS,
-            ref_index=[5, 3, -1, 1, 2],
         )
 
 

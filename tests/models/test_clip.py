@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from tricouple.conf.compose import configure
-from tricouple.conf.schema import Clip
-from tricouple.experiments.clip import CLIP
-from tricouple.experiments.runs.run import initial_encoder
-from tricouple.models.encoders import build_clip
+from tricouple_lab.conf.compose import configure
+from tricouple_lab.conf.schema import Clip
+from tricouple_lab.experiments.clip import CLIP
+from tricouple_lab.experiments.runs.run import initial_encoder
+from tricouple_lab.models.encoders import build_clip
 
 
 def config(*words):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tricouple.models.encoders import (
+from tricouple_lab.models.encoders import (
     LARGEST,
     SmallMapConv2d,
     adapt_to_small_maps,
@@ -171,7 +171,7 @@ def test_other_convolutions_are_left_alone(layer):
 
 def test_large_maps_take_the_usual_path(monkeypatch):
     _, ours = both()
-    monkeypatch.setattr("tricouple.models.encoders.unfold", None)
+    monkeypatch.setattr("tricouple_lab.models.encoders.unfold", None)
     side = int(LARGEST**0.5) + 1
     assert ours(torch.randn(1, 6, side, side, dtype=torch.float64)).shape == (1, 5, side, side)
     with pytest.raises(TypeError):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from report import fake
-from tricouple.report.command import write_report
+from tricouple_lab.report.command import write_report
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from tricouple.report.command import write_report
+from tricouple_lab.report.command import write_report
 
 VOID = {"meta", "input", "br", "link", "img", "circle", "rect", "path"}
 

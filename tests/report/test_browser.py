@@ -8,7 +8,7 @@ import pytest
 
 from report import chromium, fake_vision
 from report import test_clip as fake_clip
-from tricouple.report.command import write_report
+from tricouple_lab.report.command import write_report
 
 PROGRAM = chromium.find_chromium()
 pytestmark = [

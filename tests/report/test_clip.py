@@ -5,12 +5,12 @@ import pytest
 
 from report.fake import write_folder
 from report.html_check import names, page_of, rows, section
-from tricouple import cli
-from tricouple.report import clip
-from tricouple.report.chart import Chart, Line, Panel
-from tricouple.report.command import read_known, write_report
-from tricouple.report.draw_matplotlib import picture
-from tricouple.report.read import StudyError
+from tricouple_lab import cli
+from tricouple_lab.report import clip
+from tricouple_lab.report.chart import Chart, Line, Panel
+from tricouple_lab.report.command import read_known, write_report
+from tricouple_lab.report.draw_matplotlib import picture
+from tricouple_lab.report.read import StudyError
 
 LOSSES = {"infonce": 0.10, "neg_mmiot": 0.12, "fused_gromov_published": 0.016, "iot": 0.02}
 PLAN = {"losses": list(LOSSES), "seeds": [0, 1, 2], "sharpness": [10, 100]}

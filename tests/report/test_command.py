@@ -7,8 +7,8 @@ import pytest
 
 from report import fake, fake_vision
 from report.html_check import check_picture
-from tricouple import cli, files
-from tricouple.report.command import KINDS, read_known, write_report
+from tricouple_lab import cli, files
+from tricouple_lab.report.command import KINDS, read_known, write_report
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import pytest
 
 from report import fake
 from report.html_check import check_picture
-from tricouple.report import embeddings
-from tricouple.report.draw_matplotlib import png
-from tricouple.report.draw_plotly import drawing
-from tricouple.report.read import read_study
-from tricouple.report.synthetic import main_groups
+from tricouple_lab.report import embeddings
+from tricouple_lab.report.draw_matplotlib import png
+from tricouple_lab.report.draw_plotly import drawing
+from tricouple_lab.report.read import read_study
+from tricouple_lab.report.synthetic import main_groups
 
 
 @pytest.fixture

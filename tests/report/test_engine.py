@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from report.html_check import check_picture, parse
-from tricouple.report.chart import (
+from tricouple_lab.report.chart import (
     DASHES,
     SYMBOLS,
     Axis,
@@ -19,11 +19,18 @@ from tricouple.report.chart import (
     numbered,
     style,
 )
-from tricouple.report.draw_matplotlib import picture, png
-from tricouple.report.draw_plotly import drawing
-from tricouple.report.numbers import MeanStd
-from tricouple.report.page import Article, Section, chart_html, page, provenance_section
-from tricouple.report.tables import Column, Table, measured_table, to_html, to_markdown, to_terminal
+from tricouple_lab.report.draw_matplotlib import picture, png
+from tricouple_lab.report.draw_plotly import drawing
+from tricouple_lab.report.numbers import MeanStd
+from tricouple_lab.report.page import Article, Section, chart_html, page, provenance_section
+from tricouple_lab.report.tables import (
+    Column,
+    Table,
+    measured_table,
+    to_html,
+    to_markdown,
+    to_terminal,
+)
 
 EVIL = "[/b] <img src=x> | [red]"
 TABLE = Table(

@@ -8,8 +8,8 @@ import scipy.stats
 
 from report import fake
 from report.html_check import parse, rows, table_of
-from tricouple.report.groups import Curve
-from tricouple.report.numbers import (
+from tricouple_lab.report.groups import Curve
+from tricouple_lab.report.numbers import (
     MeanStd,
     best,
     beyond_spread,
@@ -19,10 +19,10 @@ from tricouple.report.numbers import (
     number,
     welch,
 )
-from tricouple.report.read import read_study
-from tricouple.report.sweeps import read_sweeps
-from tricouple.report.synthetic import check_claims, headline, main_groups
-from tricouple.report.tables import Column, best_rows
+from tricouple_lab.report.read import read_study
+from tricouple_lab.report.sweeps import read_sweeps
+from tricouple_lab.report.synthetic import check_claims, headline, main_groups
+from tricouple_lab.report.tables import Column, best_rows
 
 
 def finals(root, n_classes):

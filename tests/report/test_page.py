@@ -9,8 +9,8 @@ import pytest
 
 from report import fake
 from report.html_check import page_of, parse, rows, section, table_of
-from tricouple.report.command import read_known, write_page, write_report
-from tricouple.report.read import StudyError
+from tricouple_lab.report.command import read_known, write_page, write_report
+from tricouple_lab.report.read import StudyError
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from report import fake
-from tricouple.report.read import StudyError, read_study
+from tricouple_lab.report.read import StudyError, read_study
 
 
 def write_lines(folder, *lines):

@@ -5,10 +5,10 @@ import pytest
 
 from report.fake import write_folder
 from report.html_check import parse
-from tricouple import cli
-from tricouple.report import text
-from tricouple.report.command import read_known, write_report
-from tricouple.report.read import StudyError
+from tricouple_lab import cli
+from tricouple_lab.report import text
+from tricouple_lab.report.command import read_known, write_report
+from tricouple_lab.report.read import StudyError
 
 PLAN = {
     "losses": ["infonce", "neg_mmiot"], "seeds": [0, 1, 2], "sharpness": [3, 30], "equal": True,

@@ -7,11 +7,11 @@ import pytest
 
 from report import fake_vision as fake
 from report.html_check import check_picture, names, page_of, parse, rows, section
-from tricouple import cli
-from tricouple.report import vision
-from tricouple.report.command import read_known
-from tricouple.report.draw_plotly import drawing
-from tricouple.report.page import asset
+from tricouple_lab import cli
+from tricouple_lab.report import vision
+from tricouple_lab.report.command import read_known
+from tricouple_lab.report.draw_plotly import drawing
+from tricouple_lab.report.page import asset
 
 MNIST = {"setting": "scl", "data": "mnist", "backbone": "resnet18"}
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from reference import relative_error
-from tricouple.training.byol import BYOL, momentum_at, negative_cosine, predictor_head
+from tricouple_lab.training.byol import BYOL, momentum_at, negative_cosine, predictor_head
 
 
 def method() -> BYOL:

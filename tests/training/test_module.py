@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import tricouple as tc
-from tricouple.data.augment import Recipe
-from tricouple.data.images.sets import ImageSet, Normalisation
-from tricouple.data.sampler import Share
-from tricouple.training.module import (
+from tricouple_lab.data.augment import Recipe
+from tricouple_lab.data.images.sets import ImageSet, Normalisation
+from tricouple_lab.data.sampler import Share
+from tricouple_lab.training.module import (
     BYOLTraining,
     DivergenceError,
     EpochOrder,
@@ -19,7 +19,7 @@ from tricouple.training.module import (
     Views,
     derived_seed,
 )
-from tricouple.training.trainer import as_csv, check_flags, curves
+from tricouple_lab.training.trainer import as_csv, check_flags, curves
 
 RECIPE = Recipe(Normalisation((0.5,), (0.25,), size=6), jitter=0.0, grayscale=0.0, blur=0.0)
 PLAIN = Views(1, RECIPE, random=False, by_class=True)

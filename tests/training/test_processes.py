@@ -15,15 +15,15 @@ from torch import nn
 
 import tricouple as tc
 from processes import PATIENCE, in_processes
-from tricouple.conf.compose import configure
-from tricouple.conf.schema import Train
-from tricouple.experiments.clip import CLIP
-from tricouple.experiments.runs.run import run_once
-from tricouple.experiments.text import TEXT
-from tricouple.experiments.vision import VISION
-from tricouple.report.read import read_study
-from tricouple.training.module import DivergenceError, LossTraining
-from tricouple.training.processes import SyncedNorms, note_on_processes
+from tricouple_lab.conf.compose import configure
+from tricouple_lab.conf.schema import Train
+from tricouple_lab.experiments.clip import CLIP
+from tricouple_lab.experiments.runs.run import run_once
+from tricouple_lab.experiments.text import TEXT
+from tricouple_lab.experiments.vision import VISION
+from tricouple_lab.report.read import read_study
+from tricouple_lab.training.module import DivergenceError, LossTraining
+from tricouple_lab.training.processes import SyncedNorms, note_on_processes
 
 ROOT = Path(__file__).parents[2]
 # No batch norm, which a CPU cannot synchronise; 13 samples are uneven shares of two.
@@ -207,8 +207,8 @@ def started(*arguments):
 # The command, of which something ends the second process or the whole session in an epoch.
 ENDED = """
 import os, signal, sys
-from tricouple import cli
-from tricouple.training.module import Training
+from tricouple_lab import cli
+from tricouple_lab.training.module import Training
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a shell may begin without
 step = Training.training_step
@@ -252,7 +252,7 @@ def test_a_killed_process_ends_all_with_one_line_and_torchrun_ends_in_the_same_n
     assert errors.count("\n") == 1
     assert code == 2
     program = started(
-        *TORCHRUN, "-m", "tricouple.cli", "train", *VIT, *LONG, f"runs={tmp_path / 'runs'}",
+        *TORCHRUN, "-m", "tricouple_lab.cli", "train", *VIT, *LONG, f"runs={tmp_path / 'runs'}",
         "trainer.devices=2",
     )  # fmt: skip
     undisturbed, _ = train(tmp_path / "one", *LONG)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tricouple.distributed import Team
+from tricouple.groups import Processes
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.torchvision_ops import declare_missing
 
@@ -55,9 +55,9 @@ def pairs_before(criterion: ContrastiveLoss, number: int, problem: str | None = 
     Raises:
         ValueError: The same one on all of them, if one has a problem.
     """
-    team = Team.of(criterion.group)
-    if team is not None:
-        return team.before(number, problem)
+    processes = Processes.of(criterion.group)
+    if processes is not None:
+        return processes.before(number, problem)
     if problem is not None:
         raise ValueError(problem)
     return 0

@@ -52,7 +52,7 @@ class MetricLoss(peers.BaseMetricLossFunction):  # type: ignore[misc]
         self,
         embeddings: Tensor,
         labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
+        indices_tuple: Any,
         ref_emb: Tensor,
         ref_labels: Tensor | None,
     ) -> dict[str, dict[str, Any]]:
@@ -104,7 +104,7 @@ class CrossBatchMemory(peers.CrossBatchMemory):  # type: ignore[misc]
         labels: Tensor,
         E_mem: Tensor,
         L_mem: Tensor,
-        input_indices_tuple: tuple[Tensor, ...] | None,
+        input_indices_tuple: Any,
         do_remove_self_comparisons: bool,
     ) -> tuple[Tensor, ...] | None:
         """What the miner or the user lists; nothing where all pairs are meant."""

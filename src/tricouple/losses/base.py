@@ -2,46 +2,67 @@
 
 from __future__ import annotations
 
+import secrets
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, count
 from numbers import Number
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from tricouple import checks
+from tricouple.batch import SHARP, Batch, Call, IndicesTuple, check_batch, check_call
 from tricouple.checks import Labels
-from tricouple.distributed import Group, Team, check_group
+from tricouple.groups import Group, Processes, check_group, gather_call
 from tricouple.losses import operator
-from tricouple.losses.batch import Batch, prepare, require_all
-from tricouple.losses.call import Call, IndicesTuple, gathered, located
+from tricouple.losses.coupled import Sweeps
 from tricouple.losses.diagnostics import diagnose
 from tricouple.numeric import ieee_products, never_compiled, on_host, traced
-from tricouple.ot.engine import Sweeps
+
+Empty = Literal["raise", "zero"]
+Check = Literal["full", "shapes"]
+Gradient = Literal["unrolled", "implicit", "envelope"]
+Marginals = Literal["uniform", "target", "classes"]
+Memory = Literal["auto", "matrices", "streamed"]
 
 DEFAULT_SHARPNESS = 10.0
 
-# By how much a temperature on a device may have fallen without being read (docs/accelerators.md).
-_FALL = 4.0
+# The ε of a loss that is given none: this very object, so that an ε that is given is known.
+DEFAULT_EPSILON = float("0.1")
 
-_numbers = count()
+# Above this sharpness a temperature without an ε is likely to be meant for InfoNCE.
+_UNUSUAL = 30.0
+
+# Words of other libraries for our arguments.
+_OTHER_WORDS = {
+    "tau": "temperature",
+    "eps": "epsilon",
+    "reg": "epsilon",
+    "scale": "sharpness",
+    "logit_scale": "sharpness",
+    "max_iter": "n_iters",
+}
+
+# Numbers by which graphs find a loss. They start anywhere, so that a graph that was exported by
+# another process finds none.
+_numbers = count(secrets.randbits(60))
 
 
-def as_number(setting: float | Tensor) -> float:
+def number_of(setting: float | Tensor) -> float:
     """A setting that may be a tensor, and may ask for a gradient."""
     return float(setting.detach() if isinstance(setting, Tensor) else setting)
 
 
 class ContrastiveLoss(nn.Module, ABC):
-    """A loss of embeddings and their identities; subclasses give ``compute``.
+    """A loss of embeddings and their labels; subclasses give ``compute``.
 
     All losses have first derivatives. Second ones (gradient penalties, Hessian-vector products)
-    ``VICReg``, ``InvaSpread`` and ``DBOT`` have; the gradients of couplings and of ``InfoNCE`` are
-    computed by hand, and differentiating them again raises a ``RuntimeError``.
+    ``VICReg``, ``InvaSpread`` and ``DBOT`` have; the gradients of plans and of ``InfoNCE`` are
+    computed with their values, and differentiating them again raises a ``RuntimeError``.
 
     Args:
         empty: What to do with a batch that has no pair to learn from: ``"raise"`` an error, or
@@ -60,17 +81,45 @@ class ContrastiveLoss(nn.Module, ABC):
     scale: str | None = None  # the setting that divides similarities: τ, or what stands for it
     shown: tuple[str, ...] = ()  # the settings that its text names
     paper_sharpness: float | None = None  # c of the paper's settings, if it states them
-    sweeps: Sweeps | None = None  # how its plan is solved, if it is a coupling
-    _expected: float | None = None  # what a scale that is not read is taken to be at least
+    sweeps: Sweeps | None = None  # how its plan is solved, if it has one
+    _known: float | None = None  # the scale that was last read, where a device holds it
 
-    def __init__(self, *, empty: str = "raise", check: str = "full", group: Group = None) -> None:
+    if TYPE_CHECKING:  # what ``forward`` takes, for editors and type checkers
+
+        def __call__(
+            self,
+            embeddings: Tensor,
+            labels: Labels | None = None,
+            indices_tuple: IndicesTuple | None = None,
+            ref_emb: Tensor | None = None,
+            ref_labels: Labels | None = None,
+            *,
+            temperature: float | Tensor | None = None,
+            ref_index: Labels | None = None,
+        ) -> Tensor:
+            """``forward``."""
+
+    def __new__(cls, *args: Any, **settings: Any) -> Any:
+        """Say what other libraries' words are called here."""
+        known = cls.__init__.__code__.co_varnames
+        for name in settings:
+            if name in _OTHER_WORDS and name not in known:
+                raise TypeError(
+                    f"{cls.__name__} has no argument {name!r}: the name here is "
+                    f"{_OTHER_WORDS[name]!r}"
+                )
+        return super().__new__(cls)
+
+    def __init__(
+        self, *, empty: Empty = "raise", check: Check = "full", group: Group = None
+    ) -> None:
         super().__init__()
         if group is not None:
             check_group(group)
         checks.one_of("empty", empty, ("raise", "zero"))
         checks.one_of("check", check, ("full", "shapes"))
-        self.empty = empty
-        self.check = check
+        self.empty: Empty = empty
+        self.check: Check = check
         self.group = group
         self._last: Batch | None = None
         self._enlist()
@@ -81,10 +130,14 @@ class ContrastiveLoss(nn.Module, ABC):
         operator.living[self._number] = self
 
     def _set_scale(
-        self, value: float | Tensor | None, sharpness: float | str | None, epsilon: float = 1.0
+        self,
+        value: float | Tensor | None,
+        sharpness: float | str | None,
+        epsilon: float = 1.0,
     ) -> None:
         """Take τ, or what stands for it, as given; else from the sharpness, 1/(cε)."""
         assert self.scale is not None
+        given = value is not None
         if value is None:
             if sharpness == "paper":
                 sharpness = self.paper_sharpness
@@ -103,7 +156,18 @@ class ContrastiveLoss(nn.Module, ABC):
             )
         checks.positive_number(self.scale, value)
         setattr(self, self.scale, value)
-        self._expected = as_number(value) / _FALL
+        self._known = number_of(value)
+        product = self._known * epsilon
+        if given and epsilon is DEFAULT_EPSILON and 0 < product < 1 / _UNUSUAL:
+            c = 1 / product
+            name, tau = type(self).__name__, self._known
+            warnings.warn(
+                f"{name}(temperature={tau:g}) has sharpness c = 1/(τε) = {c:g}, because "
+                f"epsilon is {epsilon:g}; InfoNCE(temperature={tau:g}) has c = {1 / tau:g}. For "
+                f"that use {name}(sharpness={1 / tau:g}); if c = {c:g} is meant, use "
+                f"{name}(sharpness={c:g}) or give epsilon",
+                stacklevel=3,
+            )
 
     @property
     def sharpness(self) -> float | None:
@@ -116,7 +180,7 @@ class ContrastiveLoss(nn.Module, ABC):
         """
         if self.scale is None:
             return None
-        return 1 / (as_number(getattr(self, self.scale)) * self._regularisation)
+        return 1 / (number_of(getattr(self, self.scale)) * self._regularisation)
 
     @property
     def _regularisation(self) -> float:
@@ -140,10 +204,11 @@ class ContrastiveLoss(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Its settings, on one line; those of the sweeps have names of their own."""
-        parts = []
+        parts = [] if self.sharpness is None else [f"sharpness={self.sharpness:g}"]
         for name in self.shown:
             value = getattr(self, name)
-            text = "learnable" if isinstance(value, nn.Parameter) else format(value)
+            text = "learnable" if isinstance(value, nn.Parameter) else f"{value}"
+            text = f"{value:g}" if isinstance(value, float) else text
             text = repr(value) if isinstance(value, str) else text
             parts.append(text if name == "sweeps" else f"{name}={text}")
         return ", ".join(parts)
@@ -163,19 +228,18 @@ class ContrastiveLoss(nn.Module, ABC):
 
         Args:
             embeddings: Anchors, shape (N, d); they need not be normalised.
-            labels: An integer identity for each anchor: its class, its source instance or its pair;
-                a tensor, a list or an array.
+            labels: One integer per anchor: its class, its source instance or its pair; a tensor, a
+                list or an array.
             indices_tuple: What a miner found, instead of labels: triplets (anchors, positives,
                 negatives), or pairs (a1, p, a2, n), where every positive of an anchor goes with
                 every negative of it. What is listed twice counts once.
             ref_emb: References, shape (M, d), if they are other samples than the anchors.
-            ref_labels: An identity for each reference.
+            ref_labels: One integer per reference.
             temperature: τ of this call instead of the loss's own (ε of IOT and Fused-Gromov, the
                 regularisation of DBOT: what divides the similarities); a number, or a tensor of
                 one element that receives its gradient.
             ref_index: Where anchors are among the references, as in a memory or a gathered batch:
-                the reference that each anchor is, so that they do not meet themselves. It may be
-                −1 for an anchor that is none, in couplings for all of them or for no one.
+                the reference that each anchor is, −1 for none, so that they do not meet themselves.
 
         Returns:
             A scalar, float32 or float64.
@@ -187,70 +251,104 @@ class ContrastiveLoss(nn.Module, ABC):
 
     @never_compiled
     def run(self, call: Call, temperature: float | Tensor | None, *, both: bool = False) -> Tensor:
-        """The loss of a call.
+        """The loss of a call, uncompiled.
 
         Or, of ``both`` ways, half of that across two sets and half of that with anchors for
-        references: on the host; samples of several processes are gathered once.
+        references; samples of several processes are gathered once.
         """
-        shard = None
         self.__dict__["_last"] = None  # no setting, for which a module takes its time
-        team = None if self.group is None else Team.of(self.group)
-        if team is not None:
-            # What a device holds is looked at with all else, once.
-            call, shard = gathered(team, call, lambda: self._scale(temperature, checks.Doubts()))
+        gathered = None
+        processes = None if self.group is None else Processes.of(self.group)
+        if processes is not None:
+            settings = self._settings(temperature)
+            call, gathered = gather_call(
+                processes, call, lambda: self._checked(call, temperature), settings
+            )
         checks.embeddings(call.embeddings, call.ref_emb)
-        device = call.embeddings.device
-        reads = self._reads and on_host(call.embeddings)
-        doubts = checks.Doubts() if self._reads and not reads else None
-        temperature = self._scale(temperature, doubts)
-        # Half precision cannot hold a coupling: the loss is a float32 island under autocast.
+        device, host = call.embeddings.device, on_host(call.embeddings)
+        deferred = checks.Deferred() if self._reads and not host else None
+        scale = self._scale(temperature, deferred)
+        # Half precision cannot hold a plan: the loss is a float32 island under autocast.
         with torch.autocast(device.type, enabled=False), ieee_products(device):
+            known = self._known_scale(scale)
             try:
-                unit = self.unit_length
-                batch = prepare(call, temperature, unit_length=unit, read=reads, doubts=doubts)
+                batch = check_batch(
+                    call,
+                    scale,
+                    unit_length=self.unit_length,
+                    sharp=known is not None and known * self._regularisation < 1 / SHARP,
+                    read=self._reads and host,
+                    deferred=deferred,
+                )
             except ValueError as error:
-                if shard is None:
+                if gathered is None:
                     raise
-                raise ValueError(located(str(error), shard)) from error
-            if shard is not None:
-                batch = replace(batch, shard=shard)
+                raise ValueError(gathered.name_rank(str(error))) from error
+            batch = replace(batch, gathered=gathered, known_temperature=known)
             self._check_setting(batch)
-            own = None if self.sweeps is None else batch.own
-            if doubts is not None and own is not None:
-                doubts.add((own < 0).any(), partial(require_all, own))
             sides = (batch, batch.mirrored()) if both else (batch,)
-            missing = self._missing(sides, doubts)
-            if isinstance(temperature, Tensor) and not on_host(temperature):
-                known = self._expected if doubts is None else doubts.known
-                batch = replace(batch, known_temperature=known)
-            if missing is None or isinstance(missing, Tensor):
-                return self._computed(batch, missing, self.compute_both if both else self.compute)
-        if self.empty == "zero":
-            zero = (batch.anchors.sum() + batch.references.sum()) * 0.0
-            return zero.to(batch.dtype)
-        raise ValueError(
-            f"the batch of {len(batch.anchors)} samples has no {missing}: use larger or "
-            'class-balanced batches, or empty="zero" to skip such batches'
-        )
+            compute = self.compute_both if both else self.compute
+            if host:
+                missing = next((what for lacking, what in self._lacking(sides) if lacking), None)
+                return self._nothing(batch, missing) if missing else self._kept(compute, batch)
+            return self._on_device(compute, batch, sides, deferred)
 
-    def _computed(
-        self, batch: Batch, missing: Tensor | None, compute: Callable[[Batch], Tensor]
+    def _on_device(
+        self,
+        compute: Callable[[Batch], Tensor],
+        batch: Batch,
+        sides: Sequence[Batch],
+        deferred: checks.Deferred | None,
     ) -> Tensor:
-        """The loss, and where nobody knows whether something is missing what the flag asks for."""
-        if missing is not None and self.empty == "zero":
+        """Compute first; then, with ``check="full"``, read all flags at once."""
+        flags = []
+        for lacking, what in self._lacking(sides):
+            flag = torch.as_tensor(lacking, device=batch.anchors.device)
+            flags.append(flag)
+            if deferred is not None:
+                deferred.add(flag, what)
+        missing = torch.stack(flags).any()
+        if self.empty == "zero":
             batch = batch.stopped(missing)
-        loss = compute(batch)
-        self.__dict__["_last"] = batch.detached()
-        if missing is None:
+        loss = self._kept(compute, batch)
+        if deferred is not None:
+            lost = batch.flags[:1] if len(batch.flags) < 2 else [torch.stack(batch.flags).any()]
+            learnt = batch.temperature
+            read = [*lost, *([learnt] if isinstance(learnt, Tensor) else [])]
+            processes = None if batch.gathered is None else batch.gathered.processes
+            lacks, values = deferred.raise_first(processes, *read)
+            if isinstance(learnt, Tensor):
+                self.__dict__["_known"] = values[-1]
+                batch = replace(batch, known_temperature=values[-1])
+            if lacks:
+                return self._nothing(batch, lacks)
+            if lost and values[0]:  # digits were lost: once more, by rows
+                return self._kept(compute, replace(batch, fast=False, flags=[]))
             return loss
         return torch.where(missing, 0.0 if self.empty == "zero" else torch.nan, loss)
+
+    def _kept(self, compute: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
+        loss = compute(batch)
+        self.__dict__["_last"] = batch.detached()
+        return loss
+
+    def _nothing(self, batch: Batch, missing: str) -> Tensor:
+        """A batch without something to learn from."""
+        if self.empty == "raise":
+            raise ValueError(
+                f"the batch of {len(batch.anchors)} samples has no {missing}: use larger or "
+                'class-balanced batches, or empty="zero" to skip such batches'
+            )
+        assert batch.references is not None
+        self.__dict__["_last"] = None
+        return ((batch.anchors.sum() + batch.references.sum()) * 0.0).to(batch.dtype)
 
     def diagnostics(self) -> dict[str, float | str]:
         """What happened in the last call, as plain numbers that any logger takes.
 
         ``sharpness``; of couplings ``sweeps`` and ``marginal_error`` (L1; of the worse of two
         plans); and ``repulsion_on_hardest_tenth``, the share of all repulsion of negatives that
-        falls on the tenth of an anchor's negatives that are nearest to it, from the real gradient.
+        falls on the tenth of an anchor's negatives that are nearest to it, from the gradient.
         A ``note`` if ψ is constant on all triplets. ``VICReg`` has its three terms instead.
 
         Nothing is computed before it is asked for: a call keeps its unit vectors (N·d numbers,
@@ -278,7 +376,7 @@ class ContrastiveLoss(nn.Module, ABC):
     def _diagnose(self, batch: Batch) -> dict[str, float | str]:
         found: dict[str, float | str] = {}
         if self.scale is not None:
-            found["sharpness"] = 1 / (as_number(batch.temperature) * self._regularisation)
+            found["sharpness"] = 1 / (number_of(batch.temperature) * self._regularisation)
         return found | diagnose(self.compute, batch)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -291,7 +389,7 @@ class ContrastiveLoss(nn.Module, ABC):
         self._enlist()
 
     def _scale(
-        self, temperature: float | Tensor | None, doubts: checks.Doubts | None = None
+        self, temperature: float | Tensor | None, deferred: checks.Deferred | None = None
     ) -> float | Tensor:
         """What divides the similarities in a call that gives this temperature, or none."""
         if self.scale is None:
@@ -301,12 +399,37 @@ class ContrastiveLoss(nn.Module, ABC):
                     "without one: leave it out"
                 )
             return 1.0
-        if temperature is None:
-            own: float | Tensor = getattr(self, self.scale)
-            checks.positive_number(self.scale, own, read=self._reads, doubts=doubts)
-            return own
-        checks.positive_number("temperature", temperature, read=self._reads, doubts=doubts)
-        return temperature if isinstance(temperature, Tensor) else float(temperature)
+        name, value = "temperature", temperature
+        if value is None:
+            name, value = self.scale, getattr(self, self.scale)
+        checks.positive_number(name, value, read=self._reads, deferred=deferred)
+        return value if isinstance(value, Tensor) else float(value)
+
+    def _known_scale(self, scale: float | Tensor) -> float | None:
+        """What the host takes the scale to be: its value, or the one that was last read."""
+        if isinstance(scale, Tensor) and not on_host(scale):
+            return self._known
+        return number_of(scale)
+
+    def _checked(self, call: Call, temperature: float | Tensor | None) -> Call:
+        """The call of one of several processes; its values are looked at by all."""
+        self._scale(temperature, checks.Deferred())
+        return check_call(call)
+
+    def _settings(self, temperature: float | Tensor | None) -> dict[str, str]:
+        """What all processes of a group must have in common, by name."""
+        found = {"loss": type(self).__name__}
+        for name, value in vars(self).items():
+            if not (name.startswith("_") or name in ("training", "group", "sweeps")):
+                found[name] = getattr(value, "__qualname__", f"{value}")
+        if self.sweeps is not None:
+            found |= {name: f"{value}" for name, value in vars(self.sweeps).items()}
+        if self.scale is not None:
+            found.pop(self.scale, None)
+            scale = getattr(self, self.scale) if temperature is None else temperature
+            on_device = isinstance(scale, Tensor) and not on_host(scale)
+            found[self.scale] = "a tensor on a device" if on_device else f"{number_of(scale)!r}"
+        return found
 
     @property
     def _reads(self) -> bool:
@@ -316,24 +439,9 @@ class ContrastiveLoss(nn.Module, ABC):
     def _check_setting(self, batch: Batch) -> None:
         """Raise a ValueError where the loss has no meaning; most have one everywhere."""
 
-    def _missing(
-        self, batches: Sequence[Batch], doubts: checks.Doubts | None
-    ) -> str | Tensor | None:
-        """What is missing to learn from; a flag where that is not to be read from a device.
-
-        There all doubts about values are settled with the same reading.
-        """
-        flags: list[Tensor] = []
-        for lacking, what in chain.from_iterable(map(self._wanting, batches)):
-            if isinstance(lacking, Tensor):
-                flags.append(lacking)
-                if doubts is not None:
-                    doubts.add(lacking, what)
-            elif lacking:
-                return what
-        if doubts is not None:
-            return doubts.settle(batches[0].shard)
-        return torch.stack(flags).any() if flags else None
+    def _lacking(self, batches: Sequence[Batch]) -> Iterator[tuple[bool | Tensor, str]]:
+        """What batches need, and whether they are without."""
+        return chain.from_iterable(map(self._wanting, batches))
 
     def _wanting(self, batch: Batch) -> Iterator[tuple[bool | Tensor, str]]:
         """What a batch needs, and whether it is without."""

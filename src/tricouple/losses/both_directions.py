@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tricouple.losses.base import ContrastiveLoss, as_number
-from tricouple.losses.call import Call
+from tricouple.batch import Call
+from tricouple.losses.base import ContrastiveLoss, number_of
 from tricouple.numeric import on_host, traced
 
 MAX_SHARPNESS = 100.0  # CLIP's own limit of its learnable scale
@@ -39,7 +39,7 @@ class BothDirections(nn.Module):
                 raise ValueError(f"{type(criterion).__name__} has no temperature that could learn")
             self.initial = self.initial_sharpness = 1.0
         else:
-            self.initial = as_number(getattr(criterion, criterion.scale))
+            self.initial = number_of(getattr(criterion, criterion.scale))
             self.initial_sharpness = criterion.sharpness
 
     def forward(

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.distributed import Group
-from tricouple.losses.base import ContrastiveLoss
-from tricouple.losses.batch import Batch
-from tricouple.losses.costs import VARIANTS, read_out
+from tricouple.batch import Batch
+from tricouple.groups import Group
+from tricouple.losses.base import Check, ContrastiveLoss, Empty
+from tricouple.losses.read_out import VARIANTS, Variant, read_out
 from tricouple.numeric import inverse_product
 
 
@@ -61,11 +61,11 @@ class DBOT(ContrastiveLoss):
         n_iters: int = 5,
         lower: float = 0.5,
         upper: float = 4.5,
-        variant: str = "formula",
+        variant: Variant = "formula",
         *,
         sharpness: float | str | None = None,
-        empty: str = "raise",
-        check: str = "full",
+        empty: Empty = "raise",
+        check: Check = "full",
         group: Group = None,
     ) -> None:
         super().__init__(empty=empty, check=check, group=group)
@@ -94,8 +94,8 @@ class DBOT(ContrastiveLoss):
     def compute(self, batch: Batch) -> Tensor:
         """Scale the kernel, read the positives."""
         # Potentials of size c take digits from what they are added to: float32 has none to spare.
-        sharpness = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
-        scores = batch.exclude_(batch.wide_similarity() * sharpness, -torch.inf)
+        sharpness = inverse_product(batch.temperature, 1.0, batch.entries)
+        scores = batch.without_own(batch.wide_similarity() * sharpness, -torch.inf)
         log_plan = self._scaled(scores)
         positives = batch.relation.positives().pairs.mask()
         return read_out(log_plan, positives, self.variant).to(batch.dtype)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.distributed import Group
-from tricouple.losses.base import ContrastiveLoss
-from tricouple.losses.batch import Batch
-from tricouple.losses.costs import VARIANTS, read_out
+from tricouple.batch import Batch
+from tricouple.groups import Group
+from tricouple.losses.base import Check, ContrastiveLoss, Empty
+from tricouple.losses.read_out import VARIANTS, Variant, read_out
 from tricouple.numeric import cosines, on_host
-from tricouple.ot.pairwise import sinkhorn
+from tricouple.ot.plans import sinkhorn
 
 
 class FusedGromov(ContrastiveLoss):
@@ -64,11 +64,11 @@ class FusedGromov(ContrastiveLoss):
         alpha: float = 1e-4,
         n_outer: int = 5,
         n_iters: int = 5,
-        variant: str = "formula",
+        variant: Variant = "formula",
         *,
         sharpness: float | str | None = None,
-        empty: str = "raise",
-        check: str = "full",
+        empty: Empty = "raise",
+        check: Check = "full",
         group: Group = None,
     ) -> None:
         super().__init__(empty=empty, check=check, group=group)
@@ -93,15 +93,15 @@ class FusedGromov(ContrastiveLoss):
         """Update the cost, solve the plan, and again."""
         flipped = self.variant == "published"
         epsilon = 1.0 if flipped else batch.temperature
-        check = "full" if self._reads and on_host(batch.anchors) else "shapes"
+        check: Check = "full" if self._reads and on_host(batch.anchors) else "shapes"
         rows, columns = batch.inside()
         cost = 1 - batch.similarity()
         mass = len(cost)  # so that rows sum to one
-        plan = torch.softmax(batch.exclude_(-cost / batch.temperature, -math.inf), 1)
+        plan = torch.softmax(batch.without_own(-cost / batch.temperature, -math.inf), 1)
         for _ in range(self.n_outer):
             cost = cost - self.alpha * cosines(cosines(rows, plan.T), columns)  # Σ P Σ
             # Divided by ε beforehand, so that an ε that learns receives its gradient.
-            allowed = batch.exclude_(cost / epsilon, math.inf)
+            allowed = batch.without_own(cost / epsilon, math.inf)
             solved = sinkhorn(allowed, 1.0, n_iters=self.n_iters, anti=flipped, check=check)
             plan = mass * solved.dense()
         f, g = solved.potentials

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.distributed import Group
-from tricouple.losses.base import ContrastiveLoss
-from tricouple.losses.batch import Batch
-from tricouple.losses.costs import VARIANTS
+from tricouple.batch import Batch
+from tricouple.groups import Group
+from tricouple.losses.base import Check, ContrastiveLoss, Empty
+from tricouple.losses.read_out import VARIANTS, Variant
 from tricouple.numeric import cosines, inverse_product
 
 
@@ -47,11 +47,11 @@ class InvaSpread(ContrastiveLoss):
     def __init__(
         self,
         temperature: float | Tensor | None = None,
-        variant: str = "formula",
+        variant: Variant = "formula",
         *,
         sharpness: float | str | None = None,
-        empty: str = "raise",
-        check: str = "full",
+        empty: Empty = "raise",
+        check: Check = "full",
         group: Group = None,
     ) -> None:
         super().__init__(empty=empty, check=check, group=group)
@@ -61,11 +61,11 @@ class InvaSpread(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """Attract the positives of each anchor, spread its negatives."""
-        references = batch.references
-        if self.variant == "published":
-            references = references.detach()
-        sharpness = inverse_product(batch.temperature, 1.0, references.dtype)
-        scores = batch.exclude_(cosines(batch.anchors, references) * sharpness, -torch.inf)
+        similarity = batch.similarity()
+        if self.variant == "published" and batch.references is not None:
+            similarity = cosines(batch.anchors, batch.references.detach())
+        sharpness = inverse_product(batch.temperature, 1.0, batch.entries)
+        scores = batch.without_own(similarity * sharpness, -torch.inf)
         log_p = torch.log_softmax(scores, 1)
         positives = batch.relation.positives().pairs.mask()
         negatives = batch.relation.repelling().pairs.mask()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.distributed import Group
-from tricouple.losses.base import ContrastiveLoss
-from tricouple.losses.batch import Batch
-from tricouple.losses.costs import pair_divergence
-from tricouple.memory import DEFAULT_BUDGET
+from tricouple.batch import Batch
+from tricouple.groups import Group
+from tricouple.losses.base import Check, ContrastiveLoss, Empty, Gradient, Marginals, Memory
+from tricouple.losses.coupled import Part, Sweeps, loss
 from tricouple.numeric import inverse_product, on_host
-from tricouple.ot.engine import Sweeps
+from tricouple.ot.forms import Linear
+from tricouple.ot.plans import potentials
+from tricouple.ot.solver import DEFAULT_BUDGET
 
 
 class IOT(ContrastiveLoss):
@@ -62,14 +64,14 @@ class IOT(ContrastiveLoss):
         n_iters: int = 10,
         tol: float | None = None,
         uniformity: float = 0.0,
-        gradient: str = "unrolled",
-        marginals: str = "uniform",
+        gradient: Gradient = "unrolled",
+        marginals: Marginals = "uniform",
         *,
         sharpness: float | str | None = None,
-        empty: str = "raise",
-        check: str = "full",
+        empty: Empty = "raise",
+        check: Check = "full",
         group: Group = None,
-        memory: str = "auto",
+        memory: Memory = "auto",
         memory_budget: float = DEFAULT_BUDGET,
     ) -> None:
         super().__init__(empty=empty, check=check, group=group)
@@ -94,18 +96,34 @@ class IOT(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """The divergence, and the penalty if asked for."""
-        batch = batch.weighed(self.sweeps.marginals)
+        if not self.uniformity:
+            return loss(batch, self.sweeps, self._parts)
+        batch = batch.with_marginals(self.sweeps.marginals)
         target = batch.relation.positives()
-        sharpness = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
-        loss, (rows, columns) = pair_divergence(batch, target, sharpness, self.sweeps)
+        factor = inverse_product(batch.temperature, 1.0)
+        imposed, scores = self.sweeps.imposed(target.pairs.marginals), batch.similarity()
+        found = potentials(scores, batch.own, factor, imposed, self.sweeps)
+        log_plan = scores * factor + found[0][:, None] + found[1]
+        positives = target.pairs.dense()
+        inside = torch.where(positives == 0, 0.0, positives * log_plan).sum()
+        # A sample without mass has no entries to spread.
+        spread = (positives == 0) & (log_plan > -torch.inf)
+        spread = batch.without_own(spread, False)
+        penalty = self.uniformity * _flatness(log_plan, spread)
+        return (penalty - inside - target.entropy).to(batch.dtype)
+
+    def compute_both(self, batch: Batch) -> Tensor:
+        """The mean of both directions, from one set of similarities."""
         if self.uniformity:
-            log_plan = batch.similarity() * sharpness + rows[:, None] + columns
-            spread = ~target.pairs.mask()
-            if batch.within:
-                spread.fill_diagonal_(False)
-            # A sample without mass has no entries to spread.
-            loss = loss + self.uniformity * _flatness(log_plan, spread & (log_plan > -torch.inf))
-        return loss.to(batch.dtype)
+            return super().compute_both(batch)
+        return loss(batch, self.sweeps, self._parts, both=True)
+
+    def _parts(self, batch: Batch) -> list[Part]:
+        target = batch.with_marginals(self.sweeps.marginals).relation.positives()
+        c, masses = batch.sharpness(), target.pairs.marginals
+        form = partial(Linear, sharpness=c.value, axes=2)
+        imposed = self.sweeps.imposed(masses)
+        return [Part(masses, target.entropy, form, imposed, c, target.pairs)]
 
 
 def _flatness(log_plan: Tensor, spread: Tensor) -> Tensor:

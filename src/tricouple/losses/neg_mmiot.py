@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.distributed import Group
-from tricouple.losses.base import ContrastiveLoss, as_number
-from tricouple.losses.batch import Batch
-from tricouple.losses.costs import extreme_margins, mean_cost, mean_log_sigmoid_cost
-from tricouple.memory import DEFAULT_BUDGET
-from tricouple.numeric import expectation, inverse_product, on_host
-from tricouple.ot.engine import (
-    BothWays,
-    HingeTriplets,
-    LinearTriplets,
-    LogSigmoidTriplets,
-    Problem,
-    ShapedTriplets,
-    Sweeps,
-    goes_both_ways,
+from tricouple.batch import Batch, Sharpness
+from tricouple.groups import Group
+from tricouple.losses.base import (
+    DEFAULT_EPSILON,
+    Check,
+    ContrastiveLoss,
+    Empty,
+    Gradient,
+    Marginals,
+    Memory,
+    number_of,
 )
-from tricouple.ot.potentials import embedded_potentials, hinge_potentials
-from tricouple.relations import ListedTriplets, TripletTarget
-from tricouple.shaping import Hinge, Shaping, check_margins, resolve
+from tricouple.losses.coupled import Part, Sweeps, loss
+from tricouple.numeric import inverse_product, on_host, wide_dtype
+from tricouple.ot.any_shaping import AnyShaping
+from tricouple.ot.forms import Form, Linear
+from tricouple.ot.hinge import HingeForm
+from tricouple.ot.log_sigmoid import LARGEST_EPSILON, LogSigmoid
+from tricouple.ot.scores import Scores
+from tricouple.ot.solver import DEFAULT_BUDGET
+from tricouple.relations import ListedTriplets
+from tricouple.shaping import Hinge, Shaping, ShapingName, check_margins, resolve
+
+# By how much a temperature on a device may have fallen since it was read.
+_FALL = 4.0
 
 
 class NegMMIOT(ContrastiveLoss):
@@ -37,8 +47,8 @@ class NegMMIOT(ContrastiveLoss):
     decouples: given its anchor, positive and negative are independent but for j ≠ k, and with
     balanced classes, two views or one-to-one captions the loss *is* ``PushPull`` with ε₊ = ε₋ = ε,
     up to the effect of that exclusion, O(1/N) (mathematics §8). With log-sigmoid, or any ψ that is
-    not affine, it is not: those are truly three-way. That three-marginal transport with a
-    tree-structured cost, as the star i–j, i–k of a linear ψ, takes O(N²) a sweep is known from
+    not affine, it is not: those are three-way. That three-marginal transport with a
+    tree-structured cost, as the star i–j, i–k of a linear ψ, takes O(N²) per sweep is known from
     Haasler, Singh, Zhang, Karlsson and Chen (2020) and from Altschuler and Boix-Adserà.
 
     Args:
@@ -90,19 +100,19 @@ class NegMMIOT(ContrastiveLoss):
     def __init__(
         self,
         temperature: float | Tensor | None = None,
-        epsilon: float = 0.1,
+        epsilon: float = DEFAULT_EPSILON,
         n_iters: int = 10,
         tol: float | None = None,
-        shaping: str | Shaping = "linear",
-        gradient: str = "unrolled",
-        marginals: str = "uniform",
+        shaping: ShapingName | Shaping = "linear",
+        gradient: Gradient = "unrolled",
+        marginals: Marginals = "uniform",
         *,
         margin: float | None = None,
         sharpness: float | str | None = None,
-        empty: str = "raise",
-        check: str = "full",
+        empty: Empty = "raise",
+        check: Check = "full",
         group: Group = None,
-        memory: str = "auto",
+        memory: Memory = "auto",
         memory_budget: float = DEFAULT_BUDGET,
         kernel_tol: float = 1e-3,
     ) -> None:
@@ -114,8 +124,8 @@ class NegMMIOT(ContrastiveLoss):
             raise ValueError(
                 f'margin={margin} is that of shaping="hinge", got {shaping!r}: leave one out'
             )
-        self.shaping = shaping if margin is None else Hinge(margin)
-        self._psi()  # which an unknown name has not
+        self.shaping: str | Shaping = shaping if margin is None else Hinge(margin)
+        resolve(self.shaping)
         checks.positive_number("kernel_tol", kernel_tol)
         self.kernel_tol = kernel_tol
         self.sweeps = Sweeps(n_iters, tol, gradient, marginals, memory, memory_budget)
@@ -124,90 +134,74 @@ class NegMMIOT(ContrastiveLoss):
     def _regularisation(self) -> float:
         return self.epsilon
 
-    def _psi(self) -> str | Shaping:
-        """ψ, or its name where the kernel needs no function."""
-        return self.shaping if self.shaping in ("linear", "log_sigmoid") else resolve(self.shaping)
-
     def compute(self, batch: Batch) -> Tensor:
         """KL(P̃‖P) = −H(P̃) + ⟨P̃, C⟩/ε − Σ ⟨target marginal, log-scaling⟩ (mathematics §2)."""
-        batch = batch.weighed(self.sweeps.marginals)
-        how = batch.shared(self.sweeps)
-        target = batch.relation.triplets()
-        masses = torch.cat(target.marginals)
-        imposed = batch.imposed(how, masses, [len(mass) for mass in target.marginals])
-        embedded = batch.anchors, batch.references
-        psi = self._psi()
-        takes_epsilon = psi == "linear" or isinstance(psi, Hinge)
-        factor = inverse_product(batch.temperature, self.epsilon if takes_epsilon else 1.0)
-        if isinstance(psi, Hinge) and not isinstance(batch.relation, ListedTriplets):
-            hinges = HingeTriplets(batch.within, psi.over(self.epsilon))
-            both = hinge_potentials(*embedded, factor, imposed, hinges, how, target.weights)
-            mean, potentials = both  # from the same sorted scores
-        else:
-            problem, mean = self._costs(batch, target, factor, how)
-            potentials = embedded_potentials(*embedded, factor, imposed, problem, how)
-        loss = mean - target.entropy - expectation(masses, potentials)
-        return loss.to(batch.dtype)
+        return loss(batch, self.sweeps, self._parts) + self._listed_costs(batch)
 
-    def _costs(
-        self, batch: Batch, target: TripletTarget, factor: float | Tensor, how: Sweeps
-    ) -> tuple[Problem, Tensor]:
-        """What the engine is asked to couple, and ⟨P̃, C⟩/ε."""
-        within, epsilon = batch.within, self.epsilon
-        if self.shaping == "linear":
-            # −c⟨P̃¹² − P̃¹³, s⟩ (mathematics §2)
-            return LinearTriplets(within), -factor * batch.inner(target.contrast)
-        if self.shaping == "log_sigmoid":
-            checks.quadrature_tolerance(self.kernel_tol, batch.anchors.dtype)
-            reach = None if on_host(batch.anchors) else batch.reach(factor)
-            triplets = LogSigmoidTriplets(within, epsilon, self.kernel_tol, reach)
-            shard = triplets.shard((len(batch.anchors), len(batch.references)), how)
-            mean = mean_log_sigmoid_cost(batch, target, factor, triplets, shard)
-            return triplets, mean / epsilon
+    def compute_both(self, batch: Batch) -> Tensor:
+        """The mean of both directions, from one set of similarities."""
+        return loss(batch, self.sweeps, self._parts, both=True)
+
+    def _parts(self, batch: Batch) -> list[Part]:
+        relation = batch.with_marginals(self.sweeps.marginals).relation
+        target = relation.triplets()
+        imposed = self.sweeps.imposed(target.marginals)
+        if self.shaping == "linear":  # −c⟨P̃¹² − P̃¹³, s⟩ (mathematics §2)
+            c = batch.sharpness(self.epsilon)
+            form = partial(Linear, sharpness=c.value, axes=3)
+            return [Part(target.marginals, target.entropy, form, imposed, c, target.contrast)]
+        kernel, c, matrices = self._kernel(batch)
+        part = Part(target.marginals, target.entropy, kernel, imposed, c, matrices=matrices)
+        if not isinstance(relation, ListedTriplets):
+            part.weights = target.weights
+        return [part]
+
+    def _kernel(self, batch: Batch) -> tuple[Callable[[Scores], Form], Sharpness, float]:
+        """The form of a ψ that is not linear, its factor of s, and the matrices that it stores."""
         psi = resolve(self.shaping)
-        if how.memory == "streamed" and not isinstance(psi, Hinge):
+        if isinstance(psi, Hinge):
+            c = batch.sharpness(self.epsilon)
+            return partial(HingeForm, factor=c.value, hinge=psi.over(self.epsilon)), c, 3.5
+        c = batch.sharpness()
+        if self.shaping == "log_sigmoid" and self.epsilon <= LARGEST_EPSILON:
+            checks.quadrature_tolerance(self.kernel_tol, batch.entries)
+            reach = None
+            if not on_host(batch.anchors):  # where a temperature may fall without being read
+                reach = c.most * (1.01 if isinstance(c.value, float) else _FALL)
+            kernel = partial(
+                LogSigmoid,
+                factor=c.value,
+                epsilon=self.epsilon,
+                tolerance=self.kernel_tol,
+                reach=reach,
+            )
+            return kernel, c, 1.0
+        if self.sweeps.memory == "streamed":
             raise ValueError(
                 'memory="streamed" needs shaping="linear", "log_sigmoid" or a hinge, got '
                 f'{self.shaping!r}: use memory="auto", which takes the costs of a few anchors at a '
                 "time"
             )
-        scores = factor * batch.wide_similarity()
-        if isinstance(psi, Hinge):
-            psi = psi.over(epsilon)
-            mean = mean_cost(batch, target, scores, psi, how.memory_budget)
-            return HingeTriplets(within, psi), mean
-        if on_host(scores):
-            check_margins(psi, scores)
-        mean = mean_cost(batch, target, scores, psi, how.memory_budget)
-        return ShapedTriplets(within, epsilon, psi, how.memory_budget), mean / epsilon
-
-    def compute_both(self, batch: Batch) -> Tensor:
-        """Both at once where they have one kernel: linear ψ, all sweeps, their own gradient."""
-        how = self.sweeps
-        alike = self.shaping == "linear" and how.tol is None and how.gradient == "unrolled"
-        if not (alike and goes_both_ways(batch.anchors, batch.references)):
-            return super().compute_both(batch)
-        factor = inverse_product(batch.temperature, self.epsilon)
-        value: Tensor | float = 0.0
-        masses, imposed = [], []
-        for way in (batch.weighed(how.marginals), batch.mirrored().weighed(how.marginals)):
-            target = way.relation.triplets()
-            sizes = [len(mass) for mass in target.marginals]
-            masses.append(target.marginals)
-            imposed.append(way.imposed(how, torch.cat(target.marginals), sizes).split(sizes))
-            value = value - factor * way.inner(target.contrast) - target.entropy
-        samples = torch.cat([batch.anchors, batch.references])
-        problem = BothWays(len(batch.anchors))
-        potentials = embedded_potentials(
-            samples, samples, factor, problem.joined(*imposed), problem, batch.shared(how)
+        if on_host(batch.anchors) and not isinstance(self.shaping, str):
+            check_margins(psi, torch.tensor([-c.most, c.most], dtype=torch.float64, device="cpu"))
+        budget = self.sweeps.memory_budget
+        shaped = partial(
+            AnyShaping, factor=c.value, psi=psi, epsilon=self.epsilon, memory_budget=budget
         )
-        value = value - expectation(problem.joined(*masses), potentials)
-        return (value / 2).to(batch.dtype)
+        return shaped, c, 1.0
+
+    def _listed_costs(self, batch: Batch) -> Tensor | float:
+        """⟨P̃, C⟩/ε of listed triplets, whose negative depends on the positive; by autograd."""
+        relation = batch.relation
+        if self.shaping == "linear" or not isinstance(relation, ListedTriplets):
+            return 0.0
+        margins = listed_margins(batch, relation) * inverse_product(batch.temperature, 1.0)
+        return (relation.mean(resolve(self.shaping)(margins)) / self.epsilon).to(batch.dtype)
 
     def _diagnose(self, batch: Batch) -> dict[str, float | str]:
         found = super()._diagnose(batch)
         psi = resolve(self.shaping)
-        ends = extreme_margins(batch) / as_number(batch.temperature)
+        ends = _extreme_margins(batch) / number_of(batch.temperature)
         lowest, highest = psi(ends).tolist()
         if lowest - highest <= 1e-12 * max(1.0, abs(lowest)) and self.shaping != "linear":
             found["note"] = (
@@ -215,3 +209,31 @@ class NegMMIOT(ContrastiveLoss):
                 "any gradient is left"
             )
         return found
+
+
+def listed_margins(batch: Batch, relation: ListedTriplets) -> Tensor:
+    """``s_ij − s_ik`` of each listed triplet, float64."""
+    wide = wide_dtype(batch.anchors.device)
+    if batch.references is None:
+        rows = batch.anchors.to(wide)[relation.anchors]
+        near, far = relation.positive_indices, relation.negative_indices
+        return (rows.gather(1, near[:, None]) - rows.gather(1, far[:, None]))[:, 0]
+    anchors, references = batch.anchors.to(wide), batch.references.to(wide)
+    apart = references[relation.positive_indices] - references[relation.negative_indices]
+    return (anchors[relation.anchors] * apart).sum(1)
+
+
+def _extreme_margins(batch: Batch) -> Tensor:
+    """The smallest and the largest s_ij − s_ik of all admissible triplets."""
+    if isinstance(batch.relation, ListedTriplets):
+        return torch.stack(torch.aminmax(listed_margins(batch, batch.relation)))
+    scores = batch.similarity()
+    positives = batch.relation.attracting().pairs.mask()
+    negatives = batch.relation.repelling().pairs.mask()
+    lowest = _least(scores, positives) + _least(-scores, negatives)
+    highest = _least(-scores, positives) + _least(scores, negatives)
+    return torch.stack([lowest.min(), -highest.min()])
+
+
+def _least(values: Tensor, mask: Tensor) -> Tensor:
+    return values.masked_fill(~mask, math.inf).amin(1)

@@ -1,9 +1,8 @@
 """A loss as one operator: how compiled and exported graphs and ``torch.func`` see it.
 
-None of them can look into a coupling: how many sweeps are done, and by which solver, depends on the
-data, and the compiled module works on addresses. The operator runs the ordinary code of a loss. As
-a loss is one number, its gradients are taken at once, where they are wanted; the backward pass only
-multiplies them.
+None of them can trace a plan: how many sweeps are done, and how, depends on the data, and the
+compiled module works on addresses. The operator runs the ordinary code of a loss. As a loss is one
+number, its gradients are computed with it, where they are wanted; the backward pass multiplies.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from tricouple.losses.call import Call
+from tricouple.batch import Call
 from tricouple.numeric import NO_SECOND_DERIVATIVES, compute_dtype, never_compiled
 
-# The losses that live, by the numbers under which graphs know them.
+# The losses of this process, by the numbers that graphs hold.
 living: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
@@ -180,8 +179,8 @@ class _Loss(torch.autograd.Function):
         cotangent, *second = cotangents
         if any(found is not None for found in second):
             raise RuntimeError(NO_SECOND_DERIVATIVES)
-        count = sum(ctx.wanted)
-        gradients, causes = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        saved, count = ctx.saved_tensors, sum(ctx.wanted)  # read once: checkpoints allow no more
+        gradients, causes = saved[:count], saved[count:]
         scale = torch.ops.tricouple.scaled if torch.compiler.is_compiling() else _scaled
         results = iter([] if cotangent is None else scale(cotangent, gradients, causes))
         return *(None,) * 4, *(next(results, None) if want else None for want in ctx.wanted)

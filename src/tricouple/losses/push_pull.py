@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.distributed import Group
-from tricouple.losses.base import ContrastiveLoss
-from tricouple.losses.batch import Batch
-from tricouple.losses.costs import pair_divergence
-from tricouple.memory import DEFAULT_BUDGET
+from tricouple.batch import Batch
+from tricouple.groups import Group
+from tricouple.losses.base import (
+    DEFAULT_EPSILON,
+    Check,
+    ContrastiveLoss,
+    Empty,
+    Gradient,
+    Marginals,
+    Memory,
+)
+from tricouple.losses.coupled import Part, Sweeps, loss
 from tricouple.numeric import inverse_product, on_host
-from tricouple.ot.engine import Sweeps
-from tricouple.shaping import Shaping, check_decreasing, resolve
+from tricouple.ot.forms import Linear
+from tricouple.ot.solver import DEFAULT_BUDGET
+from tricouple.shaping import Shaping, ShapingName, check_decreasing, resolve
 
 
 class PushPull(ContrastiveLoss):
@@ -48,7 +60,7 @@ class PushPull(ContrastiveLoss):
         memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``.
         memory_budget: Bytes.
         negatives: A⁻. ``"projected"``, as in the paper's Algorithm 1: the (anchor, negative) pairs
-            of admissible triplets, so that an anchor without a positive repels nobody.
+            of admissible triplets, so that an anchor without a positive repels no sample.
             ``"all"``, as in its appendix: every pair of unequal identity. They differ only in
             batches with such anchors; for explicit triplets both are the listed pairs.
 
@@ -68,21 +80,21 @@ class PushPull(ContrastiveLoss):
     def __init__(
         self,
         temperature: float | Tensor | None = None,
-        epsilon_pos: float = 0.1,
+        epsilon_pos: float = DEFAULT_EPSILON,
         epsilon_neg: float = 0.1,
         n_iters: int = 10,
         tol: float | None = None,
-        shaping: str | Shaping = "linear",
-        gradient: str = "unrolled",
-        marginals: str = "uniform",
+        shaping: ShapingName | Shaping = "linear",
+        gradient: Gradient = "unrolled",
+        marginals: Marginals = "uniform",
         *,
         sharpness: float | str | None = None,
-        empty: str = "raise",
-        check: str = "full",
+        empty: Empty = "raise",
+        check: Check = "full",
         group: Group = None,
-        memory: str = "auto",
+        memory: Memory = "auto",
         memory_budget: float = DEFAULT_BUDGET,
-        negatives: str = "projected",
+        negatives: Literal["projected", "all"] = "projected",
     ) -> None:
         super().__init__(empty=empty, check=check, group=group)
         checks.positive_number("epsilon_pos", epsilon_pos)
@@ -92,7 +104,7 @@ class PushPull(ContrastiveLoss):
         self.epsilon_pos = epsilon_pos
         self.epsilon_neg = epsilon_neg
         self._set_scale(temperature, sharpness, epsilon_pos)
-        self.shaping = shaping
+        self.shaping: str | Shaping = shaping
         self.negatives = negatives
         self.sweeps = Sweeps(n_iters, tol, gradient, marginals, memory, memory_budget)
 
@@ -102,29 +114,31 @@ class PushPull(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """Both divergences, of cosines or of costs shaped from them."""
-        batch = batch.weighed(self.sweeps.marginals)
-        attract: float | Tensor
-        repel: float | Tensor
-        costs = None
-        if self.shaping == "linear":
-            attract = inverse_product(batch.temperature, self.epsilon_pos)
-            repel = -inverse_product(batch.temperature, self.epsilon_neg)
-        else:
-            # Costs instead of similarities: transport now seeks the small ones.
-            costs = self._costs(batch)
-            attract, repel = -1 / self.epsilon_pos, 1 / self.epsilon_neg
-        relation = batch.relation
+        if self.shaping != "linear":
+            batch = self._shaped(batch)
+        return loss(batch, self.sweeps, self._parts)
+
+    def compute_both(self, batch: Batch) -> Tensor:
+        """The mean of both directions, from one set of similarities."""
+        if self.shaping != "linear":
+            return super().compute_both(batch)
+        return loss(batch, self.sweeps, self._parts, both=True)
+
+    def _parts(self, batch: Batch) -> list[Part]:
+        relation = batch.with_marginals(self.sweeps.marginals).relation
         # The paper has two A⁻: a projection of A in Algorithm 1, all unequal pairs in its appendix.
         push = relation.repelling() if self.negatives == "projected" else relation.negatives()
-        targets = relation.attracting(), push
-        attracted, repelled = (
-            pair_divergence(batch, target, sharpness, self.sweeps, costs=costs)[0]
-            for target, sharpness in zip(targets, (attract, repel), strict=True)
-        )
-        return (attracted + repelled).to(batch.dtype)
+        parts = []
+        ends = ((1, relation.attracting(), self.epsilon_pos), (-1, push, self.epsilon_neg))
+        for sign, target, epsilon in ends:
+            c, masses = batch.sharpness(epsilon), target.pairs.marginals
+            form = partial(Linear, sharpness=c.value, axes=2, sign=sign)
+            linear = target.pairs if sign > 0 else target.pairs.negated()
+            parts.append(Part(masses, target.entropy, form, self.sweeps.imposed(masses), c, linear))
+        return parts
 
-    def _costs(self, batch: Batch) -> Tensor:
-        """ψ(s/τ), shape (N, M)."""
+    def _shaped(self, batch: Batch) -> Batch:
+        """The batch with −ψ(s/τ), (N, M), for its similarities."""
         if self.sweeps.memory == "streamed":
             raise ValueError(
                 f"memory='streamed' needs shaping='linear', got {self.shaping!r}: costs of another "
@@ -133,7 +147,10 @@ class PushPull(ContrastiveLoss):
         inverse = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
         margins = batch.similarity() * inverse
         psi = resolve(self.shaping)
-        if self._reads and on_host(margins):
+        if self._reads and on_host(margins) and not isinstance(self.shaping, str):
             lowest, highest = (float(end) for end in torch.aminmax(margins.detach()))
-            check_decreasing(psi, lowest, max(highest, lowest + 1e-3), margins)
-        return psi(margins)
+            check_decreasing(
+                psi, lowest, max(highest, lowest + 1e-3 * max(1.0, abs(lowest))), margins
+            )
+        rewards = -psi(margins)
+        return replace(batch, anchors=rewards, references=None, temperature=1.0)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.distributed import Group
-from tricouple.losses.base import ContrastiveLoss
-from tricouple.losses.batch import Batch
+from tricouple.batch import Batch
+from tricouple.groups import Group
+from tricouple.losses.base import Check, ContrastiveLoss, Empty
 from tricouple.numeric import cosines, on_host
 from tricouple.relations import Identities, adjacent_views
 
@@ -56,8 +56,8 @@ class VICReg(ContrastiveLoss):
         covariance: float = 1.0,
         eps: float = 1e-4,
         *,
-        empty: str = "raise",
-        check: str = "full",
+        empty: Empty = "raise",
+        check: Check = "full",
         group: Group = None,
     ) -> None:
         super().__init__(empty=empty, check=check, group=group)
@@ -71,7 +71,8 @@ class VICReg(ContrastiveLoss):
         self.eps = eps
 
     def _check_setting(self, batch: Batch) -> None:
-        if not isinstance(batch.relation, Identities):
+        relation = batch.relation
+        if not isinstance(relation, Identities) or not (relation.within or relation.apart):
             raise ValueError(
                 "indices_tuple and ref_index have no meaning for VICReg, which compares two views: "
                 "pass labels, or pair_views(view0, view1)"
@@ -114,12 +115,13 @@ class VICReg(ContrastiveLoss):
 class _Views(NamedTuple):
     first: Tensor  # shape (pairs, d)
     second: Tensor
-    met: Tensor | None  # which rows are pairs, where nobody has counted them; None for all
+    met: Tensor | None  # which rows are pairs, where they are not counted; None for all
     number: int | Tensor  # of pairs
 
 
 def _views(batch: Batch) -> _Views:
     assert isinstance(batch.relation, Identities)
+    assert batch.references is not None
     first, second, met = adjacent_views(batch.relation)
     if on_host(met):
         first, second = first[met], second[met]

@@ -1,7 +1,7 @@
-"""Entropic couplings of two and three marginals, with exact gradients."""
+"""Entropic transport plans of two and three marginals, with exact gradients."""
 
-from tricouple.ot.engine import compiled
-from tricouple.ot.pairwise import PairPlan, sinkhorn
-from tricouple.ot.triplet import TripletPlan, triplet_sinkhorn
+from tricouple.ot import dense
+from tricouple.ot.native import compiled
+from tricouple.ot.plans import PairPlan, TripletPlan, sinkhorn, triplet_sinkhorn
 
-__all__ = ["PairPlan", "TripletPlan", "compiled", "sinkhorn", "triplet_sinkhorn"]
+__all__ = ["PairPlan", "TripletPlan", "compiled", "dense", "sinkhorn", "triplet_sinkhorn"]

@@ -10,30 +10,17 @@ The target couplings are uniform on A or on its projections, and are never built
 
 from tricouple.relations.identities import Identities, adjacent_views, pair_views, view_pairs
 from tricouple.relations.listed import ListedTriplets, MinedPairs
-from tricouple.relations.targets import (
-    PairTarget,
-    PlacedRelation,
-    Places,
-    Relation,
-    TargetPairs,
-    TripletTarget,
-)
-from tricouple.relations.weighted import WeightedIdentities, by_class, exclude_own_
+from tricouple.relations.target import PairTarget, Relation, TargetPairs, TripletTarget
 
 __all__ = [
     "Identities",
     "ListedTriplets",
     "MinedPairs",
     "PairTarget",
-    "PlacedRelation",
-    "Places",
     "Relation",
     "TargetPairs",
     "TripletTarget",
-    "WeightedIdentities",
     "adjacent_views",
-    "by_class",
-    "exclude_own_",
     "pair_views",
     "view_pairs",
 ]

@@ -1,33 +1,36 @@
-"""The relation of samples that share an identity: everything is a sum over groups.
-
-All samples of one identity play the same part, so counts, weights and masses are numbers of the K
-groups, and inner products with the similarities come from the groups' sums, O(N·d).
-"""
+"""The relation of samples that share an identity: everything is a sum over groups."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.distributed import Group, Team
-from tricouple.numeric import divide_or_zero, logarithm, on_host, told, wide_dtype
-from tricouple.relations.targets import Relation, TargetPairs, TripletTarget
+from tricouple.groups import Group, Processes
+from tricouple.numeric import as_number, divide_or_zero, logarithm, on_host
+from tricouple.relations.target import (
+    GroupedPairs,
+    Groups,
+    Relation,
+    TargetPairs,
+    TripletTarget,
+    counts,
+    difference,
+)
 
 
 @dataclass(frozen=True)
 class Identities(Relation):
-    """Positives share the anchor's identity, negatives do not.
+    """Positives share the anchor's identity, negatives do not; an anchor does not meet itself.
 
-    Args:
-        anchors: Identity of each anchor, shape (N,).
-        references: Identity of each reference, shape (M,).
-        within: Whether anchors and references are the same samples, so that i = j is no pair.
+    Every target is ``P̃¹²_ij = p_i/n⁺_i`` on the positives and ``P̃¹³_ik = p_i v_k/Z_i`` on the
+    negatives of anchor i, with its mass p_i, weights v of the references and ``Z_i = Σ_k v_k`` over
+    its negatives; given the anchor, positive and negative are independent (mathematics §1, §11).
 
     Example:
         >>> relation = Identities.within_one_set(torch.tensor([0, 0, 1]))
@@ -35,240 +38,145 @@ class Identities(Relation):
         2.0
     """
 
-    anchors: Tensor
-    references: Tensor
-    within: bool
+    anchors: Tensor  # identity of each anchor, (N,)
+    references: Tensor  # identity of each reference, (M,)
+    own: Tensor  # the reference that each anchor is, −1 for none, (N,)
+    within: bool  # whether anchors and references are the same samples
+    apart: bool = False  # whether no anchor is a reference
+    classes: bool = False  # whether every class has the same mass, or every triplet (or pair)
 
     @classmethod
     def within_one_set(cls, identities: Tensor) -> Identities:
         """Anchors and references are the same samples."""
-        return cls(identities, identities, within=True)
+        own = torch.arange(len(identities), device=identities.device)
+        return cls(identities, identities, own, within=True)
 
-    @functools.cached_property
-    def _groups(self) -> tuple[Tensor, Tensor]:
-        """The group, 0 … K−1, of each sample, and the number of samples in each group.
+    @classmethod
+    def across(cls, anchors: Tensor, references: Tensor, own: Tensor | None = None) -> Identities:
+        """Two sets; anchors may be among the references."""
+        apart = own is None
+        if own is None:
+            own = torch.full_like(anchors, -1, dtype=torch.long)
+        return cls(anchors, references, own, within=False, apart=apart)
+
+    def with_class_masses(self) -> Identities:
+        """With class marginals (mathematics §11)."""
+        return replace(self, classes=True)
+
+    def mirrored(self) -> Identities:
+        """With anchors for references, of two sets without common samples."""
+        return replace(Identities.across(self.references, self.anchors), classes=self.classes)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Identities numbered 0 … K−1.
 
         Where K would have to be read from a device it is the number of samples, and some groups
         are empty.
         """
         samples = self.anchors if self.within else torch.cat([self.anchors, self.references])
-        if not on_host(samples):
+        if on_host(samples):
+            values, codes = torch.unique(samples, return_inverse=True)
+            number = len(values)
+        else:
             ordered, places = samples.sort()
             begun = (ordered[1:] != ordered[:-1]).cumsum(0)
             codes = torch.zeros_like(places).scatter_(0, places[1:], begun)
-            return codes, _counts(codes, len(codes), wide_dtype(codes.device))
-        _, codes, counts = torch.unique(samples, return_inverse=True, return_counts=True)
-        return codes, counts.to(wide_dtype(codes.device))
-
-    @functools.cached_property
-    def codes(self) -> tuple[Tensor, Tensor]:
-        """The group of each anchor and of each reference."""
-        codes = self._groups[0]
+            number = len(codes)
         n = len(self.anchors)
-        return (codes, codes) if self.within else (codes[:n], codes[n:])
+        pair = (codes, codes) if self.within else (codes[:n], codes[n:])
+        return Groups(*pair, self.own, number, self.within, self.apart)
 
-    @functools.cached_property
-    def sizes(self) -> tuple[Tensor, Tensor]:
-        """The number of anchors and of references in each group, shape (K,) each."""
-        both = self._groups[1]
-        if self.within:
-            return both, both
-        anchors = _counts(self.codes[0], len(both), both.dtype)
-        return anchors, both - anchors
+    @cached_property
+    def sizes(self) -> Tensor:
+        """The number of references in each group, (K,)."""
+        return counts(self.groups.references, self.groups.number)
 
-    def anchor_sums(self, values: Tensor) -> Tensor:
-        """The sum of the anchors' values in each group, shape (K,)."""
-        sums = values.new_zeros(len(self.sizes[0]))
-        return sums.index_add_(0, self.codes[0], values)
-
-    @functools.cached_property
+    @cached_property
     def partners(self) -> tuple[Tensor, Tensor]:
-        """Positives n⁺ and negatives n⁻ of an anchor of each group, shape (K,) each."""
-        references = self.sizes[1]
-        return references - int(self.within), len(self.references) - references
+        """Positives n⁺ and negatives n⁻ of each anchor, (N,) each."""
+        same = self.sizes[self.groups.anchors]
+        themselves = 1.0 if self.within else (self.own >= 0).to(same.dtype)
+        return same - themselves, len(self.references) - same
 
-    @functools.cached_property
+    @cached_property
     def n_triplets(self) -> float | Tensor:
         """|A| = Σ_i n⁺_i n⁻_i."""
         positives, negatives = self.partners
-        return told(self.sizes[0] @ (positives * negatives))
+        return as_number(positives @ negatives)
 
-    @functools.cached_property
+    @cached_property
     def n_positives(self) -> float | Tensor:
         """Σ_i n⁺_i."""
-        return told(self.sizes[0] @ self.partners[0])
+        return as_number(self.partners[0].sum())
 
     def triplets(self) -> TripletTarget:
-        """P̃¹²_ij = W⁺_ij n⁻_i/|A| and P̃¹³_ik = W⁻_ik n⁺_i/|A| (mathematics §1)."""
-        per_negative, per_positive = (count / self.n_triplets for count in self.partners)
-        positives = GroupedPairs(self, same=per_positive)
-        negatives = GroupedPairs(self, different=per_negative)
-        contrast = GroupedPairs(self, same=per_positive, different=-per_negative)
-        entropy, weight = logarithm(self.n_triplets), 1 / self.n_triplets
-        marginals = (*positives.marginals, negatives.marginals[1])
-        return TripletTarget(entropy, positives, negatives, contrast, marginals, weight)
+        """P̃_ijk = p_i/n⁺_i · v_k/Z_i: 1/|A|, but for class marginals."""
+        positives, negatives = self.partners
+        masses = self._masses(positives * negatives)
+        weights, totals = self._references(positives * negatives)
+        near, far = divide_or_zero(masses, positives), divide_or_zero(masses, totals)
+        raised = GroupedPairs(self.groups, same=near)
+        lowered = GroupedPairs(self.groups, other=far, weights=weights)
+        contrast = GroupedPairs(self.groups, same=near, other=-far, weights=weights)
+        marginals = (*raised.marginals, lowered.marginals[1])
+        if weights is None:
+            entropy, of_anchor = logarithm(self.n_triplets), 1 / self.n_triplets
+            return TripletTarget(entropy, raised, lowered, contrast, marginals, of_anchor)
+        each = divide_or_zero(near, totals)
+        entropy = -_xlogx(masses, each) - _xlogx(marginals[2], weights)
+        return TripletTarget(entropy, raised, lowered, contrast, marginals, each, weights)
 
     def per_anchor(self) -> GroupedPairs:
         """Same identity, a pair weighing 1/n⁺_i of what its anchor weighs."""
         positives = self.partners[0]
-        anchors = self.sizes[0] @ (positives > 0).to(positives.dtype)
-        return GroupedPairs(self, same=divide_or_zero(1 / anchors, positives))
+        anchors = torch.count_nonzero(positives).to(positives.dtype)
+        return GroupedPairs(self.groups, same=divide_or_zero(1 / anchors, positives))
 
     def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
         """Of one identity or of two, for all anchors or for those that have both."""
         partners, others = self.partners if positive else self.partners[::-1]
-        kept = others > 0 if of_triplets else torch.ones_like(others, dtype=torch.bool)
-        size = told((self.sizes[0] * kept) @ partners)
-        weights = kept.to(partners.dtype) / size
-        pairs = GroupedPairs(self, weights) if positive else GroupedPairs(self, different=weights)
-        return TargetPairs(logarithm(size), pairs)
+        number = partners * (others > 0) if of_triplets else partners
+        masses = self._masses(number)
+        weights, totals = (None, partners) if positive else self._references(number)
+        each = divide_or_zero(masses, totals)
+        kind = {"same": each} if positive else {"other": each, "weights": weights}
+        pairs = GroupedPairs(self.groups, **kind)
+        if not self.classes:
+            return TargetPairs(logarithm(as_number(number.sum())), pairs)
+        entropy = -_xlogx(masses, each)
+        if weights is not None:
+            entropy = entropy - _xlogx(pairs.marginals[1], weights)
+        return TargetPairs(entropy, pairs)
+
+    def _masses(self, number: Tensor) -> Tensor:
+        """p_i: as many as its triplets or pairs; or every class that has any the same, evenly."""
+        if not self.classes:
+            return number / number.sum()
+        taken = (number > 0).to(number.dtype)
+        sizes = self.groups.anchor_sums(taken)
+        return divide_or_zero(taken, (torch.count_nonzero(sizes) * sizes)[self.groups.anchors])
+
+    def _references(self, number: Tensor) -> tuple[Tensor | None, Tensor]:
+        """v_k of each reference, None for one, and Z_i of each anchor.
+
+        A class of references is negative for all k⁺ anchor classes but itself, if it is one: to
+        receive as much as the others it weighs k⁺/(k⁺ − 1) (mathematics §11).
+        """
+        if not self.classes:
+            return None, self.partners[1]
+        groups, sizes = self.groups, self.sizes
+        anchors = (groups.anchor_sums(number) > 0) & (sizes > 0)
+        others = (torch.count_nonzero(anchors) - 1).to(sizes.dtype)
+        weights = 1 + divide_or_zero(anchors.to(sizes.dtype), others)
+        weights = divide_or_zero(weights, sizes)
+        sums = weights * sizes
+        return weights[groups.references], difference(sums.sum(), sums)[groups.anchors]
 
 
-@dataclass(frozen=True)
-class GroupedPairs:
-    """P̃_ij = same_g where j has the identity of i, and different_g elsewhere, g the group of i."""
-
-    relation: Identities  # the groups
-    # Weight of a pair of one identity, by group, shape (K,); None for zero.
-    same: Tensor | None = None
-    # Weight of a pair of two identities, by the anchor's group; None for zero.
-    different: Tensor | None = None
-
-    @functools.cached_property
-    def marginals(self) -> tuple[Tensor, Tensor]:
-        """An anchor's weight times its partners, and what a reference receives from anchors."""
-        positives, negatives = self.relation.partners
-        anchor_sizes = self.relation.sizes[0]
-        rows, columns = [], []
-        if self.same is not None:
-            rows.append(self.same * positives)
-            columns.append(self.same * (anchor_sizes - int(self.relation.within)))
-        if self.different is not None:
-            rows.append(self.different * negatives)
-            columns.append(all_but_own(self.different * anchor_sizes))
-        anchor_codes, reference_codes = self.relation.codes
-        return (
-            functools.reduce(torch.add, rows).index_select(0, anchor_codes),
-            functools.reduce(torch.add, columns).index_select(0, reference_codes),
-        )
-
-    def inner(self, anchors: Tensor, references: Tensor) -> Tensor:
-        """Sums over groups instead of pairs."""
-        if self.relation.within:
-            return _Form.apply(self._within, anchors)  # type: ignore[no-any-return, no-untyped-call]
-        return _Form.apply(self._across, anchors, references)  # type: ignore[no-any-return, no-untyped-call]
-
-    def _across(self, anchors: Tensor, references: Tensor) -> tuple[Tensor, Tensor]:
-        """``Σ_j P̃_ij references_j``, shape (N, d), and ``Σ_i P̃_ij anchors_i``, shape (M, d)."""
-        anchor_codes, reference_codes = self.relation.codes
-        by_anchor = self._sum(anchors, anchor_codes)
-        by_reference = self._sum(references, reference_codes)
-        rows, columns = [], []  # what each group receives from the other side, shape (K, d)
-        if self.same is not None:
-            weights = self.same[:, None]
-            rows.append(weights * by_reference)
-            columns.append(weights * by_anchor)
-        if self.different is not None:
-            weights = self.different[:, None]
-            sent = weights * by_anchor
-            rows.append(weights * (by_reference.sum(0) - by_reference))
-            columns.append(sent.sum(0) - sent)
-        return (
-            functools.reduce(torch.add, rows).index_select(0, anchor_codes),
-            functools.reduce(torch.add, columns).index_select(0, reference_codes),
-        )
-
-    def _within(self, samples: Tensor) -> tuple[Tensor]:
-        """``Σ_j (P̃_ij + P̃_ji) samples_j``, without the pairs i = j."""
-        codes = self.relation.codes[0]
-        sums = self._sum(samples, codes)
-        if self.different is None:
-            assert self.same is not None
-            received = (2 * self.same)[:, None] * sums
-        else:
-            # different_g (S − S_g) + Σ_{l≠g} different_l S_l, where S is the sum of all S_g
-            own = self.different if self.same is None else self.different - self.same
-            received = (-2 * own)[:, None] * sums
-            received.addr_(self.different, sums.sum(0)).add_(self.different @ sums)
-        total = received.index_select(0, codes)
-        if self.same is not None:
-            total.addcmul_(samples, self.same.index_select(0, codes)[:, None], value=-2)
-        return (total,)
-
-    def _sum(self, samples: Tensor, codes: Tensor) -> Tensor:
-        """Sum of each group, shape (K, d)."""
-        n_groups = len(self.relation.sizes[0])
-        return samples.new_zeros(n_groups, samples.shape[1]).index_add_(0, codes, samples)
-
-    def dense(self) -> Tensor:
-        """The entries."""
-        return self._entries(self.same, self.different)
-
-    def mask(self, rows: slice = slice(None)) -> Tensor:
-        """Pairs that have weight, of some anchors."""
-        same, different = (
-            None if weights is None else weights != 0 for weights in (self.same, self.different)
-        )
-        return self._entries(same, different, rows)
-
-    def _entries(
-        self, same: Tensor | None, different: Tensor | None, rows: slice = slice(None)
-    ) -> Tensor:
-        anchor_codes, reference_codes = self.relation.codes
-        anchor_codes = anchor_codes[rows]
-        equal = anchor_codes[:, None] == reference_codes
-        near, far = (
-            equal.new_zeros(()) if weights is None else weights[anchor_codes, None]
-            for weights in (same, different)
-        )
-        entries = torch.where(equal, near, far)
-        if self.relation.within:
-            entries.diagonal(rows.start or 0).fill_(0)
-        return entries
-
-
-class _Form(torch.autograd.Function):
-    """A bilinear form of two arguments, or a quadratic one of one: partial sums are gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, partial_sums: Callable[..., tuple[Tensor, ...]], *samples: Tensor
-    ) -> Tensor:
-        sums = partial_sums(*samples)
-        ctx.save_for_backward(*samples, *sums)
-        ctx.partial_sums = partial_sums
-        return torch.dot(samples[0].flatten(), sums[0].flatten()) / (3 - len(samples))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        half = len(ctx.saved_tensors) // 2
-        samples, sums = ctx.saved_tensors[:half], ctx.saved_tensors[half:]
-        if torch.is_grad_enabled():  # a second derivative moves the sums too
-            sums = ctx.partial_sums(*samples)
-        return None, *(gradient * part for part in sums)
-
-
-def _counts(codes: Tensor, n_groups: int, dtype: torch.dtype) -> Tensor:
-    """The number of samples in each group, shape (K,)."""
-    if on_host(codes):
-        return torch.bincount(codes, minlength=n_groups).to(dtype)
-    ones = torch.ones_like(codes, dtype=dtype)
-    return ones.new_zeros(n_groups).index_add_(0, codes, ones)
-
-
-def all_but_own(values: Tensor) -> Tensor:
-    """``Σ_{l≠k} values_l`` for each k."""
-    return difference(values.sum(), values)
-
-
-def difference(total: Tensor, part: Tensor) -> Tensor:
-    """``total − part``, and exactly zero where only rounding is left.
-
-    A mass that is zero must come out as zero; true masses are at least 1/N³ of the total.
-    """
-    left = total - part
-    return left * (left > 8 * torch.finfo(left.dtype).eps * total)
+def _xlogx(masses: Tensor, weights: Tensor) -> float | Tensor:
+    """``Σ masses · log weights``, where no mass counts nothing."""
+    return as_number(torch.special.xlogy(masses, weights).sum())
 
 
 # --- several views as one labelled batch, and a labelled batch as two views ----------------------
@@ -291,7 +199,7 @@ def pair_views(*views: Tensor | Sequence[Tensor], group: Group = None) -> tuple[
         >>> identities
         tensor([0, 1, 0, 1])
     """
-    team = None if group is None else Team.of(group)
+    team = None if group is None else Processes.of(group)
     several: Sequence[Tensor] = []
     first, problem = 0, None
     try:
@@ -330,14 +238,16 @@ def view_pairs(relation: Identities) -> tuple[Tensor, Tensor]:
 
 
 def adjacent_views(relation: Identities) -> tuple[Tensor, Tensor, Tensor]:
-    """The same among more indices, and which of them are pairs: nobody counts the pairs."""
-    anchors = relation.codes[0]
-    n_groups = len(relation.sizes[0])
+    """The same among more indices, and which of them are pairs."""
+    groups = relation.groups
+    anchors, n_groups = groups.anchors, groups.number
     # A place, group and number in one: a pair is two samples at one place, next to each other.
     if relation.within:
         places = anchors + n_groups * (_number_in_group(anchors, n_groups) // 2)
     else:
-        places = torch.cat([c + n_groups * _number_in_group(c, n_groups) for c in relation.codes])
+        places = torch.cat(
+            [c + n_groups * _number_in_group(c, n_groups) for c in (anchors, groups.references)]
+        )
     places, order = places.sort(stable=True)
     met = places[1:] == places[:-1]
     first, second = order[:-1] * met, order[1:]

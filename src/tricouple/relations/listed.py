@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tricouple.numeric import divide_or_zero, logarithm, on_host, told, wide_dtype
-from tricouple.relations.targets import Relation, TargetPairs, TripletTarget
+from tricouple.numeric import as_number, divide_or_zero, logarithm, on_host, wide_dtype
+from tricouple.relations.target import ListedPairs, Relation, TargetPairs, TripletTarget
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ListedTriplets(Relation):
     positive_indices: Tensor  # index of its positive among the M references
     negative_indices: Tensor  # index of its negative among the M references
     shape: tuple[int, int]  # (N, M)
-    kept: Tensor  # 1 for each; on a device, which nobody asks for their number, 0 for repeated ones
+    kept: Tensor  # 1 for each; 0 for repeated ones, which stay on a device
 
     @classmethod
     def distinct(
@@ -41,12 +41,12 @@ class ListedTriplets(Relation):
     @cached_property
     def n_triplets(self) -> float | Tensor:
         """|A|."""
-        return told(self.kept.sum())
+        return as_number(self.kept.sum())
 
     @cached_property
     def n_positives(self) -> float | Tensor:
         """The number of distinct (anchor, positive) pairs."""
-        return told(self._pairs(self.positive_indices).kept.sum())
+        return as_number(self._pairs(self.positive_indices).kept.sum())
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of a value of each triplet."""
@@ -149,91 +149,28 @@ class MinedPairs(Relation):
     def n_triplets(self) -> float | Tensor:
         """|A| = Σ_i n⁺_i n⁻_i."""
         near, far = self._partners
-        return told(near @ far)
+        return as_number(near @ far)
 
     @property
     def n_positives(self) -> float | Tensor:
         """Σ_i n⁺_i."""
-        return told(self.near.weights.sum())
+        return as_number(self.near.weights.sum())
 
     def triplets(self) -> TripletTarget:
         """P̃¹²_ij = W⁺_ij n⁻_i/|A| and P̃¹³_ik = W⁻_ik n⁺_i/|A| (mathematics §1)."""
         near, far = self._partners
-        positives = self.near.times(far / self.n_triplets)
-        negatives = self.far.times(near / self.n_triplets)
+        positives = self.near.scaled(far / self.n_triplets)
+        negatives = self.far.scaled(near / self.n_triplets)
         return _triplet_target(self.n_triplets, positives, negatives)
 
     def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
         """The listed pairs, of all anchors or of those that have both."""
         pairs = self.near if positive else self.far
-        return _uniform(pairs.times(self._partners[int(positive)]) if of_triplets else pairs)
+        return _uniform(pairs.scaled(self._partners[int(positive)]) if of_triplets else pairs)
 
     def per_anchor(self) -> ListedPairs:
         """All positive pairs, each weighing 1/n⁺_i of what its anchor weighs."""
         return _per_anchor(self.near)
-
-
-@dataclass(frozen=True)
-class ListedPairs:
-    """P̃ with mass ``weights`` at (rows, columns) and none elsewhere."""
-
-    rows: Tensor
-    columns: Tensor
-    weights: Tensor
-    shape: tuple[int, int]
-
-    @classmethod
-    def of(cls, keys: Tensor, weights: Tensor, shape: tuple[int, int]) -> ListedPairs:
-        """From ``row · M + column`` of each."""
-        return cls(keys // shape[1], keys % shape[1], weights, shape)
-
-    @property
-    def kept(self) -> Tensor:
-        """1 for pairs that have mass."""
-        return (self.weights > 0).to(self.weights.dtype)
-
-    def times(self, of_anchor: Tensor) -> ListedPairs:
-        """The same, each times a number of its anchor."""
-        weights = self.weights * of_anchor[self.rows]
-        return ListedPairs(self.rows, self.columns, weights, self.shape)
-
-    @cached_property
-    def marginals(self) -> tuple[Tensor, Tensor]:
-        """Row and column sums."""
-        n, m = self.shape
-        rows = self.weights.new_zeros(n).index_add(0, self.rows, self.weights)
-        columns = self.weights.new_zeros(m).index_add(0, self.columns, self.weights)
-        return rows, columns
-
-    def inner(self, anchors: Tensor, references: Tensor) -> Tensor:
-        """``Σ_i ⟨anchors_i, Σ_j P̃_ij references_j⟩`` as one product, sparse on the host."""
-        if not on_host(references):
-            return (anchors * (self.dense().to(references.dtype) @ references)).sum()
-        target = torch.sparse_coo_tensor(
-            torch.stack([self.rows, self.columns]),
-            self.weights.to(references.dtype),
-            self.shape,
-            device=references.device,
-            check_invariants=False,
-        )
-        received: Tensor = torch.sparse.mm(target, references)
-        return (anchors * received).sum()
-
-    def dense(self) -> Tensor:
-        """The entries."""
-        keys = self.rows * self.shape[1] + self.columns
-        flat = self.weights.new_zeros(self.shape[0] * self.shape[1])
-        return flat.index_add_(0, keys, self.weights).view(self.shape)
-
-    def mask(self, rows: slice = slice(None)) -> Tensor:
-        """The listed pairs that have mass."""
-        if not on_host(self.rows):
-            return self.dense()[rows] != 0
-        start, stop, _ = rows.indices(self.shape[0])
-        own = (self.rows >= start) & (self.rows < stop) & (self.weights != 0)
-        chosen = torch.zeros(stop - start, self.shape[1], dtype=torch.bool, device=self.rows.device)
-        chosen[self.rows[own] - start, self.columns[own]] = True
-        return chosen
 
 
 def _once(keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,7 +205,7 @@ def _triplet_target(
 
 def _uniform(pairs: ListedPairs) -> TargetPairs:
     """Uniform on the pairs that have mass."""
-    size = _at_least_one(told(pairs.kept.sum()))
+    size = _at_least_one(as_number(pairs.kept.sum()))
     uniform = ListedPairs(pairs.rows, pairs.columns, pairs.kept / size, pairs.shape)
     return TargetPairs(logarithm(size), uniform)
 

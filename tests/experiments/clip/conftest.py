@@ -2,7 +2,7 @@
 
 import pytest
 
-from tricouple.conf.schema import Clip
+from tricouple_lab.conf.schema import Clip
 
 TINY = (
     "scale=smoke",

@@ -8,14 +8,14 @@ from PIL import Image
 
 from caption_files import write_csv
 from report.html_check import parse
-from tricouple import cli
-from tricouple.conf.compose import read_study
-from tricouple.conf.schema import Clip, Study
-from tricouple.experiments.clip import CLIP
-from tricouple.experiments.encoder import load_encoder
-from tricouple.experiments.runs import study as study_module
-from tricouple.experiments.runs.study import run_study
-from tricouple.report.command import write_report
+from tricouple_lab import cli
+from tricouple_lab.conf.compose import read_study
+from tricouple_lab.conf.schema import Clip, Study
+from tricouple_lab.experiments.clip import CLIP
+from tricouple_lab.experiments.encoder import load_encoder
+from tricouple_lab.experiments.runs import study as study_module
+from tricouple_lab.experiments.runs.study import run_study
+from tricouple_lab.report.command import write_report
 
 
 def test_clip_trains_writes_a_page_and_its_encoders_can_be_used(words, tiny, capsys, monkeypatch):

@@ -12,10 +12,10 @@ import torch
 from caption_files import write_coco, write_csv
 from experiments.conftest import rows
 from image_files import write_cifar10
-from tricouple import names
-from tricouple.experiments.clip import CLIP, load_captions
-from tricouple.experiments.runs.run import initial_encoder, run_once
-from tricouple.training.module import Training
+from tricouple_lab import names
+from tricouple_lab.experiments.clip import CLIP, load_captions
+from tricouple_lab.experiments.runs.run import initial_encoder, run_once
+from tricouple_lab.training.module import Training
 
 LOSSES = [key for key, loss in names.LOSSES.items() if loss.across]
 

@@ -8,15 +8,15 @@ from unittest.mock import patch
 
 import pytest
 
-from tricouple.experiments.runs.record import (
+from tricouple_lab.experiments.runs.record import (
     Store,
     make_record,
     open_store,
     same_settings,
     shortened,
 )
-from tricouple.options import CommandError
-from tricouple.provenance import collect_provenance, line_provenance
+from tricouple_lab.options import CommandError
+from tricouple_lab.provenance import collect_provenance, line_provenance
 
 
 def line(name: str, **found: object) -> dict:

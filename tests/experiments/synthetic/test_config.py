@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tricouple.experiments.synthetic.config import (
+from tricouple_lab.experiments.synthetic.config import (
     AXES,
     LINEAR,
     LOG_SIGMOID,

@@ -19,12 +19,18 @@ import numpy as np
 import pytest
 
 from processes import PATIENCE
-from tricouple import cli, provenance
-from tricouple.experiments import synthetic
-from tricouple.experiments.runs.record import Store, open_store
-from tricouple.experiments.synthetic import study
-from tricouple.experiments.synthetic.config import LINEAR, Cell, RunConfig, main_cells, map_cells
-from tricouple.experiments.synthetic.study import (
+from tricouple_lab import cli, provenance
+from tricouple_lab.experiments import synthetic
+from tricouple_lab.experiments.runs.record import Store, open_store
+from tricouple_lab.experiments.synthetic import study
+from tricouple_lab.experiments.synthetic.config import (
+    LINEAR,
+    Cell,
+    RunConfig,
+    main_cells,
+    map_cells,
+)
+from tricouple_lab.experiments.synthetic.study import (
     Event,
     RunInProgress,
     WorkerError,
@@ -34,10 +40,10 @@ from tricouple.experiments.synthetic.study import (
     train_all,
     unfinished,
 )
-from tricouple.experiments.synthetic.train import MEANINGS, measured_steps, train
-from tricouple.options import CommandError
-from tricouple.report import command as report
-from tricouple.report.sweeps import verdict
+from tricouple_lab.experiments.synthetic.train import MEANINGS, measured_steps, train
+from tricouple_lab.options import CommandError
+from tricouple_lab.report import command as report
+from tricouple_lab.report.sweeps import verdict
 
 TINY = RunConfig(n_classes=3, per_class=8, data_dim=10, hidden=16, dim=4, steps=6)
 CELLS = main_cells(TINY, [3], [0, 1], LINEAR[:2])
@@ -312,8 +318,8 @@ def test_a_dead_worker_is_noticed():
 
 
 def test_ctrl_c_in_a_real_demo_leaves_a_partial_study_and_no_processes(tmp_path):
-    command = [sys.executable, "-m", "tricouple.cli", "demo", "--classes", "3", "--steps", "200000",
-               "--workers", "1", "--out", str(tmp_path / "demo")]  # fmt: skip
+    command = [sys.executable, "-m", "tricouple_lab.cli", "demo", "--classes", "3", "--steps",
+               "200000", "--workers", "1", "--out", str(tmp_path / "demo")]  # fmt: skip
     # A session of its own, as a terminal gives: Ctrl-C goes to all its processes. They listen to it
     # even if these tests are a shell's background job, which does not.
     process = subprocess.Popen(

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tricouple import geometry
-from tricouple.evaluation.probe import knn_accuracy
-from tricouple.experiments.synthetic import train as training
-from tricouple.experiments.synthetic.config import LINEAR, LOG_SIGMOID, RunConfig
-from tricouple.experiments.synthetic.train import (
+from tricouple_lab.evaluation.probe import knn_accuracy
+from tricouple_lab.experiments.synthetic import train as training
+from tricouple_lab.experiments.synthetic.config import LINEAR, LOG_SIGMOID, RunConfig
+from tricouple_lab.experiments.synthetic.train import (
     MEANINGS,
     batches,
     build_method,

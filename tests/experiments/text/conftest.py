@@ -3,7 +3,7 @@
 import pytest
 
 from adapters.conftest import bert_folder  # noqa: F401
-from tricouple.conf.schema import Text
+from tricouple_lab.conf.schema import Text
 
 TINY = (
     "scale=smoke",

@@ -6,12 +6,12 @@ import types
 import pytest
 import torch
 
-from tricouple import cli
-from tricouple.experiments import text
-from tricouple.experiments.encoder import load_encoder
-from tricouple.experiments.runs.run import run_once
-from tricouple.experiments.text import TEXT, load_texts
-from tricouple.models.sentences import Words, build_backbone
+from tricouple_lab import cli
+from tricouple_lab.experiments import text
+from tricouple_lab.experiments.encoder import load_encoder
+from tricouple_lab.experiments.runs.run import run_once
+from tricouple_lab.experiments.text import TEXT, load_texts
+from tricouple_lab.models.sentences import Words, build_backbone
 
 
 @pytest.fixture

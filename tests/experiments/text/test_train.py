@@ -11,11 +11,11 @@ import torch
 import tricouple as tc
 from experiments.conftest import rows
 from report.html_check import parse
-from tricouple import cli, names
-from tricouple.experiments.runs import run
-from tricouple.experiments.text import TEXT, load_texts
-from tricouple.files import load_tensors
-from tricouple.report.command import write_report
+from tricouple_lab import cli, names
+from tricouple_lab.experiments.runs import run
+from tricouple_lab.experiments.text import TEXT, load_texts
+from tricouple_lab.files import load_tensors
+from tricouple_lab.report.command import write_report
 
 LOSSES = [key for key, loss in names.LOSSES.items() if loss.within and loss.target]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tricouple.conf.schema import Train
+from tricouple_lab.conf.schema import Train
 
 TINY = (
     "scale=smoke",

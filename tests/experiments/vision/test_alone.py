@@ -8,11 +8,11 @@ import time
 import pytest
 import torch
 
-from tricouple import cli, files
-from tricouple.experiments.runs.run import run_once
-from tricouple.experiments.vision import VISION
-from tricouple.files import locked, remove_debris, save_tensors, write_text
-from tricouple.training.module import LossTraining
+from tricouple_lab import cli, files
+from tricouple_lab.experiments.runs.run import run_once
+from tricouple_lab.experiments.vision import VISION
+from tricouple_lab.files import locked, remove_debris, save_tensors, write_text
+from tricouple_lab.training.module import LossTraining
 
 
 def test_a_second_process_waits_for_the_first_and_then_finds_its_work(tiny, console):

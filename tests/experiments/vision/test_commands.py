@@ -6,11 +6,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from tricouple import cli
-from tricouple.experiments.runs.command import Job, sweep
-from tricouple.experiments.runs.folder import RunFolder
-from tricouple.experiments.runs.run import run_once
-from tricouple.experiments.vision import VISION
+from tricouple_lab import cli
+from tricouple_lab.experiments.runs.command import Job, sweep
+from tricouple_lab.experiments.runs.folder import RunFolder
+from tricouple_lab.experiments.runs.run import run_once
+from tricouple_lab.experiments.vision import VISION
 
 
 def train(config, console):
@@ -44,7 +44,7 @@ def test_evaluate_uses_the_settings_that_it_is_given(tiny, console, capsys):
 
 
 def test_evaluate_computes_everything_on_the_device_of_the_run(tiny, console, monkeypatch):
-    from tricouple.experiments import vision
+    from tricouple_lab.experiments import vision
 
     wanted = torch.device("cpu", 0)
     used = []

@@ -7,17 +7,17 @@ from contextlib import suppress
 import pytest
 import torch
 
-from tricouple import cli
-from tricouple.conf.schema import Train
-from tricouple.conf.words import ConfigurationError
-from tricouple.experiments.encoder import load_encoder
-from tricouple.experiments.runs.folder import RunError, RunFolder
-from tricouple.experiments.runs.run import run_once
-from tricouple.experiments.vision import VISION
-from tricouple.files import CheckpointError, load_tensors, save_tensors, write_text
-from tricouple.options import CommandError
-from tricouple.report.command import write_report
-from tricouple.report.read import StudyError
+from tricouple_lab import cli
+from tricouple_lab.conf.schema import Train
+from tricouple_lab.conf.words import ConfigurationError
+from tricouple_lab.experiments.encoder import load_encoder
+from tricouple_lab.experiments.runs.folder import RunError, RunFolder
+from tricouple_lab.experiments.runs.run import run_once
+from tricouple_lab.experiments.vision import VISION
+from tricouple_lab.files import CheckpointError, load_tensors, save_tensors, write_text
+from tricouple_lab.options import CommandError
+from tricouple_lab.report.command import write_report
+from tricouple_lab.report.read import StudyError
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_randomly_damaged_files_are_told_in_a_sentence(run, name, monkeypatch, c
     whole, rng = path.read_bytes(), random.Random(name)
     # Whether it would train or evaluate is not the question, which would take its time.
     monkeypatch.setattr(VISION.__class__, "listing", lambda *_: {})
-    monkeypatch.setattr("tricouple.experiments.runs.run.collect_provenance", _enough)
+    monkeypatch.setattr("tricouple_lab.experiments.runs.run.collect_provenance", _enough)
     for _ in range(15):
         path.write_bytes(damaged(whole, rng))
         # Anything else is a traceback, and fails here. A CommandError is of the records.

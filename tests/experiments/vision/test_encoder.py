@@ -10,14 +10,14 @@ from PIL import Image
 
 import tricouple as tc
 from image_files import write_classes
-from tricouple import cli
-from tricouple.data.images.sets import ImageSet
-from tricouple.evaluation.features import extract
-from tricouple.experiments.encoder import load_encoder
-from tricouple.experiments.runs.run import run_once
-from tricouple.experiments.vision import VISION, load_images
-from tricouple.files import CheckpointError
-from tricouple.report.command import read_known, write_report
+from tricouple_lab import cli
+from tricouple_lab.data.images.sets import ImageSet
+from tricouple_lab.evaluation.features import extract
+from tricouple_lab.experiments.encoder import load_encoder
+from tricouple_lab.experiments.runs.run import run_once
+from tricouple_lab.experiments.vision import VISION, load_images
+from tricouple_lab.files import CheckpointError
+from tricouple_lab.report.command import read_known, write_report
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_what_is_no_run_is_told_in_a_sentence(tmp_path, trained, monkeypatch):
     torch.save(content | {"about": {"side": 12}}, folder.encoder)
     with pytest.raises(CheckpointError, match=r"encoder\.pt is damaged, it lacks 'normalisation'"):
         load_encoder(folder.path)
-    monkeypatch.setitem(sys.modules, "tricouple.experiments.runs.folder", None)
+    monkeypatch.setitem(sys.modules, "tricouple_lab.experiments.runs.folder", None)
     with pytest.raises(ImportError, match=r"pip install '\.\[train\]' in a clone"):
         load_encoder(folder.path)
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from experiments.conftest import rows
-from tricouple.conf.schema import Train
-from tricouple.experiments.runs.folder import RunError
-from tricouple.experiments.runs.identity import digest
-from tricouple.experiments.runs.run import run_once
-from tricouple.experiments.vision import VISION
-from tricouple.report.read import read_study
+from tricouple_lab.conf.schema import Train
+from tricouple_lab.experiments.runs.folder import RunError
+from tricouple_lab.experiments.runs.identity import digest
+from tricouple_lab.experiments.runs.run import run_once
+from tricouple_lab.experiments.vision import VISION
+from tricouple_lab.report.read import read_study
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ from image_files import (
     write_svhn,
     write_tiny_imagenet,
 )
-from tricouple import cli
-from tricouple.data import images
-from tricouple.experiments.runs.folder import RunError
-from tricouple.experiments.runs.identity import data_name, digest, former_digest, listing
-from tricouple.experiments.runs.run import run_once
-from tricouple.experiments.vision import VISION
-from tricouple.report.read import read_study
+from tricouple_lab import cli
+from tricouple_lab.data import images
+from tricouple_lab.experiments.runs.folder import RunError
+from tricouple_lab.experiments.runs.identity import data_name, digest, former_digest, listing
+from tricouple_lab.experiments.runs.run import run_once
+from tricouple_lab.experiments.vision import VISION
+from tricouple_lab.report.read import read_study
 
 OWN = (
     "data=folder", "data.train_size=null", "data.image_size=8", "training.epochs=1",

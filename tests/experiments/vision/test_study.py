@@ -10,13 +10,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from tricouple import cli, provenance
-from tricouple.conf.compose import read_study
-from tricouple.conf.schema import Study, Train
-from tricouple.experiments.runs import study as study_module
-from tricouple.experiments.runs.record import Store
-from tricouple.experiments.runs.run import run_once
-from tricouple.experiments.runs.study import (
+from tricouple_lab import cli, provenance
+from tricouple_lab.conf.compose import read_study
+from tricouple_lab.conf.schema import Study, Train
+from tricouple_lab.experiments.runs import study as study_module
+from tricouple_lab.experiments.runs.record import Store
+from tricouple_lab.experiments.runs.run import run_once
+from tricouple_lab.experiments.runs.study import (
     EQUAL,
     FINAL,
     LEARNING_RATE,
@@ -26,10 +26,10 @@ from tricouple.experiments.runs.study import (
     run_loss,
     run_study,
 )
-from tricouple.experiments.vision import VISION
-from tricouple.options import CommandError
-from tricouple.report.read import read_runs
-from tricouple.training.module import DivergenceError, LossTraining
+from tricouple_lab.experiments.vision import VISION
+from tricouple_lab.options import CommandError
+from tricouple_lab.report.read import read_runs
+from tricouple_lab.training.module import DivergenceError, LossTraining
 
 GRID = Study(
     name="grid",

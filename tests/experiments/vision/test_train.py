@@ -12,18 +12,19 @@ import pytest
 import torch
 
 from experiments.conftest import rows
-from tricouple import names
-from tricouple.conf.schema import Train
-from tricouple.data import images
-from tricouple.data.images import ImageSet
-from tricouple.experiments.runs import run
-from tricouple.experiments.runs.folder import RunError, RunFolder
-from tricouple.experiments.runs.identity import digest, former_digest
-from tricouple.experiments.runs.record import Store
-from tricouple.experiments.vision import VISION, load_images
-from tricouple.files import CheckpointError, WriteError, load_tensors
-from tricouple.report.read import read_study
-from tricouple.training.module import LossTraining
+from tricouple_lab import names
+from tricouple_lab.conf.schema import Train
+from tricouple_lab.data import images
+from tricouple_lab.data.images import ImageSet
+from tricouple_lab.experiments.encoder import load_encoder
+from tricouple_lab.experiments.runs import run
+from tricouple_lab.experiments.runs.folder import RunError, RunFolder
+from tricouple_lab.experiments.runs.identity import digest, former_digest
+from tricouple_lab.experiments.runs.record import Store
+from tricouple_lab.experiments.vision import VISION, load_images
+from tricouple_lab.files import CheckpointError, WriteError, load_tensors
+from tricouple_lab.report.read import read_study
+from tricouple_lab.training.module import LossTraining
 
 LOSSES = [key for key, loss in names.LOSSES.items() if loss.within]
 
@@ -104,6 +105,16 @@ def test_a_run_of_the_version_before_is_read_and_becomes_a_study(tiny, console):
     assert train(tiny(), console).skipped
     assert Store(folder.path).records() == now
     assert read_study(folder.path).kind == "vision"
+
+
+def test_a_run_from_before_the_packages_were_split_is_read(tiny, console):
+    words = ("loss=byol", "loss.hidden=16", "training.epochs=1")
+    folder = train(tiny(*words), console).folder
+    written = folder.config.read_text()
+    assert "_target_: tricouple_lab.training.byol.BYOL" in written
+    folder.config.write_text(written.replace("tricouple_lab.", "tricouple."))
+    assert train(tiny(*words), console).skipped
+    assert len(load_encoder(folder.path).classes) == 10
 
 
 def test_another_evaluation_does_not_train_again(tiny, console, monkeypatch):

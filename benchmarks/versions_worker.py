@@ -1,0 +1,194 @@
+"""Worker processes of ``versions.py``: each imports tricouple of its version and times calls.
+
+The parent starts them with that version's ``src`` first on PYTHONPATH. Questions and answers are
+lines of JSON on stdin and stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from versions_cases import Case
+
+TURN = 0.02  # seconds of a turn: a short call is repeated, each one timed alone
+PEERS = "ClipLoss", "SupConLoss", "plain InfoNCE"
+
+
+class Worker:
+    """The process of a version, or several that share a batch."""
+
+    def __init__(self, tree: Path, threads: int, world: int = 1) -> None:
+        path = f"{tree / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        threads = threads if world == 1 else 1
+        env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
+        self.folder = tempfile.TemporaryDirectory()
+        place = [world, threads, f"{self.folder.name}/meeting"]
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, json.dumps([rank, *place])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=env,
+            )
+            for rank in range(world)
+        ]
+
+    def ask(self, what: str, case: Case | None = None) -> dict[str, Any]:
+        """The answer; of several processes the largest numbers."""
+        question = json.dumps({"what": what, "case": asdict(case) if case else {}})
+        for process in self.processes:
+            with suppress(BrokenPipeError):
+                print(question, file=process.stdin, flush=True)
+        ended = '{"error": "the process ended"}'
+        answers = [json.loads(process.stdout.readline() or ended) for process in self.processes]
+        failed = [found for found in answers if "error" in found]
+        return failed[0] if failed else {key: max(x[key] for x in answers) for key in answers[0]}
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self.processes:
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+            process.wait()
+            process.stdout.close()
+        self.folder.cleanup()
+
+
+# --- in the process ------------------------------------------------------------------------------
+
+
+def peer(name: str, c: float) -> Callable[..., Any]:
+    """A loss of somebody else, called with embeddings of one set or of two, and labels."""
+    import torch
+    from torch.nn.functional import log_softmax, normalize
+
+    if name == "ClipLoss":
+        from tricouple.torchvision_ops import declare_missing
+
+        declare_missing()
+        from open_clip.loss import ClipLoss
+
+        clips, scale = ClipLoss(), torch.tensor(c)
+        return lambda x, y, _: clips(normalize(x, dim=1), normalize(y, dim=1), scale)
+    if name == "SupConLoss":
+        from pytorch_metric_learning.losses import SupConLoss
+
+        return SupConLoss(temperature=1 / c)
+
+    def plain_info_nce(embeddings: Any, labels: Any) -> Any:
+        unit = normalize(embeddings, dim=1)
+        itself = torch.eye(len(labels), dtype=torch.bool)
+        logits = (unit @ unit.T * c).masked_fill(itself, -torch.inf)
+        positives = (labels[:, None] == labels[None, :]) & ~itself
+        log_probabilities = log_softmax(logits, dim=1).masked_fill(~positives, 0.0)
+        return -(log_probabilities.sum(1) / positives.sum(1)).mean()
+
+    return plain_info_nce
+
+
+def prepare(case: Case, rank: int, cpu_time: bool) -> Callable[[], float]:
+    """Build a case's tensors; return a call that gives the seconds of forward and backward."""
+    import torch
+
+    import tricouple as tc
+
+    torch.manual_seed(0)
+    n, clock = case.n, time.process_time if cpu_time else time.perf_counter
+    x, y, mean = torch.randn(n, case.d), torch.randn(n, case.d), torch.randn(case.d)
+    labels = torch.arange(n) // (1 if case.sets == "both" else 4)
+    if case.batch in ("outlier", "collapsed"):
+        x = mean / mean.norm() + 0.02 * x
+    if case.batch == "outlier":
+        x[0] = -mean
+    if case.batch == "duplicated":
+        x = x[labels]
+    part = slice(rank * n // case.world, (rank + 1) * n // case.world)
+    leaves = [s[part].clone().requires_grad_() for s in ((x,) if case.sets == "one" else (x, y))]
+    labels = labels[part]
+    if case.loss in PEERS:
+        criterion = peer(case.loss, case.c)
+    else:
+        room = {} if case.budget is None else {"memory_budget": int(case.budget * 4 * n * n)}
+        criterion = getattr(tc, case.loss)(sharpness=case.c, **case.options, **room)
+        criterion = tc.BothDirections(criterion) if case.sets == "both" else criterion
+
+    def call() -> Any:
+        if case.sets == "two":
+            return criterion(leaves[0], labels, ref_emb=leaves[1], ref_labels=labels)
+        return criterion(*leaves, labels)
+
+    def step() -> float:
+        for leaf in leaves:
+            leaf.grad = None
+        if case.world > 1:
+            torch.distributed.barrier()
+        began = clock()
+        call().backward()
+        return clock() - began
+
+    return step
+
+
+def resident(name: str) -> int:
+    """VmRSS or VmHWM of this process, bytes."""
+    found = re.search(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return 1024 * int(found[1])
+
+
+def serve(rank: int, world: int, threads: int, meeting: str) -> None:
+    """Answer questions, one line of JSON each, until there are no more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    import torch
+
+    import tricouple
+
+    torch.set_num_threads(threads)
+    if world > 1:
+        place = {"rank": rank, "world_size": world, "timeout": timedelta(minutes=10)}
+        torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", **place)
+
+    @cache
+    def prepared(text: str) -> Callable[[], float]:
+        return prepare(Case(**json.loads(text)), rank, cpu_time=threads == world == 1)
+
+    def answer(what: str, case: dict[str, Any]) -> dict[str, Any]:
+        if what == "hello":
+            compiled = tricouple.ot.compiled()
+            return {"torch": torch.__version__, "file": tricouple.__file__, "compiled": compiled}
+        step = prepared(json.dumps(case))
+        if what == "time":
+            times, until = [step()], time.perf_counter() + TURN
+            while world == 1 and times[0] < TURN and time.perf_counter() < until:
+                times.append(step())
+            return {"seconds": min(times)}
+        prepared(json.dumps(case | {"n": min(256, case["n"])}))()
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again
+        before, seconds = resident("VmRSS"), step()
+        return {"memory": (resident("VmHWM") - before) / (4 * case["n"] ** 2), "seconds": seconds}
+
+    for line in sys.stdin:
+        try:
+            found = answer(**json.loads(line))
+        except Exception as error:
+            found = {"error": f"{type(error).__name__}: {error}"[:300]}
+        print(json.dumps(found), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    serve(*json.loads(sys.argv[1]))

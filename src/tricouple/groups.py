@@ -1,0 +1,381 @@
+"""One batch over several processes: who has which rows, and what they send each other.
+
+Each process owns the rows of its own anchors (mathematics §7). Sums over anchors end in one message
+of one number per reference, after which all processes hold the same vectors. Whatever decides how
+to go on comes from such sums, so that all processes decide alike.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Call = Any  # batch.Call: the arguments of a loss
+
+Group = Any
+"""``None``, ``"world"``, a ``ProcessGroup`` or a one-dimensional ``DeviceMesh``."""
+
+# For so many seconds a process polls for the others: waking takes longer than most messages.
+_POLLED = 0.01
+
+_give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
+
+
+def check_group(group: Group) -> None:
+    """Require what ``Processes.of`` understands."""
+    if group is None or group == "world" or hasattr(group, "get_group"):
+        return
+    if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+        raise ValueError(
+            f'group must be None, "world", a torch.distributed.ProcessGroup or a DeviceMesh of one '
+            f"dimension, got {group!r}"
+        )
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Processes that compute one thing together."""
+
+    group: Any  # torch.distributed's
+    rank: int  # of this process
+    size: int  # how many they are
+
+    @classmethod
+    def of(cls, group: Group) -> Processes | None:
+        """The processes of a group; None for a process alone, as before any group was set up."""
+        check_group(group)
+        if group is None or not (dist.is_available() and dist.is_initialized()):
+            return None
+        if group == "world":
+            group = dist.group.WORLD
+        elif hasattr(group, "get_group"):
+            if group.ndim != 1:
+                raise ValueError(
+                    f"group must be a DeviceMesh of one dimension, got {group.ndim}: take one of "
+                    'them, as in mesh["data"]'
+                )
+            group = group.get_group()
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        if rank < 0:
+            raise ValueError(f"process {dist.get_rank()} is not in the group of this loss")
+        return cls(group, rank, size) if size > 1 else None
+
+    def sum_(self, values: Tensor) -> Tensor:
+        """The sum over processes, in place; one message."""
+        if self.size > 2 or not values.is_cpu:
+            return self._reduce(values, dist.ReduceOp.SUM)
+        # Between two, a gather sends as many numbers as an all-reduce, in one hop instead of two.
+        both = values.new_empty(2, *values.shape)
+        _poll(dist.all_gather(list(both), values.contiguous(), self.group, True))
+        return values.copy_(torch.add(*both))
+
+    def max_(self, values: Tensor) -> Tensor:
+        """The largest over processes, in place; one message."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def log_sum_(self, logs: Tensor) -> Tensor:
+        """``log Σ exp`` over processes, in place; two messages."""
+        high = self.max_(logs.clone())
+        finite = torch.where(torch.isfinite(high), high, 0.0)
+        return logs.copy_(self.sum_((logs - finite).exp_()).log_().add_(finite))
+
+    def largest(self, number: float) -> float:
+        """The largest of a number of each process; one message."""
+        return float(self.max_(torch.tensor(number, dtype=torch.float64, device=self.device)))
+
+    def _reduce(self, values: Tensor, operation: Any) -> Tensor:
+        work = dist.all_reduce(values, operation, self.group, True)
+        if values.is_cpu:  # nothing waits for a device
+            _poll(work)
+        else:
+            work.wait()
+        return values
+
+    def gather(self, values: Tensor, counts: Sequence[int]) -> Tensor:
+        """The rows of all processes in the order of their ranks, so many of each; one message."""
+        most = max(counts)
+        # Collectives want equal shapes: pad with rows that are dropped again.
+        padded = values.contiguous()
+        if len(values) < most:
+            padded = values.new_zeros(most, *values.shape[1:])
+            padded[: len(values)] = values
+        received = values.new_empty(self.size, most, *values.shape[1:])
+        dist.all_gather(list(received), padded, self.group)
+        if min(counts) == most:
+            return received.flatten(0, 1)
+        return torch.cat([part[:count] for part, count in zip(received, counts, strict=True)])
+
+    def exchange(self, numbers: Sequence[int], problem: str | None = None) -> list[list[int]]:
+        """The numbers of every process, as many as this one's; one message.
+
+        Raises:
+            ValueError: The same one on all processes, if one of them has a problem.
+        """
+        text = (problem or "").encode()
+        sent = torch.tensor([[len(text), *numbers]], device=self.device)
+        found: list[list[int]] = self.gather(sent, [1] * self.size).tolist()
+        lengths = [row[0] for row in found]
+        if not any(lengths):
+            return [row[1:] for row in found]
+        letters = torch.tensor(list(text), dtype=torch.uint8, device=self.device)
+        received = self.gather(letters, lengths)
+        first = next(rank for rank, length in enumerate(lengths) if length)
+        message = bytes(received[own_rows(lengths, first)].tolist()).decode()
+        raise ValueError(f"rank {first} of {self.size}: {message}")
+
+    def before(self, count: int, problem: str | None = None) -> int:
+        """How many samples the processes before this one have, which has so many; one message."""
+        counts = [found for (found,) in self.exchange([count], problem)]
+        return sum(counts[: self.rank])
+
+    @property
+    def device(self) -> torch.device:
+        """Where messages of a few numbers can be sent from."""
+        kinds = dist.get_backend_config(self.group)
+        if "cpu:" in kinds:
+            return torch.device("cpu")
+        return torch.device(kinds.partition(":")[0])
+
+
+def _poll(work: Any) -> None:
+    """Wait for a message: first by polling, then asleep."""
+    end = time.monotonic() + _POLLED
+    while not work.is_completed() and time.monotonic() < end:
+        _give_way()
+    work.wait()
+
+
+def own_rows(counts: Sequence[int], rank: int) -> slice:
+    """The rows of one process, where each has so many.
+
+    Example:
+        >>> own_rows([3, 0, 2], 2)
+        slice(3, 5, None)
+    """
+    start = sum(counts[:rank])
+    return slice(start, start + counts[rank])
+
+
+# --- one call of several processes ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A batch gathered from several processes: who has which rows.
+
+    A function of such a batch needs to give the gradient of this process's own rows alone.
+    """
+
+    processes: Processes
+    anchors: tuple[int, ...]  # how many each process has
+    references: tuple[int, ...]  # likewise
+
+    @property
+    def rows(self) -> slice:
+        """The anchors of this process."""
+        return own_rows(self.anchors, self.processes.rank)
+
+    @property
+    def columns(self) -> slice:
+        """The references of this process."""
+        return own_rows(self.references, self.processes.rank)
+
+    def mirrored(self) -> Gathered:
+        """The same with anchors for references."""
+        return Gathered(self.processes, self.references, self.anchors)
+
+    def name_rank(self, message: str) -> str:
+        """An error about a row of all processes' samples that also says which process has it."""
+        found = re.search(r"\brow (\d+)", message)
+        if found is None:
+            return message
+        row = int(found[1])
+        counts = self.references if message.startswith("ref_emb") else self.anchors
+        ranks = range(self.processes.size)
+        rank = next(rank for rank in ranks if row < own_rows(counts, rank).stop)
+        return f"{message} (row {row - own_rows(counts, rank).start} of rank {rank})"
+
+
+# What processes must have in common, each as a number or a word of at most eight letters.
+_KINDS = (
+    "embeddings.shape[1]", "embeddings.dtype", "embeddings.device", "embeddings.requires_grad",
+    "ref_emb.shape[1]", "ref_emb.dtype", "ref_emb.requires_grad",
+    "labels", "ref_labels", "ref_index", "indices_tuple",
+)  # fmt: skip
+
+
+def gather_call(
+    processes: Processes, call: Call, checked: Callable[[], Call], settings: Mapping[str, str]
+) -> tuple[Call, Gathered]:
+    """The call with the rows of all processes, and who has which.
+
+    Indices, which count the samples of one process, count those of all.
+
+    Args:
+        processes: The processes.
+        call: What this one was called with; it may have no rows.
+        checked: The call with integers as tensors, or an error about it.
+        settings: Of the loss, by name: all processes must have the same.
+
+    Raises:
+        ValueError: The same one on all processes, if a call is bad or of another kind, or if a loss
+            has other settings.
+    """
+    problem, numbers = None, [0] * (4 + len(_KINDS))
+    try:
+        call = checked()
+        numbers = [*_lengths(call), *map(_number, _kind(call))]
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    text = "\n".join(f"{name}={value}" for name, value in settings.items())
+    found = processes.exchange([*numbers, zlib.crc32(text.encode())], problem)
+    _check_settings(processes, text, [row.pop() for row in found])
+    _check_kinds([row[4:] for row in found])
+    rows, others, first, second = zip(*(row[:4] for row in found), strict=True)
+    gathered = Gathered(processes, rows, rows if call.ref_emb is None else others)
+    embeddings = _rows(call.embeddings, processes, rows)
+    ref_emb = None if call.ref_emb is None else _rows(call.ref_emb, processes, others)
+    # All integers in one message.
+    starts = gathered.rows.start, gathered.columns.start
+    sent: list[tuple[Tensor, tuple[int, ...]]] = []
+    if call.labels is not None:
+        sent.append((call.labels, rows))
+    if call.ref_labels is not None:
+        sent.append((call.ref_labels, others))
+    if call.ref_index is not None:
+        # Beyond the process's own references, it is beyond all.
+        end = torch.where(call.ref_index < others[processes.rank], starts[1], sum(others))
+        sent.append((torch.where(call.ref_index < 0, -1, call.ref_index + end), rows))
+    if call.indices_tuple is not None:
+        several = len(call.indices_tuple) == 4
+        for place, values in enumerate(call.indices_tuple):
+            axis = 0 if place == 0 or (several and place == 2) else 1
+            counts = second if several and place >= 2 else first
+            sent.append((values + starts[axis], counts))
+    received = iter(_integers(processes, sent, embeddings.device))
+    labels, ref_labels, ref_index = (
+        None if values is None else next(received)
+        for values in (call.labels, call.ref_labels, call.ref_index)
+    )
+    indices: Any = None if call.indices_tuple is None else tuple(received)
+    given = {"labels": labels, "ref_labels": ref_labels, "ref_index": ref_index}
+    whole = call._replace(embeddings=embeddings, ref_emb=ref_emb, indices_tuple=indices, **given)
+    return whole, gathered
+
+
+def _check_settings(processes: Processes, text: str, digests: list[int]) -> None:
+    """Require one loss on all processes; the settings themselves are sent only if they differ."""
+    if len(set(digests)) == 1:
+        return
+    letters = torch.tensor(list(text.encode()), dtype=torch.uint8, device=processes.device)
+    lengths = [length for (length,) in processes.exchange([len(letters)])]
+    received = processes.gather(letters, lengths)
+    texts = [
+        bytes(received[own_rows(lengths, rank)].tolist()).decode() for rank in range(processes.size)
+    ]
+    tables = [dict(line.split("=", 1) for line in text.split("\n")) for text in texts]
+    for rank, table in enumerate(tables):
+        for name, here in tables[0].items():
+            there = table.get(name, "missing")
+            if here != there:
+                raise ValueError(
+                    f"{name} is {here} on rank 0, {there} on rank {rank}: one loss of several "
+                    "processes needs the same settings on all of them"
+                )
+    raise ValueError("the processes of the group have losses with different settings")
+
+
+def _rows(rows: Tensor, processes: Processes, counts: tuple[int, ...]) -> Tensor:
+    """The rows of all processes, in the order of their ranks.
+
+    Each process computes the same loss of all rows. Its own receive R times their gradient for R
+    processes, which the mean that DistributedDataParallel takes over parameters turns into the
+    gradient of that one loss; nothing is sent in the backward pass.
+    """
+    return _GatheredRows.apply(rows, processes, counts)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _GatheredRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, processes: Processes, counts: tuple[int, ...]) -> Tensor:
+        ctx.own, ctx.size = own_rows(counts, processes.rank), processes.size
+        return processes.gather(rows.detach(), counts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0][ctx.own] * ctx.size, None, None
+
+
+def _lengths(call: Call) -> tuple[int, int, int, int]:
+    """Numbers of anchors, of references, of positive and of negative pairs that are listed."""
+    indices = call.indices_tuple
+    return (
+        len(call.embeddings),
+        0 if call.ref_emb is None else len(call.ref_emb),
+        0 if indices is None else len(indices[0]),
+        len(indices[2]) if indices is not None and len(indices) == 4 else 0,
+    )
+
+
+def _kind(call: Call) -> tuple[int | str, ...]:
+    """In the order of ``_KINDS``."""
+
+    def matrix(values: Tensor) -> tuple[int | str, int | str, int | str]:
+        asks = values.requires_grad and torch.is_grad_enabled()
+        return values.shape[1], str(values.dtype).removeprefix("torch."), "yes" if asks else "no"
+
+    width, dtype, asks = matrix(call.embeddings)
+    others = ("none", "none", "none") if call.ref_emb is None else matrix(call.ref_emb)
+    indices = call.indices_tuple
+    given = (call.labels, call.ref_labels, call.ref_index)
+    return (
+        *(width, dtype, call.embeddings.device.type[:8], asks),
+        *others,
+        *("missing" if values is None else "given" for values in given),
+        "missing" if indices is None else len(indices),
+    )
+
+
+def _number(kind: int | str) -> int:
+    """Words as negative numbers."""
+    return kind if isinstance(kind, int) else -int.from_bytes(kind.encode(), "big")
+
+
+def _word(number: int) -> str:
+    if number >= 0:
+        return str(number)
+    return (-number).to_bytes(8, "big").lstrip(b"\0").decode()
+
+
+def _check_kinds(kinds: list[list[int]]) -> None:
+    for rank, kind in enumerate(kinds):
+        for name, here, there in zip(_KINDS, kind, kinds[0], strict=True):
+            if here != there:
+                raise ValueError(
+                    f"{name} is {_word(there)} on rank 0, {_word(here)} on rank {rank}: one "
+                    "loss of several processes needs batches of one kind"
+                )
+
+
+def _integers(
+    processes: Processes, sent: list[tuple[Tensor, tuple[int, ...]]], device: torch.device
+) -> list[Tensor]:
+    """Each of several vectors, whose lengths on every process are known, from all processes."""
+    if not sent:
+        return []
+    flat = torch.cat([values.to(device, torch.long) for values, _ in sent])
+    totals = [sum(of_rank) for of_rank in zip(*(lengths for _, lengths in sent), strict=True)]
+    parts = [
+        part.split([lengths[rank] for _, lengths in sent])
+        for rank, part in enumerate(processes.gather(flat, totals).split(totals))
+    ]
+    return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]

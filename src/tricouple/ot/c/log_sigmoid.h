@@ -1,0 +1,420 @@
+/* Sums over the terms A_q(x_ij) B_q(x_ik) of the log-sigmoid kernel (§3, §10), x = s/τ, m = 1/ε.
+ *
+ *     B_q(x) = exp(−e^{x + v_q}),    A_q(x) = h/Γ(m) · e^{m(x + v_q)} · B_q(x),    v_q = h·q,   2^{1/splits} = e^h.
+ *
+ * A row has nodes of its own, `lists`, in ascending order, with gaps. B_{q + splits} = B_q² makes a *chain* of one
+ * exponential and squarings, in registers. Arrays of nodes are N×width, double. */
+#ifndef LEVELS
+#define LEVELS 4 /* of a chain that are done at once */
+/* Squares end below the smallest normal number, which takes a hundred times as long: make that 0, and undo it. */
+#ifdef __SSE__
+#include <xmmintrin.h>
+#define FLUSH const unsigned mode_before = _mm_getcsr(); _mm_setcsr(mode_before | 0x8040);
+#define UNFLUSH _mm_setcsr(mode_before);
+#else
+#define FLUSH
+#define UNFLUSH
+#endif
+/* The rule, as log_sigmoid.py writes it. */
+enum { FACTOR, POWER, STEP, SPLITS, LEFT, RIGHT, CONSTANT, MOST, BLOCK, ALIVE, GROWTH };
+enum { TAIL = LEFT, HEAD = RIGHT }; /* of the mean cost: logarithms of the rates where it ends */
+/* A call with a constant number of levels, so that its loops are unrolled. */
+#define BY_LEVELS(levels, function, ...)                   \
+    if (levels > 3) NAME(function)(4, __VA_ARGS__);        \
+    else if (levels == 3) NAME(function)(3, __VA_ARGS__);  \
+    else if (levels == 2) NAME(function)(2, __VA_ARGS__);  \
+    else NAME(function)(1, __VA_ARGS__);
+#endif
+#undef WIDTH
+#undef TWICE
+#define WIDTH ((long)(64 / sizeof(real)))
+#define TWICE (2 * WIDTH)
+
+/* The nodes of each row: those within the bell of a pair (j, k), j ≠ k, around −max(x_j, x_k). Also the smallest
+ * entry `low`, for which alone the sum over these nodes of A_q B_q is not 2^{−m}: its logarithm and the slope of
+ * that; and the largest x. A count of −1 stands for numbers that are none. `marks`: `room` bytes a thread. */
+FAST long NAME(term_nodes)(long n, long m, long width, long room, long threads, const double *rule, const real *S,
+                      const int64_t *own, int64_t *counts, int32_t *lists, int64_t *lows, double *tops, double *met,
+                      double *slopes, char *marks) {
+    const double step = rule[STEP], ln2 = log(2);
+    const long before = (long)floor((rule[LEFT] - ln2) / step), after = (long)ceil(rule[RIGHT] / step) + 1;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long i = 0; i < n; i++) {
+        const real *s = S + i * m;
+        double top = -INFINITY, x1 = INFINITY, x2 = INFINITY, all = 0;
+        long low = -1;
+        for (long j = 0; j < m; j++) {
+            const double x = rule[FACTOR] * s[j];
+            if (j == own[i]) continue;
+            all += x, top = x > top ? x : top;
+            if (x < x1) x2 = x1, x1 = x, low = j;
+            else if (x < x2) x2 = x;
+        }
+        counts[i] = -1, lows[i] = low < 0 ? 0 : low, tops[i] = top, met[i] = slopes[i] = 0;
+        if (!(fabs(all) < INFINITY) || !((top - x2) / step < (double)room - 2)) continue;
+        char *mark = marks + omp_get_thread_num() * room;
+        const long base = (long)floor(-top / step), length = (long)floor(-x2 / step) - base + 1;
+        const long last = (long)ceil((rule[RIGHT] - log_add(x1, x2)) / step);
+        memset(mark, 0, length);
+        for (long j = 0; j < m; j++)
+            if (j != own[i] && j != low) mark[(long)floor(-rule[FACTOR] * s[j] / step) - base] = 1;
+        long count = 0, next = base + before;
+        double high = -INFINITY, sum = 0, slope = 0;
+        for (long place = 0; place < length; place++) {
+            if (!mark[place]) continue;
+            const long end = base + place + after < last ? base + place + after : last;
+            for (next = base + place + before > next ? base + place + before : next; next <= end; next++, count++) {
+                if (!lists) continue;
+                lists[i * width + count] = (int32_t)next;
+                const double t = x1 + step * next, rate = exp(t < 700 ? t : 700);
+                const double part = rule[CONSTANT] + rule[POWER] * t - 2 * rate;
+                if (part > high) sum *= exp(high - part), slope *= exp(high - part), high = part;
+                sum += exp(part - high), slope += exp(part - high) * (rule[POWER] - 2 * rate);
+            }
+        }
+        counts[i] = count;
+        if (lists) met[i] = high + log(sum), slopes[i] = slope / sum;
+    }
+    return 0;
+}
+
+/* --- The fast passes. A block is some nodes in a row from v on; of A_q(x_j) e^{f_j} it has the weights
+ * G_j = e^{m x_j + f_j − peak}, the factors e^{mh(q − first)} of its nodes and B. Entries whose rate is beyond the
+ * bell from the first node on have no weight, so that an underflow loses less than rule[LOST] (§10). */
+typedef real NAME(lanes) __attribute__((vector_size(64), aligned(sizeof(real)), may_alias));
+
+/* x less the largest one, 1 + what that is off by rounding, and its exponential; nowhere at own and beyond the
+ * end. Returns the smallest. */
+INLINE real NAME(enter)(long m, long size, long own, double factor, double top, const real *s, real *x) {
+    real low = 0, *off = x + size, *u = off + size;
+#pragma omp simd reduction(min : low)
+    for (long j = 0; j < m; j++) {
+        const double y = factor * s[j] - top, less = y < 0 ? y : 0;
+        const real rounded = (real)less;
+        x[j] = rounded, off[j] = (real)(1 + (less - rounded)), low = rounded < low ? rounded : low;
+        u[j] = NAME(exponential)(rounded) * off[j];
+    }
+    for (long j = m; j < size; j++) x[j] = u[j] = (real)1e30, off[j] = 1;
+    if (own >= 0) x[own] = u[own] = (real)1e30, off[own] = 1;
+    return low;
+}
+
+/* Rates e^{x + height} and B at the first node of a chain. */
+INLINE void NAME(begin)(long size, double height, int deep, const real *x, real *rate, real *beta) {
+    const real shift = (real)height, scale = (real)(deep ? 1 + (height - shift) : exp(height)), most = 7;
+    const real *off = x + size, *u = off + size;
+    if (deep) /* u underflows where it matters */
+#pragma omp simd
+        for (long j = 0; j < size; j++)
+            rate[j] = NAME(exponential)(x[j] + shift < most ? x[j] + shift : most) * off[j] * scale;
+    else
+#pragma omp simd
+        for (long j = 0; j < size; j++) rate[j] = u[j] * scale < 1000 ? u[j] * scale : 1000;
+#pragma omp simd
+    for (long j = 0; j < size; j++) beta[j] = NAME(exponential)(-rate[j]);
+}
+
+/* sums_l = Σ_j weights_j B_l(x_j), l a level of a chain; `next`: B of the level after them. */
+INLINE void NAME(chain_rows)(const int levels, long size, const real *beta, real *next, const real *weights,
+                             double *sums) {
+    NAME(lanes) total[LEVELS];
+    for (int l = 0; l < levels; l++) total[l] = (NAME(lanes)){0};
+    for (long j = 0; j < size; j += WIDTH) {
+        NAME(lanes) b = *(const NAME(lanes) *)(beta + j), w = *(const NAME(lanes) *)(weights + j);
+        for (int l = 0; l < levels; l++) total[l] += w * b, b *= b;
+        *(NAME(lanes) *)(next + j) = b;
+    }
+    for (int l = 0; l < levels; l++) {
+        sums[l] = 0;
+        for (int k = 0; k < WIDTH; k++) sums[l] += total[l][k];
+    }
+}
+
+/* out_j += Σ_l weights_l B_l(x_j). */
+INLINE void NAME(chain_columns)(const int levels, long size, const real *beta, real *next, const real *weights,
+                                real *out) {
+    for (long j = 0; j < size; j += WIDTH) {
+        NAME(lanes) b = *(const NAME(lanes) *)(beta + j), sum = *(NAME(lanes) *)(out + j);
+        for (int l = 0; l < levels; l++) sum += weights[l] * b, b *= b;
+        *(NAME(lanes) *)(out + j) = sum, *(NAME(lanes) *)(next + j) = b;
+    }
+}
+
+/* out_j += Σ_l (offset − rate_l) B_l(x_j) Σ_t left_tl right_tj, b and rate those of the first level. */
+INLINE void NAME(some_slopes)(const int levels, long rank, real offset, const NAME(lanes) *b, const NAME(lanes) *rate,
+                              const real *left, const real *right, real *out) {
+    NAME(lanes) total[LEVELS][2], power[2] = {b[0], b[1]}, twice[2] = {rate[0], rate[1]};
+    for (int l = 0; l < levels; l++) total[l][0] = total[l][1] = (NAME(lanes)){0};
+    for (long t = 0; t < rank; t++) {
+        const NAME(lanes) *r = (const NAME(lanes) *)(right + t * TWICE);
+        for (int l = 0; l < levels; l++)
+            total[l][0] += left[t * LEVELS + l] * r[0], total[l][1] += left[t * LEVELS + l] * r[1];
+    }
+    for (int k = 0; k < 2; k++) {
+        NAME(lanes) sum = *(NAME(lanes) *)(out + k * WIDTH);
+        for (int l = 0; l < levels; l++, power[k] *= power[k], twice[k] += twice[k])
+            sum += (offset - twice[k]) * power[k] * total[l][k];
+        *(NAME(lanes) *)(out + k * WIDTH) = sum;
+    }
+}
+
+/* Slopes of A (without G) and of B; beta and rates become those of the level after. `right`: rank rows for every
+ * TWICE columns. */
+INLINE void NAME(chain_slopes)(const int levels, long size, const long *rank, real power, real *beta, real *rates,
+                               real *const *left, const real *const *right, real *const *out) {
+    for (long j = 0; j < size; j += TWICE) {
+        NAME(lanes) b[2], rate[2];
+        memcpy(b, beta + j, sizeof b), memcpy(rate, rates + j, sizeof rate);
+        for (int z = 0; z < 2; z++)
+            NAME(some_slopes)(levels, rank[z], z ? 0 : power, b, rate, left[z], right[z] + j * rank[z], out[z] + j);
+        for (int l = 0; l < levels; l++) b[0] *= b[0], b[1] *= b[1], rate[0] += rate[0], rate[1] += rate[1];
+        memcpy(beta + j, b, sizeof b), memcpy(rates + j, rate, sizeof rate);
+    }
+}
+
+/* Where the block that begins at a place of a list ends: as few blocks as may be, of about the same size. */
+static long NAME(block_end)(const int32_t *list, long first, long count, long most) {
+    long run = 1;
+    while (first + run < count && list[first + run] == list[first] + run) run++;
+    return first + (run + (run + most - 1) / most - 1) / ((run + most - 1) / most);
+}
+
+/* The weights of a block's entries: G times `columns` (or 1) for A, `columns` for B, in units whose logarithm is
+ * returned, and which `unit` multiplies. */
+FAST static double NAME(weigh)(long m, long size, int attract, double c, real limit, const real *s, const real *x,
+                               const double *f, const double *columns, real *out, double *unit) {
+    double peak = -1e300, most = 0;
+    for (long j = m; j < size; j++) out[j] = 0;
+    if (columns)
+#pragma omp simd reduction(max : most)
+        for (long j = 0; j < m; j++) most = x[j] <= limit && fabs(columns[j]) > most ? fabs(columns[j]) : most;
+    if (attract) {
+#pragma omp simd reduction(max : peak)
+        for (long j = 0; j < m; j++) peak = x[j] <= limit && c * s[j] + f[j] > peak ? c * s[j] + f[j] : peak;
+#pragma omp simd
+        for (long j = 0; j < m; j++) {
+            const real e = (real)(c * s[j] + f[j] - peak);
+            out[j] = NAME(exponential)(x[j] <= limit ? e : (real)-1e4);
+        }
+    }
+    const double inverse = most > 1e-300 ? 1 / most : 0;
+    if (attract && columns)
+#pragma omp simd
+        for (long j = 0; j < m; j++) out[j] *= (real)(columns[j] * inverse);
+    else if (columns)
+#pragma omp simd
+        for (long j = 0; j < m; j++) out[j] = x[j] <= limit ? (real)(columns[j] * inverse) : 0;
+    *unit = columns ? most : 1;
+    return attract ? peak : 0;
+}
+
+/* A pass over some rows: sums Σ_j A_q(x_ij) e^{φ_i + f_j} columns_j (near 1; `columns` NULL for ones) or
+ * Σ_j B_q(x_ij) columns_j (near 0), or none (−1); weights of them, N×width; and the columns
+ * Σ_iq weights_iq A_q(x_ij) e^{φ_i + f_j} (far 1) or Σ_iq weights_iq B_q(x_ij) (far 0), or none. Between them
+ *     total_i += Σ_q partner_q sums_q,    φ_i += log(given_i / total_i) (mode 1: marginal 1),
+ *     weights = sums + extra  (times given_i total_i in mode 2).
+ * A thread's work: (7 + width) rows of `size`, m rounded up to TWICE. */
+FAST long NAME(term_pass)(long n, long m, long width, long near, long far, long mode, long threads, const double *rule,
+                          const real *S, const int64_t *own, const int64_t *counts, const int32_t *lists,
+                          const double *tops, double *phi, const double *f, const double *columns,
+                          const double *partner, double *total, const double *given, const double *extra,
+                          double *weights, double *received, real *work) {
+    const long size = (m + TWICE - 1) / TWICE * TWICE, splits = (long)rule[SPLITS], most = (long)rule[BLOCK];
+    const double c = rule[POWER] * rule[FACTOR], step = rule[STEP], *growth = rule + GROWTH;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 8)
+    for (long i = 0; i < n; i++) {
+        real *x = work + omp_get_thread_num() * (7 + width) * size, *next = x + 3 * size;
+        real *weighted = next + size, *sum = weighted + size, *rate = sum + size, *chains = rate + size;
+        real units[LEVELS], *beta = chains;
+        double *mine = weights + i * width, *out = received + omp_get_thread_num() * m, unit, all = 0;
+        FLUSH
+        const int32_t *list = lists + i * width;
+        const real *s = S + i * m;
+        const int deep = NAME(enter)(m, size, own[i], rule[FACTOR], tops[i], s, x) < EXP_LOW + 20;
+        for (long first = 0, end; first < counts[i]; first = end) {
+            end = NAME(block_end)(list, first, counts[i], most);
+            const double v = step * list[first];
+            double scale = 1;
+            if (near >= 0) {
+                const real limit = (real)(rule[ALIVE] - v - tops[i]);
+                const double peak = NAME(weigh)(m, size, near > 0, c, limit, s, x, f, columns, weighted, &unit);
+                scale = unit * (near > 0 ? exp(phi[i] + peak + rule[CONSTANT] + rule[POWER] * v) : 1);
+            }
+            for (long chain = 0; chain < splits && first + chain < end; chain++, beta += size) {
+                NAME(begin)(size, v + step * chain + tops[i], deep, x, rate, beta);
+                const real *b = beta;
+                for (long k = first + chain; near >= 0 && k < end; k += splits * LEVELS, b = next) {
+                    double found[LEVELS];
+                    const long levels = (end - k + splits - 1) / splits;
+                    BY_LEVELS(levels, chain_rows, size, b, next, weighted, found)
+                    for (long l = 0; l < LEVELS && l < levels; l++)
+                        mine[k + l * splits] = found[l] * scale * (near > 0 ? growth[k + l * splits - first] : 1);
+                }
+            }
+        }
+        if (near >= 0) {
+            for (long q = 0; partner && q < counts[i]; q++) all += partner[i * width + q] * mine[q];
+            if (partner) total[i] += all;
+            if (mode == 1) phi[i] = given[i] > 0 ? phi[i] + log(given[i] / total[i]) : -INFINITY;
+            const double part = mode == 2 ? given[i] * total[i] : 1;
+            for (long q = 0; extra && q < counts[i]; q++) mine[q] += part * extra[i * width + q];
+        }
+        beta = chains;
+        for (long first = 0, end; far >= 0 && first < counts[i]; first = end) {
+            end = NAME(block_end)(list, first, counts[i], most);
+            double top = 0;
+            for (long q = first; q < end; q++) {
+                const double one = fabs(mine[q]) * (far > 0 ? growth[q - first] : 1);
+                top = one > top ? one : top;
+            }
+            memset(sum, 0, size * sizeof(real));
+            for (long chain = 0; chain < splits && first + chain < end; chain++, beta += size) {
+                const real *b = beta;
+                for (long k = first + chain; top > 0 && k < end; k += splits * LEVELS, b = next) {
+                    const long levels = (end - k + splits - 1) / splits;
+                    for (long l = 0; l < LEVELS && l < levels; l++) /* dividing last: `top` may be tiny */
+                        units[l] = (real)(mine[k + l * splits] * (far > 0 ? growth[k + l * splits - first] : 1) / top);
+                    BY_LEVELS(levels, chain_columns, size, b, next, units, sum)
+                }
+            }
+            if (top > 0 && far > 0) {
+                const double v = step * list[first];
+                const real limit = (real)(rule[ALIVE] - v - tops[i]);
+                const double peak = NAME(weigh)(m, size, 1, c, limit, s, x, f, NULL, weighted, &unit);
+                top *= exp(phi[i] + peak + rule[CONSTANT] + rule[POWER] * v);
+#pragma omp simd
+                for (long j = 0; j < m; j++) out[j] += top * (double)(sum[j] * weighted[j]);
+            } else if (!(top <= 0))
+#pragma omp simd
+                for (long j = 0; j < m; j++) out[j] += top * sum[j];
+        }
+        UNFLUSH
+    }
+    return 0;
+}
+
+/* Rows of the gradient with respect to s, added to G: Σ_q slope_q Σ_t left_tq right_tj over both kernels (§4), where
+ * the slope of A is (m − e^{x+v}) A e^{φ + f} and that of B −e^{x+v} B (§3). left: N×rank×width; right as for
+ * chain_slopes. A thread's work: m doubles; 8 rows and LEVELS·(both ranks). */
+FAST long NAME(term_slopes)(long n, long m, long width, long rank_a, long rank_b, long threads, const double *rule,
+                            const real *S, const int64_t *own, const int64_t *counts, const int32_t *lists,
+                            const double *tops, const double *phi, const double *f, const double *left_a,
+                            const double *left_b, const real *right_a, const real *right_b, real *G, double *wide,
+                            real *work) {
+    const long size = (m + TWICE - 1) / TWICE * TWICE, splits = (long)rule[SPLITS], rank[2] = {rank_a, rank_b};
+    const double c = rule[POWER] * rule[FACTOR], step = rule[STEP], *growth = rule + GROWTH;
+    const double *const left[2] = {left_a, left_b};
+    const real *const right[2] = {right_a, right_b};
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 8)
+    for (long i = 0; i < n; i++) {
+        real *x = work + omp_get_thread_num() * (8 * size + LEVELS * (rank_a + rank_b));
+        real *beta = x + 3 * size, *rate = beta + size, *g = rate + size, *const out[2] = {g + size, g + 2 * size};
+        real *const few[2] = {g + 3 * size, g + 3 * size + LEVELS * rank_a};
+        double *sum = wide + omp_get_thread_num() * m; /* parts of blocks cancel */
+        memset(sum, 0, m * sizeof(double));
+        FLUSH
+        const int32_t *list = lists + i * width;
+        const real *s = S + i * m;
+        const int deep = NAME(enter)(m, size, own[i], rule[FACTOR], tops[i], s, x) < EXP_LOW + 20;
+        for (long first = 0, end; first < counts[i]; first = end) {
+            end = NAME(block_end)(list, first, counts[i], (long)rule[BLOCK]);
+            const double v = step * list[first];
+            double top[2] = {0, 0}, unit;
+            for (int z = 0; z < 2; z++)
+                for (long t = 0; t < rank[z]; t++)
+                    for (long q = first; q < end; q++) {
+                        const double one = fabs(left[z][(i * rank[z] + t) * width + q]) * (z ? 1 : growth[q - first]);
+                        top[z] = one > top[z] ? one : top[z];
+                    }
+            memset(out[0], 0, 2 * size * sizeof(real));
+            for (long chain = 0; chain < splits && first + chain < end; chain++) {
+                NAME(begin)(size, v + step * chain + tops[i], deep, x, rate, beta);
+                for (long k = first + chain; k < end; k += splits * LEVELS) {
+                    const long levels = (end - k + splits - 1) / splits;
+                    for (int z = 0; z < 2; z++)
+                        for (long t = 0; t < rank[z]; t++)
+                            for (long l = 0, q = k; l < LEVELS && l < levels; l++, q += splits)
+                                few[z][t * LEVELS + l] = top[z] > 0 ? (real)(left[z][(i * rank[z] + t) * width + q] *
+                                                                            (z ? 1 : growth[q - first]) / top[z]) : 0;
+                    BY_LEVELS(levels, chain_slopes, size, rank, (real)rule[POWER], beta, rate, few, right, out)
+                }
+            }
+            const double peak = NAME(weigh)(m, size, 1, c, (real)(rule[ALIVE] - v - tops[i]), s, x, f, NULL, g, &unit);
+            const double a = top[0] * exp(phi[i] + peak + rule[CONSTANT] + rule[POWER] * v) * rule[FACTOR];
+            const double b = top[1] * rule[FACTOR];
+#pragma omp simd
+            for (long j = 0; j < m; j++) sum[j] += a * (out[0][j] * g[j]) + b * out[1][j];
+        }
+        for (long j = 0; j < m; j++) G[i * m + j] += (real)sum[j];
+        UNFLUSH
+    }
+    return 0;
+}
+
+/* Of each row Σ_jk plus_j minus_k log(1 + e^{x_k − x_j}) and its gradient with respect to s, by Frullani's integral
+ * (§3): h Σ_q near_q far_q, near_q = Σ_j plus_j B_q(x_j), far_q = Σ_k minus_k (1 − B_q(x_k)), from the node on where
+ * the largest rate is e^TAIL; below it the first two powers of the rates are summed to the end. In double alone.
+ * A thread's work: 10 rows. */
+#if MANTISSA == 52
+#define pair_costs_float pair_costs_double
+FAST long NAME(pair_costs)(long n, long m, long threads, const double *rule, const real *S, const real *plus,
+                           const real *minus, double *totals, real *gradient, real *work) {
+    const long size = (m + TWICE - 1) / TWICE * TWICE, splits = (long)rule[SPLITS], rank[2] = {1, 1};
+    const double h = rule[STEP], growth = exp(h);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 8)
+    for (long i = 0; i < n; i++) {
+        real *x = work + omp_get_thread_num() * 10 * size, *u = x + 2 * size, *beta = u + size, *rate = beta + size;
+        real *next = rate + size, *const out[2] = {next + size, next + 2 * size}, *positive = next + 3 * size;
+        real *negative = positive + size, *slope = gradient + i * m;
+        const real *s = S + i * m, *const right[2] = {positive, negative};
+        double top = -INFINITY, low = INFINITY, n_plus = 0, n_minus = 0, all = 0;
+        memset(out[0], 0, 4 * size * sizeof(real));
+        for (long j = 0; j < m; j++) {
+            const double p = positive[j] = plus[i * m + j], q = negative[j] = minus[i * m + j], y = rule[FACTOR] * s[j];
+            n_plus += p, n_minus += q, slope[j] = 0;
+            if (p + q > 0) top = y > top ? y : top, all += y;
+            if (p > 0) low = y < low ? y : low;
+        }
+        totals[i] = 0;
+        if (n_plus == 0 || n_minus == 0) continue;
+        if (!(fabs(all) < INFINITY)) { /* no numbers: never a number of nodes */
+            for (long j = 0; j < m; j++) totals[i] = slope[j] = NAN;
+            continue;
+        }
+        FLUSH
+        const int deep = NAME(enter)(m, size, -1, rule[FACTOR], top, s, x) < EXP_LOW + 20;
+        const long start = (long)floor((rule[TAIL] - top) / h), end = (long)ceil((rule[HEAD] - low) / h) + 1;
+        /* Σ_{q < start} t_q and Σ_{q < start} t_q², t the rate of the largest x. */
+        const double t = exp(h * start + top), first = h * t / (growth - 1), second = h * t * t / (growth * growth - 1);
+        double u_plus = 0, u_minus = 0, u_square = 0;
+        for (long j = 0; j < m; j++)
+            u_plus += positive[j] * u[j], u_minus += negative[j] * u[j], u_square += negative[j] * u[j] * u[j];
+        double total = n_plus * u_minus * first - (u_plus * u_minus + n_plus * u_square / 2) * second;
+        for (long begin = start; begin < end; begin += splits * 3 * LEVELS) {
+            const long stop = begin + splits * 3 * LEVELS < end ? begin + splits * 3 * LEVELS : end;
+            for (long chain = begin; chain < begin + splits && chain < stop; chain++) {
+                NAME(begin)(size, h * chain + top, deep, x, rate, beta);
+                for (long k = chain; k < stop; k += splits * LEVELS) {
+                    const long levels = (stop - k + splits - 1) / splits;
+                    double near[LEVELS], far[LEVELS];
+                    real left[2][LEVELS], *const few[2] = {left[0], left[1]};
+                    BY_LEVELS(levels, chain_rows, size, beta, next, positive, near)
+                    BY_LEVELS(levels, chain_rows, size, beta, next, negative, far)
+                    for (long l = 0; l < LEVELS && l < levels; l++) {
+                        far[l] = n_minus - far[l], total += h * near[l] * far[l];
+                        left[0][l] = (real)(h * far[l]), left[1][l] = (real)(-h * near[l]);
+                    }
+                    BY_LEVELS(levels, chain_slopes, size, rank, 0, beta, rate, few, right, out)
+                }
+            }
+        }
+        totals[i] = total;
+        for (long j = 0; j < m; j++) {
+            const double v = u[j], beyond = negative[j] * v * (n_plus * first - (u_plus + n_plus * v) * second);
+            slope[j] = (real)(rule[FACTOR] * (out[0][j] + out[1][j] + beyond - positive[j] * v * u_minus * second));
+        }
+        UNFLUSH
+    }
+    return 0;
+}
+#endif

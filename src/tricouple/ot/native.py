@@ -1,0 +1,108 @@
+"""The compiled module, called by addresses: loading, threads, large matrices.
+
+The module is optional: built where there is a C compiler, and left alone with the environment
+variable ``TRICOUPLE_NATIVE=0``. Everything that it computes has a twin in PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from typing import Any
+
+import torch  # first: the module then finds PyTorch's own OpenMP runtime
+from torch import Tensor
+
+# The calls of the compiled module; to be raised here and in module.c whenever one changes.
+CALLS = 103
+
+# Entries of a matrix below which one thread is faster than two.
+_SMALL = 1 << 17
+
+_LARGE = 1 << 22  # bytes of a matrix that asks for huge pages
+
+
+def _load() -> Any:
+    """The compiled module; None where it is not wanted, not built, or from other sources."""
+    if os.environ.get("TRICOUPLE_NATIVE") == "0":
+        return None
+    try:
+        module = importlib.import_module("tricouple.ot._native")
+    except ImportError:  # built without a compiler
+        return None
+    if getattr(module, "CALLS", 0) != CALLS:
+        warnings.warn(
+            f"{module.__file__} was built from another version of tricouple and is not used, which "
+            "costs speed: delete it and install the package again (pip install -e .)",
+            stacklevel=2,
+        )
+        return None
+    return module
+
+
+library = _load()
+_forked = False  # OpenMP has no threads in a forked process
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def compiled() -> bool:
+    """Whether the compiled module is in use, which is faster; results are the same to rounding.
+
+    It is not where no C compiler was found when the package was installed, and not with the
+    environment variable ``TRICOUPLE_NATIVE=0``.
+
+    Example:
+        >>> compiled() in (True, False)
+        True
+    """
+    return library is not None
+
+
+def in_c(tensor: Tensor) -> bool:
+    """Whether there is compiled code for a tensor where it is."""
+    return library is not None and tensor.device.type == "cpu"
+
+
+def call(name: str, like: Tensor, *arguments: Any) -> int:
+    """Call a compiled function for the dtype of ``like``.
+
+    Arguments are whole numbers, then reals, then contiguous tensors in the memory of the CPU, None
+    or functions that C may ask.
+    """
+    passed = [_address(x) if isinstance(x, Tensor) else x for x in arguments]
+    found: int = getattr(library, name)(like.element_size(), *passed)
+    return found
+
+
+def _address(array: Tensor) -> int:
+    if not (array.is_cpu and array.is_contiguous()):
+        raise RuntimeError(
+            f"compiled code needs contiguous memory of the CPU, got {array.device}, strides "
+            f"{array.stride()}"
+        )
+    return array.data_ptr()
+
+
+def threads(entries: int) -> int:
+    """How many threads share a pass over so many entries."""
+    return 1 if entries < _SMALL or _forked else torch.get_num_threads()
+
+
+def empty_matrix(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """An uninitialised tensor on the device of another; large ones ask for huge pages.
+
+    Fresh memory in pages of 4 KiB costs more than the product that fills it.
+    """
+    matrix = like.new_empty(shape, dtype=dtype)
+    if matrix.nbytes >= _LARGE and in_c(matrix):
+        library.advise(matrix.data_ptr(), matrix.nbytes)
+    return matrix

@@ -1,0 +1,412 @@
+"""The fast run: sweeps as products with one kernel E = exp(c (s − middle)) and with 1/E.
+
+Sweeps go on while no difference loses digits; the solver does a sweep that would by rows, and comes
+back: an outlier costs the one or two first sweeps that it makes hard. On the CPU many sweeps are
+one call in C, and their adjoint is another (c/scaling.h); elsewhere they are products in PyTorch
+(scaling_torch.py). The score gradient is E ∘ (left⁺ᵀ right⁺) − 1/E ∘ (left⁻ᵀ right⁻), so plans and
+directions that share E are more rows of ``left`` and ``right``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tricouple.numeric import fill_own, on_host, wide_dtype
+from tricouple.ot import native, scaling_torch
+from tricouple.ot.forms import Linear
+from tricouple.ot.rows import Vectors
+from tricouple.ot.scores import Scores
+from tricouple.ot.solver import Forces, Segment
+
+WORST = 0.1  # share that must be left after a subtraction: one digit may go
+WIDE_WORST = 1e-7  # if E has more digits than the similarities
+# Largest log E that a type has room for, E and 1/E; vectors, float64, have four times that.
+RANGE = {torch.float32: 75.0, torch.float64: 150.0}
+# Largest |log| of factors of the gradient, whose products are then in range.
+ROOM = {torch.float32: 78.0, torch.float64: torch.inf}
+CACHED = 1 << 18  # entries of a tile of the gradient that stays in the cache
+
+_Factors = dict[int, list[Tensor]]
+
+
+@dataclass
+class Kernel:
+    """E of some scores, and what its runs contribute to the gradient."""
+
+    scores: Scores
+    c: float | Tensor  # |c|
+    middle: float | Tensor
+    dtype: torch.dtype  # of E
+    matrix: Tensor | None  # None: streamed, some rows at a time
+    kept: Tensor | None = None  # on a device: whether no digits were lost so far
+    lefts: _Factors = field(default_factory=lambda: {1: [], -1: []})  # by the sign of c
+    rights: _Factors = field(default_factory=lambda: {1: [], -1: []})
+    one_sided: bool = False  # whether the gradient is not to be added to its transpose
+    _buffer: Tensor | None = None
+    _stored: dict[int, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, scores: Scores, c: float | Tensor, most: float, *, stored: bool) -> Kernel | None:
+        """E in the scores' digits, or in float64 where those have no room; None without room.
+
+        Args:
+            scores: The scores.
+            c: Their factor, positive.
+            most: What the host takes the factor to be at most.
+            stored: Whether E is stored, or recomputed tile by tile.
+        """
+        like, given = scores.anchors, scores.references is None
+        wide = wide_dtype(like.device)
+        dtype = scores.dtype if native.in_c(like) else wide
+        reach = torch.inf if given else most * 1.01  # of unit vectors
+        kernel = cls(scores, c, 0.0, dtype, None)
+        if not on_host(like):
+            kernel.kept = torch.ones((), dtype=torch.bool, device=like.device)
+            if not given and reach > RANGE[dtype]:
+                return None
+            if isinstance(c, Tensor):
+                kernel.kept = c * 1.01 <= RANGE[dtype]
+        s = scores.product() if stored else None
+        if given and s is not None and not on_host(like):
+            # The range of a given matrix stays on the device.
+            first, last = _ends(s)
+            kernel.middle = (first + last) / 2
+            kernel.kept = (last - first) / 2 * c <= RANGE[dtype]
+        elif reach > RANGE[dtype]:
+            tiles = scores.tiles() if s is None else [(slice(None), s)]
+            ends = [_ends(tile) for _, tile in tiles]
+            low = min((float(end[0]) for end in ends), default=0.0)
+            high = max((float(end[1]) for end in ends), default=0.0)
+            if scores.group is not None:
+                low, high = -scores.group.largest(-low), scores.group.largest(high)
+            kernel.middle, reach = (low + high) / 2, float(c) * (high - low) / 2
+            kernel.dtype = dtype = dtype if reach <= RANGE[dtype] else wide
+            if not reach <= RANGE[dtype]:  # also if it is NaN
+                if s is not None and scores.keep:
+                    scores.matrix = s  # for sweeps by rows
+                return None
+        if s is not None:  # E takes the place of s
+            kernel.matrix = exponential(s.to(dtype), scores.own, c, kernel.middle)
+        return kernel
+
+    def release(self) -> None:
+        """Give up E until ``restore``."""
+        self.matrix = None
+        self.__dict__.pop("_inverse", None)
+
+    def restore(self) -> None:
+        """Compute E again."""
+        s = self.scores.product().to(self.dtype)
+        self.matrix = exponential(s, self.scores.own, self.c, self.middle)
+
+    @property
+    def worst(self) -> float:
+        """The smallest share that may be left after a subtraction."""
+        return WORST if self.dtype == self.scores.dtype else WIDE_WORST
+
+    @property
+    def height(self) -> int:
+        """Rows of a tile."""
+        n, m = self.scores.shape
+        if self.matrix is None or not self.scores.keep:
+            return self.scores.height
+        return max(1, min(n, CACHED // max(1, m))) if self.matrix.is_cpu else n
+
+    def rows(self, rows: slice) -> Tensor:
+        """E of some rows: stored as long as there is room, else in a buffer until the next call."""
+        if self.matrix is not None:
+            return self.matrix[rows]
+        if rows.start in self._stored:
+            return self._stored[rows.start]
+        scores, (size, m) = self.scores, (rows.stop - rows.start, self.scores.shape[1])
+        tile = self.height * m * self.dtype.itemsize
+        fits = (len(self._stored) + 2) * tile <= scores.room / 2
+        if fits:
+            out = native.empty_matrix(scores.anchors, size, m, dtype=self.dtype)
+            self._stored[rows.start] = out
+        else:
+            if self._buffer is None:
+                self._buffer = native.empty_matrix(scores.anchors, self.height, m, dtype=self.dtype)
+            out = self._buffer[:size]
+        if self.dtype == scores.dtype:
+            scores.tile(rows, out)
+        else:
+            out.copy_(scores.tile(rows, scores.anchors.new_empty(size, m, dtype=scores.dtype)))
+        return exponential(out, scores.own[rows], self.c, self.middle)
+
+    def blocks(self) -> Iterator[slice]:
+        """Rows of tiles; all rows at once if E is stored."""
+        n = self.scores.shape[0]
+        step = max(1, n if self.matrix is not None else self.height)
+        return (slice(start, min(start + step, n)) for start in range(0, n, step))
+
+    def power(self, sign: int, rows: slice) -> Tensor:
+        """E (sign 1) or 1/E (−1) of some rows, 0 where E is 0."""
+        if sign < 0 and self.matrix is not None:
+            return self._inverse[rows]
+        tile = self.rows(rows)
+        return tile if sign > 0 else torch.where(tile > 0, 1 / tile, 0.0)
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        assert self.matrix is not None
+        return torch.where(self.matrix > 0, 1 / self.matrix, 0.0)
+
+    def transposed(self) -> Kernel:
+        """The kernel of the way back; what it adds to the gradient is for this one."""
+        matrix = None
+        if self.matrix is not None:
+            turned = self.matrix.T
+            matrix = (
+                native.empty_matrix(turned, *turned.shape).copy_(turned)
+                if native.in_c(turned)
+                else turned
+            )
+        ends = self.kept, self.rights, self.lefts
+        return Kernel(self.scores.transposed, self.c, self.middle, self.dtype, matrix, *ends)
+
+    def add(self, sign: int, left: Tensor, right: Tensor) -> None:
+        """left: (K, N), right: (K, M): more of ∂L/∂E (sign 1) or ∂L/∂E⁻ (−1)."""
+        self.lefts[sign].append(left)
+        self.rights[sign].append(right)
+
+    def gradient(self) -> Iterator[tuple[slice, Tensor]]:
+        """C (E ∘ left⁺ᵀ right⁺ − 1/E ∘ left⁻ᵀ right⁻) in tiles; G + Gᵀ where E is symmetric.
+
+        So one gradient product is enough there; the doubled rank costs less than a second one.
+        """
+        (n, m), like = self.scores.shape, self.scores.anchors
+        if not n:  # a process without anchors
+            return
+        factors: dict[int, tuple[Tensor, Tensor]] = {}
+        fits, dtype = True, self.dtype
+        for sign in (1, -1):
+            left, right = self.lefts[sign], self.rights[sign]
+            if self.scores.symmetric and not self.one_sided:
+                left, right = left + right, right + left
+            if left:
+                x, y, room = centred(torch.cat(left) * self.c, torch.cat(right))
+                factors[sign] = x, y
+                fits = fits and (not on_host(like) or bool(room < ROOM[dtype]))
+        if not factors:
+            return
+        if not fits:
+            dtype = torch.float64
+        parts = {sign: (x.to(dtype), y.to(dtype)) for sign, (x, y) in factors.items()}
+        height, compiled = self.height, native.in_c(like)
+        buffers = like.new_empty(2 if compiled else 0, height, m, dtype=dtype)
+        for start in range(0, n, height):
+            rows = slice(start, min(start + height, n))
+            if not compiled:
+                products = [
+                    x[:, rows].T @ y * self.power(sign, rows) * sign
+                    for sign, (x, y) in parts.items()
+                ]
+                yield rows, products[0] if len(products) == 1 else products[0].add_(products[1])
+                continue
+            near, far = buffers[:, : rows.stop - start]
+            for sign, (x, y) in parts.items():
+                torch.mm(x[:, rows].T, y, out=near if sign > 0 else far)
+            arrays = self.rows(rows).to(dtype), near, far if -1 in parts else None
+            numbers = len(near), m, int(1 not in parts), native.threads(near.numel())
+            native.call("combine", near, *numbers, *arrays)
+            yield rows, near
+
+
+def _ends(tile: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest entry that is finite."""
+    if not tile.numel():
+        return tile.new_zeros(()), tile.new_zeros(())
+    low, high = torch.aminmax(tile)
+    if not on_host(tile) or not float(low) > -torch.inf:
+        low = torch.where(tile > -torch.inf, tile, torch.inf).amin()
+    return low, high
+
+
+def exponential(s: Tensor, own: Tensor, c: float | Tensor, middle: float | Tensor) -> Tensor:
+    """E in the place of s."""
+    if native.in_c(s):
+        numbers = *s.shape, native.threads(s.numel()), float(c), float(middle)
+        native.call("kernel", s, *numbers, s, own, s)
+        return s
+    return fill_own(s.sub_(middle).mul_(c).exp_(), own, 0.0)
+
+
+def centred(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same product, and the largest |log| of its factors.
+
+    The logarithms of each right vector's entries are centred at 0.
+    """
+    low, high = _log_ends(right)
+    middle = (low + high) / 2
+    left, right = left * middle.exp(), right * (-middle).exp()
+    ends = _log_ends(left)
+    return (
+        left,
+        right,
+        torch.stack([(high - low).amax() / 2, -ends[0].amin(), ends[1].amax()]).amax(),
+    )
+
+
+def _log_ends(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Log of the smallest and of the largest size of each row, (K, 1), zeros apart."""
+    size = values.abs()
+    high = size.amax(1, keepdim=True)
+    low = torch.where(size > 0, size, torch.inf).amin(1, keepdim=True)
+    some = high > 0
+    return torch.where(some, low, 1.0).log(), torch.where(some, high, 1.0).log()
+
+
+@dataclass
+class Scaling:
+    """The fast run of a linear form."""
+
+    kernel: Kernel
+    form: Linear
+
+    def sweeps(
+        self, masses: Vectors, start: Vectors, most: int, tol: float | None, later: bool
+    ) -> tuple[Segment | None, bool]:
+        """As many sweeps, at most ``most``, as keep their digits."""
+        if native.in_c(masses[0]):
+            return self._in_c(masses, start, most, tol, later)
+        return scaling_torch.sweeps(self, masses, start, most, tol, later)
+
+    @property
+    def sign(self) -> int:
+        """Which of E and 1/E a pair plan has."""
+        return self.form.sign
+
+    def shift(self) -> float | Tensor:
+        """Log of what E lacks of the kernel of pairs: c · middle."""
+        return self.sign * self.kernel.c * self.kernel.middle if self.form.axes == 2 else 0.0
+
+    def _in_c(
+        self, masses: Vectors, start: Vectors, most: int, tol: float | None, later: bool
+    ) -> tuple[Segment | None, bool]:
+        kernel, (n, m) = self.kernel, self.kernel.scores.shape
+        first = (start[0] + self.shift()).exp()
+        scalings = [first, *(potential.exp() for potential in start[1:])]
+        limit, arrays = -1.0 if tol is None else tol, Arrays.of(kernel, masses)
+        if self.form.axes == 2:
+            u, r = first.new_empty(2, most + 1, n)
+            v = first.new_empty(most + 1, m)
+            u[0], v[0] = scalings
+            vectors = [u, v, r]
+            numbers = n, m, self.sign, most, int(later), arrays.height, arrays.threads, limit
+            ends = *arrays.source, arrays.mass, u, v, r, arrays.message, arrays.work
+            found = native.call("pair_solve", arrays.like, *numbers, *ends)
+        else:
+            a, rp, rm = first.new_empty(3, most + 1, n)
+            b, h, outside = first.new_empty(3, most + 1, m)
+            a[0], b[0], h[0] = scalings
+            vectors = [a, b, h, rp, rm, outside]
+            counts = n, m, most, int(later), arrays.height, arrays.threads
+            ends = *arrays.source, kernel.scores.own, arrays.mass, *vectors, arrays.message
+            found = native.call(
+                "triplet_solve",
+                arrays.like,
+                *(*counts, limit, kernel.worst),
+                *(*ends, arrays.spare, arrays.work),
+            )
+        number = found if found >= 0 else -1 - found
+        if number == 0:
+            return None, found >= 0
+        return CompiledSweeps(self, masses, vectors, number, later), found >= 0
+
+
+@dataclass
+class Arrays:
+    """What the compiled sweeps work on."""
+
+    like: Tensor  # a tensor of E's dtype
+    source: tuple[Any, ...]  # E, who computes rows of it, who adds up messages
+    height: int
+    mass: Tensor  # of all axes
+    message: Tensor
+    spare: Tensor
+    work: Tensor
+    threads: int
+
+    @classmethod
+    def of(cls, kernel: Kernel, masses: Vectors) -> Arrays:
+        """Of a kernel's passes."""
+        n, m = kernel.scores.shape
+        threads, mass, group = native.threads(n * m), torch.cat(masses), kernel.scores.group
+        message, spare = mass.new_empty(2 * m + 3), mass.new_empty(2 * m + n)
+        work = mass.new_empty((1 + threads) * m, dtype=kernel.dtype)
+        fetch: Callable[[int, int], int] | None = None
+        reduce: Callable[[int, int], int] | None = None
+        if kernel.matrix is None:
+
+            def fetch(first: int, size: int) -> int:
+                return kernel.rows(slice(first, first + size)).data_ptr()
+
+        if group is not None:
+
+            def reduce(length: int, _: int) -> int:
+                group.sum_(message[:length])
+                return 1
+
+        source = kernel.matrix, fetch, reduce
+        return cls(work, source, kernel.height, mass, message, spare, work, threads)
+
+
+@dataclass
+class CompiledSweeps:
+    """Some sweeps of a run, done in C: a segment as ``solver.Sweep`` is, but of several."""
+
+    run: Scaling
+    masses: Vectors
+    vectors: list[Tensor]  # the history, stacked: a, b, h, r⁺, r⁻, outside or u, v, r
+    number: int
+    later: bool  # whether there were others before
+
+    @property
+    def potentials(self) -> Vectors:
+        """After the last sweep."""
+        found = [vector[self.number].log() for vector in self.vectors[: self.run.form.axes]]
+        found[0] -= self.run.shift()
+        return found
+
+    def adjoint(self, cotangents: Vectors, forces: Forces) -> Vectors:
+        """∂L/∂E± as factors, left with the kernel (mathematics §4, unrolled)."""
+        kernel, t = self.run.kernel, self.number
+        (n, m), arrays = kernel.scores.shape, Arrays.of(kernel, self.masses)
+        parts, mass = [part.clone() for part in cotangents], arrays.mass
+        numbers = t, int(self.later), arrays.height, arrays.threads
+        if self.run.form.axes == 2:
+            u, v, _ = self.vectors
+            left, right = mass.new_zeros(2 * t, n), mass.new_zeros(2 * t, m)
+            ends = *arrays.source, mass, u, v, *parts, left, right, arrays.message, arrays.work
+            native.call("pair_adjoint", arrays.like, n, m, self.run.sign, *numbers, *ends)
+            kernel.add(self.run.sign, left, right)
+        else:
+            b, h = self.vectors[1:3]
+            lp, lm = mass.new_zeros(2, 2 * t + 1, n)
+            wb, wh = (torch.cat([x[: t + 1], x.new_zeros(t, m)]) for x in (b, h))
+            ends = *arrays.source, kernel.scores.own, mass, *self.vectors, *parts, lp, wb, lm, wh
+            rest = arrays.message, arrays.spare, arrays.work
+            native.call("triplet_adjoint", arrays.like, n, m, *numbers, *ends, *rest)
+            kernel.add(1, lp, wb)
+            kernel.add(-1, lm, wh)
+        parts[0].zero_()  # nothing depends on the first potential of the start
+        return parts
+
+
+def half_sweep(kernel: Kernel, cotangent: Tensor) -> Tensor | None:
+    """φ_i = −log Σ_j exp(c s_ij), its gradient left with the kernel; None near underflow."""
+    m = kernel.scores.shape[1]
+    ones = torch.ones(m, dtype=kernel.dtype, device=cotangent.device)
+    tiles = [kernel.rows(block) @ ones for block in kernel.blocks()]
+    sums = torch.cat(tiles).to(cotangent.dtype) if tiles else torch.zeros_like(cotangent)
+    if on_host(sums) and not bool((sums > 1e-25).all()):
+        return None
+    kernel.add(1, (-cotangent / sums)[None], sums.new_ones(1, m))
+    return -sums.log() - kernel.c * kernel.middle

@@ -1,1 +1,0 @@
-"""Kernels: the couplings' linear algebra, fast in scalings and careful in logarithms."""

@@ -1,0 +1,244 @@
+"""Every option of a loss, beside every other, agrees with the dense reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tricouple as tc
+from batches import (
+    DENSE,
+    KINDS,
+    Batch,
+    all_pairs,
+    assert_agrees,
+    batch,
+    errors,
+    limits,
+    listed,
+    scales,
+    with_gradient,
+)
+from tricouple.shaping import Hinge
+
+DTYPES = (torch.float64, torch.float32)
+WITHOUT_C = pytest.mark.without_c
+either_dtype = pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.float64, marks=WITHOUT_C), torch.float32],
+    ids=["float64", "float32"],
+)
+
+
+def bent(t):
+    """A ψ that has no name."""
+    return torch.exp(-t / 3) - t / 5
+
+
+FAST = ("linear", "log_sigmoid", "hinge", Hinge(0.0), Hinge(0.3))
+OPTIONS = {
+    "name": list(DENSE),
+    "shaping": (*FAST, "squared_hinge", "exponential", bent),
+    "marginals": ("uniform", "target", "classes"),
+    "memory": ("matrices", "streamed"),
+    "dtype": DTYPES,
+    "n": (3, 6, 16, 48),
+    "kind": KINDS,
+    "c": (0.05, 1, 10, 50, 100, 150, 300, 1000),
+    "epsilon": (0.1, 0.5),
+    "negatives": ("projected", "all"),
+    "epsilon_neg": (None, 0.23),
+}
+
+
+def meaningful(
+    name, shaping, marginals, memory, n, kind, c, negatives, epsilon_neg, epsilon, **rest
+):
+    """Whether a loss has these options, and digits enough."""
+    if (name != "PushPull") and (negatives, epsilon_neg) != ("projected", None):
+        return False
+    if name in ("InfoNCE", "IOT"):
+        plain = shaping == "linear" and epsilon == 0.1
+        return plain and (name == "IOT" or marginals == "uniform")
+    if shaping not in FAST and (n > 16 or c > 10):  # N³ time; e^{−t} has no digits left beyond
+        return False
+    if shaping != "linear" and memory == "streamed" and (name == "PushPull" or shaping not in FAST):
+        return False
+    if shaping == "log_sigmoid" and c > 300:  # the quadrature has 1/τ nodes
+        return False
+    # On a kink the gradient is one of many.
+    return not (shaping == Hinge(0.0) and kind == "duplicates")
+
+
+CASES = all_pairs(OPTIONS | {"name": ["PushPull"]}, meaningful)
+for other in ("InfoNCE", "IOT", "NegMMIOT"):
+    alone = {"name": [other], "negatives": ["projected"], "epsilon_neg": [None]}
+    CASES += all_pairs(OPTIONS | alone, meaningful)
+
+
+@WITHOUT_C
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: "-".join(str(getattr(v, "__name__", v)) for v in case.values())
+)
+def test_every_pair_of_options(case):
+    name, c, shaping = case["name"], case["c"], case["shaping"]
+    shared = scales(name, c, case["epsilon"], case["epsilon_neg"])
+    own = {"memory": case["memory"]}
+    least = (0.0, 0.0)
+    if name != "InfoNCE":
+        shared |= {"n_iters": 4, "marginals": case["marginals"]}
+    if name == "PushPull":
+        shared |= {"shaping": shaping, "negatives": case["negatives"]}
+    if name == "NegMMIOT":
+        shared |= {"shaping": shaping}
+        if shaping == "log_sigmoid":
+            own["kernel_tol"], least = 1e-9, (1e-8, 1e-7)
+    assert_agrees(
+        name, case["kind"], case["n"], c, case["dtype"], shared=shared, least=least, **own
+    )
+
+
+def test_every_shaping_occurs_with_every_kind_of_batch():
+    found = {(case["shaping"], case["kind"]) for case in CASES if case["name"] == "NegMMIOT"}
+    assert len(found) == len(OPTIONS["shaping"]) * len(KINDS) - 1  # the kinks
+
+
+@pytest.mark.parametrize("n", [70])
+@pytest.mark.parametrize("marginals", ["target", "classes"])
+@pytest.mark.parametrize("kind", ["outlier", "singletons"])
+@pytest.mark.parametrize("shaping", ["linear", "log_sigmoid", "hinge"])
+def test_kernels_of_seventy_samples_in_float32(shaping, kind, marginals, n):
+    shared = {"n_iters": 2, "marginals": marginals, "shaping": shaping}
+    own = {"kernel_tol": 1e-6} if shaping == "log_sigmoid" else {}
+    assert_agrees("NegMMIOT", kind, n, 60, torch.float32, shared=shared, **own)
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+COUPLINGS = [
+    *(("IOT", {}), ("PushPull", {}), ("PushPull", {"shaping": "log_sigmoid"})),
+    *(("NegMMIOT", {"shaping": psi}) for psi in ("linear", "log_sigmoid", Hinge(0.3), bent)),
+]
+MILD = 2.0  # where 80 sweeps leave nothing to do
+
+
+@pytest.mark.parametrize(
+    "kind", ["random", "singletons", pytest.param("two sets", marks=WITHOUT_C)]
+)
+@pytest.mark.parametrize(
+    ("gradient", "marginals"),
+    [
+        *(("implicit", marginals) for marginals in ("uniform", "target", "classes")),
+        *(("envelope", marginals) for marginals in ("target", "classes")),
+    ],
+)
+@pytest.mark.parametrize(("name", "options"), COUPLINGS)
+def test_gradients_of_a_converged_plan(name, options, gradient, marginals, kind):
+    own = {"gradient": gradient}
+    if name == "NegMMIOT" and options["shaping"] == "log_sigmoid":
+        own["kernel_tol"] = 1e-10
+    shared = options | {"n_iters": 80, "marginals": marginals}
+    assert_agrees(name, kind, 6, MILD, shared=shared, least=(1e-9, 1e-8), **own)
+
+
+@WITHOUT_C
+@pytest.mark.parametrize("kind", ["random", "collapsed", "two sets"])
+@pytest.mark.parametrize(("name", "options"), [case for case in COUPLINGS if case[0] != "PushPull"])
+def test_sweeps_end_where_the_tolerance_says(name, options, kind):
+    c, n = 10.0, 16
+    there = batch(kind, n).to(torch.float64)
+    shared = scales(name, c) | options
+    own = {"kernel_tol": 1e-9} if options.get("shaping") == "log_sigmoid" else {}
+    criterion = getattr(tc, name)(**shared, **own, n_iters=200, tol=1e-4)
+    found = with_gradient(there.loss(criterion), there.leaves)
+    sweeps = criterion.diagnostics()["sweeps"]
+    assert 1 < sweeps < 200
+    assert criterion.diagnostics()["marginal_error"] < 1e-4
+    wanted = with_gradient(there.dense(DENSE[name], **shared, n_iters=sweeps), there.leaves)
+    value, gradient = errors(found, wanted, c, n)
+    assert value < (1e-8 if own else 1e-12)
+    assert gradient < (1e-7 if own else 1e-11)
+
+
+@either_dtype
+@pytest.mark.parametrize("c", [1.0, 60.0, 300.0])
+@pytest.mark.parametrize(("name", "options"), [("InfoNCE", {}), *COUPLINGS[:5], COUPLINGS[5]])
+@pytest.mark.parametrize("kind", ["outlier", "two sets"])
+def test_a_temperature_receives_its_gradient(name, options, kind, c, dtype):
+    if "log_sigmoid" in options.values() and name == "NegMMIOT":
+        options = options | {"kernel_tol": 1e-9}
+    shared = scales(name, c)
+    scale = "epsilon" if name == "IOT" else "temperature"
+    there = batch(kind, 16).to(dtype)
+    learnt = torch.tensor(shared[scale], dtype=torch.float64, requires_grad=True)
+    value = there.loss(getattr(tc, name)(**shared, **options), temperature=learnt)
+    (found,) = torch.autograd.grad(value, learnt)
+    options = {key: setting for key, setting in options.items() if key != "kernel_tol"}
+    there = batch(kind, 16).to(torch.float64)
+    value = there.dense(DENSE[name], **shared | options | {scale: learnt})
+    (wanted,) = torch.autograd.grad(value, learnt)
+    least = 1e-7 if "log_sigmoid" in options.values() else 0.0
+    error = abs(found - wanted) / wanted.abs().clamp_min(1e-3 * c / shared[scale])
+    assert error <= max(least, limits(dtype, c)[1])
+
+
+# --- other calls ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["float64", "float32"])
+@pytest.mark.parametrize("c", [10.0, 100.0])
+@pytest.mark.parametrize("n", [16, 70])
+@pytest.mark.parametrize("name", DENSE)
+def test_both_directions_are_the_mean_of_two(name, n, c, dtype):
+    shared = scales(name, c) | ({} if name == "InfoNCE" else {"n_iters": 3})
+    whole = batch("two sets", n)
+    pairs = replace(whole, references=whole.references[:n], ref_labels=whole.labels)
+    there = pairs.to(torch.float64)
+    ways = [way.dense(DENSE[name], **shared) for way in (there, there.mirrored)]
+    wanted = with_gradient(sum(ways) / 2, there.leaves)
+    there = pairs.to(dtype)
+    criterion = tc.BothDirections(getattr(tc, name)(**shared))
+    found = with_gradient(criterion(*there.leaves, there.labels), there.leaves)
+    for error, limit in zip(errors(found, wanted, c, n), limits(dtype, c), strict=True):
+        assert error <= limit
+
+
+@pytest.mark.parametrize("name", ["NegMMIOT", "PushPull", "InfoNCE"])
+def test_both_directions_of_a_large_batch_are_the_mean_of_two(name):
+    generator = torch.Generator().manual_seed(0)
+    sides = [torch.randn(1060, 8, generator=generator, dtype=torch.float64) for _ in range(2)]
+    labels = torch.arange(1060) // 2
+    there = Batch(sides[0], labels, sides[1], labels).to(torch.float64)
+    criterion = getattr(tc, name)(**({} if name == "InfoNCE" else {"n_iters": 2}))
+    ways = [way.loss(criterion) for way in (there, there.mirrored)]
+    wanted = with_gradient(sum(ways) / 2, there.leaves)
+    found = with_gradient(tc.BothDirections(criterion)(*there.leaves, labels), there.leaves)
+    assert max(errors(found, wanted, 10.0, 1060)) < 1e-12
+
+
+@either_dtype
+@pytest.mark.parametrize("number", [3, 4], ids=["triplets", "pairs"])
+@pytest.mark.parametrize("across", [False, True], ids=["within", "across"])
+@pytest.mark.parametrize("marginals", ["uniform", "target"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("InfoNCE", {}), ("PushPull", {"negatives": "all"}), *COUPLINGS],
+)
+def test_listed_triplets_and_pairs(name, options, marginals, across, number, dtype):
+    if name == "InfoNCE" and marginals != "uniform":
+        pytest.skip("no plan")
+    c, n = 40.0, 10
+    shared = scales(name, c) | options | ({} if name == "InfoNCE" else {"marginals": marginals})
+    whole = listed(n, number)
+    if across:
+        whole = replace(whole, references=batch("two sets", n).references)
+    there = whole.to(torch.float64)
+    wanted = with_gradient(there.dense(DENSE[name], **shared), there.leaves)
+    there = whole.to(dtype)
+    smooth = name == "NegMMIOT" and options.get("shaping") == "log_sigmoid"
+    own = {"kernel_tol": 1e-9} if smooth else {}
+    found = with_gradient(there.loss(getattr(tc, name)(**shared, **own)), there.leaves)
+    for error, limit in zip(errors(found, wanted, c, n), limits(dtype, c), strict=True):
+        assert error <= max(limit, 1e-8 if smooth else 0.0)
