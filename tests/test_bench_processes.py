@@ -12,7 +12,6 @@ import torch.distributed as dist
 import torch.distributed.nn  # while there is no group, which its defaults would keep
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tricouple.ot import engine
 from tricouple_lab import cli
 from tricouple_lab.experiments.bench import processes, targets
 from tricouple_lab.experiments.bench.contenders import CLIP, GATHERED, LOSS, OURS, Share
@@ -248,4 +247,3 @@ def test_the_usual_sizes_are_enough_for_the_model_and_every_target():
     report = Report(Problem(), (*network, *rows), FACTS)
     assert Model.of(report) is not None
     assert len(targets.claims(report)) == 2 + len(effort.dims) * 2  # N = 4096 and 8192
-    assert min(effort.sizes) ** 2 > engine.LARGEST  # smaller couplings are not shared

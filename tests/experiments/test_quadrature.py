@@ -33,10 +33,13 @@ def test_predicted_error_is_the_sum_of_gamma_functions(power, step):
 
 
 def test_wrong_costs_are_caught(monkeypatch):
-    wrong = quadrature.mean_log_sigmoid_cost
-    monkeypatch.setattr(
-        quadrature, "mean_log_sigmoid_cost", lambda *arguments: 1.001 * wrong(*arguments)
-    )
+    right = quadrature.pair_costs
+
+    def wrong(*arguments):
+        sums, slopes = right(*arguments)
+        return 1.001 * sums, 1.001 * slopes
+
+    monkeypatch.setattr(quadrature, "pair_costs", wrong)
     assert quadrature.cost(Setting()).residual > 1
 
 

@@ -6,8 +6,9 @@ from torch import nn
 
 import tricouple as tc
 from baseline_reference import loop_dbot, loop_fused_gromov
-from reference import dense_iot, dense_neg_mmiot, dense_push_pull, relative_error
+from reference import relative_error
 from tricouple.losses.both_directions import MAX_SHARPNESS, BothDirections
+from tricouple.ot import dense
 from tricouple.torchvision_ops import declare_missing
 
 LOSSES = {
@@ -31,8 +32,8 @@ def pairs(n: int = 10, d: int = 5):
 
 
 def both(reference, images, texts, identities, **options):
-    there = reference(images, identities, ref_emb=texts, ref_labels=identities, **options)
-    back = reference(texts, identities, ref_emb=images, ref_labels=identities, **options)
+    there = reference(images, identities, texts, identities, **options)
+    back = reference(texts, identities, images, identities, **options)
     return (there + back) / 2
 
 
@@ -41,12 +42,12 @@ def gradients(loss, *leaves):
 
 
 REFERENCES = {
-    "neg_mmiot": (dense_neg_mmiot, {"temperature": 0.5, "epsilon": 0.3, "n_iters": 10}),
+    "neg_mmiot": (dense.neg_mmiot, {"temperature": 0.5, "epsilon": 0.3, "n_iters": 10}),
     "pushpull": (
-        dense_push_pull,
+        dense.push_pull,
         {"temperature": 0.5, "epsilon_pos": 0.3, "epsilon_neg": 0.3, "n_iters": 10},
     ),
-    "iot": (dense_iot, {"epsilon": 0.2, "n_iters": 10}),
+    "iot": (dense.iot, {"epsilon": 0.2, "n_iters": 10}),
     "dbot": (loop_dbot, {"regularisation": 0.3, "variant": "formula"}),
     "dbot_published": (loop_dbot, {"regularisation": 0.3, "variant": "published"}),
     "fused_gromov": (loop_fused_gromov, {"epsilon": 0.2, "variant": "formula"}),
