@@ -21,7 +21,10 @@ def on_host(tensor: Tensor) -> bool:
 
     Reading from any other device makes the host wait for all that the device still has to do.
     """
-    return tensor.device.type == "cpu"
+    return tensor.device.type == HOST
+
+
+HOST = "cpu"  # another word here makes the CPU take the path of a device, for tests
 
 
 def as_number(number: Tensor) -> float | Tensor:

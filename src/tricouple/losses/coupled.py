@@ -204,7 +204,7 @@ class Sum:
                 self.value = self.value + inside.sum()
         if not self.wanted:
             return
-        solver.GRADIENTS[self.how.gradient](run, cotangents, forces)
+        solver.differentiate(run, self.how.gradient, cotangents, forces)
         forces.gather_terms(form)
 
     def _fast(self, form: Form, part: Part, back: bool) -> Any:
@@ -215,6 +215,8 @@ class Sum:
         if (c.most, False) not in self.kernels:
             self.kernels[c.most, False] = Kernel.of(self.scores, *c, stored=self.stored)
         there = self.kernels[c.most, False]
+        if there is not None:
+            there.wanted = self.wanted
         if back and (c.most, True) not in self.kernels:
             self.kernels[c.most, True] = None if there is None else there.transposed()
         kernel = self.kernels[c.most, back]

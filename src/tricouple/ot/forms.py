@@ -117,16 +117,6 @@ class Linear:
                 self.scores.group.sum_(error)
         return phi, columns, error
 
-    def half_sweep(self) -> Tensor:
-        """φ_i = −log Σ_j exp(c s_ij): the rows of a pair plan, as in InfoNCE."""
-        n, m = self.scores.shape
-        phi, zeros = rows.vector(self.scores, n), rows.vector(self.scores, m)
-        for block, tile in self.scores.tiles():
-            own, start = self.scores.own[block], torch.zeros_like(phi[block])
-            found = rows.update(self.c, tile, own, start, zeros, None, start, columns=False)
-            phi[block] = found[0]
-        return phi
-
     def push(self, potentials: Vectors, weights: Weights, into: Tensor | None = None) -> Vectors:
         """For each axis the weights of the other axes, carried through the plan (rows.push)."""
         outs = [torch.zeros_like(potential) for potential in potentials]

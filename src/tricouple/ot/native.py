@@ -14,6 +14,8 @@ from typing import Any
 import torch  # first: the module then finds PyTorch's own OpenMP runtime
 from torch import Tensor
 
+from tricouple.numeric import on_host
+
 # The calls of the compiled module; to be raised here and in module.c whenever one changes.
 CALLS = 103
 
@@ -69,7 +71,7 @@ def compiled() -> bool:
 
 def in_c(tensor: Tensor) -> bool:
     """Whether there is compiled code for a tensor where it is."""
-    return library is not None and tensor.device.type == "cpu"
+    return library is not None and on_host(tensor)
 
 
 def call(name: str, like: Tensor, *arguments: Any) -> int:

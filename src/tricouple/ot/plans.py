@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -28,7 +29,7 @@ from tricouple.ot.log_sigmoid import LARGEST_EPSILON, LogSigmoid
 from tricouple.ot.rows import Vectors
 from tricouple.ot.scaling import Kernel, Scaling
 from tricouple.ot.scores import Scores
-from tricouple.ot.solver import DEFAULT_BUDGET, GRADIENTS, Run, Settings, solve
+from tricouple.ot.solver import DEFAULT_BUDGET, Run, Settings, differentiate, solve
 from tricouple.shaping import Hinge, Shaping, ShapingName, check_margins, resolve
 
 Gradient = Literal["unrolled", "implicit", "envelope"]
@@ -37,8 +38,40 @@ Gradient = Literal["unrolled", "implicit", "envelope"]
 DEFAULT_TOLERANCE = 1e-3
 
 
+class _Plan(ABC):
+    """What plans of two and of three marginals have in common."""
+
+    epsilon: float
+    imposed: tuple[Tensor, ...]
+    n_iters: int
+    tol: float | None
+
+    @abstractmethod
+    def marginals(self) -> tuple[Tensor, ...]:
+        """The plan's own."""
+
+    @cached_property
+    def marginal_error(self) -> float:
+        """The largest L1 distance between the plan's marginals and the imposed ones."""
+        pairs = zip(self.marginals(), self.imposed, strict=True)
+        return max(float((found.detach() - mass).abs().sum()) for found, mass in pairs)
+
+    @property
+    def converged(self) -> bool:
+        """Whether the marginal error is below ``tol`` (1e-3 if none was given)."""
+        return self.marginal_error <= (self.tol or DEFAULT_TOLERANCE)
+
+    def __repr__(self) -> str:
+        """Its shape, and how far it is from the marginals that were asked for."""
+        shape = "×".join(str(len(mass)) for mass in self.imposed)
+        return (
+            f"{type(self).__name__}({shape}, epsilon={self.epsilon:g}, n_iters={self.n_iters}, "
+            f"marginal_error={self.marginal_error:.2g}, converged={self.converged})"
+        )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class PairPlan:
+class PairPlan(_Plan):
     """An entropic transport plan ``P_ij = exp((f_i + g_j ∓ C_ij)/ε)``.
 
     Attributes:
@@ -76,24 +109,6 @@ class PairPlan:
         """The plan's own row and column sums."""
         plan = self.dense()
         return plan.sum(1), plan.sum(0)
-
-    @cached_property
-    def marginal_error(self) -> float:
-        """The larger L1 distance between the plan's marginals and the imposed ones."""
-        return _largest_error(self.marginals(), self.imposed)
-
-    @property
-    def converged(self) -> bool:
-        """Whether the marginal error is below ``tol`` (1e-3 if none was given)."""
-        return self.marginal_error <= (self.tol or DEFAULT_TOLERANCE)
-
-    def __repr__(self) -> str:
-        """Its shape, and how far it is from the marginals that were asked for."""
-        shape = "×".join(map(str, (*self.cost.shape,)))
-        return (
-            f"PairPlan({shape}, epsilon={self.epsilon:g}, n_iters={self.n_iters}, "
-            f"marginal_error={self.marginal_error:.2g}, converged={self.converged})"
-        )
 
 
 @never_compiled
@@ -165,7 +180,7 @@ def _masses(name: str, masses: Tensor | None, length: int, like: Tensor) -> Tens
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TripletPlan:
+class TripletPlan(_Plan):
     """The entropic plan ``P_ijk = exp((φ_i + f_j + g_k − C_ijk)/ε)``, C_ijk = ψ((s_ij − s_ik)/τ).
 
     Never stored as a tensor: it is its three potentials and the similarities.
@@ -240,24 +255,6 @@ class TripletPlan:
             excluded = excluded | (own == columns[:, None]) | (own == columns)
         masses = torch.where(excluded, 0.0, logs.masked_fill(excluded, -torch.inf).exp())
         return masses.to(self.similarity.dtype)
-
-    @cached_property
-    def marginal_error(self) -> float:
-        """The largest L1 distance between the plan's marginals and the imposed ones."""
-        return _largest_error(self.marginals(), self.imposed)
-
-    @property
-    def converged(self) -> bool:
-        """Whether the marginal error is below ``tol`` (1e-3 if none was given)."""
-        return self.marginal_error <= (self.tol or DEFAULT_TOLERANCE)
-
-    def __repr__(self) -> str:
-        """Its shape, and how far it is from the marginals that were asked for."""
-        shape = "×".join(map(str, (*self.similarity.shape, self.similarity.shape[1])))
-        return (
-            f"TripletPlan({shape}, epsilon={self.epsilon:g}, n_iters={self.n_iters}, "
-            f"marginal_error={self.marginal_error:.2g}, converged={self.converged})"
-        )
 
 
 @never_compiled
@@ -385,12 +382,6 @@ def _given(similarity: Tensor, own: Tensor) -> Scores:
     return Scores(similarity, None, own, similarity.dtype)
 
 
-def _largest_error(found: Sequence[Tensor], imposed: Sequence[Tensor]) -> float:
-    """The largest L1 distance between two families of marginals."""
-    pairs = zip(found, imposed, strict=True)
-    return max(float((a.detach() - b).abs().sum()) for a, b in pairs)
-
-
 def _blocks(rows: int, columns: int, entries: int = 1 << 21) -> Iterator[slice]:
     step = max(1, entries // max(1, columns))
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
@@ -439,15 +430,22 @@ class _Potentials(torch.autograd.Function):
         how: Settings,
         form: Callable[[Scores], Any],
     ) -> tuple[Tensor, int | Tensor]:
-        scores = _given(similarity.detach(), own)
-        ctx.run, ctx.fast = _solve(scores, factor, masses, how, form)
-        flat = torch.cat(ctx.run.potentials)
-        kept = None if ctx.fast is None else getattr(ctx.fast, "kernel", None)
-        if kept is not None and kept.kept is not None:
-            flat = torch.where(kept.kept, flat, torch.nan)
-        _release(ctx.run, ctx.fast)
-        ctx.rule, ctx.factor, ctx.masses = how.gradient, factor, masses
+        kernel: Any = form(_given(similarity.detach(), own))
+        made, fast = None, None
+        if isinstance(kernel, Linear):
+            most = float(factor) if not isinstance(factor, Tensor) else math.inf
+            made = Kernel.of(kernel.scores, factor, most, stored=True)
+            if made is not None:
+                made.wanted = any(ctx.needs_input_grad)
+                fast = Scaling(made, kernel)
+        elif hasattr(kernel, "fast"):
+            fast = kernel.fast()
+        ctx.run = solve(kernel, masses, how.n_iters, how.tol, fast)
+        ctx.rule, ctx.factor, ctx.kernel = how.gradient, factor, made
         ctx.save_for_backward(similarity, learnt)
+        flat = torch.cat(ctx.run.potentials)
+        if made is not None and made.kept is not None:
+            flat = torch.where(made.kept, flat, torch.nan)
         return flat, ctx.run.n_iters
 
     @staticmethod
@@ -456,8 +454,14 @@ class _Potentials(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
         similarity, learnt = ctx.saved_tensors  # the other cotangent belongs to the sweeps
         with torch.no_grad():
-            gradient = _gradient(ctx, cotangents[0])
-            slope = None
+            parts = cotangents[0].split([len(mass) for mass in ctx.run.masses])
+            forces = _Dense(torch.zeros_like(similarity))
+            differentiate(ctx.run, ctx.rule, [part.clone() for part in parts], forces)
+            gradient, slope = forces.values, None
+            if ctx.kernel is not None:
+                for rows, tile in ctx.kernel.gradient():
+                    gradient[rows] += tile
+                ctx.kernel.clear()
             if learnt is not None:
                 inside = torch.where(torch.isfinite(similarity), similarity, 0.0).to(gradient.dtype)
                 slope = (gradient * inside).sum(dtype=wide_dtype(gradient.device)) / ctx.factor
@@ -466,56 +470,11 @@ class _Potentials(torch.autograd.Function):
         return *final([gradient, slope], causes), None, None, None, None, None
 
 
-def _solve(
-    scores: Scores,
-    factor: float | Tensor,
-    masses: Vectors,
-    how: Settings,
-    form: Callable[[Scores], Any],
-) -> tuple[Run, Any]:
-    kernel: Any = form(scores)
-    fast: Any = None
-    if not isinstance(kernel, Linear):
-        fast = kernel.fast() if hasattr(kernel, "fast") else None
-    else:
-        most = float(factor) if not isinstance(factor, Tensor) else math.inf
-        made = Kernel.of(scores, factor, most, stored=True)
-        fast = None if made is None else Scaling(made, kernel)
-    return solve(kernel, masses, how.n_iters, how.tol, fast), fast
-
-
-def _release(run: Run, fast: Any) -> None:
-    """Keep vectors only: matrices are computed again in the backward pass."""
-    run.form.scores.__dict__.pop("matrix", None)
-    if isinstance(fast, Scaling):
-        fast.kernel.release()
-    elif hasattr(run.form, "release"):
-        run.form.release()
-
-
-def _gradient(ctx: Any, cotangent: Tensor) -> Tensor:
-    """∂L/∂s, (N, M)."""
-    run, fast = ctx.run, ctx.fast
-    scores = run.form.scores
-    parts = [part.clone() for part in cotangent.split([len(mass) for mass in ctx.masses])]
-    forces = _Dense(scores)
-    if isinstance(fast, Scaling):
-        fast.kernel.restore()
-    GRADIENTS[ctx.rule](run, parts, forces)
-    total = forces.values
-    if isinstance(fast, Scaling):
-        for rows, tile in fast.kernel.gradient():
-            total[rows] += tile
-        fast.kernel.lefts, fast.kernel.rights = {1: [], -1: []}, {1: [], -1: []}
-    _release(run, fast)
-    return total
-
-
+@dataclass
 class _Dense:
     """∂L/∂s as a matrix."""
 
-    def __init__(self, scores: Scores) -> None:
-        self.values = scores.anchors.new_zeros(scores.shape, dtype=scores.dtype)
+    values: Tensor
 
     def matrix(self) -> Tensor:
         return self.values

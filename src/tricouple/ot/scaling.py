@@ -9,7 +9,7 @@ directions that share E are more rows of ``left`` and ``right``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -48,6 +48,7 @@ class Kernel:
     lefts: _Factors = field(default_factory=lambda: {1: [], -1: []})  # by the sign of c
     rights: _Factors = field(default_factory=lambda: {1: [], -1: []})
     one_sided: bool = False  # whether the gradient is not to be added to its transpose
+    wanted: bool = True  # whether runs are to be differentiated
     _buffer: Tensor | None = None
     _stored: dict[int, Tensor] = field(default_factory=dict)
 
@@ -94,16 +95,6 @@ class Kernel:
         if s is not None:  # E takes the place of s
             kernel.matrix = exponential(s.to(dtype), scores.own, c, kernel.middle)
         return kernel
-
-    def release(self) -> None:
-        """Give up E until ``restore``."""
-        self.matrix = None
-        self.__dict__.pop("_inverse", None)
-
-    def restore(self) -> None:
-        """Compute E again."""
-        s = self.scores.product().to(self.dtype)
-        self.matrix = exponential(s, self.scores.own, self.c, self.middle)
 
     @property
     def worst(self) -> float:
@@ -168,13 +159,20 @@ class Kernel:
                 if native.in_c(turned)
                 else turned
             )
-        ends = self.kept, self.rights, self.lefts
-        return Kernel(self.scores.transposed, self.c, self.middle, self.dtype, matrix, *ends)
+        kernel = Kernel(self.scores.transposed, self.c, self.middle, self.dtype, matrix, self.kept)
+        kernel.lefts, kernel.rights, kernel.wanted = self.rights, self.lefts, self.wanted
+        return kernel
 
     def add(self, sign: int, left: Tensor, right: Tensor) -> None:
         """left: (K, N), right: (K, M): more of ∂L/∂E (sign 1) or ∂L/∂E⁻ (−1)."""
         self.lefts[sign].append(left)
         self.rights[sign].append(right)
+
+    def clear(self) -> None:
+        """Forget what runs contributed."""
+        for factors in (self.lefts, self.rights):
+            for sign in factors:
+                factors[sign] = []
 
     def gradient(self) -> Iterator[tuple[slice, Tensor]]:
         """C (E ∘ left⁺ᵀ right⁺ − 1/E ∘ left⁻ᵀ right⁻) in tiles; G + Gᵀ where E is symmetric.
@@ -274,9 +272,11 @@ class Scaling:
         self, masses: Vectors, start: Vectors, most: int, tol: float | None, later: bool
     ) -> tuple[Segment | None, bool]:
         """As many sweeps, at most ``most``, as keep their digits."""
-        if native.in_c(masses[0]):
-            return self._in_c(masses, start, most, tol, later)
-        return scaling_torch.sweeps(self, masses, start, most, tol, later)
+        if not native.in_c(masses[0]):
+            return scaling_torch.sweeps(self, masses, start, most, tol, later)
+        done = CompiledSweeps(self, torch.cat(masses), later)
+        ended = done.solve(start, most, tol)
+        return (done if done.number else None), ended
 
     @property
     def sign(self) -> int:
@@ -287,126 +287,89 @@ class Scaling:
         """Log of what E lacks of the kernel of pairs: c · middle."""
         return self.sign * self.kernel.c * self.kernel.middle if self.form.axes == 2 else 0.0
 
-    def _in_c(
-        self, masses: Vectors, start: Vectors, most: int, tol: float | None, later: bool
-    ) -> tuple[Segment | None, bool]:
-        kernel, (n, m) = self.kernel, self.kernel.scores.shape
-        first = (start[0] + self.shift()).exp()
-        scalings = [first, *(potential.exp() for potential in start[1:])]
-        limit, arrays = -1.0 if tol is None else tol, Arrays.of(kernel, masses)
-        if self.form.axes == 2:
-            u, r = first.new_empty(2, most + 1, n)
-            v = first.new_empty(most + 1, m)
-            u[0], v[0] = scalings
-            vectors = [u, v, r]
-            numbers = n, m, self.sign, most, int(later), arrays.height, arrays.threads, limit
-            ends = *arrays.source, arrays.mass, u, v, r, arrays.message, arrays.work
-            found = native.call("pair_solve", arrays.like, *numbers, *ends)
-        else:
-            a, rp, rm = first.new_empty(3, most + 1, n)
-            b, h, outside = first.new_empty(3, most + 1, m)
-            a[0], b[0], h[0] = scalings
-            vectors = [a, b, h, rp, rm, outside]
-            counts = n, m, most, int(later), arrays.height, arrays.threads
-            ends = *arrays.source, kernel.scores.own, arrays.mass, *vectors, arrays.message
-            found = native.call(
-                "triplet_solve",
-                arrays.like,
-                *(*counts, limit, kernel.worst),
-                *(*ends, arrays.spare, arrays.work),
-            )
-        number = found if found >= 0 else -1 - found
-        if number == 0:
-            return None, found >= 0
-        return CompiledSweeps(self, masses, vectors, number, later), found >= 0
-
-
-@dataclass
-class Arrays:
-    """What the compiled sweeps work on."""
-
-    like: Tensor  # a tensor of E's dtype
-    source: tuple[Any, ...]  # E, who computes rows of it, who adds up messages
-    height: int
-    mass: Tensor  # of all axes
-    message: Tensor
-    spare: Tensor
-    work: Tensor
-    threads: int
-
-    @classmethod
-    def of(cls, kernel: Kernel, masses: Vectors) -> Arrays:
-        """Of a kernel's passes."""
-        n, m = kernel.scores.shape
-        threads, mass, group = native.threads(n * m), torch.cat(masses), kernel.scores.group
-        message, spare = mass.new_empty(2 * m + 3), mass.new_empty(2 * m + n)
-        work = mass.new_empty((1 + threads) * m, dtype=kernel.dtype)
-        fetch: Callable[[int, int], int] | None = None
-        reduce: Callable[[int, int], int] | None = None
-        if kernel.matrix is None:
-
-            def fetch(first: int, size: int) -> int:
-                return kernel.rows(slice(first, first + size)).data_ptr()
-
-        if group is not None:
-
-            def reduce(length: int, _: int) -> int:
-                group.sum_(message[:length])
-                return 1
-
-        source = kernel.matrix, fetch, reduce
-        return cls(work, source, kernel.height, mass, message, spare, work, threads)
-
 
 @dataclass
 class CompiledSweeps:
     """Some sweeps of a run, done in C: a segment as ``solver.Sweep`` is, but of several."""
 
     run: Scaling
-    masses: Vectors
-    vectors: list[Tensor]  # the history, stacked: a, b, h, r⁺, r⁻, outside or u, v, r
-    number: int
+    masses: Tensor  # of all axes
     later: bool  # whether there were others before
+    number: int = 0
+    history: Vectors = field(default_factory=list)  # a, b, h, r⁺, r⁻, outside or u, v, r
+
+    def __post_init__(self) -> None:
+        kernel, like = self.run.kernel, self.masses
+        n, m = kernel.scores.shape
+        self.threads = native.threads(n * m)
+        self.message, self.spare = like.new_empty(2 * m + 3), like.new_empty(2 * m + n)
+        self.work = like.new_empty((1 + self.threads) * m, dtype=kernel.dtype)
+
+    def solve(self, start: Vectors, most: int, tol: float | None) -> bool:
+        """Sweep; whether it ended because no more sweeps are needed (c/scaling.h)."""
+        kernel, form = self.run.kernel, self.run.form
+        (n, m), limit = kernel.scores.shape, -1.0 if tol is None else tol
+        first = (start[0] + self.run.shift()).exp()
+        rows = first.new_empty(form.axes, most + 1, n)
+        columns = first.new_empty(1 if form.axes == 2 else 3, most + 1, m)
+        rows[0, 0], columns[0, 0] = first, start[1].exp()
+        numbers = most, int(self.later), kernel.height, self.threads, limit
+        if form.axes == 2:
+            self.history = [rows[0], columns[0], rows[1]]
+            ends = self.masses, *self.history, self.message, self.work
+            found = self._call("pair_solve", self.run.sign, *numbers, *self._source(), *ends)
+        else:
+            columns[1, 0] = start[2].exp()
+            self.history = [rows[0], columns[0], columns[1], rows[1], rows[2], columns[2]]
+            ends = kernel.scores.own, self.masses, *self.history, self.message, self.spare
+            arrays = *self._source(), *ends, self.work
+            found = self._call("triplet_solve", *numbers, kernel.worst, *arrays)
+        self.number = found if found >= 0 else -1 - found
+        return found >= 0
 
     @property
     def potentials(self) -> Vectors:
         """After the last sweep."""
-        found = [vector[self.number].log() for vector in self.vectors[: self.run.form.axes]]
+        found = [vector[self.number].log() for vector in self.history[: self.run.form.axes]]
         found[0] -= self.run.shift()
         return found
 
     def adjoint(self, cotangents: Vectors, forces: Forces) -> Vectors:
         """∂L/∂E± as factors, left with the kernel (mathematics §4, unrolled)."""
-        kernel, t = self.run.kernel, self.number
-        (n, m), arrays = kernel.scores.shape, Arrays.of(kernel, self.masses)
-        parts, mass = [part.clone() for part in cotangents], arrays.mass
-        numbers = t, int(self.later), arrays.height, arrays.threads
+        kernel, t, mass = self.run.kernel, self.number, self.masses
+        n, m = kernel.scores.shape
+        parts = [part.clone() for part in cotangents]
+        numbers = t, int(self.later), kernel.height, self.threads
         if self.run.form.axes == 2:
-            u, v, _ = self.vectors
             left, right = mass.new_zeros(2 * t, n), mass.new_zeros(2 * t, m)
-            ends = *arrays.source, mass, u, v, *parts, left, right, arrays.message, arrays.work
-            native.call("pair_adjoint", arrays.like, n, m, self.run.sign, *numbers, *ends)
+            ends = *self.history[:2], *parts, left, right, self.message, self.work
+            self._call("pair_adjoint", self.run.sign, *numbers, *self._source(), mass, *ends)
             kernel.add(self.run.sign, left, right)
         else:
-            b, h = self.vectors[1:3]
-            lp, lm = mass.new_zeros(2, 2 * t + 1, n)
-            wb, wh = (torch.cat([x[: t + 1], x.new_zeros(t, m)]) for x in (b, h))
-            ends = *arrays.source, kernel.scores.own, mass, *self.vectors, *parts, lp, wb, lm, wh
-            rest = arrays.message, arrays.spare, arrays.work
-            native.call("triplet_adjoint", arrays.like, n, m, *numbers, *ends, *rest)
-            kernel.add(1, lp, wb)
-            kernel.add(-1, lm, wh)
+            left = mass.new_zeros(2, 2 * t + 1, n)
+            right = [torch.cat([x[: t + 1], x.new_zeros(t, m)]) for x in self.history[1:3]]
+            factors = left[0], right[0], left[1], right[1]
+            ends = mass, *self.history, *parts, *factors, self.message, self.spare, self.work
+            self._call("triplet_adjoint", *numbers, *self._source(), kernel.scores.own, *ends)
+            kernel.add(1, *factors[:2])
+            kernel.add(-1, *factors[2:])
         parts[0].zero_()  # nothing depends on the first potential of the start
         return parts
 
+    def _call(self, name: str, *arguments: Any) -> int:
+        return native.call(name, self.work, *self.run.kernel.scores.shape, *arguments)
 
-def half_sweep(kernel: Kernel, cotangent: Tensor) -> Tensor | None:
-    """φ_i = −log Σ_j exp(c s_ij), its gradient left with the kernel; None near underflow."""
-    m = kernel.scores.shape[1]
-    ones = torch.ones(m, dtype=kernel.dtype, device=cotangent.device)
-    tiles = [kernel.rows(block) @ ones for block in kernel.blocks()]
-    sums = torch.cat(tiles).to(cotangent.dtype) if tiles else torch.zeros_like(cotangent)
-    if on_host(sums) and not bool((sums > 1e-25).all()):
-        return None
-    kernel.add(1, (-cotangent / sums)[None], sums.new_ones(1, m))
-    return -sums.log() - kernel.c * kernel.middle
+    def _source(self) -> tuple[Any, ...]:
+        """E, or who computes rows of it; and who adds up messages of several processes."""
+        kernel, message = self.run.kernel, self.message
+
+        def fetch(first: int, size: int) -> int:
+            return kernel.rows(slice(first, first + size)).data_ptr()
+
+        def reduce(length: int, _: int) -> int:
+            assert kernel.scores.group is not None
+            kernel.scores.group.sum_(message[:length])
+            return 1
+
+        streamed, alone = kernel.matrix is None, kernel.scores.group is None
+        return kernel.matrix, fetch if streamed else None, None if alone else reduce

@@ -1,19 +1,21 @@
 """The fast run in PyTorch, for devices and for hosts without the compiled module.
 
 A step on a GPU costs what it writes and launches. Sweeps by rows write about forty N×N matrices
-each; these write E and 1/E once and read one matrix per product. On a device nothing is read back:
-``kernel.kept`` is a flag there, true if no subtraction lost more than it may. E has the wide dtype,
-so vectors need no scaling.
+each; these write E and 1/E once and read one matrix per product. All else is vectors, and autograd
+differentiates it: E is a constant there, and a zero vector added to each product, its ``probe``,
+receives one factor of ∂L/∂E. On a device nothing is read back: ``kernel.kept`` is a flag there,
+true if no subtraction lost more than it may.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from tricouple.numeric import divide_or_zero, on_host
 from tricouple.ot.rows import Vectors
@@ -22,7 +24,17 @@ if TYPE_CHECKING:
     from tricouple.ot.scaling import Kernel, Scaling
     from tricouple.ot.solver import Forces
 
-_Weigh = Callable[[slice, Tensor], Tensor]
+_State = list[Tensor]  # the scalings of the axes; of triplets also r⁺ = E b
+
+
+@dataclass
+class Factor:
+    """A product with E (sign 1) or 1/E (−1): ∂L/∂E is its probe's gradient times ``values``."""
+
+    sign: int
+    transposed: bool
+    values: Tensor
+    probe: Tensor
 
 
 @dataclass
@@ -30,303 +42,204 @@ class TorchSweeps:
     """Some sweeps of a run: a segment as ``solver.Sweep`` is, but of several."""
 
     run: Scaling
-    masses: Vectors
-    history: list[list[Tensor]]  # per sweep, what its adjoint needs
+    start: Vectors  # scalings before the first sweep
     scalings: Vectors  # after the last
+    factors: list[Factor]
     number: int | Tensor
-    later: bool
-    late: list[Tensor | None]  # per sweep, on a device: whether it does not count
 
     @property
     def potentials(self) -> Vectors:
         """After the last sweep."""
-        found = [scaling.log() for scaling in self.scalings]
+        found = [scaling.detach().log() for scaling in self.scalings]
         found[0] = found[0] - self.run.shift()
         return found
 
     def adjoint(self, cotangents: Vectors, forces: Forces) -> Vectors:
         """∂L/∂E± as factors, left with the kernel (mathematics §4, unrolled)."""
-        backwards = _pair_adjoint if self.run.form.axes == 2 else _triplet_adjoint
-        return backwards(self, list(cotangents))
+        pairs = zip(cotangents, self.scalings, strict=True)
+        weights = [divide_or_zero(cotangent, scaling.detach()) for cotangent, scaling in pairs]
+        leaves = [*self.start, *(factor.probe for factor in self.factors)]
+        found = torch.autograd.grad(
+            self.scalings, leaves, weights, retain_graph=True, materialize_grads=True
+        )
+        axes = len(self.start)
+        for sign in (1, -1):
+            sides = [
+                (x.values, to) if x.transposed else (to, x.values)
+                for x, to in zip(self.factors, found[axes:], strict=True)
+                if x.sign == sign
+            ]
+            if sides:
+                left, right = (torch.stack(side) for side in zip(*sides, strict=True))
+                self.run.kernel.add(sign, left, right)
+        return [to * scaling.detach() for to, scaling in zip(found, self.start, strict=False)]
 
 
 def sweeps(
     run: Scaling, masses: Vectors, start: Vectors, most: int, tol: float | None, later: bool
 ) -> tuple[TorchSweeps | None, bool]:
     """As many sweeps as keep their digits; on a device all of them."""
-    kernel, host = run.kernel, on_host(masses[0])
-    scalings = [(start[0] + run.shift()).exp(), *(potential.exp() for potential in start[1:])]
-    sweep = _pair_sweep if run.form.axes == 2 else _triplet_sweep
-    history: list[list[Tensor]] = []
-    lates: list[Tensor | None] = []
-    late: Tensor | None = None
-    near = None if run.form.axes == 2 else _rows(kernel, 1, scalings[1])  # r⁺ = E b
-    ended = True
-    for number in range(most):
-        watched = tol is not None and (later or number > 0)
-        after, noted, kept, error = sweep(kernel, masses, scalings, near, run.sign, watched)
-        if host and not bool(kept):
-            ended = False
-            break
-        if watched and tol is not None and error is not None:
-            if host and float(error) <= tol:
+    kernel, host, axes = run.kernel, on_host(masses[0]), run.form.axes
+    sweep = _pair_sweep if axes == 2 else _triplet_sweep
+    factors: list[Factor] = []
+    product = _product(kernel, factors)
+    done, ended, late, counted = 0, True, None, masses[0].new_zeros(())
+    # Checkpoints replace what a graph saves; this graph ends before they could give it back.
+    with torch.set_grad_enabled(kernel.wanted), saved_tensors_hooks(_same, _same):
+        first = [(start[0] + run.shift()).exp(), *(potential.exp() for potential in start[1:])]
+        begin = [scaling.requires_grad_(kernel.wanted) for scaling in first]
+        state = begin if axes == 2 else [*begin, product(1, begin[1])]
+        while done < most:
+            used = len(factors)
+            after, kept = sweep(product, masses, state, run.sign, kernel.worst)
+            good, over = _everywhere(kernel, kept), None
+            ended = not host or bool(good)
+            if ended and tol is not None and (later or done):
+                over = _error(kernel, masses, state, after) <= tol
+            if not ended or (host and over is not None and bool(over)):
+                del factors[used:]  # the sweep does not count
                 break
             if not host:
-                late = error <= tol if late is None else late | (error <= tol)
-                after = [
-                    torch.where(late, old, new) for old, new in zip(scalings, after, strict=True)
-                ]
-        if not host:
-            good = kept if late is None else kept | late
-            kernel.kept = good if kernel.kept is None else kernel.kept & good
-        history.append(noted)
-        lates.append(late)
-        scalings = after
-        near = noted[-1] if late is None or near is None else torch.where(late, near, noted[-1])
-    if not history:
-        return None, ended
-    count: int | Tensor = len(history)
-    if late is not None:
-        count = count - torch.stack([x for x in lates if x is not None]).sum()
-    return TorchSweeps(run, masses, history, scalings, count, later, lates), ended
+                if over is not None:  # what comes after the end does not count
+                    late = over if late is None else late | over
+                    pairs = zip(state, after, strict=True)
+                    after = [torch.where(late, old, new) for old, new in pairs]
+                    good, counted = good | late, counted + late
+                kernel.kept = good if kernel.kept is None else kernel.kept & good
+            state, done = after, done + 1
+    number = done if late is None else done - counted
+    found = TorchSweeps(run, begin, state[:axes], factors, number) if done else None
+    return found, ended
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+_Product = Callable[..., Tensor]  # (sign, values, transposed=False)
+
+
+def _product(kernel: Kernel, factors: list[Factor]) -> _Product:
+    """Products with E, 1/E (sign −1) and the matrix of ones (0), without the entries (i, own_i)."""
+
+    def product(sign: int, values: Tensor, transposed: bool = False) -> Tensor:
+        if kernel.matrix is None or kernel.scores.group is not None:
+            found: Tensor = _Tiles.apply(values, kernel, sign, transposed)  # type: ignore[no-untyped-call]
+        else:
+            found = _times(kernel, sign, values, transposed)
+        if sign == 0 or not kernel.wanted:
+            return found
+        probe = torch.zeros_like(found).requires_grad_()
+        factors.append(Factor(sign, transposed, values.detach(), probe))
+        return found + probe
+
+    return product
 
 
 def _triplet_sweep(
-    kernel: Kernel,
-    masses: Vectors,
-    scalings: Vectors,
-    near: Tensor | None,
-    sign: int,
-    watched: bool,
-) -> tuple[Vectors, list[Tensor], Tensor, Tensor | None]:
-    """One sweep (mathematics §2): scalings, what the adjoint needs, kept digits, error before."""
-    assert near is not None
-    before, b, h = scalings
-    worst, both = kernel.worst, b * h
-    far, a = torch.empty_like(near), torch.empty_like(near)
-    excluded, most = both.sum() - _at_own(kernel, both), both.sum()
-    kept: list[Tensor] = []
-
-    def anchors(rows: slice, sums: Tensor) -> Tensor:  # marginal 1
-        far[rows] = sums
-        taken = excluded[rows], most
-        a[rows], good = _scaling(masses[0][rows], near[rows] * sums, taken, worst)
-        kept.append(good)
-        return a[rows] * sums
-
-    columns = _pass(kernel, -1, 1, h, anchors)  # Eᵀ(a r⁻)
-    columns, outside = _summed(kernel, columns, _outside(kernel, a))
-    error = None
-    if watched:
-        first = divide_or_zero(masses[0] * (before - a).abs(), a).sum()
-        received = _pass(kernel, -1, 1, h, lambda rows, sums: before[rows] * sums)
-        received, beyond = _summed(kernel, received, _outside(kernel, before))
-        second = (b * (received - h * beyond) - masses[1]).abs().sum()
-        error = torch.maximum(_summed(kernel, first[None])[0][0], second)
-    sum_a = outside.amax()
-    b1, good = _scaling(masses[1], columns, (h * outside, h * sum_a), worst)  # marginal 2
-    kept.append(good)
-    near1 = torch.empty_like(near)
-
-    def onward(rows: slice, sums: Tensor) -> Tensor:
-        near1[rows] = sums
-        return a[rows] * sums
-
-    (columns,) = _summed(kernel, _pass(kernel, 1, -1, b1, onward))  # E⁻ᵀ(a r⁺)
-    h1, good = _scaling(masses[2], columns, (b1 * outside, b1 * sum_a), worst)  # marginal 3
-    kept.append(good)
-    return [a, b1, h1], [b, h, near, far, a, outside, b1, h1, near1], _all(kernel, kept), error
-
-
-def _triplet_adjoint(segment: TorchSweeps, cotangents: Vectors) -> Vectors:
-    """Factors of ∂L/∂E and ∂L/∂E⁻ for cotangents of log a, log b, log h."""
-    kernel, (p1, p2, p3) = segment.run.kernel, segment.masses
-    to_a, to_b, to_h = cotangents
-    to_near = torch.zeros_like(to_a)  # ∂L/∂r⁺
-    lefts: tuple[list[Tensor], list[Tensor]] = ([], [])
-    rights: tuple[list[Tensor], list[Tensor]] = ([], [])
-
-    def add(which: int, left: Tensor, right: Tensor) -> None:
-        lefts[which].append(left)
-        rights[which].append(right)
-
-    for noted, late in zip(reversed(segment.history), reversed(segment.late), strict=True):
-        b0, h0, near0, far, a, outside, b, h, near = noted
-        ends = to_a, to_b, to_h, to_near
-        if late is not None:
-            to_a, to_b, to_h, to_near = (torch.where(late, 0.0, end) for end in ends)
-        # h = p³ / D³, D³ = E⁻ᵀ(a r⁺) − b · outside
-        d3 = -divide_or_zero(to_h * h, p3)
-        d_a, so_far = torch.empty_like(a), to_near.clone()
-        to_outside = -d3 * b
-
-        def negatives(rows: slice, sums: Tensor) -> Tensor:
-            d_a[rows] = sums * near[rows]
-            so_far[rows] += sums * a[rows]
-            return so_far[rows]
-
-        add(1, a * near, d3)
-        (d_b,) = _summed(kernel, _pass(kernel, -1, 1, d3, negatives))  # r⁺ = E b
-        add(0, so_far, b)
-        # b = p² / D², D² = Eᵀ(a r⁻) − h₀ · outside
-        d2 = -divide_or_zero((to_b + b * (d_b - d3 * outside)) * b, p2)
-        to_outside = to_outside - d2 * h0
-        spread = to_outside.sum() - _at_own(kernel, to_outside)
-        d1, d_far = torch.empty_like(a), torch.empty_like(a)
-
-        def positives(rows: slice, sums: Tensor) -> Tensor:
-            # a = p¹ / D¹, D¹ = r⁺ r⁻ − Σ_{j≠own} b₀ h₀
-            slope = d_a[rows] + sums * far[rows] + spread[rows]
-            d1[rows] = -divide_or_zero((to_a[rows] + a[rows] * slope) * a[rows], p1[rows])
-            d_far[rows] = sums * a[rows] + d1[rows] * near0[rows]
-            return d_far[rows]
-
-        add(0, a * far, d2)
-        received = _pass(kernel, 1, -1, d2, positives)  # r⁻ = E⁻ h₀
-        received, others = _summed(kernel, received, _outside(kernel, d1))
-        add(1, d_far, h0)
-        found = (
-            torch.zeros_like(a),
-            -b0 * h0 * others,
-            h0 * (received - d2 * outside - b0 * others),
-            d1 * far,
-        )
-        to_a, to_b, to_h, to_near = found
-        if late is not None:
-            pairs = zip(ends, found, strict=True)
-            to_a, to_b, to_h, to_near = (torch.where(late, old, new) for old, new in pairs)
-    b = segment.history[0][0]
-    add(0, to_near, b)  # r⁺ of the start
-    for which, sign in ((0, 1), (1, -1)):
-        kernel.add(sign, torch.stack(lefts[which]), torch.stack(rights[which]))
-    if segment.later:
-        columns = _pass(kernel, 1, 1, b, lambda rows, sums: to_near[rows])
-        to_b = to_b + b * _summed(kernel, columns)[0]
-    return [to_a, to_b, to_h]
+    product: _Product, masses: Vectors, state: _State, sign: int, worst: float
+) -> tuple[_State, list[Tensor]]:
+    """One sweep (mathematics §2), and whether differences kept their digits."""
+    _, b, h, near = state
+    both, far = b * h, product(-1, h)
+    excluded = product(0, both)
+    a, first = _scaling(masses[0], near * far, excluded, both.sum(), worst)  # marginal 1
+    columns, outside = product(1, a * far, True), product(0, a, True)
+    total = outside.detach().amax()
+    b1, second = _scaling(masses[1], columns, h * outside, h * total, worst)  # marginal 2
+    near1 = product(1, b1)
+    columns = product(-1, a * near1, True)
+    h1, third = _scaling(masses[2], columns, b1 * outside, b1 * total, worst)  # marginal 3
+    return [a, b1, h1, near1], [first, second, third]
 
 
 def _pair_sweep(
-    kernel: Kernel,
-    masses: Vectors,
-    scalings: Vectors,
-    near: Tensor | None,
-    sign: int,
-    watched: bool,
-) -> tuple[Vectors, list[Tensor], Tensor, Tensor | None]:
+    product: _Product, masses: Vectors, state: _State, sign: int, worst: float
+) -> tuple[_State, list[Tensor]]:
     """U = p¹/(E v), v = p²/(Eᵀ u) (mathematics §5)."""
-    before, v = scalings
-    u = torch.empty_like(before)
-    kept: list[Tensor] = []
-
-    def rows_first(rows: slice, sums: Tensor) -> Tensor:
-        u[rows], good = _scaling(masses[0][rows], sums, None, 0.0)
-        kept.append(good)
-        return u[rows]
-
-    (columns,) = _summed(kernel, _pass(kernel, sign, sign, v, rows_first))
-    error = None
-    if watched:
-        off = divide_or_zero(masses[0] * (before - u).abs(), u).sum()
-        error = _summed(kernel, off[None])[0][0]
-    v1, good = _scaling(masses[1], columns, None, 0.0)
-    kept.append(good)
-    return [u, v1], [v, u, v1], _all(kernel, kept), error
+    u, first = _scaling(masses[0], product(sign, state[1]))
+    v, second = _scaling(masses[1], product(sign, u, True))
+    return [u, v], [first, second]
 
 
-def _pair_adjoint(segment: TorchSweeps, cotangents: Vectors) -> Vectors:
-    kernel, (p1, p2), sign = segment.run.kernel, segment.masses, segment.run.sign
-    to_u, to_v = cotangents
-    lefts, rights = [], []
-    for noted, late in zip(reversed(segment.history), reversed(segment.late), strict=True):
-        v0, u, v = noted
-        ends = to_u, to_v
-        if late is not None:
-            to_u, to_v = (torch.where(late, 0.0, end) for end in ends)
-        weights, left = -divide_or_zero(to_v * v, p2), torch.empty_like(u)
-
-        def back(rows: slice, sums: Tensor) -> Tensor:
-            slope = to_u[rows] + u[rows] * sums
-            left[rows] = -divide_or_zero(slope * u[rows], p1[rows])
-            return left[rows]
-
-        (received,) = _summed(kernel, _pass(kernel, sign, sign, weights, back))
-        lefts += [u, left]
-        rights += [weights, v0]
-        found = torch.zeros_like(u), v0 * received
-        to_u, to_v = found
-        if late is not None:
-            to_u, to_v = (torch.where(late, x, y) for x, y in zip(ends, found, strict=True))
-    kernel.add(sign, torch.stack(lefts), torch.stack(rights))
-    return [to_u, to_v]
-
-
-# --- passes over the tiles of a kernel ------------------------------------------------------------
-
-
-def _pass(kernel: Kernel, near: int, far: int, values: Tensor, weigh: _Weigh) -> Tensor:
-    """``Σ_i weigh(i, Σ_j E^near_ij values_j) E^far_ij``, shape (M,)."""
-    out = torch.zeros_like(values)
-    for rows in kernel.blocks():
-        weights = weigh(rows, _times(kernel.power(near, rows), values))
-        out = out + _times(kernel.power(far, rows).T, weights)
-    return out
-
-
-def _rows(kernel: Kernel, sign: int, values: Tensor) -> Tensor:
-    """``Σ_j E^sign_ij values_j``, shape (N,)."""
-    found = [_times(kernel.power(sign, rows), values) for rows in kernel.blocks()]
-    return torch.cat(found) if found else values.new_zeros(kernel.scores.shape[0])
-
-
-def _times(matrix: Tensor, values: Tensor) -> Tensor:
-    return matrix @ values
+@torch.no_grad()
+def _error(kernel: Kernel, masses: Vectors, state: _State, after: _State) -> Tensor:
+    """The L1 error of the marginals that can be off before a sweep."""
+    before, a = state[0], after[0]
+    first = divide_or_zero(masses[0] * (before - a).abs(), a).sum()
+    if kernel.scores.group is not None:
+        kernel.scores.group.sum_(first)
+    if len(masses) == 2:
+        return first
+    b, h = state[1:3]
+    received = _times(kernel, 1, before * _times(kernel, -1, h), True)
+    received = b * (received - h * _times(kernel, 0, before, True))
+    return torch.maximum(first, (received - masses[1]).abs().sum())
 
 
 def _scaling(
-    mass: Tensor, total: Tensor, excluded: tuple[Tensor, Tensor] | None, worst: float
+    mass: Tensor,
+    total: Tensor,
+    excluded: Tensor | None = None,
+    largest: Tensor | None = None,
+    worst: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Mass / (total − excluded), 0 without mass; and whether the difference kept its digits.
 
     ``excluded`` is a difference itself, and comes with the sum that it was taken from.
     """
     some = mass > 0
-    if excluded is None:
-        left, bound = total, torch.full_like(total, torch.finfo(total.dtype).tiny)
-    else:
-        left, bound = total - excluded[0], worst * torch.maximum(total, excluded[1])
+    left = total if excluded is None else total - excluded
     found = torch.where(some, mass / torch.where(some, left, 1.0), 0.0)
-    good = (left >= bound) & (left < torch.inf) & (found > 0)
-    return found, (good | ~some).all()
+    with torch.no_grad():
+        good = (left < torch.inf) & (found / left >= torch.finfo(left.dtype).tiny)
+        if largest is not None:
+            good &= left >= worst * torch.maximum(total, largest)
+        return found, (good | ~some).all()
 
 
-def _at_own(kernel: Kernel, values: Tensor) -> Tensor:
-    """For each anchor the value of the reference that it is, 0 if it is none."""
+class _Tiles(torch.autograd.Function):
+    """A product with tiles that are recomputed, or with those of all processes."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, *how: Any) -> Tensor:
+        ctx.how = how
+        return _times(how[0], how[1], values, how[2])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        kernel, sign, transposed = ctx.how
+        return _times(kernel, sign, gradients[0], not transposed), None, None, None
+
+
+def _times(kernel: Kernel, sign: int, values: Tensor, transposed: bool = False) -> Tensor:
+    """``Σ_j K_ij values_j``, shape (N,), or ``Σ_i K_ij values_i``, (M,), over all processes."""
     scores = kernel.scores
-    if scores.symmetric:
-        return values
-    return values[scores.own.clamp(min=0)] * (scores.own >= 0)
+    if sign == 0:
+        found = _ones_times(kernel, values, transposed)
+    elif transposed:
+        found = values.new_zeros(scores.shape[1])
+        for rows in kernel.blocks():
+            found = found + kernel.power(sign, rows).T @ values[rows]
+    else:
+        tiles = [kernel.power(sign, rows) @ values for rows in kernel.blocks()]
+        found = torch.cat(tiles) if tiles else values.new_zeros(0)
+    if transposed and scores.group is not None:
+        scores.group.sum_(found)
+    return found
 
 
-def _outside(kernel: Kernel, values: Tensor) -> Tensor:
-    """For each reference the sum of the values of all anchors that it is not."""
+def _ones_times(kernel: Kernel, values: Tensor, transposed: bool) -> Tensor:
     scores = kernel.scores
     if scores.symmetric:
         return values.sum() - values
-    mine = values.new_zeros(scores.shape[1])
-    mine = mine.index_add(0, scores.own.clamp(min=0), values * (scores.own >= 0))
-    return values.sum() - mine
+    at, has = scores.own.clamp(min=0), scores.own >= 0
+    if not transposed:
+        return values.sum() - values[at] * has
+    return values.sum() - values.new_zeros(scores.shape[1]).index_add(0, at, values * has)
 
 
-def _summed(kernel: Kernel, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """Sums over processes, in one message."""
-    group = kernel.scores.group
-    if group is None:
-        return vectors
-    joined = group.sum_(torch.cat(vectors))
-    return tuple(joined.split([len(vector) for vector in vectors]))
-
-
-def _all(kernel: Kernel, flags: list[Tensor]) -> Tensor:
+def _everywhere(kernel: Kernel, flags: list[Tensor]) -> Tensor:
     """Whether all hold, on all processes."""
     lost = (~torch.stack(flags)).sum()
     if kernel.scores.group is not None:
