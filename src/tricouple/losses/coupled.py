@@ -18,8 +18,8 @@ from torch import Tensor
 
 from tricouple import checks
 from tricouple.batch import Batch, Sharpness
-from tricouple.numeric import final, full_precision, never_compiled, wide_dtype
-from tricouple.ot import native, solver
+from tricouple.numeric import final, full_precision, never_compiled
+from tricouple.ot import native, rows, solver
 from tricouple.ot.forms import Form, Linear, Term
 from tricouple.ot.half_sweep import HalfSweep
 from tricouple.ot.rows import Vectors
@@ -137,65 +137,78 @@ def _evaluate(
     batch: Batch, how: Sweeps, parts: Parts, both: bool, wanted: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor | None], Tensor]:
     """The value, the gradients of anchors and references, and the derivative by log(1/τ)."""
-    total = Sum(batch, how, wanted, both)
-    total.add(parts(batch), 0.5 if both else 1.0)
+    there = Sum(batch, how, wanted, both)
+    there.add(parts(batch), 0.5 if both else 1.0)
     if not both:
-        return total.finish()
-    back = batch.mirrored()
+        return there.finish()
+    mirrored = batch.mirrored()
     if batch.gathered is None:
-        total.add(parts(back), 0.5, back=True)
-        return total.finish()
-    # Each process has the rows of its own anchors, and then those of its own references.
-    value, (to_anchors, to_references), slope = total.finish()
-    del total
-    there = Sum(back, how, wanted, both)
-    there.add(parts(back), 0.5)
-    more, (second, first), steeper = there.finish()
-    assert to_references is not None
-    assert first is not None
-    return value + more, (to_anchors + first, to_references + second), slope + steeper
+        back = Sum(mirrored, how, wanted, both, there)
+        back.add(parts(mirrored), 0.5)
+        more, found = back.finish(), there.finish()
+    else:  # each process has other rows on the way back
+        found = there.finish()
+        del there
+        back = Sum(mirrored, how, wanted, both)
+        back.add(parts(mirrored), 0.5)
+        more = back.finish()
+    first, second = found[1], more[1][::-1]
+    assert first[1] is not None
+    assert second[0] is not None
+    sides = first[0] + second[0], first[1] + second[1]
+    return found[0] + more[0], sides, found[2] + more[2]
 
 
 class Sum:
-    """Parts of a loss that share their scores: their values and what is known of ∂L/∂s."""
+    """Parts of a loss that share their scores: their values and what is known of ∂L/∂s.
 
-    def __init__(self, batch: Batch, how: Sweeps, wanted: bool, both: bool = False) -> None:
-        self.batch, self.how, self.wanted, self.both = batch, how, wanted, both
-        self.scores = scores = batch.scores()
-        wide = wide_dtype(scores.anchors.device)
-        self.value = torch.zeros((), dtype=wide, device=scores.anchors.device)
+    The way back of two sets is a sum of its own. It shares the product of the way there: its
+    kernels are those transposed, and what they know of the gradient is added there.
+    """
+
+    scores: Scores
+
+    def __init__(
+        self, batch: Batch, how: Sweeps, wanted: bool, both: bool = False, there: Sum | None = None
+    ) -> None:
+        self.batch, self.how, self.wanted, self.both, self.there = batch, how, wanted, both, there
+        self.scores = scores = batch.scores() if there is None else there.scores.transposed
+        self.value = rows.vector(scores, 0).sum()
         sides = scores.anchors, scores.references
         self.to = [torch.zeros_like(x, dtype=scores.dtype) for x in sides if x is not None]
         self.stored = True
-        self.kernels: dict[tuple[float, bool], Kernel | None] = {}  # by c and direction
-        self.forces = {back: _Forces(scores, back) for back in (False, True)}
-        self.halves: dict[bool, tuple[Sharpness, Tensor]] = {}
+        self.kernels: dict[float, Kernel | None] = {}  # by c
+        self.half: list[Tensor | None] = [None, None]  # weights of rows and columns
         self.later: list[Callable[[], Tensor]] = []  # values that are complete with the tiles
+        self.forces: Tensor | None = None  # ∂L/∂s beside that of kernels, if there is room for it
+        self.terms: list[Term] = []  # else terms of it, and
+        self.tiles: list[Tiles] = []  # tiles to come
 
-    def add(self, parts: Sequence[Part], weight: float, *, back: bool = False) -> None:
-        """Add parts of one direction."""
-        if not back:
+    def add(self, parts: Sequence[Part], weight: float) -> None:
+        """Solve the plans; leave their gradients with kernels, in a matrix, or as tiles to come."""
+        if self.there is None:
             self._choose_storage(parts)
         for part in parts:
-            self._add(part, weight, back)
+            self._add(part, weight)
 
-    def _add(self, part: Part, weight: float, back: bool) -> None:
-        """Solve a plan; leave its gradient with a kernel, in a matrix, or as tiles to come."""
-        rows, first = self.batch.rows, self.batch.counts_columns
+    def _add(self, part: Part, weight: float) -> None:
+        own, first = self.batch.rows, self.batch.counts_columns
         if part.linear is not None:
-            self._linear(part.linear, weight * part.sharpness.value, back)
+            self._linear(part.linear, weight * part.sharpness.value)
         if first:
             self.value = self.value - weight * part.entropy
-        target = [part.target[0][rows], *part.target[1:]]
+        target = [part.target[0][own], *part.target[1:]]
         if part.form is None:
-            self.halves[back] = part.sharpness, weight * target[0]
+            self.sharpness = part.sharpness
+            self.half[0] = weight * target[0]
+            if self.there is not None:  # one pass over the tiles does both
+                self.there.half[1], self.half[0] = self.half[0], None
             return
-        forces = self.forces[back]
-        form: Form = part.form(forces.scores)
+        form: Form = part.form(self.scores)
         if part.weights is not None:
-            self._costs(form, part.weights, weight, forces)
-        fast = self._fast(form, part, back) if self.batch.fast else None
-        imposed = [part.imposed[0][rows], *part.imposed[1:]]
+            self._costs(form, part.weights, weight)
+        imposed = [part.imposed[0][own], *part.imposed[1:]]
+        fast = self._fast(form, part) if self.batch.fast else None
         run = solver.solve(form, imposed, self.how.n_iters, self.how.tol, fast)
         cotangents = [-weight * mass for mass in target]
         for axis, (cotangent, potential) in enumerate(zip(cotangents, run.potentials, strict=True)):
@@ -204,25 +217,38 @@ class Sum:
                 self.value = self.value + inside.sum()
         if not self.wanted:
             return
-        solver.differentiate(run, self.how.gradient, cotangents, forces)
-        forces.gather_terms(form)
+        solver.differentiate(run, self.how.gradient, cotangents, self)
+        if self.terms or getattr(form, "kept", None):
+            self.tiles.append(form.gradient(self.terms))
+            self.terms = []
 
-    def _fast(self, form: Form, part: Part, back: bool) -> Any:
+    def matrix(self) -> Tensor | None:
+        """The N×M matrix of forces that ``push`` adds to; None where there is no room for it."""
+        if self.scores.keep and self.forces is None:
+            like, dtype = self.scores.anchors, self.scores.dtype
+            self.forces = native.empty_matrix(like, *self.scores.shape, dtype=dtype).zero_()
+        return self.forces
+
+    def keep(self, term: Term) -> None:
+        """Remember a term, where there is no matrix."""
+        self.terms.append(term)
+
+    def _fast(self, form: Form, part: Part) -> Any:
         """The fast run of a form; linear ones of one sharpness share a kernel."""
         if not isinstance(form, Linear):
             return form.fast() if hasattr(form, "fast") else None
         c = part.sharpness
-        if (c.most, False) not in self.kernels:
-            self.kernels[c.most, False] = Kernel.of(self.scores, *c, stored=self.stored)
-        there = self.kernels[c.most, False]
-        if there is not None:
-            there.wanted = self.wanted
-        if back and (c.most, True) not in self.kernels:
-            self.kernels[c.most, True] = None if there is None else there.transposed()
-        kernel = self.kernels[c.most, back]
+        if c.most not in self.kernels:
+            if self.there is None:
+                kernel = Kernel.of(self.scores, *c, stored=self.stored, wanted=self.wanted)
+            else:
+                ahead = self.there.kernels[c.most]
+                kernel = None if ahead is None else ahead.transposed()
+            self.kernels[c.most] = kernel
+        kernel = self.kernels[c.most]
         return None if kernel is None else Scaling(kernel, form)
 
-    def _linear(self, target: PairTarget, factor: float | Tensor, back: bool) -> None:
+    def _linear(self, target: PairTarget, factor: float | Tensor) -> None:
         """−c ⟨P̃, s⟩ from products of P̃ with the embeddings, O(N·d); added up in float64.
 
         It nearly cancels against the potentials.
@@ -231,31 +257,26 @@ class Sum:
         if self.batch.gathered is not None:
             target = target.of_rows(self.batch.rows)
         if scores.references is None:
-            entries = target.dense()
-            self.value = self.value - (entries * scores.anchors.to(wide)).sum() * factor
-            self.to[0] -= (entries * factor).to(self.to[0].dtype)
-            return
-        if scores.symmetric:  # one sum has the gradient of both sides
-            moved = target.symmetric_times(scores.anchors)
-            self.value = self.value - (scores.anchors * moved).sum(dtype=wide) * (factor / 2)
-            self.to[0] -= (moved * factor).to(self.to[0].dtype)
-            return
-        order = -1 if back else 1
-        here, there = [scores.anchors, scores.references][::order]
-        moved = target.times(there)
-        self.value = self.value - (here * moved).sum(dtype=wide) * factor
-        if self.wanted:
-            received = target.transposed_times(here)
-            for to, found in zip(self.to, [moved, received][::order], strict=True):
+            here, moved, received = scores.anchors.to(wide), target.dense(), None
+        elif scores.symmetric:  # one sum has the gradient of both sides
+            here, received = scores.anchors, None
+            moved = target.symmetric_times(here)
+        else:
+            here, moved = scores.anchors, target.times(scores.references)
+            received = target.transposed_times(here) if self.wanted else None
+        half = 0.5 if scores.symmetric else 1.0
+        self.value = self.value - (here * moved).sum(dtype=wide) * (factor * half)
+        for to, found in zip(self.to, (moved, received), strict=False):
+            if found is not None:
                 to -= (found * factor).to(to.dtype)
 
-    def _costs(self, form: Any, weights: Any, weight: float, forces: _Forces) -> None:
+    def _costs(self, form: Any, weights: Any, weight: float) -> None:
         """⟨P̃, C⟩/ε with its gradient, tile by tile."""
         total = torch.zeros_like(self.value)
-        rows = self.batch.rows.start
+        start = self.batch.rows.start
 
         def of_rows(block: slice) -> tuple[Tensor, Tensor]:
-            found: tuple[Tensor, Tensor] = weights(slice(rows + block.start, rows + block.stop))
+            found: tuple[Tensor, Tensor] = weights(slice(start + block.start, start + block.stop))
             return found
 
         def tiles() -> Iterator[tuple[slice, Tensor]]:
@@ -263,24 +284,31 @@ class Sum:
                 total.add_(sums.sum(), alpha=weight)
                 yield block, tile * weight
 
-        if self.wanted:
-            forces.take(tiles())
-        else:
-            for _ in tiles():
-                pass
+        self._take(tiles())
         self.later.append(lambda: total)
+
+    def _take(self, tiles: Tiles) -> None:
+        """Tiles of ∂L/∂s: add them to the matrix, or keep them for the end; or only look."""
+        matrix = self.matrix() if self.wanted else None
+        if self.wanted and matrix is None:
+            self.tiles.append(tiles)
+            return
+        for block, tile in tiles:
+            if matrix is not None:
+                matrix[block] += tile
 
     def finish(self) -> tuple[Tensor, tuple[Tensor, Tensor | None], Tensor]:
         """Let all that is known of ∂L/∂s meet the embeddings."""
-        scores = self.scores
-        if self.halves:
-            self._half_sweeps()
+        if any(weights is not None for weights in self.half):  # InfoNCE
+            half = HalfSweep(self.scores, *self.sharpness, *self.half)
+            self._take(half.gradient())
+            self.later.append(lambda: half.value)
         if self.wanted:
             self._pull()
         for later in self.later:
             self.value = self.value + later()
-        if scores.group is not None:
-            scores.group.sum_(self.value)
+        if self.scores.group is not None:
+            self.scores.group.sum_(self.value)
         flags = [k.kept for k in self.kernels.values() if k is not None and k.kept is not None]
         if flags:  # on a device: never a number without its digits
             kept = torch.stack(flags).all()
@@ -290,41 +318,21 @@ class Sum:
         learnt = self.wanted and isinstance(self.batch.temperature, Tensor)
         return self.value, self._sides(), self._slope() if learnt else torch.zeros_like(self.value)
 
-    def _half_sweeps(self) -> None:
-        """InfoNCE, of one direction or of both."""
-        weights = {back: masses for back, (_, masses) in self.halves.items()}
-        c = next(c for c, _ in self.halves.values())
-        half = HalfSweep(self.scores, *c, weights.get(False), weights.get(True))
-        if self.wanted:
-            self.forces[False].take(half.gradient())
-        else:
-            for _ in half.gradient():
-                pass
-        self.later.append(lambda: half.value)
-
     def _pull(self) -> None:
         """Two gradient products, or one within one set."""
-        scores, ahead, behind = self.scores, self.forces[False], self.forces[True]
-        kernels = [k for (_, back), k in self.kernels.items() if k is not None and not back]
-        tiles: list[Tiles] = [k.gradient() for k in kernels if any(k.lefts.values())]
-        matrix = ahead.joined(behind)
-        both = scores.symmetric and not ahead.tiles
-        if matrix is not None and both:
+        scores, matrix, tiles = self.scores, self.forces, list(self.tiles)
+        one_product = scores.symmetric and not tiles
+        if self.there is None:
+            kernels = [k for k in self.kernels.values() if k is not None and any(k.lefts.values())]
+            tiles += [kernel.gradient(both=one_product) for kernel in kernels]
+        if matrix is not None and one_product:
             matrix = matrix + matrix.T
-        if ahead.tiles and scores.symmetric:
-            for kernel in kernels:
-                kernel.one_sided = True
-        tiles += ahead.tiles
         if tiles or matrix is not None:
-            self._add_gradient(scores.pull(_summed(tiles, matrix), both=both))
-        if behind.tiles:
-            self._add_gradient(scores.transposed.pull(_summed(behind.tiles, None))[::-1])
+            found = scores.pull(_summed(tiles, matrix), both=one_product)
+            for to, part in zip(self.to, found, strict=False):
+                to += part
         if scores.group is not None:
             scores.group.sum_(self.to[1])
-
-    def _add_gradient(self, found: Sequence[Tensor]) -> None:
-        for to, part in zip(self.to, found, strict=False):
-            to += part
 
     def _sides(self) -> tuple[Tensor, Tensor | None]:
         """Gradients of the batch's anchors and references; of several processes, own rows."""
@@ -343,12 +351,12 @@ class Sum:
     def _slope(self) -> Tensor:
         """∂L/∂log(1/τ) = Σ_ij s_ij ∂L/∂s_ij, from the gradients of the embeddings."""
         scores, wide = self.scores, self.value.dtype
-        sides = scores.anchors.to(wide), scores.references
-        if sides[1] is None:
-            return (self.to[0].to(wide) * sides[0]).nan_to_num().sum()
+        anchors, to = scores.anchors.to(wide), self.to[0].to(wide)
+        if scores.references is None:
+            return (to * anchors).nan_to_num().sum()
         if scores.symmetric:
-            return (sides[0] * (self.to[0] + self.to[1]).to(wide)).sum() / 2
-        found = (sides[0] * self.to[0].to(wide)).sum()
+            return (anchors * (to + self.to[1])).sum() / 2
+        found = (anchors * to).sum()
         return found if scores.group is None else scores.group.sum_(found)
 
     def _choose_storage(self, parts: Sequence[Part]) -> None:
@@ -386,56 +394,6 @@ class Sum:
             scores.room = 0.0 if self.stored else max(budget, 1.0)
         if self.stored:
             scores.tile_entries = min(scores.tile_entries, CACHED)
-
-
-class _Forces:
-    """∂L/∂s beside that of kernels: a matrix if there is room for one, else tiles to come."""
-
-    def __init__(self, scores: Scores, back: bool) -> None:
-        self._scores, self._back = scores, back
-        self.values: Tensor | None = None
-        self.terms: list[Term] = []
-        self.tiles: list[Tiles] = []
-
-    @property
-    def scores(self) -> Scores:
-        """Those of its direction."""
-        return self._scores.transposed if self._back else self._scores
-
-    def matrix(self) -> Tensor | None:
-        """The N×M matrix that ``push`` adds to."""
-        if not self._scores.keep:
-            return None
-        if self.values is None:
-            like, scores = self._scores.anchors, self.scores
-            self.values = native.empty_matrix(like, *scores.shape, dtype=scores.dtype).zero_()
-        return self.values
-
-    def keep(self, term: Term) -> None:
-        """Remember a term, where there is no matrix."""
-        self.terms.append(term)
-
-    def gather_terms(self, form: Form) -> None:
-        """Turn what was remembered of a form into tiles to come."""
-        if self.terms or getattr(form, "kept", None):
-            self.tiles.append(form.gradient(self.terms))
-            self.terms = []
-
-    def take(self, tiles: Tiles) -> None:
-        """Add tiles, now or with all others."""
-        matrix = self.matrix()
-        if matrix is None:
-            self.tiles.append(tiles)
-        else:
-            for block, tile in tiles:
-                matrix[block] += tile
-
-    def joined(self, behind: _Forces) -> Tensor | None:
-        """The matrices of both directions as one."""
-        if behind.values is None:
-            return self.values
-        back = behind.values.T
-        return back if self.values is None else self.values.add_(back)
 
 
 def _summed(tiles: Sequence[Tiles], matrix: Tensor | None) -> Iterator[tuple[slice, Tensor]]:

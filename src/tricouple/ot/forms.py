@@ -107,7 +107,6 @@ class Linear:
         for block, tile in self.scores.tiles():
             own, mass = self.scores.own[block], None if log_mass is None else log_mass[block]
             phi[block], found, before = rows.update(c, tile, own, phi[block], v, partner, mass)
-            assert found is not None
             columns = torch.logaddexp(columns, found)
             if error is not None and before is not None and mass is not None:
                 error += (before.exp() - mass.exp()).abs().sum()

@@ -434,10 +434,9 @@ class _Potentials(torch.autograd.Function):
         made, fast = None, None
         if isinstance(kernel, Linear):
             most = float(factor) if not isinstance(factor, Tensor) else math.inf
-            made = Kernel.of(kernel.scores, factor, most, stored=True)
-            if made is not None:
-                made.wanted = any(ctx.needs_input_grad)
-                fast = Scaling(made, kernel)
+            wanted = any(ctx.needs_input_grad)
+            made = Kernel.of(kernel.scores, factor, most, stored=True, wanted=wanted)
+            fast = None if made is None else Scaling(made, kernel)
         elif hasattr(kernel, "fast"):
             fast = kernel.fast()
         ctx.run = solve(kernel, masses, how.n_iters, how.tol, fast)

@@ -70,9 +70,7 @@ def update(
     v: Tensor,
     partner: Tensor | None,
     log_mass: Tensor | None,
-    *,
-    columns: bool = True,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """A pass of a sweep over some rows: set φ and add up the columns for the next axis.
 
     Columns: ``log Σ_i exp(φ_i + c s_ij) Σ_{k≠j} exp(−c s_ik + partner_k)`` (marginal 2; 3 with −c).
@@ -87,13 +85,12 @@ def update(
         v: Of the columns, shape (M,); used where φ is set.
         partner: Likewise, of the other sign.
         log_mass: Logarithms of the masses that φ is to give the rows; None to keep φ.
-        columns: Whether column sums are wanted.
 
     Returns:
         φ; the columns' logarithms; and the logarithms of the row masses before φ was set.
     """
     if native.in_c(tile):
-        return _update_in_c(float(c), tile, own, phi, v, partner, log_mass, columns)
+        return _update_in_c(float(c), tile, own, phi, v, partner, log_mass)
     q = None if partner is None else soft(exponents(-c, tile, partner, own), tile.dtype)
     marginal = None
     if log_mass is not None:  # marginal 1
@@ -101,8 +98,6 @@ def update(
         sums = p.total if q is None else p.total + q.total + log_distinct(p, q)
         marginal = phi + sums[:, 0]
         phi = torch.where(log_mass > -torch.inf, log_mass - sums[:, 0], -torch.inf)
-    if not columns:
-        return phi, None, marginal
     logs = exponents(c, tile, phi[:, None], own)
     if q is not None:  # a r⁻, without k = j
         logs += q.total + all_but(q)
@@ -204,17 +199,14 @@ def _update_in_c(
     v: Tensor,
     partner: Tensor | None,
     log_mass: Tensor | None,
-    columns: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     (n, m), threads = tile.shape, native.threads(tile.numel())
     phi = phi.clone()
     marginal = None if log_mass is None else torch.empty_like(phi)
     peak, sums = v.new_full((threads, m), -torch.inf), v.new_zeros(threads, m)
     top, work = v.new_empty(threads, m), tile.new_empty(threads, 2 + _BLOCK, m)
-    ends = marginal, peak if columns else None, sums, top, work
+    ends = marginal, peak, sums, top, work
     native.call("update", tile, n, m, threads, c, tile, own, phi, v, partner, log_mass, *ends)
-    if not columns:
-        return phi, None, marginal
     logs = peak + sums.log()
     return phi, logs[0] if threads == 1 else torch.logsumexp(logs, 0), marginal
 

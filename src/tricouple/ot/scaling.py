@@ -47,13 +47,14 @@ class Kernel:
     kept: Tensor | None = None  # on a device: whether no digits were lost so far
     lefts: _Factors = field(default_factory=lambda: {1: [], -1: []})  # by the sign of c
     rights: _Factors = field(default_factory=lambda: {1: [], -1: []})
-    one_sided: bool = False  # whether the gradient is not to be added to its transpose
     wanted: bool = True  # whether runs are to be differentiated
     _buffer: Tensor | None = None
     _stored: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, scores: Scores, c: float | Tensor, most: float, *, stored: bool) -> Kernel | None:
+    def of(
+        cls, scores: Scores, c: float | Tensor, most: float, *, stored: bool, wanted: bool = True
+    ) -> Kernel | None:
         """E in the scores' digits, or in float64 where those have no room; None without room.
 
         Args:
@@ -61,12 +62,13 @@ class Kernel:
             c: Their factor, positive.
             most: What the host takes the factor to be at most.
             stored: Whether E is stored, or recomputed tile by tile.
+            wanted: Whether runs are to be differentiated.
         """
         like, given = scores.anchors, scores.references is None
         wide = wide_dtype(like.device)
         dtype = scores.dtype if native.in_c(like) else wide
         reach = torch.inf if given else most * 1.01  # of unit vectors
-        kernel = cls(scores, c, 0.0, dtype, None)
+        kernel = cls(scores, c, 0.0, dtype, None, wanted=wanted)
         if not on_host(like):
             kernel.kept = torch.ones((), dtype=torch.bool, device=like.device)
             if not given and reach > RANGE[dtype]:
@@ -174,10 +176,11 @@ class Kernel:
             for sign in factors:
                 factors[sign] = []
 
-    def gradient(self) -> Iterator[tuple[slice, Tensor]]:
-        """C (E ∘ left⁺ᵀ right⁺ − 1/E ∘ left⁻ᵀ right⁻) in tiles; G + Gᵀ where E is symmetric.
+    def gradient(self, *, both: bool = False) -> Iterator[tuple[slice, Tensor]]:
+        """C (E ∘ left⁺ᵀ right⁺ − 1/E ∘ left⁻ᵀ right⁻) in tiles; or, of ``both``, G + Gᵀ.
 
-        So one gradient product is enough there; the doubled rank costs less than a second one.
+        Where E is symmetric one product with the embeddings is then enough; the doubled rank costs
+        less than a second one.
         """
         (n, m), like = self.scores.shape, self.scores.anchors
         if not n:  # a process without anchors
@@ -186,7 +189,7 @@ class Kernel:
         fits, dtype = True, self.dtype
         for sign in (1, -1):
             left, right = self.lefts[sign], self.rights[sign]
-            if self.scores.symmetric and not self.one_sided:
+            if both:
                 left, right = left + right, right + left
             if left:
                 x, y, room = centred(torch.cat(left) * self.c, torch.cat(right))
@@ -346,9 +349,9 @@ class CompiledSweeps:
             self._call("pair_adjoint", self.run.sign, *numbers, *self._source(), mass, *ends)
             kernel.add(self.run.sign, left, right)
         else:
-            left = mass.new_zeros(2, 2 * t + 1, n)
-            right = [torch.cat([x[: t + 1], x.new_zeros(t, m)]) for x in self.history[1:3]]
-            factors = left[0], right[0], left[1], right[1]
+            lp, lm = mass.new_zeros(2, 2 * t + 1, n)
+            rp, rm = (torch.cat([x[: t + 1], x.new_zeros(t, m)]) for x in self.history[1:3])
+            factors = lp, rp, lm, rm
             ends = mass, *self.history, *parts, *factors, self.message, self.spare, self.work
             self._call("triplet_adjoint", *numbers, *self._source(), kernel.scores.own, *ends)
             kernel.add(1, *factors[:2])

@@ -123,14 +123,14 @@ FAST long NAME(update)(long n, long m, double c, const real *S, const int64_t *o
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         const long me = omp_get_thread_num();
-        double *high = peak ? peak + me * m : NULL, *total = sum + me * m, *top = top_ + me * m;
+        double *high = peak + me * m, *total = sum + me * m, *top = top_ + me * m;
         real *P = work + me * (2 + NAME(BLOCK)) * m, *add = P + m, *shares = add + m;
 #pragma omp for schedule(static)
         for (long block = 0; block < (n + NAME(BLOCK) - 1) / NAME(BLOCK); block++) {
             const long first = block * NAME(BLOCK), end = first + NAME(BLOCK) < n ? first + NAME(BLOCK) : n;
             double weight[NAME(BLOCK)], apart[NAME(BLOCK)];
             long at[NAME(BLOCK)];
-            if (peak) memcpy(top, high, m * sizeof(double));
+            memcpy(top, high, m * sizeof(double));
             for (long i = first; i < end; i++) {
                 const real *s = S + i * m;
                 const long o = own[i];
@@ -143,7 +143,6 @@ FAST long NAME(update)(long n, long m, double c, const real *S, const int64_t *o
                     marginal[i] = phi[i] + sums;
                     phi[i] = log_mass[i] > -INFINITY ? log_mass[i] - sums : -INFINITY;
                 }
-                if (!peak) continue; /* no columns are asked for */
                 const double w = phi[i] + q.total; /* log(a r⁻) */
                 const long a = q.at;
                 weight[i - first] = w, at[i - first] = a;
@@ -164,7 +163,6 @@ FAST long NAME(update)(long n, long m, double c, const real *S, const int64_t *o
                 }
                 if (o >= 0) top[o] = self;
             }
-            if (!peak) continue;
 #pragma omp simd
             for (long j = 0; j < m; j++) {
                 const double fall = high[j] - top[j];

@@ -1,0 +1,211 @@
+"""The path of an accelerator: the numbers of the CPU's path, few operations, nothing read back.
+
+There is no accelerator here: the CPU is treated like one, and fake tensors refuse to be read.
+"""
+
+from itertools import product
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import tricouple as tc
+from tricouple import numeric
+
+SHAPINGS = ("linear", "log_sigmoid", "hinge", "exponential")
+LOSSES = {
+    **{f"NegMMIOT-{name}": (tc.NegMMIOT, {"shaping": name}) for name in SHAPINGS},
+    "NegMMIOT-envelope": (tc.NegMMIOT, {"gradient": "envelope"}),
+    "NegMMIOT-implicit": (tc.NegMMIOT, {"gradient": "implicit", "epsilon": 1.0, "n_iters": 60}),
+    "NegMMIOT-tol": (tc.NegMMIOT, {"tol": 0.05}),
+    "NegMMIOT-tol-hinge": (tc.NegMMIOT, {"tol": 0.05, "shaping": "hinge"}),
+    "NegMMIOT-target": (tc.NegMMIOT, {"marginals": "target"}),
+    "NegMMIOT-classes": (tc.NegMMIOT, {"marginals": "classes"}),
+    "NegMMIOT-streamed": (tc.NegMMIOT, {"memory": "streamed"}),
+    "PushPull": (tc.PushPull, {}),
+    "PushPull-tol": (tc.PushPull, {"tol": 0.05}),
+    "PushPull-exponential": (tc.PushPull, {"shaping": "exponential"}),
+    "IOT": (tc.IOT, {}),
+    "IOT-uniformity": (tc.IOT, {"uniformity": 0.2}),
+    "InfoNCE": (tc.InfoNCE, {}),
+    "InvaSpread": (tc.InvaSpread, {}),
+    "DBOT": (tc.DBOT, {}),
+    "VICReg": (tc.VICReg, {}),
+    "FusedGromov": (tc.FusedGromov, {}),
+}
+MEANINGLESS = {("FusedGromov", "within"), ("FusedGromov", "among"), ("VICReg", "among")}
+EVERYWHERE = pytest.mark.parametrize(
+    ("name", "setting"),
+    [case for case in product(LOSSES, ("within", "across", "among")) if case not in MEANINGLESS],
+)
+
+
+def loss(name, **options):
+    module, own = LOSSES[name]
+    return module(**own | options)
+
+
+def batch(n, dtype=torch.float64, setting="within", *, fake=False):
+    """Unbalanced classes, one of them with one sample; "among": anchors are among references."""
+    generator = None if fake else torch.Generator().manual_seed(0)
+    arguments = {"labels": torch.arange(n) % 5 * (torch.arange(n) > 0) + 7}
+    if setting != "within":
+        arguments["ref_emb"] = torch.randn(n + 3, 6, generator=generator, dtype=dtype)
+        arguments["ref_labels"] = torch.arange(n + 3) % 5 + 7
+    if setting == "among":
+        arguments["ref_index"] = torch.arange(n)
+        arguments["ref_labels"][0] = 7
+    return torch.randn(n, 6, generator=generator, dtype=dtype), arguments
+
+
+@pytest.fixture
+def as_device(monkeypatch):
+    """From now on the CPU is treated like an accelerator."""
+    return lambda: monkeypatch.setattr(numeric, "HOST", "none")
+
+
+def value_and_gradients(criterion, embeddings, arguments, temperature=None):
+    leaves = {"embeddings": embeddings, "ref_emb": arguments.get("ref_emb")}
+    leaves["temperature"] = None if temperature is None else torch.tensor([temperature])
+    leaves = {k: v.clone().requires_grad_() for k, v in leaves.items() if v is not None}
+    value = criterion(**arguments | leaves)
+    return [value.detach(), *torch.autograd.grad(value, list(leaves.values()))]
+
+
+def assert_same(found, wanted, tolerance):
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).norm() <= tolerance * other.norm() + 1e-30
+
+
+@EVERYWHERE
+def test_path_of_a_device_has_the_numbers_of_the_cpu(name, setting, as_device):
+    options = {"kernel_tol": 1e-13} if "NegMMIOT" in name else {}
+    learnt = None if name == "VICReg" else 0.7
+    problem = loss(name, **options), *batch(14, torch.float64, setting), learnt
+    wanted = value_and_gradients(*problem)
+    as_device()
+    assert_same(value_and_gradients(*problem), wanted, 1e-10)
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 3.0, 100.0, 1000.0, 10_000.0])
+@pytest.mark.parametrize("name", ["NegMMIOT-linear", "NegMMIOT-hinge", "PushPull", "IOT"])
+def test_path_of_a_device_is_right_at_any_sharpness(name, sharpness, as_device):
+    criterion = loss(name, sharpness=sharpness)
+    embeddings, arguments = batch(12)
+    embeddings[3], embeddings[4] = embeddings[8], -embeddings[9]
+    problems = [(criterion, embeddings, arguments), (criterion, *batch(66, torch.float32))]
+    wanted = [value_and_gradients(*problem) for problem in problems]
+    as_device()
+    bounds = max(1e-10, sharpness * 1e-12), max(1e-5, sharpness * 1e-7)
+    for problem, same, tolerance in zip(problems, wanted, bounds, strict=True):
+        assert_same(value_and_gradients(*problem), same, tolerance)
+
+
+@pytest.mark.parametrize("sharpness", [20.0, 60.0])
+def test_lost_digits_are_found_on_a_device(sharpness, as_device):
+    """A repeated step by rows with check="full", NaN with "shapes"; never a wrong number."""
+    embeddings = torch.ones(80, 4).double() + 1e-2 * torch.randn(80, 4)
+    embeddings[0] *= -1
+    problem = embeddings, {"labels": torch.arange(80) // 2}
+    wanted = value_and_gradients(tc.NegMMIOT(sharpness=sharpness), *problem)
+    as_device()
+    found = value_and_gradients(tc.NegMMIOT(sharpness=sharpness), *problem)
+    assert_same(found, wanted, 1e-8)
+    unread = value_and_gradients(tc.NegMMIOT(sharpness=sharpness, check="shapes"), *problem)
+    assert unread[0].isnan() or abs(unread[0] - wanted[0]) <= 1e-5 * abs(wanted[0])
+
+
+def test_sweeps_stop_on_a_device_where_they_stop_on_the_cpu(as_device):
+    criterion = tc.NegMMIOT(sharpness=5, tol=1e-3, n_iters=40)
+    embeddings, arguments = batch(14)
+    criterion(embeddings, **arguments)
+    wanted = criterion.diagnostics()
+    assert 1 < wanted["sweeps"] < 40
+    as_device()
+    criterion(embeddings, **arguments)
+    assert criterion.diagnostics() == pytest.approx(wanted, rel=1e-6)
+
+
+@EVERYWHERE
+def test_nothing_is_read_from_a_device(name, setting, as_device):
+    """Forward and backward on fake tensors, which refuse to be read."""
+    as_device()
+    short = {} if LOSSES[name][0] not in (tc.NegMMIOT, tc.PushPull, tc.IOT) else {"n_iters": 2}
+    criterion = loss(name, check="shapes", **short)
+    with FakeTensorMode():
+        embeddings, arguments = batch(70, torch.float32, setting, fake=True)
+        leaves = [embeddings.requires_grad_()]
+        if name != "VICReg":
+            leaves.append(torch.ones((), requires_grad=True))
+            arguments["temperature"] = leaves[-1]
+        value = criterion(embeddings, **arguments)
+        with pytest.raises(DataDependentOutputException):
+            float(value.detach())
+        for part in torch.autograd.grad(value, leaves):
+            assert part.device == embeddings.device
+
+
+class Readings(TorchDispatchMode):
+    """How often values are read: each is one wait for the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.number += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["NegMMIOT-linear", "PushPull", "IOT", "InfoNCE"])
+def test_all_checks_are_read_at_once(name, as_device, monkeypatch):
+    embeddings, arguments = batch(70, torch.float32, "across")
+    as_device()
+    read, before = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: read.append(1) or before(self))
+    with Readings() as readings:
+        loss(name)(embeddings.requires_grad_(), **arguments).backward()
+    assert len(read) == 1
+    assert readings.number == 0
+
+
+class Written(TorchDispatchMode):
+    """Operations that are not views, and what they write, in N×N float32 matrices."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.n, self.operations, self.matrices = n, 0, 0.0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        returns = function._schema.returns
+        view = any(x.alias_info is not None and not x.alias_info.is_write for x in returns)
+        if view or function.namespace == "prim":
+            return found
+        self.operations += 1
+        for part in tree_leaves(found):
+            if isinstance(part, torch.Tensor) and part.numel() >= self.n**2:
+                self.matrices += part.numel() * part.element_size() / (4 * self.n**2)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("name", "operations", "matrices"),
+    [
+        ("NegMMIOT-linear", 2000, 45),
+        ("PushPull", 2000, 60),
+        ("IOT", 1000, 30),
+        ("InfoNCE", 150, 10),
+    ],
+)
+def test_a_step_takes_few_operations_and_writes_few_matrices(name, operations, matrices, as_device):
+    as_device()
+    n = 512
+    with FakeTensorMode():
+        embeddings, labels = torch.randn(n, 64, requires_grad=True), torch.arange(n) // 4
+        with Written(n) as written:
+            loss(name, check="shapes")(embeddings, labels).backward()
+    assert 0 < written.operations <= operations
+    assert 0 < written.matrices <= matrices
