@@ -93,7 +93,7 @@ class FusedGromov(ContrastiveLoss):
         """Update the cost, solve the plan, and again."""
         flipped = self.variant == "published"
         epsilon = 1.0 if flipped else batch.temperature
-        check: Check = "full" if self._reads and on_host(batch.anchors) else "shapes"
+        check: Check = "full" if self.check == "full" and on_host(batch.anchors) else "shapes"
         rows, columns = batch.inside()
         cost = 1 - batch.similarity()
         mass = len(cost)  # so that rows sum to one

@@ -147,7 +147,7 @@ class PushPull(ContrastiveLoss):
         inverse = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
         margins = batch.similarity() * inverse
         psi = resolve(self.shaping)
-        if self._reads and on_host(margins) and not isinstance(self.shaping, str):
+        if self.check == "full" and on_host(margins) and not isinstance(self.shaping, str):
             lowest, highest = (float(end) for end in torch.aminmax(margins.detach()))
             check_decreasing(
                 psi, lowest, max(highest, lowest + 1e-3 * max(1.0, abs(lowest))), margins

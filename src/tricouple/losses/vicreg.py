@@ -11,7 +11,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.batch import Batch
 from tricouple.groups import Group
-from tricouple.losses.base import Check, ContrastiveLoss, Empty
+from tricouple.losses.base import Check, ContrastiveLoss, Empty, Need
 from tricouple.numeric import cosines, on_host
 from tricouple.relations import Identities, adjacent_views
 
@@ -78,7 +78,7 @@ class VICReg(ContrastiveLoss):
                 "pass labels, or pair_views(view0, view1)"
             )
 
-    def _wanting(self, batch: Batch) -> Iterator[tuple[bool | Tensor, str]]:
+    def _needs(self, batch: Batch) -> Iterator[Need]:
         n_pairs = _views(batch).number
         yield n_pairs == 0, "positive pair"
         yield n_pairs == 1, "second positive pair, and a variance needs two samples of a view"
@@ -87,7 +87,7 @@ class VICReg(ContrastiveLoss):
         """The three terms, weighted."""
         views = _views(batch)
         loss = torch.stack(self._terms(views)).sum().to(batch.dtype)
-        if self._reads and on_host(loss) and not bool(torch.isfinite(loss.detach())):
+        if self.check == "full" and on_host(loss) and not bool(torch.isfinite(loss.detach())):
             largest = float(torch.stack([view.detach().abs().max() for view in views[:2]]).max())
             raise ValueError(
                 f"embeddings as large as {largest:.2g} make VICReg overflow in {loss.dtype}: it "
