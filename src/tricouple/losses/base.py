@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 
 from tricouple import checks
 from tricouple.batch import SHARP, Batch, Call, IndicesTuple, check_batch, check_call
-from tricouple.checks import Labels
+from tricouple.checks import Deferred, Labels
 from tricouple.groups import Gathered, Group, Processes, check_group, gather_call
 from tricouple.losses import operator
 from tricouple.losses.coupled import Sweeps
@@ -28,6 +26,7 @@ Check = Literal["full", "shapes"]
 Gradient = Literal["unrolled", "implicit", "envelope"]
 Marginals = Literal["uniform", "target", "classes"]
 Memory = Literal["auto", "matrices", "streamed"]
+Compute = Callable[[Batch], Tensor]
 Need = tuple[bool | Tensor, str]  # whether a batch is without something, and its name
 
 DEFAULT_SHARPNESS = 10.0
@@ -47,10 +46,6 @@ _OTHER_WORDS = {
     "logit_scale": "sharpness",
     "max_iter": "n_iters",
 }
-
-# Numbers by which graphs find a loss. They start anywhere, so that a graph that was exported by
-# another process finds none.
-_numbers = count(secrets.randbits(60))
 
 
 def number_of(setting: float | Tensor) -> float:
@@ -100,25 +95,19 @@ class ContrastiveLoss(nn.Module, ABC):
         self, *, empty: Empty = "raise", check: Check = "full", group: Group = None
     ) -> None:
         super().__init__()
-        check_group(group)
+        if group is not None:
+            check_group(group)
         checks.one_of("empty", empty, ("raise", "zero"))
         checks.one_of("check", check, ("full", "shapes"))
         self.empty: Empty = empty
         self.check: Check = check
         self.group = group
         self._last: Batch | None = None
-        self._enlist()
-
-    def _enlist(self) -> None:
-        """Take a number by which graphs find this loss."""
-        self._number = next(_numbers)
+        self._number = next(operator.numbers)
         operator.living[self._number] = self
 
     def _set_scale(
-        self,
-        value: float | Tensor | None,
-        sharpness: float | str | None,
-        epsilon: float = 1.0,
+        self, value: float | Tensor | None, sharpness: float | str | None, epsilon: float = 1.0
     ) -> None:
         """Take τ, or what stands for it, as given; else from the sharpness, 1/(cε)."""
         assert self.scale is not None
@@ -242,12 +231,13 @@ class ContrastiveLoss(nn.Module, ABC):
         references; samples of several processes are gathered once.
         """
         self.__dict__["_last"] = None  # no setting, for which a module takes its time
-        gathered, processes = None, Processes.of(self.group)
+        gathered = None
+        processes = None if self.group is None else Processes.of(self.group)
         if processes is not None:
             call, gathered = self._gather(processes, call, temperature)
         checks.embeddings(call.embeddings, call.ref_emb)
         device, host = call.embeddings.device, on_host(call.embeddings)
-        deferred = checks.Deferred() if self.check == "full" and not host else None
+        deferred = Deferred() if self.check == "full" and not host else None
         scale = self._scale(temperature, deferred)
         # What the host takes the scale to be: its value, or the one that was last read.
         held = isinstance(scale, Tensor) and not on_host(scale)
@@ -280,11 +270,7 @@ class ContrastiveLoss(nn.Module, ABC):
         return loss
 
     def _on_device(
-        self,
-        compute: Callable[[Batch], Tensor],
-        batch: Batch,
-        needs: Sequence[Need],
-        deferred: checks.Deferred | None,
+        self, compute: Compute, batch: Batch, needs: Sequence[Need], deferred: Deferred | None
     ) -> tuple[Tensor, Batch | None]:
         """Compute first; then, with ``check="full"``, read all flags at once."""
         flags = [torch.as_tensor(lacking, device=batch.anchors.device) for lacking, _ in needs]
@@ -336,13 +322,13 @@ class ContrastiveLoss(nn.Module, ABC):
             settings[self.scale] = "a tensor on a device" if held else f"{number_of(scale)!r}"
 
         def checked() -> Call:
-            self._scale(temperature, checks.Deferred())
+            self._scale(temperature, Deferred())
             return check_call(call)
 
         return gather_call(processes, call, checked, settings)
 
     def _scale(
-        self, temperature: float | Tensor | None, deferred: checks.Deferred | None
+        self, temperature: float | Tensor | None, deferred: Deferred | None
     ) -> float | Tensor:
         """What divides the similarities in a call that gives this temperature, or none."""
         if self.scale is None:
@@ -419,4 +405,5 @@ class ContrastiveLoss(nn.Module, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """They have numbers of their own."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._enlist()
+        self._number = next(operator.numbers)
+        operator.living[self._number] = self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,14 +24,13 @@ from tricouple.losses.coupled import Part, Sweeps, loss
 from tricouple.losses.diagnostics import satisfied
 from tricouple.losses.margins import listed_costs
 from tricouple.numeric import on_host
+from tricouple.ot.forms import Linear
 from tricouple.ot.kernels import epsilon_of_factor, kernel_of
 from tricouple.ot.solver import DEFAULT_BUDGET
 from tricouple.relations import ListedTriplets
 from tricouple.shaping import Hinge, Shaping, ShapingName, resolve
 
-# By how much a temperature on a device may have fallen since it was read.
-_FALL = 4.0
-
+_FALL = 4.0  # by how much a temperature on a device may have fallen since it was read
 _WIDE: Any = {"dtype": torch.float64, "device": "cpu"}
 
 
@@ -44,9 +44,9 @@ class NegMMIOT(ContrastiveLoss):
     decouples: given its anchor, positive and negative are independent but for j ≠ k, and with
     balanced classes, two views or one-to-one captions the loss *is* ``PushPull`` with ε₊ = ε₋ = ε,
     up to the effect of that exclusion, O(1/N) (mathematics §8). With log-sigmoid, or any ψ that is
-    not affine, it is not: those are three-way. That three-marginal transport with a
-    tree-structured cost, as the star i–j, i–k of a linear ψ, takes O(N²) per sweep is known from
-    Haasler, Singh, Zhang, Karlsson and Chen (2020) and from Altschuler and Boix-Adserà.
+    not affine, it is not. That a tree-structured cost, such as the star i–j, i–k of a linear ψ,
+    takes O(N²) per sweep is known from Haasler, Singh, Zhang, Karlsson and Chen (2020) and from
+    Altschuler and Boix-Adserà.
 
     Args:
         temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient. If it
@@ -75,9 +75,8 @@ class NegMMIOT(ContrastiveLoss):
         memory_budget: Bytes; for other ψ than the fast ones, those of the N³ costs: kept if all
             fit, else computed for a few anchors at a time.
         kernel_tol: Relative error of the log-sigmoid kernel, from which the number of terms of its
-            quadrature follows: the loss is that of a ψ which differs from log-sigmoid by at most
-            ``kernel_tol · ε``, and so is its gradient. A thousandth costs two thirds of the time of
-            a millionth, the default of ``ot.triplet_sinkhorn``, where the plan itself is wanted.
+            quadrature follows: loss and gradient are those of a ψ that differs from log-sigmoid by
+            at most ``kernel_tol · ε``. 1e-3 takes two thirds of the time of 1e-6.
 
     Example:
         >>> criterion = NegMMIOT(sharpness=10)
@@ -143,9 +142,16 @@ class NegMMIOT(ContrastiveLoss):
     def _parts(self, batch: Batch) -> list[Part]:
         relation = batch.with_marginals(self.sweeps.marginals).relation
         target, how = relation.triplets(), self.sweeps
+        part = partial(
+            Part, target.marginals, target.entropy, imposed=how.imposed(target.marginals)
+        )
+        if self.shaping == "linear":  # −c⟨P̃¹² − P̃¹³, s⟩ (mathematics §2)
+            c = batch.sharpness(self.epsilon)
+            form = partial(Linear, sharpness=c.value, axes=3)
+            return [part(form, sharpness=c, linear=target.contrast)]
         c = batch.sharpness(epsilon_of_factor(self.shaping, self.epsilon))
         host, fall = on_host(batch.anchors), 1.01 if isinstance(c.value, float) else _FALL
-        form = kernel_of(
+        kernel = kernel_of(
             self.shaping,
             c.value,
             self.epsilon,
@@ -156,14 +162,9 @@ class NegMMIOT(ContrastiveLoss):
             streamed=how.memory == "streamed",
             memory_budget=how.memory_budget,
         )
-        part = Part(target.marginals, target.entropy, form, how.imposed(target.marginals), c)
-        if self.shaping == "linear":  # −c⟨P̃¹² − P̃¹³, s⟩ (mathematics §2)
-            part.linear = target.contrast
-        elif not isinstance(relation, ListedTriplets):
-            part.weights = target.weights
-        if isinstance(resolve(self.shaping), Hinge):
-            part.matrices = 3.5
-        return [part]
+        weights = None if isinstance(relation, ListedTriplets) else target.weights
+        matrices = 3.5 if isinstance(resolve(self.shaping), Hinge) else 1.0
+        return [part(kernel, sharpness=c, weights=weights, matrices=matrices)]
 
     def _diagnose(self, batch: Batch) -> dict[str, float | str]:
         return super()._diagnose(batch) | satisfied(batch, self.shaping)

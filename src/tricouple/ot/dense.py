@@ -22,12 +22,9 @@ NONE = -1e30  # for −∞ in logarithms, and less it for +∞ in costs: autogra
 
 
 def neg_mmiot(
-    *samples: Any,
-    temperature: Number,
-    epsilon: float,
-    shaping: str | Shaping = "linear",
+    *samples: Any, temperature: Number, epsilon: Number, shaping: str | Shaping = "linear",
     **how: Any,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Neg-MMIOT-CL: KL(P̃‖P), P the three-marginal plan for C_ijk = ψ((s_ij − s_ik)/τ).
 
     Args:
@@ -155,30 +152,26 @@ class _Batch:
     """Cosines s, positive and negative pairs (1 and 0), whether anchor i is reference j: (N, M)."""
 
     def __init__(
-        self, embeddings: Tensor, labels: Tensor | None = None, references: Tensor | None = None,
-        ref_labels: Tensor | None = None, *, own: Tensor | None = None,
+        self, embeddings: Tensor, labels: Any = None, references: Tensor | None = None,
+        ref_labels: Any = None, *, own: Tensor | None = None,
         triplets: Sequence[Tensor] | None = None, n_iters: int = 10, marginals: str = "uniform",
     ) -> None:  # fmt: skip
-        anchors = others = normalize(embeddings.double(), dim=1, eps=0.0)
-        default = torch.arange(len(anchors))
-        if references is None:
-            ref_labels = labels
-        else:
-            others, default = normalize(references.double(), dim=1, eps=0.0), default * 0 - 1
         self.triplets, self.n_iters, self.marginals = triplets, n_iters, marginals
+        self.labels, self.ref_labels = labels, labels if references is None else ref_labels
+        anchors = others = normalize(embeddings.double(), dim=1, eps=0.0)
+        known = torch.arange(len(anchors))
+        if references is not None:
+            others = normalize(references.double(), dim=1, eps=0.0)
+            known = torch.full_like(known, -1)
         self.s = anchors @ others.T
-        self.itself = (default if own is None else own)[:, None] == torch.arange(len(others))
-        self.positive, self.negative = torch.zeros(2, *self.s.shape, dtype=torch.float64)
-        if triplets is not None:
-            a1, p = triplets[:2]
-            a2, n = triplets[-2:] if len(triplets) == 4 else triplets[::2]
-            self.positive[a1, p], self.negative[a2, n] = 1.0, 1.0
+        self.itself = (known if own is None else own)[:, None] == torch.arange(len(others))
+        if triplets is None:
+            same = labels[:, None] == self.ref_labels
+            self.positive, self.negative = (same & ~self.itself).double(), (~same).double()
         else:
-            assert labels is not None
-            assert ref_labels is not None
-            self.labels, self.ref_labels = labels, ref_labels
-            same = labels[:, None] == ref_labels
-            self.positive[same & ~self.itself], self.negative[~same] = 1.0, 1.0
+            self.positive, self.negative = torch.zeros(2, *self.s.shape, dtype=torch.float64)
+            a2, n = triplets[-2:] if len(triplets) == 4 else triplets[::2]
+            self.positive[tuple(triplets[:2])], self.negative[a2, n] = 1.0, 1.0
 
     def masses(self, counts: Tensor) -> tuple[Tensor, Number]:
         """p_i, (N,), of anchors with so many pairs or triplets, and v_k, (M,) (§11)."""
@@ -194,9 +187,8 @@ class _Batch:
 
     def divergence(self, target: Tensor, cost: Tensor, epsilon: Number) -> Tensor:
         """KL(P̃‖P) = Σ P̃ (log P̃ − log P), 0 log 0 = 0, of the plan for C_ij or C_ijk."""
-        barred = self.itself
+        barred, same = self.itself, torch.eye(cost.shape[1], dtype=torch.bool)
         if cost.dim() == 3:  # i, j and k are distinct
-            same = torch.eye(cost.shape[1], dtype=torch.bool)
             barred = barred[:, :, None] | barred[:, None, :] | same
         cost = cost.masked_fill(barred, -NONE)
         imposed = [torch.full((n,), 1 / n, dtype=torch.float64) for n in target.shape]
