@@ -43,9 +43,6 @@ __all__ = [
     "shaping",
 ]
 
-# Imported on first use: `tricouple --help` runs this file and should not have to wait for torch.
-_HOMES = {"pair_views": "tricouple.relations"}
-
 
 def load_encoder(run: Path | str) -> TrainedEncoder:
     """Model, transform and class names of a run of ``tricouple train``, ``clip`` or ``text``.
@@ -79,13 +76,15 @@ def load_encoder(run: Path | str) -> TrainedEncoder:
 
 
 def __getattr__(name: str) -> object:
-    # torch says on its first import that it has no NumPy, which nothing here needs.
+    # Imported on first use: `tricouple --help` runs this file and should not wait for torch, which
+    # says on its first import that it has no NumPy. Nothing here needs it.
     with catch_warnings():
         filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
         if name in ("geometry", "ot", "shaping"):
             return import_module(f"tricouple.{name}")
         if name in __all__:
-            return getattr(import_module(_HOMES.get(name, "tricouple.losses")), name)
+            home = "relations" if name == "pair_views" else "losses"
+            return getattr(import_module(f"tricouple.{home}"), name)
     raise AttributeError(f"module 'tricouple' has no attribute {name!r}")
 
 

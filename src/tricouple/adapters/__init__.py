@@ -1,4 +1,4 @@
-"""The losses in the calling conventions of other libraries, one file a library.
+"""The losses in the calling conventions of other libraries, one file per library.
 
 Each file is imported by its own name: ``from tricouple.adapters.lightly import TwoViewLoss``. What
 they adapt to comes with ``pip install '.[adapters]'``. Here is what the adapters share.

@@ -35,5 +35,4 @@ class TwoViewLoss(nn.Module):
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
         """The loss of two views, shape (n, d) each; row i of both belongs to image i."""
-        loss: Tensor = self.criterion(*pair_views(out0, out1, group=self.criterion.group))
-        return loss
+        return self.criterion(*pair_views(out0, out1, group=self.criterion.group))

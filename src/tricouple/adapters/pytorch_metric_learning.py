@@ -19,8 +19,8 @@ class MetricLoss(peers.BaseMetricLossFunction):  # type: ignore[misc]
     """A loss in the place of one of pytorch-metric-learning.
 
     ``MetricLoss(InfoNCE(τ))`` is ``SupConLoss(τ)``, to rounding. Batches and miners without a pair
-    to learn from give zero, as everywhere there. Reducers have nothing to do: the loss is one
-    number a batch.
+    to learn from give zero, as everywhere there. The loss is one number per batch: reducers change
+    nothing.
 
     Args:
         criterion: A loss of tricouple; its ``empty`` becomes ``"zero"``.
@@ -57,27 +57,32 @@ class MetricLoss(peers.BaseMetricLossFunction):  # type: ignore[misc]
         ref_labels: Tensor | None,
     ) -> dict[str, dict[str, Any]]:
         """The loss as that library's reducers want it."""
-        own, self.own = self.own, None
-        if ref_emb is embeddings:  # that library's way to say that there are no references
-            loss = self.criterion(embeddings, labels, indices_tuple)
-        else:
-            if own is None and _begins_with(ref_emb, embeddings):
-                own = torch.arange(len(embeddings), device=embeddings.device)
-            # No anchor meets its own copy among the references.
-            shape = len(embeddings), len(ref_emb)
-            if own is not None and indices_tuple is not None and _all_pairs(indices_tuple, shape):
-                indices_tuple = None
-            if own is None or indices_tuple is None:
-                references = {"ref_emb": ref_emb, "ref_labels": ref_labels, "ref_index": own}
-                loss = self.criterion(embeddings, labels, indices_tuple, **references)
-            else:
-                # Listed pairs: one set, in which the anchors stand where their copies were.
-                first, positives, *rest = indices_tuple
-                if len(rest) == 2:
-                    rest[0] = own[rest[0]]
-                samples = ref_emb.index_copy(0, own, embeddings)
-                loss = self.criterion(samples, indices_tuple=(own[first], positives, *rest))
+        loss = self._loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         return {"loss": {"losses": loss, "indices": None, "reduction_type": "already_reduced"}}
+
+    def _loss(
+        self, anchors: Tensor, labels: Any, indices_tuple: Any, references: Tensor, ref_labels: Any
+    ) -> Tensor:
+        own, self.own = self.own, None
+        if references is anchors:  # that library's way to say that there are no references
+            return self.criterion(anchors, labels, indices_tuple)
+        n, m = len(anchors), len(references)
+        if own is None and torch.equal(
+            references[:n], anchors
+        ):  # its efficient distributed wrapper
+            own = torch.arange(n, device=anchors.device)
+        four = own is not None and indices_tuple is not None and len(indices_tuple) == 4
+        if four and sum(map(len, indices_tuple[::2])) == n * (m - 1):
+            indices_tuple = None  # all pairs but those of anchors with their own copies
+        if own is None or indices_tuple is None:
+            given = {"ref_emb": references, "ref_labels": ref_labels, "ref_index": own}
+            return self.criterion(anchors, labels, indices_tuple, **given)
+        # Listed pairs: one set, in which the anchors stand where their copies were.
+        first, positives, *rest = indices_tuple
+        if len(rest) == 2:
+            rest[0] = own[rest[0]]
+        samples = references.index_copy(0, own, anchors)
+        return self.criterion(samples, indices_tuple=(own[first], positives, *rest))
 
 
 class CrossBatchMemory(peers.CrossBatchMemory):  # type: ignore[misc]
@@ -131,15 +136,3 @@ class SelfSupervisedLoss(peers.SelfSupervisedLoss):  # type: ignore[misc]
     def supported_losses() -> list[str]:
         """Ours."""
         return ["MetricLoss"]
-
-
-def _begins_with(references: Tensor, anchors: Tensor) -> bool:
-    """Whether the first references are the anchors: so the efficient distributed wrapper joins."""
-    first = references[: len(anchors)]
-    return first.shape == anchors.shape and bool(torch.equal(first, anchors))
-
-
-def _all_pairs(indices_tuple: tuple[Tensor, ...], shape: tuple[int, int]) -> bool:
-    """Whether every pair but those of anchors with themselves is listed: the labels tell them."""
-    n, m = shape
-    return len(indices_tuple) == 4 and sum(map(len, indices_tuple[::2])) == n * (m - 1)

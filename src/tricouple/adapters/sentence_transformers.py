@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,11 +31,9 @@ class SentenceLoss(nn.Module):
     positives and negatives of the whole batch; its own positive is its only one.
     ``SentenceLoss(model, InfoNCE(1/scale))`` is ``MultipleNegativesRankingLoss(model, scale)``, to
     rounding. Use ``BatchSamplers.NO_DUPLICATES``: a text that occurs twice is a negative of itself.
-    With columns of negatives give a coupling ``marginals="target"``: uniform ones prescribe mass
-    as positives to all texts, negatives too.
-
-    One column with integer labels: texts of one class are positives of each other
-    (``BatchSamplers.GROUP_BY_LABEL`` sees to it that there are some).
+    With columns of negatives use ``marginals="target"``: uniform marginals give negatives, too,
+    mass as positives. One column with integer labels (``BatchSamplers.GROUP_BY_LABEL``): texts of
+    one class are positives of each other.
 
     Args:
         model: The ``SentenceTransformer`` that is trained.
@@ -72,9 +69,22 @@ class SentenceLoss(nn.Module):
     ) -> Tensor:
         """The loss of a batch, as the trainer calls it: features of each column, labels if any."""
         columns = list(sentence_features)
-        self._refuse_empty_texts(columns)
-        with _pooling_needed():
+        for number, features in enumerate(columns):
+            empty = _empty_texts(features, self._n_special)
+            if len(empty):
+                raise ValueError(
+                    f"text {int(empty[0])} of column {number} is empty: remove such rows from the "
+                    "data set"
+                )
+        try:
             return self._loss(columns, labels)
+        except KeyError as error:
+            if error.args != ("sentence_embedding",):
+                raise
+            raise ValueError(
+                "the model gives no sentence embedding, only tokens: add a Pooling module, "
+                "SentenceTransformer(modules=[transformer, Pooling(dimension)])"
+            ) from error
 
     def _loss(self, columns: list[Features], labels: Tensor | None) -> Tensor:
         return self.compute_loss_from_embeddings(embed_columns(self.model, columns), labels)
@@ -83,47 +93,31 @@ class SentenceLoss(nn.Module):
         self, embeddings: list[Tensor], labels: Tensor | None = None
     ) -> Tensor:
         """The loss of the embeddings of each column, shape (n, d) each."""
-        if labels is not None:
-            labels = labels.reshape(-1)
         anchors, *candidates = embeddings
+        if not candidates:
+            return self.criterion(anchors, None if labels is None else labels.reshape(-1))
         for number, column in enumerate(candidates, 1):
             if len(column) != len(anchors):
                 raise ValueError(
                     f"column {number} has {len(column)} texts, the anchors are {len(anchors)}: "
                     "every anchor needs one text in each column"
                 )
-        if candidates and labels is not None and labels.is_floating_point():
+        if labels is not None and labels.is_floating_point():
             raise ValueError(
                 f"labels of pairs are {labels.dtype}, as if they were scores: keep the pairs that "
                 "belong together and remove the column"
             )
-        if not candidates:
-            loss: Tensor = self.criterion(anchors, labels)
-            return loss
         # Positive i has the identity of anchor i, and a negative one of its own.
         references = torch.cat(candidates)
         first = pairs_before(self.criterion, len(references))
         identities = torch.arange(first, first + len(references), device=references.device)
-        loss = self.criterion(
-            anchors, identities[: len(anchors)], ref_emb=references, ref_labels=identities
-        )
-        return loss
-
-    def _refuse_empty_texts(self, columns: list[Features]) -> None:
-        for number, features in enumerate(columns):
-            empty = _empty_texts(features, self._n_special)
-            if len(empty):
-                raise ValueError(
-                    f"text {int(empty[0])} of column {number} is empty: remove such rows from the "
-                    "data set"
-                )
+        own = identities[: len(anchors)]
+        return self.criterion(anchors, own, ref_emb=references, ref_labels=identities)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings, for the model card."""
-        return {
-            "criterion": repr(self.criterion),
-            "gather_across_devices": self.gather_across_devices,
-        }
+        gathered = {"gather_across_devices": self.gather_across_devices}
+        return {"criterion": repr(self.criterion)} | gathered
 
     @property
     def citation(self) -> str:
@@ -140,20 +134,19 @@ class SentenceLoss(nn.Module):
 class CachedSentenceLoss(CachedLossMixin, SentenceLoss):  # type: ignore[misc]
     """``SentenceLoss`` of batches whose activations do not fit into memory.
 
-    Value and gradient are the same. Texts are embedded in mini-batches without activations, the
-    loss of the whole batch gives the gradient of each embedding, and a second pass takes it on to
-    the model (Gao et al. 2021, "GradCache"). Embedding twice is the price.
+    Value and gradient are the same. Texts are embedded twice: in mini-batches without activations
+    for the loss and its gradient by each embedding, and again for the gradient by the model's
+    parameters (Gao et al. 2021, "GradCache").
 
     Args:
-        model: The ``SentenceTransformer`` that is trained.
-        criterion: A loss of tricouple without learnable parameters.
+        model, criterion, gather_across_devices: As in ``SentenceLoss``; the criterion must have no
+            learnable parameters.
         mini_batch_size: How many texts are embedded at once.
-        gather_across_devices: Whether the loss is that of the texts of all processes.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> from tricouple import NegMMIOT
-        >>> model = SentenceTransformer(modules=[BoW(["red", "green", "car", "tree"])])
+        >>> model = SentenceTransformer(modules=[BoW(["red", "car"])])
         >>> loss = CachedSentenceLoss(model, NegMMIOT(1.0, 0.1), mini_batch_size=1)
         >>> loss.get_config_dict()["mini_batch_size"]
         1
@@ -191,8 +184,7 @@ class CachedSentenceLoss(CachedLossMixin, SentenceLoss):  # type: ignore[misc]
         loss = self.compute_loss_from_embeddings(columns, labels)
         if with_backward:
             loss.backward()
-            loss = loss.detach()
-        return loss
+        return loss.detach() if with_backward else loss
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings, for the model card."""
@@ -212,16 +204,3 @@ def _empty_texts(features: Features, n_special: int) -> Tensor:
     else:
         return torch.empty(0)
     return empty.nonzero()[:, 0]
-
-
-@contextmanager
-def _pooling_needed() -> Iterator[None]:
-    try:
-        yield
-    except KeyError as error:
-        if error.args != ("sentence_embedding",):
-            raise
-        raise ValueError(
-            "the model gives no sentence embedding, only tokens: add a Pooling module, "
-            "SentenceTransformer(modules=[transformer, Pooling(dimension)])"
-        ) from error

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, count
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,8 +14,8 @@ from torch import Tensor, nn
 
 from tricouple import checks
 from tricouple.batch import SHARP, Batch, Call, IndicesTuple, check_batch, check_call
-from tricouple.checks import Labels
-from tricouple.groups import Group, Processes, check_group, gather_call
+from tricouple.checks import Deferred, Labels
+from tricouple.groups import Gathered, Group, Processes, check_group, gather_call
 from tricouple.losses import operator
 from tricouple.losses.coupled import Sweeps
 from tricouple.losses.diagnostics import diagnose
@@ -28,6 +26,8 @@ Check = Literal["full", "shapes"]
 Gradient = Literal["unrolled", "implicit", "envelope"]
 Marginals = Literal["uniform", "target", "classes"]
 Memory = Literal["auto", "matrices", "streamed"]
+Compute = Callable[[Batch], Tensor]
+Need = tuple[bool | Tensor, str]  # whether a batch is without something, and its name
 
 DEFAULT_SHARPNESS = 10.0
 
@@ -46,10 +46,6 @@ _OTHER_WORDS = {
     "logit_scale": "sharpness",
     "max_iter": "n_iters",
 }
-
-# Numbers by which graphs find a loss. They start anywhere, so that a graph that was exported by
-# another process finds none.
-_numbers = count(secrets.randbits(60))
 
 
 def number_of(setting: float | Tensor) -> float:
@@ -84,21 +80,6 @@ class ContrastiveLoss(nn.Module, ABC):
     sweeps: Sweeps | None = None  # how its plan is solved, if it has one
     _known: float | None = None  # the scale that was last read, where a device holds it
 
-    if TYPE_CHECKING:  # what ``forward`` takes, for editors and type checkers
-
-        def __call__(
-            self,
-            embeddings: Tensor,
-            labels: Labels | None = None,
-            indices_tuple: IndicesTuple | None = None,
-            ref_emb: Tensor | None = None,
-            ref_labels: Labels | None = None,
-            *,
-            temperature: float | Tensor | None = None,
-            ref_index: Labels | None = None,
-        ) -> Tensor:
-            """``forward``."""
-
     def __new__(cls, *args: Any, **settings: Any) -> Any:
         """Say what other libraries' words are called here."""
         known = cls.__init__.__code__.co_varnames
@@ -122,29 +103,21 @@ class ContrastiveLoss(nn.Module, ABC):
         self.check: Check = check
         self.group = group
         self._last: Batch | None = None
-        self._enlist()
-
-    def _enlist(self) -> None:
-        """Take a number by which graphs find this loss."""
-        self._number = next(_numbers)
+        self._number = next(operator.numbers)
         operator.living[self._number] = self
 
     def _set_scale(
-        self,
-        value: float | Tensor | None,
-        sharpness: float | str | None,
-        epsilon: float = 1.0,
+        self, value: float | Tensor | None, sharpness: float | str | None, epsilon: float = 1.0
     ) -> None:
         """Take τ, or what stands for it, as given; else from the sharpness, 1/(cε)."""
         assert self.scale is not None
-        given = value is not None
+        given, name = value is not None, type(self).__name__
         if value is None:
             if sharpness == "paper":
                 sharpness = self.paper_sharpness
                 if sharpness is None:
                     raise ValueError(
-                        'sharpness="paper": the paper states none for '
-                        f"{type(self).__name__}, give a number"
+                        f'sharpness="paper": the paper states none for {name}, give a number'
                     )
             number = DEFAULT_SHARPNESS if sharpness is None else sharpness
             checks.positive_number("sharpness", number)  # type: ignore[arg-type]
@@ -156,11 +129,9 @@ class ContrastiveLoss(nn.Module, ABC):
             )
         checks.positive_number(self.scale, value)
         setattr(self, self.scale, value)
-        self._known = number_of(value)
-        product = self._known * epsilon
-        if given and epsilon is DEFAULT_EPSILON and 0 < product < 1 / _UNUSUAL:
-            c = 1 / product
-            name, tau = type(self).__name__, self._known
+        self._known = tau = number_of(value)
+        if given and epsilon is DEFAULT_EPSILON and 0 < tau * epsilon < 1 / _UNUSUAL:
+            c = 1 / (tau * epsilon)
             warnings.warn(
                 f"{name}(temperature={tau:g}) has sharpness c = 1/(τε) = {c:g}, because "
                 f"epsilon is {epsilon:g}; InfoNCE(temperature={tau:g}) has c = {1 / tau:g}. For "
@@ -207,9 +178,9 @@ class ContrastiveLoss(nn.Module, ABC):
         parts = [] if self.sharpness is None else [f"sharpness={self.sharpness:g}"]
         for name in self.shown:
             value = getattr(self, name)
-            text = "learnable" if isinstance(value, nn.Parameter) else f"{value}"
-            text = f"{value:g}" if isinstance(value, float) else text
+            text = f"{value:g}" if isinstance(value, float) else f"{value}"
             text = repr(value) if isinstance(value, str) else text
+            text = "learnable" if isinstance(value, nn.Parameter) else text
             parts.append(text if name == "sweeps" else f"{name}={text}")
         return ", ".join(parts)
 
@@ -249,6 +220,9 @@ class ContrastiveLoss(nn.Module, ABC):
             return operator.apply(self, self._number, call, temperature)
         return self.run(call, temperature)
 
+    if TYPE_CHECKING:  # for editors and type checkers
+        __call__ = forward
+
     @never_compiled
     def run(self, call: Call, temperature: float | Tensor | None, *, both: bool = False) -> Tensor:
         """The loss of a call, uncompiled.
@@ -260,24 +234,23 @@ class ContrastiveLoss(nn.Module, ABC):
         gathered = None
         processes = None if self.group is None else Processes.of(self.group)
         if processes is not None:
-            settings = self._settings(temperature)
-            call, gathered = gather_call(
-                processes, call, lambda: self._checked(call, temperature), settings
-            )
+            call, gathered = self._gather(processes, call, temperature)
         checks.embeddings(call.embeddings, call.ref_emb)
         device, host = call.embeddings.device, on_host(call.embeddings)
-        deferred = checks.Deferred() if self._reads and not host else None
+        deferred = Deferred() if self.check == "full" and not host else None
         scale = self._scale(temperature, deferred)
+        # What the host takes the scale to be: its value, or the one that was last read.
+        held = isinstance(scale, Tensor) and not on_host(scale)
+        known = self._known if held else number_of(scale)
         # Half precision cannot hold a plan: the loss is a float32 island under autocast.
         with torch.autocast(device.type, enabled=False), ieee_products(device):
-            known = self._known_scale(scale)
             try:
                 batch = check_batch(
                     call,
                     scale,
                     unit_length=self.unit_length,
                     sharp=known is not None and known * self._regularisation < 1 / SHARP,
-                    read=self._reads and host,
+                    read=self.check == "full" and host,
                     deferred=deferred,
                 )
             except ValueError as error:
@@ -286,62 +259,108 @@ class ContrastiveLoss(nn.Module, ABC):
                 raise ValueError(gathered.name_rank(str(error))) from error
             batch = replace(batch, gathered=gathered, known_temperature=known)
             self._check_setting(batch)
-            sides = (batch, batch.mirrored()) if both else (batch,)
+            needs = [*self._needs(batch), *(self._needs(batch.mirrored()) if both else ())]
             compute = self.compute_both if both else self.compute
             if host:
-                missing = next((what for lacking, what in self._lacking(sides) if lacking), None)
-                return self._nothing(batch, missing) if missing else self._kept(compute, batch)
-            return self._on_device(compute, batch, sides, deferred)
+                missing = next((what for lacking, what in needs if lacking), None)
+                loss, seen = self._nothing(batch, missing) if missing else (compute(batch), batch)
+            else:
+                loss, seen = self._on_device(compute, batch, needs, deferred)
+        self.__dict__["_last"] = None if seen is None else seen.detached()
+        return loss
 
     def _on_device(
-        self,
-        compute: Callable[[Batch], Tensor],
-        batch: Batch,
-        sides: Sequence[Batch],
-        deferred: checks.Deferred | None,
-    ) -> Tensor:
+        self, compute: Compute, batch: Batch, needs: Sequence[Need], deferred: Deferred | None
+    ) -> tuple[Tensor, Batch | None]:
         """Compute first; then, with ``check="full"``, read all flags at once."""
-        flags = []
-        for lacking, what in self._lacking(sides):
-            flag = torch.as_tensor(lacking, device=batch.anchors.device)
-            flags.append(flag)
-            if deferred is not None:
-                deferred.add(flag, what)
+        flags = [torch.as_tensor(lacking, device=batch.anchors.device) for lacking, _ in needs]
         missing = torch.stack(flags).any()
         if self.empty == "zero":
             batch = batch.stopped(missing)
-        loss = self._kept(compute, batch)
-        if deferred is not None:
-            lost = batch.flags[:1] if len(batch.flags) < 2 else [torch.stack(batch.flags).any()]
-            learnt = batch.temperature
-            read = [*lost, *([learnt] if isinstance(learnt, Tensor) else [])]
-            processes = None if batch.gathered is None else batch.gathered.processes
-            lacks, values = deferred.raise_first(processes, *read)
-            if isinstance(learnt, Tensor):
-                self.__dict__["_known"] = values[-1]
-                batch = replace(batch, known_temperature=values[-1])
-            if lacks:
-                return self._nothing(batch, lacks)
-            if lost and values[0]:  # digits were lost: once more, by rows
-                return self._kept(compute, replace(batch, fast=False, flags=[]))
-            return loss
-        return torch.where(missing, 0.0 if self.empty == "zero" else torch.nan, loss)
-
-    def _kept(self, compute: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
         loss = compute(batch)
-        self.__dict__["_last"] = batch.detached()
-        return loss
+        if deferred is None:
+            return torch.where(missing, 0.0 if self.empty == "zero" else torch.nan, loss), batch
+        for flag, (_, what) in zip(flags, needs, strict=True):
+            deferred.add(flag, what)
+        lost = [torch.stack(batch.flags).any()] if batch.flags else []
+        learnt = [batch.temperature] if isinstance(batch.temperature, Tensor) else []
+        processes = None if batch.gathered is None else batch.gathered.processes
+        lacks, values = deferred.raise_first(processes, *lost, *learnt)
+        if learnt:
+            self.__dict__["_known"] = values[-1]
+            batch = replace(batch, known_temperature=values[-1])
+        if lacks:
+            return self._nothing(batch, lacks)
+        if lost and values[0]:  # digits were lost: once more, by rows
+            batch = replace(batch, fast=False, flags=[])
+            loss = compute(batch)
+        return loss, batch
 
-    def _nothing(self, batch: Batch, missing: str) -> Tensor:
-        """A batch without something to learn from."""
+    def _nothing(self, batch: Batch, missing: str) -> tuple[Tensor, None]:
+        """An error, or a loss of 0 with a gradient path."""
         if self.empty == "raise":
             raise ValueError(
                 f"the batch of {len(batch.anchors)} samples has no {missing}: use larger or "
                 'class-balanced batches, or empty="zero" to skip such batches'
             )
         assert batch.references is not None
-        self.__dict__["_last"] = None
-        return ((batch.anchors.sum() + batch.references.sum()) * 0.0).to(batch.dtype)
+        return ((batch.anchors.sum() + batch.references.sum()) * 0.0).to(batch.dtype), None
+
+    def _gather(
+        self, processes: Processes, call: Call, temperature: float | Tensor | None
+    ) -> tuple[Call, Gathered]:
+        """The call with the samples of all processes, whose losses must have equal settings."""
+        settings = {"loss": type(self).__name__}
+        for name, value in vars(self).items():
+            if not (name.startswith("_") or name in ("training", "group", "sweeps", self.scale)):
+                settings[name] = getattr(value, "__qualname__", f"{value}")
+        if self.sweeps is not None:
+            settings |= {name: f"{value}" for name, value in vars(self.sweeps).items()}
+        if self.scale is not None:
+            scale = getattr(self, self.scale) if temperature is None else temperature
+            held = isinstance(scale, Tensor) and not on_host(scale)
+            settings[self.scale] = "a tensor on a device" if held else f"{number_of(scale)!r}"
+
+        def checked() -> Call:
+            self._scale(temperature, Deferred())
+            return check_call(call)
+
+        return gather_call(processes, call, checked, settings)
+
+    def _scale(
+        self, temperature: float | Tensor | None, deferred: Deferred | None
+    ) -> float | Tensor:
+        """What divides the similarities in a call that gives this temperature, or none."""
+        if self.scale is None:
+            if temperature is not None:
+                raise ValueError(
+                    f"temperature={temperature} has no meaning for {type(self).__name__}, a loss "
+                    "without one: leave it out"
+                )
+            return 1.0
+        name, value = "temperature", temperature
+        if value is None:
+            name, value = self.scale, getattr(self, self.scale)
+        checks.positive_number(name, value, read=self.check == "full", deferred=deferred)
+        return value if isinstance(value, Tensor) else float(value)
+
+    def _check_setting(self, batch: Batch) -> None:
+        """Raise a ValueError where the loss has no meaning; most have one everywhere."""
+
+    def _needs(self, batch: Batch) -> Iterator[Need]:
+        """What a batch needs, each with whether it is missing."""
+        yield batch.relation.n_positives == 0, "positive pair"
+        if self.needs_negatives:
+            missing = "negative pair for an anchor that has a positive"
+            yield batch.relation.n_triplets == 0, missing
+
+    @abstractmethod
+    def compute(self, batch: Batch) -> Tensor:
+        """The loss of a checked batch that has what it needs."""
+
+    def compute_both(self, batch: Batch) -> Tensor:
+        """The mean of that of two sets and of that with anchors for references."""
+        return (self.compute(batch) + self.compute(batch.mirrored())) / 2
 
     def diagnostics(self) -> dict[str, float | str]:
         """What happened in the last call, as plain numbers that any logger takes.
@@ -386,74 +405,5 @@ class ContrastiveLoss(nn.Module, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """They have numbers of their own."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._enlist()
-
-    def _scale(
-        self, temperature: float | Tensor | None, deferred: checks.Deferred | None = None
-    ) -> float | Tensor:
-        """What divides the similarities in a call that gives this temperature, or none."""
-        if self.scale is None:
-            if temperature is not None:
-                raise ValueError(
-                    f"temperature={temperature} has no meaning for {type(self).__name__}, a loss "
-                    "without one: leave it out"
-                )
-            return 1.0
-        name, value = "temperature", temperature
-        if value is None:
-            name, value = self.scale, getattr(self, self.scale)
-        checks.positive_number(name, value, read=self._reads, deferred=deferred)
-        return value if isinstance(value, Tensor) else float(value)
-
-    def _known_scale(self, scale: float | Tensor) -> float | None:
-        """What the host takes the scale to be: its value, or the one that was last read."""
-        if isinstance(scale, Tensor) and not on_host(scale):
-            return self._known
-        return number_of(scale)
-
-    def _checked(self, call: Call, temperature: float | Tensor | None) -> Call:
-        """The call of one of several processes; its values are looked at by all."""
-        self._scale(temperature, checks.Deferred())
-        return check_call(call)
-
-    def _settings(self, temperature: float | Tensor | None) -> dict[str, str]:
-        """What all processes of a group must have in common, by name."""
-        found = {"loss": type(self).__name__}
-        for name, value in vars(self).items():
-            if not (name.startswith("_") or name in ("training", "group", "sweeps")):
-                found[name] = getattr(value, "__qualname__", f"{value}")
-        if self.sweeps is not None:
-            found |= {name: f"{value}" for name, value in vars(self.sweeps).items()}
-        if self.scale is not None:
-            found.pop(self.scale, None)
-            scale = getattr(self, self.scale) if temperature is None else temperature
-            on_device = isinstance(scale, Tensor) and not on_host(scale)
-            found[self.scale] = "a tensor on a device" if on_device else f"{number_of(scale)!r}"
-        return found
-
-    @property
-    def _reads(self) -> bool:
-        """Whether checks may read values, and not shapes alone."""
-        return self.check == "full"
-
-    def _check_setting(self, batch: Batch) -> None:
-        """Raise a ValueError where the loss has no meaning; most have one everywhere."""
-
-    def _lacking(self, batches: Sequence[Batch]) -> Iterator[tuple[bool | Tensor, str]]:
-        """What batches need, and whether they are without."""
-        return chain.from_iterable(map(self._wanting, batches))
-
-    def _wanting(self, batch: Batch) -> Iterator[tuple[bool | Tensor, str]]:
-        """What a batch needs, and whether it is without."""
-        yield batch.relation.n_positives == 0, "positive pair"
-        if self.needs_negatives:
-            missing = "negative pair for an anchor that has a positive"
-            yield batch.relation.n_triplets == 0, missing
-
-    @abstractmethod
-    def compute(self, batch: Batch) -> Tensor:
-        """The loss of a checked batch that has what it needs."""
-
-    def compute_both(self, batch: Batch) -> Tensor:
-        """The mean of that of two sets and of that with anchors for references."""
-        return (self.compute(batch) + self.compute(batch.mirrored())) / 2
+        self._number = next(operator.numbers)
+        operator.living[self._number] = self

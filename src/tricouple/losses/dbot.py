@@ -39,10 +39,7 @@ class DBOT(ContrastiveLoss):
         variant: ``"formula"``, −mean log P at the positives, or ``"published"``, the public code's
             cross-entropy with the plan as logits (see ``read_out``), across two sets only.
         sharpness: c = 1/reg instead; 10 if neither is given.
-        empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
-            a negative.
-        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
-        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
+        empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
 
     Example:
         >>> images, texts, ids = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)

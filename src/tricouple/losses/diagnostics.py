@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from tricouple.batch import Batch
+from tricouple.losses.margins import extreme_margins
 from tricouple.ot.solver import Watched, watched
+from tricouple.shaping import Shaping, resolve
 
 # Matrices of forces beyond this many pairs take longer than a log line is worth.
 _MOST = 8192 * 8192
@@ -34,6 +36,19 @@ def diagnose(compute: Callable[[Batch], Tensor], batch: Batch) -> dict[str, floa
         if share is not None:
             found["repulsion_on_hardest_tenth"] = share
     return found
+
+
+def satisfied(batch: Batch, shaping: str | Shaping) -> dict[str, str]:
+    """A ``note`` if ψ is constant on all triplets of a batch."""
+    ends = extreme_margins(batch) / float(batch.temperature)
+    lowest, highest = resolve(shaping)(ends).tolist()
+    if shaping == "linear" or lowest - highest > 1e-12 * max(1.0, abs(lowest)):
+        return {}
+    note = (
+        "ψ is constant on all triplets of the batch: they are all satisfied, and hardly any "
+        "gradient is left"
+    )
+    return {"note": note}
 
 
 def _hard_share(compute: Callable[[Batch], Tensor], batch: Batch) -> float | None:

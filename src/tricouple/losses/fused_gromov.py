@@ -42,10 +42,7 @@ class FusedGromov(ContrastiveLoss):
             *anti*-correlates with the similarities; it ends in a cross-entropy with the plan as
             logits (see ``read_out``).
         sharpness: c = 1/ε instead; 10 if neither is given.
-        empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
-            a negative.
-        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
-        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
+        empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
 
     Example:
         >>> images, texts, ids = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
@@ -93,7 +90,7 @@ class FusedGromov(ContrastiveLoss):
         """Update the cost, solve the plan, and again."""
         flipped = self.variant == "published"
         epsilon = 1.0 if flipped else batch.temperature
-        check: Check = "full" if self._reads and on_host(batch.anchors) else "shapes"
+        check: Check = "full" if self.check == "full" and on_host(batch.anchors) else "shapes"
         rows, columns = batch.inside()
         cost = 1 - batch.similarity()
         mass = len(cost)  # so that rows sum to one

@@ -26,12 +26,8 @@ class InfoNCE(ContrastiveLoss):
     Args:
         temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient.
         sharpness: c = 1/τ instead; 10, the paper's, if neither is given.
-        empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
-            a negative.
-        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
-        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
-        memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``; all the same here,
-            because similarities always come in tiles.
+        empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
+        memory: As in ``NegMMIOT``; all the same here: similarities always come in tiles.
         memory_budget: Bytes that the tiles may take.
 
     Example:
@@ -45,6 +41,7 @@ class InfoNCE(ContrastiveLoss):
     scale = "temperature"
     paper_sharpness = 10.0
     temperature: float | Tensor
+    sweeps: Sweeps
 
     def __init__(
         self,
@@ -60,22 +57,17 @@ class InfoNCE(ContrastiveLoss):
         super().__init__(empty=empty, check=check, group=group)
         self._set_scale(temperature, sharpness)
         checks.one_of("memory", memory, MEMORY_MODES)
-        checks.positive_number("memory_budget", memory_budget)
-        self.memory_budget = memory_budget
+        self.sweeps = Sweeps(1, memory_budget=memory_budget)
 
     def compute(self, batch: Batch) -> Tensor:
         """Σ_i w_i log Σ_j exp(s_ij/τ) − ⟨P̃, s⟩/τ, with P̃_ij = w_i/n⁺_i at the positives."""
-        return loss(batch, self._how, self._parts)
+        return loss(batch, self.sweeps, self._parts)
 
     def compute_both(self, batch: Batch) -> Tensor:
         """The mean of both directions, from one set of similarities."""
-        return loss(batch, self._how, self._parts, both=True)
+        return loss(batch, self.sweeps, self._parts, both=True)
 
     @staticmethod
     def _parts(batch: Batch) -> list[Part]:
         target = batch.relation.per_anchor()
         return [Part(target.marginals, sharpness=batch.sharpness(), linear=target)]
-
-    @property
-    def _how(self) -> Sweeps:
-        return Sweeps(1, memory_budget=self.memory_budget)

@@ -27,10 +27,7 @@ class InvaSpread(ContrastiveLoss):
         variant: ``"formula"``, or ``"published"``: the public code takes no gradient through the
             second factor of ``s_ij = ⟨z_i, z_j⟩``. The value is the same, the gradient is not.
         sharpness: c = 1/τ instead; 10, the paper's, if neither is given.
-        empty: ``"raise"`` or ``"zero"`` for batches without an anchor that has both a positive and
-            a negative.
-        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
-        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
+        empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
 
     Example:
         >>> criterion = InvaSpread(sharpness=10)

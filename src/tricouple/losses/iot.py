@@ -38,12 +38,8 @@ class IOT(ContrastiveLoss):
             envelope assumes a fixed target, so it does not go with a uniformity penalty.
         marginals: ``"uniform"`` as published, ``"target"`` or ``"classes"``, as in ``NegMMIOT``.
         sharpness: c = 1/ε instead; 10, the paper's, if neither is given.
-        empty: ``"raise"`` or ``"zero"`` for batches without a positive pair.
-        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
-        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
-        memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``; the uniformity
-            penalty always needs matrices.
-        memory_budget: Bytes.
+        empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a positive pair.
+        memory, memory_budget: As in ``NegMMIOT``; the uniformity penalty always needs matrices.
 
     Example:
         >>> criterion = IOT(sharpness=10, uniformity=0.2)

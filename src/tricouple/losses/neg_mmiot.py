@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.batch import Batch, Sharpness
+from tricouple.batch import Batch
 from tricouple.groups import Group
 from tricouple.losses.base import (
     DEFAULT_EPSILON,
@@ -20,21 +19,19 @@ from tricouple.losses.base import (
     Gradient,
     Marginals,
     Memory,
-    number_of,
 )
 from tricouple.losses.coupled import Part, Sweeps, loss
-from tricouple.numeric import inverse_product, on_host, wide_dtype
-from tricouple.ot.any_shaping import AnyShaping
-from tricouple.ot.forms import Form, Linear
-from tricouple.ot.hinge import HingeForm
-from tricouple.ot.log_sigmoid import LARGEST_EPSILON, LogSigmoid
-from tricouple.ot.scores import Scores
+from tricouple.losses.diagnostics import satisfied
+from tricouple.losses.margins import listed_costs
+from tricouple.numeric import on_host
+from tricouple.ot.forms import Linear
+from tricouple.ot.kernels import epsilon_of_factor, kernel_of
 from tricouple.ot.solver import DEFAULT_BUDGET
 from tricouple.relations import ListedTriplets
-from tricouple.shaping import Hinge, Shaping, ShapingName, check_margins, resolve
+from tricouple.shaping import Hinge, Shaping, ShapingName, resolve
 
-# By how much a temperature on a device may have fallen since it was read.
-_FALL = 4.0
+_FALL = 4.0  # by how much a temperature on a device may have fallen since it was read
+_WIDE: Any = {"dtype": torch.float64, "device": "cpu"}
 
 
 class NegMMIOT(ContrastiveLoss):
@@ -47,9 +44,9 @@ class NegMMIOT(ContrastiveLoss):
     decouples: given its anchor, positive and negative are independent but for j ≠ k, and with
     balanced classes, two views or one-to-one captions the loss *is* ``PushPull`` with ε₊ = ε₋ = ε,
     up to the effect of that exclusion, O(1/N) (mathematics §8). With log-sigmoid, or any ψ that is
-    not affine, it is not: those are three-way. That three-marginal transport with a
-    tree-structured cost, as the star i–j, i–k of a linear ψ, takes O(N²) per sweep is known from
-    Haasler, Singh, Zhang, Karlsson and Chen (2020) and from Altschuler and Boix-Adserà.
+    not affine, it is not. That a tree-structured cost, such as the star i–j, i–k of a linear ψ,
+    takes O(N²) per sweep is known from Haasler, Singh, Zhang, Karlsson and Chen (2020) and from
+    Altschuler and Boix-Adserà.
 
     Args:
         temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient. If it
@@ -72,17 +69,14 @@ class NegMMIOT(ContrastiveLoss):
             small classes count as much as large ones (mathematics §11).
         sharpness: c = 1/(τε) instead of a temperature; 10 if neither is given. ``"paper"`` is the
             paper's c = 100, which a training with SGD does not survive (docs/sharpness.md).
-        empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
-        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
-        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
+        empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
         memory: ``"matrices"`` stores N×N kernels, ``"streamed"`` recomputes tiles of them in every
             pass, in O(N·d) memory; ``"auto"`` streams what exceeds the budget.
         memory_budget: Bytes; for other ψ than the fast ones, those of the N³ costs: kept if all
             fit, else computed for a few anchors at a time.
         kernel_tol: Relative error of the log-sigmoid kernel, from which the number of terms of its
-            quadrature follows: the loss is that of a ψ which differs from log-sigmoid by at most
-            ``kernel_tol · ε``, and so is its gradient. A thousandth costs two thirds of the time of
-            a millionth, the default of ``ot.triplet_sinkhorn``, where the plan itself is wanted.
+            quadrature follows: loss and gradient are those of a ψ that differs from log-sigmoid by
+            at most ``kernel_tol · ε``. 1e-3 takes two thirds of the time of 1e-6.
 
     Example:
         >>> criterion = NegMMIOT(sharpness=10)
@@ -136,7 +130,10 @@ class NegMMIOT(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """KL(P̃‖P) = −H(P̃) + ⟨P̃, C⟩/ε − Σ ⟨target marginal, log-scaling⟩ (mathematics §2)."""
-        return loss(batch, self.sweeps, self._parts) + self._listed_costs(batch)
+        value = loss(batch, self.sweeps, self._parts)
+        if self.shaping == "linear" or not isinstance(batch.relation, ListedTriplets):
+            return value
+        return value + listed_costs(batch, batch.relation, resolve(self.shaping), self.epsilon)
 
     def compute_both(self, batch: Batch) -> Tensor:
         """The mean of both directions, from one set of similarities."""
@@ -144,96 +141,30 @@ class NegMMIOT(ContrastiveLoss):
 
     def _parts(self, batch: Batch) -> list[Part]:
         relation = batch.with_marginals(self.sweeps.marginals).relation
-        target = relation.triplets()
-        imposed = self.sweeps.imposed(target.marginals)
+        target, how = relation.triplets(), self.sweeps
+        part = partial(
+            Part, target.marginals, target.entropy, imposed=how.imposed(target.marginals)
+        )
         if self.shaping == "linear":  # −c⟨P̃¹² − P̃¹³, s⟩ (mathematics §2)
             c = batch.sharpness(self.epsilon)
             form = partial(Linear, sharpness=c.value, axes=3)
-            return [Part(target.marginals, target.entropy, form, imposed, c, target.contrast)]
-        kernel, c, matrices = self._kernel(batch)
-        part = Part(target.marginals, target.entropy, kernel, imposed, c, matrices=matrices)
-        if not isinstance(relation, ListedTriplets):
-            part.weights = target.weights
-        return [part]
-
-    def _kernel(self, batch: Batch) -> tuple[Callable[[Scores], Form], Sharpness, float]:
-        """The form of a ψ that is not linear, its factor of s, and the matrices that it stores."""
-        psi = resolve(self.shaping)
-        if isinstance(psi, Hinge):
-            c = batch.sharpness(self.epsilon)
-            return partial(HingeForm, factor=c.value, hinge=psi.over(self.epsilon)), c, 3.5
-        c = batch.sharpness()
-        if self.shaping == "log_sigmoid" and self.epsilon <= LARGEST_EPSILON:
-            checks.quadrature_tolerance(self.kernel_tol, batch.entries)
-            reach = None
-            if not on_host(batch.anchors):  # where a temperature may fall without being read
-                reach = c.most * (1.01 if isinstance(c.value, float) else _FALL)
-            kernel = partial(
-                LogSigmoid,
-                factor=c.value,
-                epsilon=self.epsilon,
-                tolerance=self.kernel_tol,
-                reach=reach,
-            )
-            return kernel, c, 1.0
-        if self.sweeps.memory == "streamed":
-            raise ValueError(
-                'memory="streamed" needs shaping="linear", "log_sigmoid" or a hinge, got '
-                f'{self.shaping!r}: use memory="auto", which takes the costs of a few anchors at a '
-                "time"
-            )
-        if on_host(batch.anchors) and not isinstance(self.shaping, str):
-            check_margins(psi, torch.tensor([-c.most, c.most], dtype=torch.float64, device="cpu"))
-        budget = self.sweeps.memory_budget
-        shaped = partial(
-            AnyShaping, factor=c.value, psi=psi, epsilon=self.epsilon, memory_budget=budget
+            return [part(form, sharpness=c, linear=target.contrast)]
+        c = batch.sharpness(epsilon_of_factor(self.shaping, self.epsilon))
+        host, fall = on_host(batch.anchors), 1.01 if isinstance(c.value, float) else _FALL
+        kernel = kernel_of(
+            self.shaping,
+            c.value,
+            self.epsilon,
+            batch.entries,
+            kernel_tol=self.kernel_tol,
+            reach=None if host else c.most * fall,
+            used=(lambda: torch.tensor([-c.most, c.most], **_WIDE)) if host else None,
+            streamed=how.memory == "streamed",
+            memory_budget=how.memory_budget,
         )
-        return shaped, c, 1.0
-
-    def _listed_costs(self, batch: Batch) -> Tensor | float:
-        """⟨P̃, C⟩/ε of listed triplets, whose negative depends on the positive; by autograd."""
-        relation = batch.relation
-        if self.shaping == "linear" or not isinstance(relation, ListedTriplets):
-            return 0.0
-        margins = listed_margins(batch, relation) * inverse_product(batch.temperature, 1.0)
-        return (relation.mean(resolve(self.shaping)(margins)) / self.epsilon).to(batch.dtype)
+        weights = None if isinstance(relation, ListedTriplets) else target.weights
+        matrices = 3.5 if isinstance(resolve(self.shaping), Hinge) else 1.0
+        return [part(kernel, sharpness=c, weights=weights, matrices=matrices)]
 
     def _diagnose(self, batch: Batch) -> dict[str, float | str]:
-        found = super()._diagnose(batch)
-        psi = resolve(self.shaping)
-        ends = _extreme_margins(batch) / number_of(batch.temperature)
-        lowest, highest = psi(ends).tolist()
-        if lowest - highest <= 1e-12 * max(1.0, abs(lowest)) and self.shaping != "linear":
-            found["note"] = (
-                "ψ is constant on all triplets of the batch: they are all satisfied, and hardly "
-                "any gradient is left"
-            )
-        return found
-
-
-def listed_margins(batch: Batch, relation: ListedTriplets) -> Tensor:
-    """``s_ij − s_ik`` of each listed triplet, float64."""
-    wide = wide_dtype(batch.anchors.device)
-    if batch.references is None:
-        rows = batch.anchors.to(wide)[relation.anchors]
-        near, far = relation.positive_indices, relation.negative_indices
-        return (rows.gather(1, near[:, None]) - rows.gather(1, far[:, None]))[:, 0]
-    anchors, references = batch.anchors.to(wide), batch.references.to(wide)
-    apart = references[relation.positive_indices] - references[relation.negative_indices]
-    return (anchors[relation.anchors] * apart).sum(1)
-
-
-def _extreme_margins(batch: Batch) -> Tensor:
-    """The smallest and the largest s_ij − s_ik of all admissible triplets."""
-    if isinstance(batch.relation, ListedTriplets):
-        return torch.stack(torch.aminmax(listed_margins(batch, batch.relation)))
-    scores = batch.similarity()
-    positives = batch.relation.attracting().pairs.mask()
-    negatives = batch.relation.repelling().pairs.mask()
-    lowest = _least(scores, positives) + _least(-scores, negatives)
-    highest = _least(-scores, positives) + _least(scores, negatives)
-    return torch.stack([lowest.min(), -highest.min()])
-
-
-def _least(values: Tensor, mask: Tensor) -> Tensor:
-    return values.masked_fill(~mask, math.inf).amin(1)
+        return super()._diagnose(batch) | satisfied(batch, self.shaping)

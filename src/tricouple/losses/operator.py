@@ -7,8 +7,9 @@ number, its gradients are computed with it, where they are wanted; the backward 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
-from itertools import compress
+from itertools import compress, count
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -18,24 +19,22 @@ from torch import Tensor
 from tricouple.batch import Call
 from tricouple.numeric import NO_SECOND_DERIVATIVES, compute_dtype, never_compiled
 
-# The losses of this process, by the numbers that graphs hold.
+Tensors = list[Tensor]
+
+# The losses of this process, by the numbers that graphs hold. They start anywhere, so that a graph
+# that was exported by another process finds none.
 living: WeakValueDictionary[int, Any] = WeakValueDictionary()
+numbers = count(secrets.randbits(60))
 
 
 def apply(criterion: Any, number: int, call: Call, temperature: float | Tensor | None) -> Tensor:
     """A call of the loss that has this number."""
+    given = call._asdict()
+    for place, index in enumerate(given.pop("indices_tuple") or ()):
+        given[f"{_INDICES}{place}"] = index
     if temperature is None and criterion.scale is not None:
         own = getattr(criterion, criterion.scale)
         temperature = own if isinstance(own, Tensor) else None
-    given: dict[str, Any] = {
-        "embeddings": call.embeddings,
-        "labels": call.labels,
-        "ref_emb": call.ref_emb,
-        "ref_labels": call.ref_labels,
-        "ref_index": call.ref_index,
-    }
-    for place, index in enumerate(call.indices_tuple or ()):
-        given[f"{_INDICES}{place}"] = index
     fixed = None
     if isinstance(temperature, Tensor):
         given["temperature"] = temperature
@@ -69,12 +68,8 @@ _INDICES, _PARAMETER = "indices ", "parameter "
 
 @never_compiled
 def _loss_and_gradients(
-    names: list[str],
-    wanted: list[bool],
-    temperature: float | None,
-    number: int,
-    values: list[Tensor],
-) -> list[Tensor]:
+    names: list[str], wanted: list[bool], temperature: float | None, number: int, values: Tensors
+) -> Tensors:
     """The value, and the gradient of each tensor for which it is wanted."""
     criterion = living.get(number)
     if criterion is None:
@@ -95,12 +90,9 @@ def _loss_and_gradients(
         ]
         leaves = list(compress(inner, wanted))
         value = _called(criterion, temperature, names, inner)
+        gradients = tuple(map(torch.zeros_like, leaves))
         if value.requires_grad:
-            gradients = torch.autograd.grad(
-                value, leaves, allow_unused=True, materialize_grads=True
-            )
-        else:
-            gradients = tuple(map(torch.zeros_like, leaves))
+            gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
     value = value.detach().to(_dtype(names, values), copy=True)
     return [value, *(gradient.contiguous() for gradient in gradients)]
 
@@ -109,37 +101,30 @@ def _called(
     criterion: Any, temperature: float | None, names: list[str], values: list[Tensor]
 ) -> Tensor:
     """The ordinary call of a loss."""
-    given = dict(zip(names, values, strict=True))
-    parameters = _taken(given, _PARAMETER)
-    indices = tuple(_taken(given, _INDICES).values())
-    arguments = {"temperature": temperature} | given | {"indices_tuple": indices or None}
+    given: dict[str, Any] = {"temperature": temperature, "indices_tuple": None}
+    parameters = {}
+    for name, value in zip(names, values, strict=True):
+        if name.startswith(_PARAMETER):
+            parameters[name.removeprefix(_PARAMETER)] = value
+        elif name.startswith(_INDICES):
+            given["indices_tuple"] = (*(given["indices_tuple"] or ()), value)
+        else:
+            given[name] = value
     if parameters:
-        return torch.func.functional_call(criterion, parameters, (), arguments)  # type: ignore[no-any-return]
-    return criterion.forward(**arguments)  # type: ignore[no-any-return]
-
-
-def _taken(given: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """What has names of this prefix, without it, removed from what was given."""
-    names = [name for name in given if name.startswith(prefix)]
-    return {name.removeprefix(prefix): given.pop(name) for name in names}
+        return torch.func.functional_call(criterion, parameters, (), given)  # type: ignore[no-any-return]
+    return criterion.forward(**given)  # type: ignore[no-any-return]
 
 
 def _dtype(names: list[str], values: list[Tensor]) -> torch.dtype:
     """That of the loss."""
-    embedded = [v.dtype for n, v in zip(names, values, strict=True) if n in _EMBEDDED]
+    pairs = zip(names, values, strict=True)
+    embedded = [value.dtype for name, value in pairs if name in ("embeddings", "ref_emb")]
     return torch.float64 if torch.float64 in embedded else torch.float32
 
 
-_EMBEDDED = ("embeddings", "ref_emb")
-
-
 def _fake(
-    names: list[str],
-    wanted: list[bool],
-    temperature: float | None,
-    number: int,
-    values: list[Tensor],
-) -> list[Tensor]:
+    names: list[str], wanted: list[bool], temperature: float | None, number: int, values: Tensors
+) -> Tensors:
     """What the operator returns, without numbers."""
     gradients = (
         value.new_empty(value.shape, dtype=compute_dtype(value.dtype))
@@ -148,9 +133,7 @@ def _fake(
     return [values[0].new_empty((), dtype=_dtype(names, values)), *gradients]
 
 
-def _scaled(
-    cotangent: Tensor, gradients: Sequence[Tensor], causes: Sequence[Tensor]
-) -> list[Tensor]:
+def _scaled(cotangent: Tensor, gradients: Sequence[Tensor], causes: Sequence[Tensor]) -> Tensors:
     """Gradients times what comes in, in the dtypes of the tensors of which they are gradients.
 
     Multiplied before it is rounded to half precision, as a GradScaler needs it. In a compiled

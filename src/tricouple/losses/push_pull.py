@@ -36,10 +36,9 @@ class PushPull(ContrastiveLoss):
     (anchor, negative) pairs (mathematics §5).
 
     With ψ(t) = −t and ε₊ = ε₋ = ε this is ``NegMMIOT`` for balanced classes, two views or
-    one-to-one captions, up to its exclusion j ≠ k (mathematics §8): there the three-marginal plan
-    is the product of these two, given the anchor, as in all tree-structured multi-marginal
-    transport (Haasler, Singh, Zhang, Karlsson and Chen 2020; Altschuler and Boix-Adserà). With
-    log-sigmoid, or any ψ that is not affine, the two are different losses.
+    one-to-one captions, up to its exclusion j ≠ k (mathematics §8): the three-marginal plan is the
+    product of these two, given the anchor. With log-sigmoid, or any ψ that is not affine, the two
+    are different losses.
 
     Args:
         temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient. If it
@@ -54,11 +53,8 @@ class PushPull(ContrastiveLoss):
         marginals: ``"uniform"`` as in the paper, ``"target"`` or ``"classes"``, as in ``NegMMIOT``.
         sharpness: c = 1/(τε₊) instead of a temperature; 10 if neither is given. ``"paper"`` is the
             paper's c = 100, which a training with SGD does not survive (docs/sharpness.md).
-        empty: ``"raise"`` or ``"zero"`` for batches without an admissible triplet.
-        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
-        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
-        memory: ``"auto"``, ``"matrices"`` or ``"streamed"``, as in ``NegMMIOT``.
-        memory_budget: Bytes.
+        empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
+        memory, memory_budget: As in ``NegMMIOT``.
         negatives: A⁻. ``"projected"``, as in the paper's Algorithm 1: the (anchor, negative) pairs
             of admissible triplets, so that an anchor without a positive repels no sample.
             ``"all"``, as in its appendix: every pair of unequal identity. They differ only in
@@ -147,7 +143,7 @@ class PushPull(ContrastiveLoss):
         inverse = inverse_product(batch.temperature, 1.0, batch.anchors.dtype)
         margins = batch.similarity() * inverse
         psi = resolve(self.shaping)
-        if self._reads and on_host(margins) and not isinstance(self.shaping, str):
+        if self.check == "full" and on_host(margins) and not isinstance(self.shaping, str):
             lowest, highest = (float(end) for end in torch.aminmax(margins.detach()))
             check_decreasing(
                 psi, lowest, max(highest, lowest + 1e-3 * max(1.0, abs(lowest))), margins

@@ -11,7 +11,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.batch import Batch
 from tricouple.groups import Group
-from tricouple.losses.base import Check, ContrastiveLoss, Empty
+from tricouple.losses.base import Check, ContrastiveLoss, Empty, Need
 from tricouple.numeric import cosines, on_host
 from tricouple.relations import Identities, adjacent_views
 
@@ -34,9 +34,7 @@ class VICReg(ContrastiveLoss):
         variance: Weight of the hinge on each dimension's standard deviation.
         covariance: Weight of the squared covariances.
         eps: Added to the variance under its square root.
-        empty: ``"raise"`` or ``"zero"`` for batches with fewer than two pairs.
-        check: ``"full"`` or ``"shapes"``, as in ``ContrastiveLoss`` (docs/accelerators.md).
-        group: Processes whose samples are one batch, as in ``ContrastiveLoss``.
+        empty, check, group: As in ``ContrastiveLoss``; empty is a batch with fewer than two pairs.
 
     Example:
         >>> criterion = VICReg()
@@ -65,9 +63,7 @@ class VICReg(ContrastiveLoss):
         checks.non_negative_number("variance", variance)
         checks.non_negative_number("covariance", covariance)
         checks.positive_number("eps", eps)
-        self.invariance = invariance
-        self.variance = variance
-        self.covariance = covariance
+        self.invariance, self.variance, self.covariance = invariance, variance, covariance
         self.eps = eps
 
     def _check_setting(self, batch: Batch) -> None:
@@ -78,7 +74,7 @@ class VICReg(ContrastiveLoss):
                 "pass labels, or pair_views(view0, view1)"
             )
 
-    def _wanting(self, batch: Batch) -> Iterator[tuple[bool | Tensor, str]]:
+    def _needs(self, batch: Batch) -> Iterator[Need]:
         n_pairs = _views(batch).number
         yield n_pairs == 0, "positive pair"
         yield n_pairs == 1, "second positive pair, and a variance needs two samples of a view"
@@ -87,7 +83,7 @@ class VICReg(ContrastiveLoss):
         """The three terms, weighted."""
         views = _views(batch)
         loss = torch.stack(self._terms(views)).sum().to(batch.dtype)
-        if self._reads and on_host(loss) and not bool(torch.isfinite(loss.detach())):
+        if self.check == "full" and on_host(loss) and not bool(torch.isfinite(loss.detach())):
             largest = float(torch.stack([view.detach().abs().max() for view in views[:2]]).max())
             raise ValueError(
                 f"embeddings as large as {largest:.2g} make VICReg overflow in {loss.dtype}: it "
@@ -97,15 +93,18 @@ class VICReg(ContrastiveLoss):
 
     def _terms(self, views: _Views) -> list[Tensor]:
         """Invariance, variance and covariance."""
-        first, second = (_centred(view, views) for view in views[:2])
-        apart = _met(views.first - views.second, views).square().sum(0) / views.number
-        spread = _variance_hinge(first, views, self.eps) + _variance_hinge(second, views, self.eps)
-        covariances = _squared_covariances(first, views) + _squared_covariances(second, views)
-        return [
-            self.invariance * apart.mean(),
-            self.variance / 2 * spread,
-            self.covariance * covariances,
-        ]
+        apart = views.met(views.first - views.second).square().sum(0) / views.number
+        terms = [self.invariance * apart.mean(), apart.new_zeros(()), apart.new_zeros(())]
+        for view in views[:2]:
+            centred = views.met(view - views.met(view).sum(0) / views.number)
+            variance = centred.square().sum(0) / (views.number - 1)
+            hinge = torch.relu(1 - torch.sqrt(variance + self.eps)).mean()
+            columns = centred.T
+            covariance = cosines(columns, columns) / (views.number - 1)
+            squares = covariance.square().sum() - covariance.diagonal().square().sum()
+            terms[1] = terms[1] + self.variance / 2 * hinge
+            terms[2] = terms[2] + self.covariance * squares / centred.shape[1]
+        return terms
 
     def _diagnose(self, batch: Batch) -> dict[str, float | str]:
         names = ("invariance", "variance", "covariance")
@@ -115,8 +114,12 @@ class VICReg(ContrastiveLoss):
 class _Views(NamedTuple):
     first: Tensor  # shape (pairs, d)
     second: Tensor
-    met: Tensor | None  # which rows are pairs, where they are not counted; None for all
+    pairs: Tensor | None  # which rows are pairs, where they are not counted; None for all
     number: int | Tensor  # of pairs
+
+    def met(self, values: Tensor) -> Tensor:
+        """Values of pairs, 0 elsewhere."""
+        return values if self.pairs is None else torch.where(self.pairs, values, 0.0)
 
 
 def _views(batch: Batch) -> _Views:
@@ -127,26 +130,3 @@ def _views(batch: Batch) -> _Views:
         first, second = first[met], second[met]
         return _Views(batch.anchors[first], batch.references[second], None, len(first))
     return _Views(batch.anchors[first], batch.references[second], met[:, None], met.sum())
-
-
-def _met(values: Tensor, views: _Views) -> Tensor:
-    """Values of pairs, 0 elsewhere."""
-    return values if views.met is None else torch.where(views.met, values, 0.0)
-
-
-def _centred(view: Tensor, views: _Views) -> Tensor:
-    return _met(view - _met(view, views).sum(0) / views.number, views)
-
-
-def _variance_hinge(centred: Tensor, views: _Views, eps: float) -> Tensor:
-    """``mean_k relu(1 − √(var_k + eps))``."""
-    variance = centred.square().sum(0) / (views.number - 1)
-    return torch.relu(1 - torch.sqrt(variance + eps)).mean()
-
-
-def _squared_covariances(centred: Tensor, views: _Views) -> Tensor:
-    """``Σ_{k≠l} cov_kl² / d``."""
-    columns = centred.T
-    covariance = cosines(columns, columns) / (views.number - 1)
-    off_diagonal = covariance.square().sum() - covariance.diagonal().square().sum()
-    return off_diagonal / centred.shape[1]
