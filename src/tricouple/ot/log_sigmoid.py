@@ -39,8 +39,6 @@ _CACHED, _AT_ONCE = 1 << 18, 1 << 26
 # Beyond this ε the quadrature has too long a tail: pairs of references are taken one by one.
 LARGEST_EPSILON = 4.0
 
-MOST, BLOCK, ALIVE = 7, 8, 9  # places in the compiled module's table
-
 TargetWeights = Callable[[slice], tuple[Tensor, Tensor]]
 
 
@@ -86,8 +84,9 @@ class LogSigmoid:
         """Set φ where masses are given; the columns of positives (sign 1) or of negatives (−1)."""
         phi, columns = phi.clone(), torch.full_like(f, -torch.inf)
         error = phi.new_zeros(()) if watch else None
-        for block, tile in self._tiles():
-            mass, terms = None if log_mass is None else log_mass[block], self._terms(block, tile)
+        for block, tile in self._parts():
+            mass = None if log_mass is None else log_mass[block]
+            terms = _Terms(self, tile, self.scores.own[block])
             phi[block], found, before = terms.update(sign, phi[block], f, g, mass)
             columns = torch.logaddexp(columns, found)
             if error is not None and before is not None and mass is not None:
@@ -110,17 +109,39 @@ class LogSigmoid:
     def push(self, potentials: Vectors, weights: Weights, into: Tensor | None = None) -> Vectors:
         """For each axis the weights of the other axes, carried through the plan (rows.push)."""
         outs = [torch.zeros_like(potential) for potential in potentials]
-        for block, tile in self._tiles():
-            target = None if into is None else into[block]
-            found = self._rows(block, tile, potentials, weights, target)
-            outs[0][block] = found[0]
-            outs[1] += found[1]
-            outs[2] += found[2]
+        for block, tile in self.scores.tiles():
+            self._push(
+                block, tile, potentials, weights, None if into is None else into[block], outs
+            )
         if self.scores.group is not None:
             outs[1:] = self.scores.group.sum_(torch.stack(outs[1:]))
         return outs
 
-    def _rows(
+    def _push(
+        self,
+        block: slice,
+        tile: Tensor,
+        potentials: Vectors,
+        weights: Weights,
+        into: Tensor | None,
+        outs: Vectors,
+    ) -> None:
+        """``push`` of some rows, added to ``outs``: in C at once, in PyTorch a few at a time."""
+        compiled = native.in_c(tile)
+        for part in [slice(0, len(tile))] if compiled else _parts(tile):
+            inside = slice(block.start + part.start, block.start + part.stop)
+            there = [potentials[0][inside], *potentials[1:]]
+            mine = [None if weights[0] is None else weights[0][inside], *weights[1:]]
+            target = None if into is None else into[part]
+            if compiled:
+                found = self._push_in_c(inside, tile, there, mine, target)
+            else:
+                found = _Terms(self, tile[part], self.scores.own[inside]).push(there, mine, target)
+            outs[0][inside] = found[0]
+            outs[1] += found[1]
+            outs[2] += found[2]
+
+    def _push_in_c(
         self,
         block: slice,
         tile: Tensor,
@@ -128,14 +149,14 @@ class LogSigmoid:
         weights: Weights,
         into: Tensor | None,
     ) -> Vectors:
-        there = [potentials[0][block], *potentials[1:]]
-        mine = [None if weights[0] is None else weights[0][block], *weights[1:]]
-        return self._terms(block, tile).push(there, mine, into)
-
-    def _terms(self, block: slice, tile: Tensor) -> _Terms | _CompiledTerms:
-        if native.in_c(tile):
-            return _CompiledTerms(self, block, tile)
-        return _Terms(self, tile, self.scores.own[block])
+        """``_Terms.push`` in C."""
+        nodes, (n, m), threads = self.nodes, tile.shape, native.threads(16 * tile.numel())
+        out0, outs = torch.empty_like(potentials[0]), potentials[1].new_zeros(2, threads, m)
+        work = outs.new_empty(threads, 3, m), tile.new_empty(threads, 7, m)
+        own = self.scores.own[block], nodes.counts[block], nodes.lists[block]
+        ends = *potentials, *weights, out0, outs[0], outs[1], into, *work
+        native.call("term_push", tile, n, m, nodes.width, threads, nodes.table, tile, *own, *ends)
+        return [out0, *outs.sum(1)]
 
     @cached_property
     def nodes(self) -> Nodes:
@@ -148,28 +169,25 @@ class LogSigmoid:
             total = torch.zeros_like(tile)
             for factors in self.kept:
                 factors.add_to(block, tile, total)
-            for part in _parts(tile):
-                inside = slice(block.start + part.start, block.start + part.stop)
-                for potentials, weights in terms:
-                    self._rows(inside, tile[part], potentials, weights, total[part])
+            for potentials, weights in terms:
+                outs = [torch.zeros_like(potential) for potential in potentials]
+                self._push(block, tile, potentials, weights, total, outs)
             yield block, total
 
     def costs(self, weights: TargetWeights) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Σ_jk plus_ij minus_ik C_ijk/ε of each row, and its derivative with respect to s."""
-        splits, scale = cost_splits(self.epsilon, self.tolerance), self.factor / self.epsilon
-        for block, tile in self.scores.tiles():
-            for part in _parts(tile):
-                inside = slice(block.start + part.start, block.start + part.stop)
-                plus, minus = weights(inside)
-                wide = tile[part].to(plus.dtype)
-                if native.in_c(tile):
-                    totals, slopes = self._compiled_costs(wide, plus, minus, splits)
-                    slopes /= self.epsilon
-                else:
-                    spread = None if on_host(tile) else 2 * self.most()
-                    totals, slopes = pair_costs(wide * self.factor, plus, minus, splits, spread)
-                    slopes = slopes * scale
-                yield inside, totals / self.epsilon, slopes.to(tile.dtype)
+        splits = cost_splits(self.epsilon, self.tolerance)
+        compiled = native.in_c(self.scores.anchors)
+        for block, tile in self.scores.tiles() if compiled else self._parts():
+            plus, minus = weights(block)
+            wide = tile.to(plus.dtype)
+            if compiled:
+                totals, slopes = self._compiled_costs(wide, plus, minus, splits)
+            else:
+                spread = None if on_host(tile) else 2 * self.most()
+                totals, slopes = pair_costs(wide * self.factor, plus, minus, splits, spread)
+                slopes = slopes * self.factor
+            yield block, totals / self.epsilon, (slopes / self.epsilon).to(tile.dtype)
 
     def _compiled_costs(
         self, tile: Tensor, plus: Tensor, minus: Tensor, splits: int
@@ -184,7 +202,7 @@ class LogSigmoid:
         native.call("pair_costs", tile, n, m, threads, *arrays)
         return totals, slopes
 
-    def _tiles(self) -> Iterator[tuple[slice, Tensor]]:
+    def _parts(self) -> Iterator[tuple[slice, Tensor]]:
         """Tiles of s in parts of a few rows."""
         for block, tile in self.scores.tiles():
             for part in _parts(tile):
@@ -192,12 +210,10 @@ class LogSigmoid:
 
 
 def _parts(tile: Tensor) -> list[slice]:
-    """Rows that are done at once."""
-    if not len(tile):
-        return []
-    entries = _CACHED if on_host(tile) else _AT_ONCE
-    step = len(tile) if native.in_c(tile) else max(1, entries // 16 // max(1, tile.shape[1]))
-    return [slice(start, min(start + step, len(tile))) for start in range(0, len(tile), step)]
+    """Rows that PyTorch has at once: so many that 16 nodes of them fit."""
+    n, m = tile.shape
+    step = max(1, (_CACHED if on_host(tile) else _AT_ONCE) // 16 // max(1, m))
+    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
 
 class _Terms:
@@ -302,7 +318,7 @@ class Nodes:
         n, own = scores.shape[0], scores.own
         reach, longest = 0.0, 1
         numbers = factor, rule.power, rule.step, rule.splits, rule.left, rule.right, rule.constant
-        table = torch.tensor([*numbers, 0.0, 0.0, 0.0], dtype=torch.float64, device="cpu")
+        table = torch.tensor([*numbers, 0.0], dtype=torch.float64, device="cpu")
         tops, met, slopes = table.new_zeros(3, n)
         counts, lows = torch.zeros(2, n, dtype=torch.int64, device="cpu")
         lists: Tensor | None = None
@@ -323,46 +339,5 @@ class Nodes:
                 lists = torch.zeros(n, longest, dtype=torch.int32, device="cpu")
         assert lists is not None
         # Rates beyond every potential: their terms vanish.
-        table[MOST] = math.log(1e4 + 200 * rule.power * (1 + reach))
+        table[-1] = math.log(1e4 + 200 * rule.power * (1 + reach))
         return cls(table, longest, counts, lists, lows, tops, met, slopes)
-
-
-class _CompiledTerms:
-    """Some rows of the kernel, node by node, in C."""
-
-    def __init__(self, form: LogSigmoid, block: slice, tile: Tensor) -> None:
-        nodes, (n, m) = form.nodes, tile.shape
-        self.tile, self.width, self.threads = tile, nodes.width, native.threads(16 * tile.numel())
-        self.sizes = n, m, nodes.width
-        self.arrays = (
-            nodes.table,
-            tile,
-            form.scores.own[block],
-            nodes.counts[block],
-            nodes.lists[block],
-        )
-
-    def update(
-        self, sign: int, phi: Tensor, f: Tensor, g: Tensor, log_mass: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """As ``_Terms.update``."""
-        m, width, threads = len(f), self.width, self.threads
-        phi = phi.clone()
-        before = None if log_mass is None else torch.empty_like(phi)
-        peak, sums = f.new_full((threads, m), -torch.inf), f.new_zeros(threads, m)
-        wide, work = (
-            f.new_empty(threads, 3 * (m + width)),
-            self.tile.new_empty(threads, 1 + 2 * width, m),
-        )
-        ends = phi, f, g, log_mass, before, peak, sums, wide, work
-        native.call("term_update", self.tile, *self.sizes, sign, threads, *self.arrays, *ends)
-        return phi, torch.logsumexp(peak + sums.log(), 0), before
-
-    def push(self, potentials: Vectors, weights: Weights, into: Tensor | None) -> Vectors:
-        """As ``_Terms.push``."""
-        m, threads = self.tile.shape[1], self.threads
-        out0, outs = torch.empty_like(potentials[0]), potentials[1].new_zeros(2, threads, m)
-        work = outs.new_empty(threads, 3, m), self.tile.new_empty(threads, 7, m)
-        ends = *potentials, *weights, out0, outs[0], outs[1], into, *work
-        native.call("term_push", self.tile, *self.sizes, threads, *self.arrays, *ends)
-        return [out0, *outs.sum(1)]

@@ -351,6 +351,70 @@ FAST long NAME(term_slopes)(long n, long m, long width, long rank_a, long rank_b
     return 0;
 }
 
+/* `push` of primitive.h with nodes (§4): for each row and node the softmax p of positives and q of negatives,
+ * P¹² = e^{φ + log r⁻} A e^f (1 − q), P¹³ = e^{φ + log r⁺} B e^g (1 − p), and the means of w² and of w¹ over all but j:
+ *     out⁰ = Σ P¹² w¹ + P¹³ w²,   out¹ = Σ P¹² (w⁰ + mean of w²),   out² = Σ P¹³ (w⁰ + mean of w¹).
+ * G, if given, receives the gradient with respect to s; slopes are m − e^{x+v} of A and −e^{x+v} of B.
+ * A thread's work: 3m doubles, 7m reals. */
+FAST long NAME(term_push)(long n, long m, long width, long threads, const double *rule, const real *S,
+                          const int64_t *own, const int64_t *counts, const int32_t *lists, const double *phi,
+                          const double *f, const double *g, const double *w0, const double *w1, const double *w2,
+                          double *out0, double *out1, double *out2, real *G, double *wide, real *work) {
+    const double factor = rule[FACTOR], most = rule[MOST];
+    double all = 0; /* NaN if a potential is */
+    for (long j = 0; j < m; j++) all += f[j] == f[j] && g[j] == g[j] ? 0 : NAN;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const long me = omp_get_thread_num();
+        double *near = wide + me * 3 * m, *far = near + m, *force = far + m, *sum1 = out1 + me * m, *sum2 = out2 + me * m;
+        real *P = work + me * 7 * m, *Q = P + m, *v1 = Q + m, *v2 = v1 + m, *o1 = v2 + m, *o2 = o1 + m, *rate = o2 + m;
+        for (long j = 0; j < m; j++) v1[j] = w1 ? (real)w1[j] : 0, v2[j] = w2 ? (real)w2[j] : 0;
+#pragma omp for schedule(static)
+        for (long i = 0; i < n; i++) {
+            const real *s = S + i * m, w = w0 ? (real)w0[i] : 0, power = (real)rule[POWER];
+            double sum = counts[i] < 0 ? NAN : all;
+            for (long j = 0; j < m; j++) force[j] = sum, o1[j] = o2[j] = (real)sum;
+            for (long node = 0; sum == sum && node < counts[i]; node++) {
+                const double v = rule[STEP] * lists[i * width + node], constant = rule[CONSTANT];
+#pragma omp simd
+                for (long j = 0; j < m; j++) {
+                    const double x = factor * s[j] + v;
+                    rate[j] = NAME(exponential)((real)(x < most ? x : most));
+                    near[j] = f[j] + constant + power * x - rate[j], far[j] = g[j] - rate[j];
+                }
+                const NAME(soft_row) p = NAME(soft)(m, own[i], 0, s, near, P), q = NAME(soft)(m, own[i], 0, s, far, Q);
+                if (p.at < 0 || q.at < 0 || phi[i] + p.total + q.total < -745) continue;
+                double rest1 = 0, rest2 = 0; /* means over all but the largest terms, which P and Q leave out */
+#pragma omp simd reduction(+ : rest1, rest2)
+                for (long j = 0; j < m; j++) rest1 += P[j] * v1[j], rest2 += Q[j] * v2[j];
+                const real share_p = (real)exp(p.log_rest), share_q = (real)exp(q.log_rest);
+                const real mean1 = (real)(share_p * rest1 + exp(p.log_top) * v1[p.at]);
+                const real mean2 = (real)(share_q * rest2 + exp(q.log_top) * v2[q.at]);
+                near[q.at] += q.log_rest, far[p.at] += p.log_rest; /* there all but j is the rest itself */
+                if (own[i] >= 0) near[own[i]] = far[own[i]] = -INFINITY;
+                real few = 0;
+#pragma omp simd reduction(+ : few)
+                for (long j = 0; j < m; j++) {
+                    const real but_p = 1 - share_p * P[j], but_q = 1 - share_q * Q[j];
+                    const real P12 = NAME(exponential)((real)(phi[i] + q.total + near[j])) * but_q;
+                    const real P13 = NAME(exponential)((real)(phi[i] + p.total + far[j])) * but_p;
+                    const real w12 = j == q.at ? (real)rest2 : (mean2 - share_q * Q[j] * v2[j]) / but_q;
+                    const real w13 = j == p.at ? (real)rest1 : (mean1 - share_p * P[j] * v1[j]) / but_p;
+                    few += P12 * v1[j] + P13 * v2[j];
+                    o1[j] += P12 * (w + w12), o2[j] += P13 * (w + w13);
+                    force[j] += P12 * (w + v1[j] + w12) * (power - rate[j]) - P13 * (w + v2[j] + w13) * rate[j];
+                }
+                sum += few;
+            }
+            out0[i] = sum;
+            for (long j = 0; j < m; j++) sum1[j] += o1[j], sum2[j] += o2[j];
+            if (G)
+                for (long j = 0; j < m; j++) G[i * m + j] += (real)(force[j] * factor);
+        }
+    }
+    return 0;
+}
+
 /* Of each row Σ_jk plus_j minus_k log(1 + e^{x_k − x_j}) and its gradient with respect to s, by Frullani's integral
  * (§3): h Σ_q near_q far_q, near_q = Σ_j plus_j B_q(x_j), far_q = Σ_k minus_k (1 − B_q(x_k)), from the node on where
  * the largest rate is e^TAIL; below it the first two powers of the rates are summed to the end. In double alone.

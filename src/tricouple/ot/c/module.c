@@ -71,7 +71,6 @@ static void *ask(void *function, long first, long second) {
 #include "primitive.h"
 #include "scaling.h"
 #include "log_sigmoid.h"
-#include "log_sigmoid_rows.h"
 #include "hinge.h"
 #undef real
 #undef bits
@@ -101,7 +100,6 @@ static void *ask(void *function, long first, long second) {
 #include "primitive.h"
 #include "scaling.h"
 #include "log_sigmoid.h"
-#include "log_sigmoid_rows.h"
 #include "hinge.h"
 
 /* Arguments of a call: the size of the type in bytes, whole numbers, reals, then addresses (or functions
@@ -157,8 +155,6 @@ METHOD(pair_solve, 7, 1, 9, i[0], i[1], i[2], i[3], i[4], x[0], i[5], p, i[6])
 METHOD(pair_adjoint, 7, 0, 12, i[0], i[1], i[2], i[3], i[4], i[5], p, i[6])
 METHOD(term_nodes, 5, 0, 10, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8],
        p[9])
-METHOD(term_update, 5, 0, 14, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8],
-       p[9], p[10], p[11], p[12], p[13])
 METHOD(term_push, 4, 0, 17, i[0], i[1], i[2], i[3], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9],
        p[10], p[11], p[12], p[13], p[14], p[15], p[16])
 METHOD(term_pass, 7, 0, 16, i[0], i[1], i[2], i[3], i[4], i[5], i[6], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
@@ -190,7 +186,7 @@ static PyObject *advise(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 
 static PyMethodDef methods[] = {
     ENTRY(update),     ENTRY(push),       ENTRY(kernel), ENTRY(combine), ENTRY(triplet_solve), ENTRY(triplet_adjoint),
-    ENTRY(pair_solve), ENTRY(pair_adjoint), ENTRY(term_nodes), ENTRY(term_update), ENTRY(term_push), ENTRY(term_pass),
+    ENTRY(pair_solve), ENTRY(pair_adjoint), ENTRY(term_nodes), ENTRY(term_push), ENTRY(term_pass),
     ENTRY(term_slopes), ENTRY(pair_costs), ENTRY(hinge_sort), ENTRY(hinge_rows), ENTRY(hinge_costs), ENTRY(advise),
     {NULL, NULL, 0, NULL},
 };
@@ -198,7 +194,7 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 /* To be raised here and in native.py whenever a call changes: a module built from older sources is not used. */
-enum { CALLS = 103 };
+enum { CALLS = 104 };
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *own = PyModule_Create(&module);
