@@ -27,14 +27,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tricouple.numeric import divide_or_zero, on_host
+from tricouple.numeric import on_host
 from tricouple.ot import native
 from tricouple.ot.any_shaping import PairWeights
 from tricouple.ot.forms import Term, log_scaling
 from tricouple.ot.hinge_torch import SortedRows
 from tricouple.ot.rows import Vectors, Weights
 from tricouple.ot.scores import Scores
-from tricouple.ot.solver import Forces
 from tricouple.shaping import Hinge
 
 # Roundings of s within which t is at the margin.
@@ -157,10 +156,6 @@ class HingeForm:
             self._work = self.scores.anchors.new_empty(size, dtype=torch.float64)
         return self._work
 
-    def fast(self) -> HingeRun | None:
-        """Sweeps whose adjoint takes two passes each, where an N×M gradient can be stored."""
-        return HingeRun(self) if self.scores.keep and native.in_c(self.scores.anchors) else None
-
     def sweep(
         self, potentials: Vectors, log_masses: Vectors, *, watch: bool = False
     ) -> tuple[Vectors, Tensor | None]:
@@ -268,71 +263,3 @@ class HingeForm:
             here = slice(start, min(start + step, block.stop))
             s = tile[here.start - block.start : here.stop - block.start]
             yield here, SortedRows.of(s, own[here], self.factor, self.hinge, self.rounding)
-
-
-@dataclass
-class HingeRun:
-    """The fast run of a hinge: all sweeps, since none of them loses digits."""
-
-    form: HingeForm
-
-    def sweeps(
-        self, masses: Vectors, start: Vectors, most: int, tol: float | None, later: bool
-    ) -> tuple[HingeSweeps | None, bool]:
-        """Sweep until the marginals are within ``tol`` (L1)."""
-        logs, states = [mass.log() for mass in masses], [start]
-        for number in range(most):
-            watch = tol is not None and (later or number > 0)
-            after, error = self.form.sweep(states[-1], logs, watch=watch)
-            if tol is not None and error is not None and float(error) <= tol:
-                found = self.form.push(states[-1], [torch.ones_like(after[0]), None, None])[1]
-                if float((found - masses[1]).abs().sum()) <= tol:
-                    break  # the sweep was not needed
-            states.append(after)
-        return HingeSweeps(self.form, masses, states, later) if len(states) > 1 else None, True
-
-
-@dataclass
-class HingeSweeps:
-    """Some sweeps of a run: a segment as ``solver.Sweep`` is, but of several."""
-
-    form: HingeForm
-    masses: Vectors
-    states: list[Vectors]  # potentials before the first sweep and after each
-    later: bool  # whether there were others before
-
-    @property
-    def potentials(self) -> Vectors:
-        """After the last sweep."""
-        return self.states[-1]
-
-    @property
-    def number(self) -> int:
-        """How many sweeps."""
-        return len(self.states) - 1
-
-    def adjoint(self, cotangents: Vectors, forces: Forces) -> Vectors:
-        """Walk the sweeps backwards, two passes each (mathematics §4, unrolled).
-
-        The update of φ sends through the same sums as that of f after it: they share a pass.
-        """
-        form, into, (p1, p2, p3) = self.form, forces.matrix(), self.masses
-        assert into is not None
-        to_phi, to_f, to_g = cotangents
-        for t in range(self.number, 0, -1):
-            (phi, f, g), (_, f0, g0) = self.states[t], self.states[t - 1]
-            # Marginal 3 set g: through P²³ to f and through P¹³ to φ.
-            found = form.push([phi, f, g], [None, None, divide_or_zero(-to_g, p3)], into)
-            to_phi, to_f = to_phi + found[0], to_f + found[1]
-            # Marginal 2 set f: through P²³ to g₀ and through P¹² to φ; then marginal 1 set φ:
-            # through P¹² to f₀ and through P¹³ to g₀.
-            wf, columns = divide_or_zero(-to_f, p2), torch.zeros_like(torch.stack([f0, g0]))
-            ends = {"to_f": columns[0], "to_g": columns[1]} if t > 1 or self.later else {}
-            for _, rows in form.rows():  # one tile, or none of a process without anchors
-                assert isinstance(rows, CompiledRows)
-                states = {"phi": phi, "wf": wf, "e": f0, "mass": p1, "sums": to_phi, "into": into}
-                rows.call(f, g0, {**states, **ends}, scale=float(form.factor))
-            if form.scores.group is not None and ends:
-                form.scores.group.sum_(columns)
-            to_phi, (to_f, to_g) = torch.zeros_like(to_phi), columns
-        return [to_phi, to_f, to_g]
