@@ -27,20 +27,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tricouple.numeric import divide_or_zero, on_host
+from tricouple.numeric import on_host
 from tricouple.ot import native
 from tricouple.ot.any_shaping import PairWeights
 from tricouple.ot.forms import Term, log_scaling
 from tricouple.ot.hinge_torch import SortedRows
 from tricouple.ot.rows import Vectors, Weights
 from tricouple.ot.scores import Scores
-from tricouple.ot.solver import Forces
 from tricouple.shaping import Hinge
 
 # Roundings of s within which t is at the margin.
 _ROUNDINGS = 4.25
-# Columns that places of two bytes can count, quarters of a row included.
-_COLUMNS = 2**16 - 4
 # Entries of rows that PyTorch sorts and sums together, with about 20 matrices beside them.
 _BLOCK = 1 << 16
 _DEVICE_BLOCK = 1 << 22
@@ -50,79 +47,71 @@ _Given = Mapping[str, Tensor | None]
 
 @dataclass(frozen=True)
 class CompiledRows:
-    """Sorted rows of some anchors, in C."""
+    """Sorted rows of some anchors, in C; see c/hinge.h."""
 
-    form: HingeForm
-    x: Tensor  # c·s less the median of each row, shape (R, M)
-    places: Tensor  # of the score, of its first negative and of its last positive, (3, R, M)
+    x: Tensor  # c·s less the median of each row, sorted, without the own entry, shape (R, M)
+    column: Tensor  # that each came from, int32, shape (R, M)
+    low: Tensor  # the first negative that each does not satisfy, int32, shape (R, M)
     width: Tensor  # twice the largest |x| of a row, shape (R,)
     own: Tensor  # shape (R,)
+    factor: float  # c
+    hinge: Hinge  # ψ/ε as a function of t/ε
+    work: Tensor  # of a pass; fresh memory would cost a page fault every 4 KiB
 
     @classmethod
-    def of(cls, form: HingeForm, s: Tensor, own: Tensor) -> CompiledRows:
-        """Sort; x takes the place of s."""
-        (n, m), threads = s.shape, native.threads(4 * s.numel())
-        index = torch.int16 if m <= _COLUMNS else torch.int32
-        places = native.empty_matrix(s, 3, n, m, dtype=index)
+    def of(
+        cls, s: Tensor, own: Tensor, factor: float | Tensor, hinge: Hinge, rounding: float
+    ) -> CompiledRows:
+        """Sort; x takes the place of s. For ``rounding`` see SortedRows."""
+        (n, m), threads, factor = s.shape, native.threads(4 * s.numel()), float(factor)
+        column, low = (native.empty_matrix(s, n, m, dtype=torch.int32) for _ in range(2))
         width = s.new_empty(n, dtype=torch.float64)
-        work = width.new_empty((6 * threads + 1) * m)
-        numbers = n, m, int(index == torch.int32), threads
-        reals = form.hinge.margin, float(form.factor), form.rounding
-        native.call("hinge_sort", s, *numbers, *reals, s, own, s, places, width, work)
-        return cls(form, s, places, width, own)
+        work = width.new_empty(6 * (1 + threads) * m + 27 * threads * (m + 32))
+        arrays = s, own, column, low, width, work
+        native.call("hinge_sort", s, n, m, threads, hinge.margin, factor, rounding, *arrays)
+        return cls(s, column, low, width, own, factor, hinge, work)
 
     def positives(self, log_mass: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """``log Σ_jk e^{f+g} K`` of rows; ``log Σ_ik e^{φ+g} K`` with the φ that it asks for."""
         sums, columns = torch.empty_like(log_mass), torch.empty_like(f)
-        self.call(f, g, {"log_mass": log_mass, "sums": sums, "to_f": columns}, logs=True)
+        self._call(f, g, {"log_mass": log_mass, "sums": sums, "to_f": columns}, logs=True)
         return sums, columns
 
     def negatives(self, phi: Tensor, f: Tensor, g: Tensor) -> Tensor:
         """``log Σ_ij e^{φ+f} K`` of each negative; g says about what it will be."""
         columns = torch.empty_like(f)
-        self.call(f, g, {"phi": phi, "to_g": columns}, logs=True)
+        self._call(f, g, {"phi": phi, "to_g": columns}, logs=True)
         return columns
 
-    def push(
-        self,
-        potentials: Vectors,
-        axis: int,
-        weights: Tensor,
-        into: Tensor | None,
-        scale: float | Tensor,
-    ) -> Vectors:
+    def push(self, potentials: Vectors, axis: int, weights: Tensor, into: Tensor | None) -> Vectors:
         """Weights on an axis, carried to the others, whose own entry is not filled; and forces."""
         phi, f, g = potentials
         outs = [torch.empty_like(potential) for potential in potentials]
         given = {("weight", "wf", "wg")[axis]: weights, "phi": phi, "into": into}
         wanted = dict(zip(("sums", "to_f", "to_g"), outs, strict=True))
         del wanted[("sums", "to_f", "to_g")[axis]]
-        self.call(f, g, {**given, **wanted}, scale=float(scale))
+        self._call(f, g, {**given, **wanted})
         return outs
 
     def costs(self, plus: Tensor, minus: Tensor) -> tuple[Tensor, Tensor]:
         """``Σ_jk plus_j minus_k ψ(x_j − x_k)`` of each row, and its derivative by x."""
         (n, m), threads = self.x.shape, native.threads(self.x.numel())
         sums, gradient = plus.new_empty(n), torch.empty_like(self.x)
-        work = plus.new_empty(threads, 2 * m + 16)
-        four, hinge = self.places.element_size() // 4, self.form.hinge
-        arrays = self.x, self.places, self.own, plus.contiguous(), minus.contiguous()
-        numbers = n, m, four, threads, hinge.margin, hinge.slope, 1.0
-        native.call("hinge_costs", self.x, *numbers, *arrays, sums, gradient, work)
+        numbers = n, m, threads, self.hinge.margin, self.hinge.slope
+        arrays = self.x, self.column, self.low, self.own, plus.contiguous(), minus.contiguous()
+        native.call("hinge_costs", self.x, *numbers, *arrays, sums, gradient, self.work)
         return sums, gradient
 
-    def call(
-        self, f: Tensor, g: Tensor, given: _Given, *, logs: bool = False, scale: float = 0.0
+    def _call(
+        self, f: Tensor, g: Tensor, given: Mapping[str, Tensor | None], *, logs: bool = False
     ) -> None:
         """A pass over the rows; see hinge_form in c/hinge.h for what may be given."""
         (n, m), threads = self.x.shape, native.threads(self.x.numel())
-        numbers = n, m, self.places.element_size() // 4, int(logs), threads
-        reals = self.form.hinge.margin, self.form.hinge.slope, scale
-        arrays = self.x, self.places, self.own, self.width, given.get("phi"), given.get("weight")
-        vectors = f, given.get("wf"), g, given.get("wg")
-        names = "e", "log_mass", "mass", "sums", "to_f", "to_g", "into"
-        ends = *(given.get(name) for name in names), self.form.work(m, threads)
-        native.call("hinge_rows", self.x, *numbers, *reals, *arrays, *vectors, *ends)
+        numbers = n, m, int(logs), threads, self.hinge.margin, self.hinge.slope, self.factor
+        arrays = self.x, self.column, self.low, self.own, self.width
+        vectors = given.get("phi"), given.get("weight"), f, given.get("wf"), g, given.get("wg")
+        ends = (given.get(name) for name in ("log_mass", "sums", "to_f", "to_g", "into"))
+        native.call("hinge_rows", self.x, *numbers, *arrays, *vectors, *ends, self.work)
 
 
 Rows = CompiledRows | SortedRows
@@ -137,29 +126,12 @@ class HingeForm:
     factor: float | Tensor  # c = 1/(τε)
     hinge: Hinge  # ψ/ε as a function of t/ε
     _stored: list[tuple[slice, list[tuple[slice, Rows]]]] = field(default_factory=list)
-    _work: Tensor | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Lengths of the axes."""
         n, m = self.scores.shape
         return (n, m, m)
-
-    @property
-    def rounding(self) -> float:
-        """What is left of the digits of x, relative to the largest of its row."""
-        return _ROUNDINGS * torch.finfo(self.scores.dtype).eps
-
-    def work(self, m: int, threads: int) -> Tensor:
-        """What a pass in C works on; fresh memory would cost a page fault every 4 KiB."""
-        size = (9 + 6 * threads) * m + threads * (26 * m + 512)
-        if self._work is None or len(self._work) < size:
-            self._work = self.scores.anchors.new_empty(size, dtype=torch.float64)
-        return self._work
-
-    def fast(self) -> HingeRun | None:
-        """Sweeps whose adjoint takes two passes each, where an N×M gradient can be stored."""
-        return HingeRun(self) if self.scores.keep and native.in_c(self.scores.anchors) else None
 
     def sweep(
         self, potentials: Vectors, log_masses: Vectors, *, watch: bool = False
@@ -168,14 +140,14 @@ class HingeForm:
         before, f, g = potentials
         group, sums = self.scores.group, torch.empty_like(before)
         columns = torch.full_like(f, -torch.inf)
-        for block, rows in self.rows():  # marginals 1 and 2
+        for block, rows in self._rows():  # marginals 1 and 2
             sums[block], found = rows.positives(log_masses[0][block], f, g)
             columns = torch.logaddexp(columns, found)
         if group is not None:
             group.log_sum_(columns)
         phi, f = log_scaling(log_masses[0], sums), log_scaling(log_masses[1], columns)
         columns = torch.full_like(g, -torch.inf)
-        for block, rows in self.rows():  # marginal 3
+        for block, rows in self._rows():  # marginal 3
             columns = torch.logaddexp(columns, rows.negatives(phi[block], f, g))
         if group is not None:
             group.log_sum_(columns)
@@ -188,58 +160,35 @@ class HingeForm:
     def push(self, potentials: Vectors, weights: Weights, into: Tensor | None = None) -> Vectors:
         """For each axis the weights of the other axes, carried through the plan."""
         outs = [torch.zeros_like(potential) for potential in potentials]
-        for block, rows in self.rows():
+        for block, rows in self._rows():
             target = None if into is None else into[block]
-            self._push(block, rows, potentials, weights, target, outs)
+            for axis, found in _pushed(block, rows, potentials, weights, target):
+                for other in {0, 1, 2} - {axis}:
+                    (outs[0][block] if other == 0 else outs[other]).add_(found[other])
         if self.scores.group is not None:
             outs[1:] = self.scores.group.sum_(torch.stack(outs[1:]))
         return outs
 
-    def _push(
-        self,
-        block: slice,
-        rows: Rows,
-        potentials: Vectors,
-        weights: Weights,
-        into: Tensor | None,
-        outs: Vectors | None = None,
-    ) -> None:
-        """T is linear in each of its arguments: one evaluation for each axis with weights."""
-        there = [potentials[0][block], *potentials[1:]]
-        for axis, given in enumerate(weights):
-            if given is None:
-                continue
-            found = rows.push(there, axis, given[block] if axis == 0 else given, into, self.factor)
-            if outs is not None:
-                received = [outs[0][block], *outs[1:]]
-                for other in {0, 1, 2} - {axis}:
-                    received[other] += found[other]
-
     def gradient(self, terms: Sequence[Term]) -> Iterator[tuple[slice, Tensor]]:
         """The sum of the terms, in tiles."""
+        shape, like = self.scores.shape, self.scores.anchors
         for block, parts in self._tiles():
-            total = self.scores.anchors.new_zeros(
-                block.stop - block.start, self.scores.shape[1], dtype=self.scores.dtype
-            )
+            total = like.new_zeros(block.stop - block.start, shape[1], dtype=self.scores.dtype)
             for here, rows in parts:
                 into = total[here.start - block.start : here.stop - block.start]
                 for potentials, weights in terms:
-                    self._push(here, rows, potentials, weights, into)
+                    for _ in _pushed(here, rows, potentials, weights, into):
+                        pass
             yield block, total
 
     def costs(self, weights: PairWeights) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Σ_jk plus_ij minus_ik C_ijk/ε of each row, and its derivative with respect to s."""
         for block, parts in self._tiles():
-            plus, minus = weights(block)
-            sums, total = [], []
-            for here, rows in parts:
-                place = slice(here.start - block.start, here.stop - block.start)
-                found, gradient = rows.costs(plus[place], minus[place])
-                sums.append(found)
-                total.append((gradient * self.factor).to(self.scores.dtype))
-            yield block, torch.cat(sums), torch.cat(total)
+            found = [rows.costs(*weights(here)) for here, rows in parts]
+            sums, gradients = (torch.cat(part) for part in zip(*found, strict=True))
+            yield block, sums, (gradients * self.factor).to(self.scores.dtype)
 
-    def rows(self) -> Iterator[tuple[slice, Rows]]:
+    def _rows(self) -> Iterator[tuple[slice, Rows]]:
         """Sorted rows, all of them."""
         for _, parts in self._tiles():
             yield from parts
@@ -258,81 +207,21 @@ class HingeForm:
         yield from self._stored
 
     def _parts(self, block: slice, tile: Tensor) -> Iterator[tuple[slice, Rows]]:
-        own = self.scores.own
-        if native.in_c(tile):
-            yield block, CompiledRows.of(self, tile, own[block])
-            return
+        """Sorted rows of a tile, as many at a time as are sorted and summed together."""
+        kind = CompiledRows if native.in_c(tile) else SortedRows
         entries = _BLOCK if on_host(tile) else _DEVICE_BLOCK
-        step = max(1, entries // max(1, tile.shape[1]))
-        for start in range(block.start, block.stop, step):
-            here = slice(start, min(start + step, block.stop))
-            s = tile[here.start - block.start : here.stop - block.start]
-            yield here, SortedRows.of(s, own[here], self.factor, self.hinge, self.rounding)
+        step = len(tile) if native.in_c(tile) else max(1, entries // max(1, tile.shape[1]))
+        rounding = _ROUNDINGS * torch.finfo(self.scores.dtype).eps
+        for s, start in zip(tile.split(step), range(block.start, block.stop, step), strict=True):
+            here = slice(start, start + len(s))
+            yield here, kind.of(s, self.scores.own[here], self.factor, self.hinge, rounding)
 
 
-@dataclass
-class HingeRun:
-    """The fast run of a hinge: all sweeps, since none of them loses digits."""
-
-    form: HingeForm
-
-    def sweeps(
-        self, masses: Vectors, start: Vectors, most: int, tol: float | None, later: bool
-    ) -> tuple[HingeSweeps | None, bool]:
-        """Sweep until the marginals are within ``tol`` (L1)."""
-        logs, states = [mass.log() for mass in masses], [start]
-        for number in range(most):
-            watch = tol is not None and (later or number > 0)
-            after, error = self.form.sweep(states[-1], logs, watch=watch)
-            if tol is not None and error is not None and float(error) <= tol:
-                found = self.form.push(states[-1], [torch.ones_like(after[0]), None, None])[1]
-                if float((found - masses[1]).abs().sum()) <= tol:
-                    break  # the sweep was not needed
-            states.append(after)
-        return HingeSweeps(self.form, masses, states, later) if len(states) > 1 else None, True
-
-
-@dataclass
-class HingeSweeps:
-    """Some sweeps of a run: a segment as ``solver.Sweep`` is, but of several."""
-
-    form: HingeForm
-    masses: Vectors
-    states: list[Vectors]  # potentials before the first sweep and after each
-    later: bool  # whether there were others before
-
-    @property
-    def potentials(self) -> Vectors:
-        """After the last sweep."""
-        return self.states[-1]
-
-    @property
-    def number(self) -> int:
-        """How many sweeps."""
-        return len(self.states) - 1
-
-    def adjoint(self, cotangents: Vectors, forces: Forces) -> Vectors:
-        """Walk the sweeps backwards, two passes each (mathematics §4, unrolled).
-
-        The update of φ sends through the same sums as that of f after it: they share a pass.
-        """
-        form, into, (p1, p2, p3) = self.form, forces.matrix(), self.masses
-        assert into is not None
-        to_phi, to_f, to_g = cotangents
-        for t in range(self.number, 0, -1):
-            (phi, f, g), (_, f0, g0) = self.states[t], self.states[t - 1]
-            # Marginal 3 set g: through P²³ to f and through P¹³ to φ.
-            found = form.push([phi, f, g], [None, None, divide_or_zero(-to_g, p3)], into)
-            to_phi, to_f = to_phi + found[0], to_f + found[1]
-            # Marginal 2 set f: through P²³ to g₀ and through P¹² to φ; then marginal 1 set φ:
-            # through P¹² to f₀ and through P¹³ to g₀.
-            wf, columns = divide_or_zero(-to_f, p2), torch.zeros_like(torch.stack([f0, g0]))
-            ends = {"to_f": columns[0], "to_g": columns[1]} if t > 1 or self.later else {}
-            for _, rows in form.rows():  # one tile, or none of a process without anchors
-                assert isinstance(rows, CompiledRows)
-                states = {"phi": phi, "wf": wf, "e": f0, "mass": p1, "sums": to_phi, "into": into}
-                rows.call(f, g0, {**states, **ends}, scale=float(form.factor))
-            if form.scores.group is not None and ends:
-                form.scores.group.sum_(columns)
-            to_phi, (to_f, to_g) = torch.zeros_like(to_phi), columns
-        return [to_phi, to_f, to_g]
+def _pushed(
+    block: slice, rows: Rows, potentials: Vectors, weights: Weights, into: Tensor | None
+) -> Iterator[tuple[int, Vectors]]:
+    """T is linear in each of its arguments: one evaluation for each axis with weights."""
+    there = [potentials[0][block], *potentials[1:]]
+    for axis, given in enumerate(weights):
+        if given is not None:
+            yield axis, rows.push(there, axis, given[block] if axis == 0 else given, into)

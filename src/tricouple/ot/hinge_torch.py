@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ class SortedRows:
     order: Tensor  # the columns that they came from
     margin: Tensor  # from where on t is satisfied, shape (R, 1)
     own: Tensor  # shape (R,)
+    factor: float | Tensor  # c
     hinge: Hinge  # ψ/ε as a function of t/ε
 
     @classmethod
@@ -37,11 +38,11 @@ class SortedRows:
         low, high = torch.aminmax(s, dim=1, keepdim=True)
         margin = hinge.margin + factor * rounding * torch.maximum(low.abs(), high.abs())
         x, order = torch.sort((s - (low + high) / 2) * factor, -1)
-        return cls(x, order, margin, own, hinge)
+        return cls(x, order, margin, own, factor, hinge)
 
     def reversed(self) -> SortedRows:
         """As negatives see them: with the scores' signs and their order exchanged."""
-        return SortedRows(-self.x.flip(1), self.order.flip(1), self.margin, self.own, self.hinge)
+        return replace(self, x=-self.x.flip(1), order=self.order.flip(1))
 
     def positives(self, log_mass: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """``log Σ_jk e^{f+g} K`` of rows; ``log Σ_ik e^{φ+g} K`` with the φ that it asks for."""
@@ -53,14 +54,7 @@ class SortedRows:
         """``log Σ_ij e^{φ+f} K`` of each negative; g is not needed here."""
         return torch.logsumexp(self.reversed()._log_sums(f)[0] + phi[:, None], 0)
 
-    def push(
-        self,
-        potentials: Vectors,
-        axis: int,
-        weights: Tensor,
-        into: Tensor | None,
-        scale: float | Tensor,
-    ) -> Vectors:
+    def push(self, potentials: Vectors, axis: int, weights: Tensor, into: Tensor | None) -> Vectors:
         """P¹² and P¹³ with weights on an axis: their sums over rows and columns, and forces."""
         phi, f, g = potentials
         raised = self._masses(phi[:, None] + f, g, weights if axis == 2 else None)
@@ -70,7 +64,7 @@ class SortedRows:
             part.mul_(outer)
         if into is not None:
             forces = raised[1] - lowered[1] + self.hinge.slope * (raised[0] - lowered[0])
-            into.add_((forces * scale).to(into.dtype))
+            into.add_((forces * self.factor).to(into.dtype))
         return [(raised if axis == 1 else lowered)[0].sum(1), raised[0].sum(0), lowered[0].sum(0)]
 
     def costs(self, plus: Tensor, minus: Tensor) -> tuple[Tensor, Tensor]:

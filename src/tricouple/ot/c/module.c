@@ -162,9 +162,9 @@ METHOD(term_pass, 7, 0, 16, i[0], i[1], i[2], i[3], i[4], i[5], i[6], p[0], p[1]
 METHOD(term_slopes, 6, 0, 15, i[0], i[1], i[2], i[3], i[4], i[5], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
        p[8], p[9], p[10], p[11], p[12], p[13], p[14])
 METHOD(pair_costs, 3, 0, 7, i[0], i[1], i[2], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
-METHOD(hinge_sort, 4, 3, 6, i[0], i[1], i[2], x[0], x[1], x[2], p[0], p[1], p[2], p[3], p[4], p[5], i[3])
-METHOD(hinge_rows, 5, 3, 18, i[0], i[1], i[2], i[3], x[0], x[1], x[2], p, i[4])
-METHOD(hinge_costs, 4, 3, 8, i[0], i[1], i[2], x[0], x[1], x[2], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], i[3])
+METHOD(hinge_sort, 3, 3, 6, i[0], i[1], x[0], x[1], x[2], p[0], p[1], p[2], p[3], p[4], p[5], i[2])
+METHOD(hinge_rows, 4, 3, 17, i[0], i[1], i[2], x[0], x[1], x[2], p, i[3])
+METHOD(hinge_costs, 3, 2, 9, i[0], i[1], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], i[2])
 
 /* Ask for huge pages, before the first touch: small ones cost a page fault every 4 KiB, more than a product. */
 static PyObject *advise(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
