@@ -274,7 +274,7 @@ def _lengths(call: Call) -> tuple[int, int, int, int]:
 
 def _kind(call: Call) -> dict[str, str]:
     """What the calls of all processes must have in common, by name."""
-    found = {}
+    found: dict[str, str] = {}
     for name, values in (("embeddings", call.embeddings), ("ref_emb", call.ref_emb)):
         kind = dict.fromkeys(("shape[1]", "dtype", "device", "requires_grad"), "none")
         if values is not None:
