@@ -309,7 +309,7 @@ def listed(
         for pairs in ((a1, p), (a2, n)) if within else ():
             equal = pairs[0] == pairs[1]
             unless(equal.any(), partial(_not_distinct, "pairs", pairs, equal))
-        mined = MinedPairs.distinct(a1, p, a2, n, shape)
+        mined = MinedPairs.distinct((a1, p), (a2, n), shape)
         if on_host(a1) or read:
             mined.check()
         else:

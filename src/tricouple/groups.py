@@ -7,13 +7,14 @@ to go on comes from such sums, so that all processes decide alike.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -124,13 +125,16 @@ class Processes:
         sent = torch.tensor([[len(text), *numbers]], device=self.device)
         found: list[list[int]] = self.gather(sent, [1] * self.size).tolist()
         lengths = [row[0] for row in found]
-        if not any(lengths):
-            return [row[1:] for row in found]
+        for rank, message in enumerate(self.texts(text, lengths) if any(lengths) else ()):
+            if message:
+                raise ValueError(f"rank {rank} of {self.size}: {message}")
+        return [row[1:] for row in found]
+
+    def texts(self, text: bytes, lengths: Sequence[int]) -> list[str]:
+        """The text of every process, each of so many bytes; one message."""
         letters = torch.tensor(list(text), dtype=torch.uint8, device=self.device)
-        received = self.gather(letters, lengths)
-        first = next(rank for rank, length in enumerate(lengths) if length)
-        message = bytes(received[own_rows(lengths, first)].tolist()).decode()
-        raise ValueError(f"rank {first} of {self.size}: {message}")
+        received = self.gather(letters, lengths).split(list(lengths))
+        return [bytes(part.tolist()).decode() for part in received]
 
     def before(self, count: int, problem: str | None = None) -> int:
         """How many samples the processes before this one have, which has so many; one message."""
@@ -205,14 +209,6 @@ class Gathered:
         return f"{message} (row {row - own_rows(counts, rank).start} of rank {rank})"
 
 
-# What processes must have in common, each as a number or a word of at most eight letters.
-_KINDS = (
-    "embeddings.shape[1]", "embeddings.dtype", "embeddings.device", "embeddings.requires_grad",
-    "ref_emb.shape[1]", "ref_emb.dtype", "ref_emb.requires_grad",
-    "labels", "ref_labels", "ref_index", "indices_tuple",
-)  # fmt: skip
-
-
 def gather_call(
     processes: Processes, call: Call, checked: Callable[[], Call], settings: Mapping[str, str]
 ) -> tuple[Call, Gathered]:
@@ -230,89 +226,39 @@ def gather_call(
         ValueError: The same one on all processes, if a call is bad or of another kind, or if a loss
             has other settings.
     """
-    problem, numbers = None, [0] * (4 + len(_KINDS))
+    problem, lengths, common = None, (0, 0, 0, 0), dict(settings)
     try:
         call = checked()
-        numbers = [*_lengths(call), *map(_number, _kind(call))]
+        lengths, common = _lengths(call), common | _kind(call)
     except (TypeError, ValueError) as error:
         problem = str(error)
-    text = "\n".join(f"{name}={value}" for name, value in settings.items())
-    found = processes.exchange([*numbers, zlib.crc32(text.encode())], problem)
-    _check_settings(processes, text, [row.pop() for row in found])
-    _check_kinds([row[4:] for row in found])
-    rows, others, first, second = zip(*(row[:4] for row in found), strict=True)
+    text = json.dumps(common).encode()
+    found = processes.exchange([*lengths, len(text), zlib.crc32(text)], problem)
+    rows, others, first, second, sizes, digests = zip(*found, strict=True)
+    if len(set(digests)) > 1:
+        _name_difference([json.loads(sent) for sent in processes.texts(text, sizes)])
     gathered = Gathered(processes, rows, rows if call.ref_emb is None else others)
-    embeddings = _rows(call.embeddings, processes, rows)
-    ref_emb = None if call.ref_emb is None else _rows(call.ref_emb, processes, others)
-    # All integers in one message.
+    embeddings = _GatheredRows.apply(call.embeddings, processes, rows)  # type: ignore[no-untyped-call]
+    ref_emb = call.ref_emb
+    if ref_emb is not None:
+        ref_emb = _GatheredRows.apply(ref_emb, processes, others)  # type: ignore[no-untyped-call]
     starts = gathered.rows.start, gathered.columns.start
-    sent: list[tuple[Tensor, tuple[int, ...]]] = []
-    if call.labels is not None:
-        sent.append((call.labels, rows))
-    if call.ref_labels is not None:
-        sent.append((call.ref_labels, others))
-    if call.ref_index is not None:
+    ref_index, indices = call.ref_index, call.indices_tuple
+    if ref_index is not None:
         # Beyond the process's own references, it is beyond all.
-        end = torch.where(call.ref_index < others[processes.rank], starts[1], sum(others))
-        sent.append((torch.where(call.ref_index < 0, -1, call.ref_index + end), rows))
-    if call.indices_tuple is not None:
-        several = len(call.indices_tuple) == 4
-        for place, values in enumerate(call.indices_tuple):
-            axis = 0 if place == 0 or (several and place == 2) else 1
-            counts = second if several and place >= 2 else first
-            sent.append((values + starts[axis], counts))
-    received = iter(_integers(processes, sent, embeddings.device))
-    labels, ref_labels, ref_index = (
-        None if values is None else next(received)
-        for values in (call.labels, call.ref_labels, call.ref_index)
-    )
-    indices: Any = None if call.indices_tuple is None else tuple(received)
-    given = {"labels": labels, "ref_labels": ref_labels, "ref_index": ref_index}
-    whole = call._replace(embeddings=embeddings, ref_emb=ref_emb, indices_tuple=indices, **given)
+        start = torch.where(ref_index < others[processes.rank], starts[1], sum(others))
+        ref_index = torch.where(ref_index < 0, -1, ref_index + start)
+    sent = [(call.labels, rows), (call.ref_labels, others), (ref_index, rows)]
+    if indices is not None:
+        kinds = [(0, first), (1, first), (1, first)]  # anchors or references, and how many
+        if len(indices) == 4:
+            kinds[2:] = [(0, second), (1, second)]
+        for values, (axis, counts) in zip(indices, kinds, strict=True):
+            sent.append((torch.as_tensor(values) + starts[axis], counts))
+    labels, ref_labels, ref_index, *listed = _integers(processes, sent, embeddings.device)
+    indices = None if indices is None else tuple(listed)
+    whole = call._make((embeddings, labels, indices, ref_emb, ref_labels, ref_index))
     return whole, gathered
-
-
-def _check_settings(processes: Processes, text: str, digests: list[int]) -> None:
-    """Require one loss on all processes; the settings themselves are sent only if they differ."""
-    if len(set(digests)) == 1:
-        return
-    letters = torch.tensor(list(text.encode()), dtype=torch.uint8, device=processes.device)
-    lengths = [length for (length,) in processes.exchange([len(letters)])]
-    received = processes.gather(letters, lengths)
-    texts = [
-        bytes(received[own_rows(lengths, rank)].tolist()).decode() for rank in range(processes.size)
-    ]
-    tables = [dict(line.split("=", 1) for line in text.split("\n")) for text in texts]
-    for rank, table in enumerate(tables):
-        for name, here in tables[0].items():
-            there = table.get(name, "missing")
-            if here != there:
-                raise ValueError(
-                    f"{name} is {here} on rank 0, {there} on rank {rank}: one loss of several "
-                    "processes needs the same settings on all of them"
-                )
-    raise ValueError("the processes of the group have losses with different settings")
-
-
-def _rows(rows: Tensor, processes: Processes, counts: tuple[int, ...]) -> Tensor:
-    """The rows of all processes, in the order of their ranks.
-
-    Each process computes the same loss of all rows. Its own receive R times their gradient for R
-    processes, which the mean that DistributedDataParallel takes over parameters turns into the
-    gradient of that one loss; nothing is sent in the backward pass.
-    """
-    return _GatheredRows.apply(rows, processes, counts)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _GatheredRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, processes: Processes, counts: tuple[int, ...]) -> Tensor:
-        ctx.own, ctx.size = own_rows(counts, processes.rank), processes.size
-        return processes.gather(rows.detach(), counts)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0][ctx.own] * ctx.size, None, None
 
 
 def _lengths(call: Call) -> tuple[int, int, int, int]:
@@ -326,56 +272,65 @@ def _lengths(call: Call) -> tuple[int, int, int, int]:
     )
 
 
-def _kind(call: Call) -> tuple[int | str, ...]:
-    """In the order of ``_KINDS``."""
-
-    def matrix(values: Tensor) -> tuple[int | str, int | str, int | str]:
-        asks = values.requires_grad and torch.is_grad_enabled()
-        return values.shape[1], str(values.dtype).removeprefix("torch."), "yes" if asks else "no"
-
-    width, dtype, asks = matrix(call.embeddings)
-    others = ("none", "none", "none") if call.ref_emb is None else matrix(call.ref_emb)
+def _kind(call: Call) -> dict[str, str]:
+    """What the calls of all processes must have in common, by name."""
+    found: dict[str, str] = {}
+    for name, values in (("embeddings", call.embeddings), ("ref_emb", call.ref_emb)):
+        kind = dict.fromkeys(("shape[1]", "dtype", "device", "requires_grad"), "none")
+        if values is not None:
+            asks = values.requires_grad and torch.is_grad_enabled()
+            dtype = str(values.dtype).removeprefix("torch.")
+            facts = f"{values.shape[1]}", dtype, values.device.type, "yes" if asks else "no"
+            kind = dict(zip(kind, facts, strict=True))
+        found |= {f"{name}.{fact}": value for fact, value in kind.items()}
+    for name in ("labels", "ref_labels", "ref_index"):
+        found[name] = "missing" if getattr(call, name) is None else "given"
     indices = call.indices_tuple
-    given = (call.labels, call.ref_labels, call.ref_index)
-    return (
-        *(width, dtype, call.embeddings.device.type[:8], asks),
-        *others,
-        *("missing" if values is None else "given" for values in given),
-        "missing" if indices is None else len(indices),
-    )
+    return found | {"indices_tuple": "missing" if indices is None else f"{len(indices)}"}
 
 
-def _number(kind: int | str) -> int:
-    """Words as negative numbers."""
-    return kind if isinstance(kind, int) else -int.from_bytes(kind.encode(), "big")
-
-
-def _word(number: int) -> str:
-    if number >= 0:
-        return str(number)
-    return (-number).to_bytes(8, "big").lstrip(b"\0").decode()
-
-
-def _check_kinds(kinds: list[list[int]]) -> None:
-    for rank, kind in enumerate(kinds):
-        for name, here, there in zip(_KINDS, kind, kinds[0], strict=True):
+def _name_difference(tables: list[dict[str, str]]) -> NoReturn:
+    """Raise an error that names the first entry in which a process differs from rank 0."""
+    for rank, table in enumerate(tables):
+        for name, here in tables[0].items():
+            there = table.get(name, "missing")
             if here != there:
                 raise ValueError(
-                    f"{name} is {_word(there)} on rank 0, {_word(here)} on rank {rank}: one "
-                    "loss of several processes needs batches of one kind"
+                    f"{name} is {here} on rank 0, {there} on rank {rank}: one loss of several "
+                    "processes needs the same settings and batches of one kind on all of them"
                 )
+    raise ValueError("the processes of the group have losses with different settings")
+
+
+class _GatheredRows(torch.autograd.Function):
+    """The rows of all processes, in the order of their ranks.
+
+    Each process computes the same loss of all rows. Its own receive R times their gradient for R
+    processes, which the mean that DistributedDataParallel takes over parameters turns into the
+    gradient of that one loss; nothing is sent in the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, processes: Processes, counts: tuple[int, ...]) -> Tensor:
+        ctx.own, ctx.size = own_rows(counts, processes.rank), processes.size
+        return processes.gather(rows.detach(), counts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0][ctx.own] * ctx.size, None, None
 
 
 def _integers(
-    processes: Processes, sent: list[tuple[Tensor, tuple[int, ...]]], device: torch.device
-) -> list[Tensor]:
-    """Each of several vectors, whose lengths on every process are known, from all processes."""
-    if not sent:
-        return []
-    flat = torch.cat([values.to(device, torch.long) for values, _ in sent])
-    totals = [sum(of_rank) for of_rank in zip(*(lengths for _, lengths in sent), strict=True)]
-    parts = [
-        part.split([lengths[rank] for _, lengths in sent])
-        for rank, part in enumerate(processes.gather(flat, totals).split(totals))
-    ]
-    return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
+    processes: Processes, sent: list[tuple[Any, tuple[int, ...]]], device: torch.device
+) -> list[Any]:
+    """Vectors, or None, of which each process sends so many entries, from all; one message."""
+    given = [(values, counts) for values, counts in sent if values is not None]
+    if not given:
+        return [None] * len(sent)
+    flat = torch.cat([values.to(device, torch.long) for values, _ in given])
+    lengths = list(zip(*(counts for _, counts in given), strict=True))  # of each process
+    totals = [sum(of_rank) for of_rank in lengths]
+    shares = processes.gather(flat, totals).split(totals)
+    parts = [share.split(of_rank) for share, of_rank in zip(shares, lengths, strict=True)]
+    received = iter([torch.cat(pieces) for pieces in zip(*parts, strict=True)])
+    return [None if values is None else next(received) for values, _ in sent]

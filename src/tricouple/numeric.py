@@ -27,16 +27,6 @@ def on_host(tensor: Tensor) -> bool:
 HOST = "cpu"  # another word here makes the CPU take the path of a device, for tests
 
 
-def as_number(number: Tensor) -> float | Tensor:
-    """A float on the host, a tensor on a device."""
-    return float(number) if on_host(number) else number
-
-
-def logarithm(number: float | Tensor) -> float | Tensor:
-    """Of a float, or of a tensor on a device."""
-    return number.log() if isinstance(number, Tensor) else math.log(number)
-
-
 def wide_dtype(device: torch.device) -> torch.dtype:
     """The dtype of O(N) vectors whose large parts cancel: float64 wherever the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -8,7 +8,7 @@ instance, its pair number), with admissible triplets
 The target couplings are uniform on A or on its projections, and are never built.
 """
 
-from tricouple.relations.identities import Identities, adjacent_views, pair_views, view_pairs
+from tricouple.relations.identities import Identities, adjacent_views, pair_views
 from tricouple.relations.listed import ListedTriplets, MinedPairs
 from tricouple.relations.target import PairTarget, Relation, TargetPairs, TripletTarget
 
@@ -22,5 +22,4 @@ __all__ = [
     "TripletTarget",
     "adjacent_views",
     "pair_views",
-    "view_pairs",
 ]

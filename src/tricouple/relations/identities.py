@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.special import xlogy
 
 from tricouple import checks
 from tricouple.groups import Group, Processes
-from tricouple.numeric import as_number, divide_or_zero, logarithm, on_host
+from tricouple.numeric import divide_or_zero, on_host, wide_dtype
 from tricouple.relations.target import (
     GroupedPairs,
     Groups,
     Relation,
     TargetPairs,
     TripletTarget,
-    counts,
     difference,
 )
 
@@ -34,8 +34,8 @@ class Identities(Relation):
 
     Example:
         >>> relation = Identities.within_one_set(torch.tensor([0, 0, 1]))
-        >>> relation.n_triplets   # (0, 1, 2) and (1, 0, 2)
-        2.0
+        >>> int(relation.n_triplets)   # (0, 1, 2) and (1, 0, 2)
+        2
     """
 
     anchors: Tensor  # identity of each anchor, (N,)
@@ -89,8 +89,9 @@ class Identities(Relation):
 
     @cached_property
     def sizes(self) -> Tensor:
-        """The number of references in each group, (K,)."""
-        return counts(self.groups.references, self.groups.number)
+        """The number of references in each group, (K,), float64."""
+        ones = torch.ones_like(self.references, dtype=wide_dtype(self.references.device))
+        return self.groups.reference_sums(ones)
 
     @cached_property
     def partners(self) -> tuple[Tensor, Tensor]:
@@ -100,15 +101,15 @@ class Identities(Relation):
         return same - themselves, len(self.references) - same
 
     @cached_property
-    def n_triplets(self) -> float | Tensor:
+    def n_triplets(self) -> Tensor:
         """|A| = Σ_i n⁺_i n⁻_i."""
         positives, negatives = self.partners
-        return as_number(positives @ negatives)
+        return positives @ negatives
 
     @cached_property
-    def n_positives(self) -> float | Tensor:
+    def n_positives(self) -> Tensor:
         """Σ_i n⁺_i."""
-        return as_number(self.partners[0].sum())
+        return self.partners[0].sum()
 
     def triplets(self) -> TripletTarget:
         """P̃_ijk = p_i/n⁺_i · v_k/Z_i: 1/|A|, but for class marginals."""
@@ -116,38 +117,36 @@ class Identities(Relation):
         masses = self._masses(positives * negatives)
         weights, totals = self._references(positives * negatives)
         near, far = divide_or_zero(masses, positives), divide_or_zero(masses, totals)
-        raised = GroupedPairs(self.groups, same=near)
-        lowered = GroupedPairs(self.groups, other=far, weights=weights)
-        contrast = GroupedPairs(self.groups, same=near, other=-far, weights=weights)
-        marginals = (*raised.marginals, lowered.marginals[1])
-        if weights is None:
-            entropy, of_anchor = logarithm(self.n_triplets), 1 / self.n_triplets
-            return TripletTarget(entropy, raised, lowered, contrast, marginals, of_anchor)
+        contrast = GroupedPairs(self.groups, near, -far, weights)
+        received = GroupedPairs(self.groups, near, far, weights).columns
         each = divide_or_zero(near, totals)
-        entropy = -_xlogx(masses, each) - _xlogx(marginals[2], weights)
-        return TripletTarget(entropy, raised, lowered, contrast, marginals, each, weights)
+        entropy = -xlogy(masses, each).sum() - xlogy(received[1], weights).sum()
+        return TripletTarget(entropy, contrast, (masses, *received), each, weights)
 
     def per_anchor(self) -> GroupedPairs:
-        """Same identity, a pair weighing 1/n⁺_i of what its anchor weighs."""
+        """Same label, each pair weighing 1/n⁺_i of what its anchor weighs."""
         positives = self.partners[0]
         anchors = torch.count_nonzero(positives).to(positives.dtype)
-        return GroupedPairs(self.groups, same=divide_or_zero(1 / anchors, positives))
+        return self._pairs(divide_or_zero(1 / anchors, positives))
 
     def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
-        """Of one identity or of two, for all anchors or for those that have both."""
+        """Of one label or of two, for all anchors or for those that have both."""
         partners, others = self.partners if positive else self.partners[::-1]
         number = partners * (others > 0) if of_triplets else partners
         masses = self._masses(number)
-        weights, totals = (None, partners) if positive else self._references(number)
+        if positive:
+            each = divide_or_zero(masses, partners)
+            return TargetPairs(-xlogy(masses, each).sum(), self._pairs(each))
+        weights, totals = self._references(number)
         each = divide_or_zero(masses, totals)
-        kind = {"same": each} if positive else {"other": each, "weights": weights}
-        pairs = GroupedPairs(self.groups, **kind)
-        if not self.classes:
-            return TargetPairs(logarithm(as_number(number.sum())), pairs)
-        entropy = -_xlogx(masses, each)
-        if weights is not None:
-            entropy = entropy - _xlogx(pairs.marginals[1], weights)
+        pairs = GroupedPairs(self.groups, torch.zeros_like(each), each, weights)
+        entropy = -xlogy(masses, each).sum() - xlogy(pairs.columns[1], weights).sum()
         return TargetPairs(entropy, pairs)
+
+    def _pairs(self, same: Tensor) -> GroupedPairs:
+        """Pairs of one label, weighing so much for each anchor."""
+        none = torch.zeros_like(same)
+        return GroupedPairs(self.groups, same, none, none.new_zeros(len(self.references)))
 
     def _masses(self, number: Tensor) -> Tensor:
         """p_i: as many as its triplets or pairs; or every class that has any the same, evenly."""
@@ -157,14 +156,14 @@ class Identities(Relation):
         sizes = self.groups.anchor_sums(taken)
         return divide_or_zero(taken, (torch.count_nonzero(sizes) * sizes)[self.groups.anchors])
 
-    def _references(self, number: Tensor) -> tuple[Tensor | None, Tensor]:
-        """v_k of each reference, None for one, and Z_i of each anchor.
+    def _references(self, number: Tensor) -> tuple[Tensor, Tensor]:
+        """v_k of each reference, (M,), and Z_i of each anchor.
 
         A class of references is negative for all k⁺ anchor classes but itself, if it is one: to
         receive as much as the others it weighs k⁺/(k⁺ − 1) (mathematics §11).
         """
         if not self.classes:
-            return None, self.partners[1]
+            return torch.ones_like(self.references, dtype=number.dtype), self.partners[1]
         groups, sizes = self.groups, self.sizes
         anchors = (groups.anchor_sums(number) > 0) & (sizes > 0)
         others = (torch.count_nonzero(anchors) - 1).to(sizes.dtype)
@@ -172,11 +171,6 @@ class Identities(Relation):
         weights = divide_or_zero(weights, sizes)
         sums = weights * sizes
         return weights[groups.references], difference(sums.sum(), sums)[groups.anchors]
-
-
-def _xlogx(masses: Tensor, weights: Tensor) -> float | Tensor:
-    """``Σ masses · log weights``, where no mass counts nothing."""
-    return as_number(torch.special.xlogy(masses, weights).sum())
 
 
 # --- several views as one labelled batch, and a labelled batch as two views ----------------------
@@ -231,33 +225,23 @@ def _checked_views(views: Sequence[Any], *, empty: bool) -> Sequence[Tensor]:
     return several
 
 
-def view_pairs(relation: Identities) -> tuple[Tensor, Tensor]:
-    """Indices of the first and of the second view of each pair, shape (pairs,) each."""
-    first, second, met = adjacent_views(relation)
-    return first[met], second[met]
-
-
 def adjacent_views(relation: Identities) -> tuple[Tensor, Tensor, Tensor]:
-    """The same among more indices, and which of them are pairs."""
+    """Indices of the first and of the second view of pairs, and which of them are pairs."""
     groups = relation.groups
-    anchors, n_groups = groups.anchors, groups.number
     # A place, group and number in one: a pair is two samples at one place, next to each other.
     if relation.within:
-        places = anchors + n_groups * (_number_in_group(anchors, n_groups) // 2)
+        places = groups.anchors + groups.number * (_number_in_group(groups.anchors) // 2)
     else:
-        places = torch.cat(
-            [c + n_groups * _number_in_group(c, n_groups) for c in (anchors, groups.references)]
-        )
+        both = groups.anchors, groups.references
+        places = torch.cat([c + groups.number * _number_in_group(c) for c in both])
     places, order = places.sort(stable=True)
     met = places[1:] == places[:-1]
     first, second = order[:-1] * met, order[1:]
-    return first, (second if relation.within else second - len(anchors)) * met, met
+    return first, (second if relation.within else second - len(groups.anchors)) * met, met
 
 
-def _number_in_group(codes: Tensor, n_groups: int) -> Tensor:
+def _number_in_group(codes: Tensor) -> Tensor:
     """How many samples of the same group come earlier in the batch, shape (N,)."""
-    order = codes.argsort(stable=True)
-    counts = codes.new_zeros(n_groups).index_add_(0, codes, torch.ones_like(codes))
-    starts = counts.cumsum(0) - counts
-    numbers = torch.arange(len(codes), device=codes.device) - starts[codes[order]]
+    ordered, order = codes.sort(stable=True)
+    numbers = torch.arange(len(codes), device=codes.device) - torch.searchsorted(ordered, ordered)
     return torch.empty_like(codes).index_copy_(0, order, numbers)

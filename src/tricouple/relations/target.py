@@ -9,7 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tricouple.numeric import fill_own, on_host, wide_dtype
+from tricouple.numeric import fill_own, on_host
+
+Shape = tuple[int, int]  # (N, M)
 
 
 @dataclass(frozen=True)
@@ -32,129 +34,94 @@ class Groups:
         sums = values.new_zeros(self.number, *values.shape[1:])
         return sums.index_add_(0, self.references, values)
 
-    def at_own(self, values: Tensor) -> Tensor:
+    def at_own(self, values: Tensor) -> Tensor | float:
         """Values (M, d) of the reference that each anchor is, (N, d), 0 for none."""
-        if self.within:
-            return values
+        if self.within or self.apart:
+            return values if self.within else 0.0
         return values[self.own.clamp(min=0)] * (self.own >= 0)[:, None]
 
     def to_own(self, values: Tensor) -> Tensor:
-        """Values (N, d) of anchors, added up at the references that they are, (M, d)."""
+        """Values (N, …) of anchors, added up at the references that they are, (M, …)."""
         if self.within:
             return values
-        out = values.new_zeros(len(self.references), values.shape[1])
-        return out.index_add_(0, self.own.clamp(min=0), values * (self.own >= 0)[:, None])
+        out = values.new_zeros(len(self.references) + 1, *values.shape[1:])
+        return out.index_add_(0, self.own % len(out), values)[:-1]  # −1 at the end
 
 
 @dataclass(frozen=True)
 class GroupedPairs:
-    """P̃_ij = same_i where j has the identity of i, other_i v_j elsewhere, 0 for j = own_i."""
+    """P̃_ij = same_i where j has the label of i, other_i v_j elsewhere, 0 for j = own_i."""
 
     groups: Groups
-    same: Tensor | None = None  # (N,), float64; None for zero
-    other: Tensor | None = None  # (N,)
-    weights: Tensor | None = None  # v, (M,); None for one
+    same: Tensor  # (N,), float64
+    other: Tensor  # (N,)
+    weights: Tensor  # v, (M,)
 
     def times(self, values: Tensor) -> Tensor:
         """``Σ_j P̃_ij values_j``, (M, d) → (N, d), by sums over groups."""
-        groups, out = self.groups, None
-        if self.same is not None:
-            near = groups.reference_sums(values)[groups.anchors]
-            if not groups.apart:
-                near = near - groups.at_own(values)
-            out = near * self.same.to(values.dtype)[:, None]
-        if self.other is not None:
-            weighted = (
-                values if self.weights is None else values * self.weights.to(values.dtype)[:, None]
-            )
-            sums = groups.reference_sums(weighted)
-            far = (sums.sum(0) - sums)[groups.anchors] * self.other.to(values.dtype)[:, None]
-            out = far if out is None else out + far
-        assert out is not None
-        return out
+        groups, (same, other, weights) = self.groups, self._columns(values.dtype)
+        near = groups.reference_sums(values)[groups.anchors] - groups.at_own(values)
+        sums = groups.reference_sums(values * weights)
+        return near * same + (sums.sum(0) - sums)[groups.anchors] * other
 
     def transposed_times(self, values: Tensor) -> Tensor:
         """``Σ_i P̃_ij values_i``, (N, d) → (M, d)."""
-        groups, out = self.groups, None
-        if self.same is not None:
-            sent = values * self.same.to(values.dtype)[:, None]
-            out = groups.anchor_sums(sent)[groups.references]
-            if not groups.apart:
-                out = out - groups.to_own(sent)
-        if self.other is not None:
-            sums = groups.anchor_sums(values * self.other.to(values.dtype)[:, None])
-            far = (sums.sum(0) - sums)[groups.references]
-            if self.weights is not None:
-                far = far * self.weights.to(values.dtype)[:, None]
-            out = far if out is None else out + far
-        assert out is not None
-        return out
+        groups, (same, other, weights) = self.groups, self._columns(values.dtype)
+        sent = values * same
+        near = groups.anchor_sums(sent)[groups.references] - groups.to_own(sent)
+        sums = groups.anchor_sums(values * other)
+        return near + (sums.sum(0) - sums)[groups.references] * weights
 
     def symmetric_times(self, values: Tensor) -> Tensor:
         """``Σ_j (P̃_ij + P̃_ji) values_j`` within one set, where weights are those of groups."""
-        groups, dtype = self.groups, values.dtype
-        sums = groups.reference_sums(values)  # (K, d)
+        groups, columns = self.groups, self._columns(values.dtype)
         members = torch.arange(len(groups.anchors), device=values.device)
         first = members.new_zeros(groups.number).index_copy_(0, groups.anchors, members)
-        of_groups, itself = torch.zeros_like(sums), None
-        if self.same is not None:
-            itself = 2 * self.same.to(dtype)
-            of_groups += itself[first, None] * sums
-        if self.other is not None:
-            sent = self.other.to(dtype)[first]
-            weights = (
-                torch.ones_like(sent) if self.weights is None else self.weights.to(dtype)[first]
-            )
-            of_groups += sent.outer(weights @ sums) + weights.outer(sent @ sums)
-            of_groups -= (2 * sent * weights)[:, None] * sums
-        out = of_groups[groups.anchors]
-        return out if itself is None else out.addcmul_(itself[:, None], values, value=-1)
+        same, other, weights = (column[first] for column in columns)  # of each group, (K, 1)
+        sums = groups.reference_sums(values)  # (K, d)
+        of_groups = torch.addmm(2 * (same - other * weights) * sums, other, weights.T @ sums)
+        of_groups.addmm_(weights, other.T @ sums)
+        return of_groups[groups.anchors].addcmul_(columns[0], values, value=-2)
+
+    def _columns(self, dtype: torch.dtype) -> list[Tensor]:
+        """``same``, ``other`` and ``weights`` as columns, (N, 1) and (M, 1)."""
+        return [part.to(dtype)[:, None] for part in (self.same, self.other, self.weights)]
 
     @cached_property
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Row sums, (N,), and column sums, (M,)."""
         groups = self.groups
-        rows, columns = [], []
-        if self.same is not None:
-            counts = groups.reference_sums(
-                torch.ones_like(groups.references, dtype=self.same.dtype)
-            )
-            rows.append(self.same * (counts[groups.anchors] - (groups.own >= 0).to(counts.dtype)))
-            received = groups.anchor_sums(self.same)[groups.references]
-            columns.append(difference(received, groups.to_own(self.same[:, None])[:, 0]))
-        if self.other is not None:
-            weights = self.weights
-            if weights is None:
-                weights = torch.ones_like(groups.references, dtype=self.other.dtype)
-            sums = groups.reference_sums(weights)
-            rows.append(self.other * difference(sums.sum(), sums)[groups.anchors])
-            sums = groups.anchor_sums(self.other)
-            columns.append(weights * difference(sums.sum(), sums)[groups.references])
-        return sum_of(rows), sum_of(columns)
+        counts = groups.reference_sums(torch.ones_like(self.weights))[groups.anchors]
+        rows = self.same * (counts - (groups.own >= 0).to(counts.dtype))
+        sums = groups.reference_sums(self.weights)
+        rows = rows + self.other * difference(sums.sum(), sums)[groups.anchors]
+        return rows, torch.add(*self.columns)
+
+    @cached_property
+    def columns(self) -> tuple[Tensor, Tensor]:
+        """Column sums over pairs of one label and over pairs of two, (M,) each."""
+        groups = self.groups
+        received = groups.anchor_sums(self.same)[groups.references]
+        sums = groups.anchor_sums(self.other)
+        far = self.weights * difference(sums.sum(), sums)[groups.references]
+        return difference(received, groups.to_own(self.same)), far
 
     def negated(self) -> GroupedPairs:
         """−P̃."""
-        same, other = (None if x is None else -x for x in (self.same, self.other))
-        return GroupedPairs(self.groups, same, other, self.weights)
+        return replace(self, same=-self.same, other=-self.other)
 
     def of_rows(self, rows: slice) -> GroupedPairs:
         """The same of some anchors."""
         groups = self.groups
         part = replace(groups, anchors=groups.anchors[rows], own=groups.own[rows], within=False)
-        same, other = (None if x is None else x[rows] for x in (self.same, self.other))
-        return GroupedPairs(part, same, other, self.weights)
+        return GroupedPairs(part, self.same[rows], self.other[rows], self.weights)
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
         """The entries of some anchors, (R, M)."""
         groups = self.groups
         equal = groups.anchors[rows, None] == groups.references
-        like = self.same if self.same is not None else self.other
-        assert like is not None
-        near = like.new_zeros(()) if self.same is None else self.same[rows, None]
-        far = like.new_zeros(()) if self.other is None else self.other[rows, None]
-        if self.other is not None and self.weights is not None:
-            far = far * self.weights
-        return fill_own(torch.where(equal, near, far), groups.own[rows], 0.0)
+        far = self.other[rows, None] * self.weights
+        return fill_own(torch.where(equal, self.same[rows, None], far), groups.own[rows], 0.0)
 
     def mask(self, rows: slice = slice(None)) -> Tensor:
         """The pairs that have weight, of some anchors."""
@@ -171,8 +138,9 @@ class ListedPairs:
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, keys: Tensor, weights: Tensor, shape: tuple[int, int]) -> ListedPairs:
-        """From ``row · M + column`` of each."""
+    def distinct(cls, rows: Tensor, columns: Tensor, weights: Tensor, shape: Shape) -> ListedPairs:
+        """From pairs that may be repeated, and weights that are added up."""
+        keys, weights = distinct(rows * shape[1] + columns, weights)
         return cls(keys // shape[1], keys % shape[1], weights, shape)
 
     @property
@@ -183,10 +151,6 @@ class ListedPairs:
     def negated(self) -> ListedPairs:
         """−P̃."""
         return replace(self, weights=-self.weights)
-
-    def scaled(self, of_anchor: Tensor) -> ListedPairs:
-        """The same, each times a number of its anchor."""
-        return replace(self, weights=self.weights * of_anchor[self.rows])
 
     @cached_property
     def marginals(self) -> tuple[Tensor, Tensor]:
@@ -250,7 +214,7 @@ PairTarget = GroupedPairs | ListedPairs
 class TargetPairs:
     """A pair target with its entropy."""
 
-    entropy: float | Tensor  # −Σ P̃ log P̃: log of the number of pairs where all weigh the same
+    entropy: Tensor  # −Σ P̃ log P̃: log of the number of pairs where all weigh the same
     pairs: PairTarget
 
 
@@ -258,24 +222,21 @@ class TargetPairs:
 class TripletTarget:
     """The target coupling of triplets, P̃_ijk = w_i v_k on A, seen through its pair marginals."""
 
-    entropy: float | Tensor  # −Σ P̃ log P̃: log|A| where all triplets weigh the same
-    positives: PairTarget  # P̃¹², its (anchor, positive) marginal
-    negatives: PairTarget  # P̃¹³, its (anchor, negative) marginal
+    entropy: Tensor  # −Σ P̃ log P̃: log|A| where all triplets weigh the same
     contrast: PairTarget  # P̃¹² − P̃¹³, whose inner product with s is the mean margin
     marginals: tuple[Tensor, Tensor, Tensor]  # masses as anchor, as positive, as negative
-    anchor_weights: Tensor | float  # w, (N,), or 1/|A| for all
-    negative_weights: Tensor | float = 1.0  # v, (M,)
+    anchor_weights: Tensor  # w, (N,)
+    negative_weights: Tensor  # v, (M,)
 
     def weights(self, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Two matrices whose product is P̃, where triplets are all products of pairs.
 
         w_i at the positives of some anchors i, and v_k at their negatives, (R, M) each.
         """
-        kind, of_anchor = self.marginals[0].dtype, self.anchor_weights
-        if isinstance(of_anchor, Tensor) and of_anchor.ndim:
-            of_anchor = of_anchor[rows, None]
-        positives, negatives = self.positives.mask(rows), self.negatives.mask(rows)
-        return positives.to(kind).mul_(of_anchor), negatives.to(kind).mul_(self.negative_weights)
+        entries, kind = self.contrast.dense(rows), self.anchor_weights.dtype
+        of_anchor = self.anchor_weights[rows, None]
+        positives, negatives = (entries > 0).to(kind), (entries < 0).to(kind)
+        return positives.mul_(of_anchor), negatives.mul_(self.negative_weights)
 
 
 class Relation(ABC):
@@ -283,12 +244,12 @@ class Relation(ABC):
 
     @property
     @abstractmethod
-    def n_triplets(self) -> float | Tensor:
-        """|A|; a float, since it grows as N³, or a tensor on a device."""
+    def n_triplets(self) -> Tensor:
+        """|A|, float64: it grows as N³."""
 
     @property
     @abstractmethod
-    def n_positives(self) -> float | Tensor:
+    def n_positives(self) -> Tensor:
         """The number of positive pairs, with or without a negative for their anchor."""
 
     @abstractmethod
@@ -336,15 +297,16 @@ def difference(total: Tensor, part: Tensor) -> Tensor:
     return left * (left > 8 * torch.finfo(left.dtype).eps * total)
 
 
-def sum_of(parts: list[Tensor]) -> Tensor:
-    """One or two vectors, added."""
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+def distinct(keys: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Each key once, and the sum of its weights.
 
-
-def counts(codes: Tensor, number: int) -> Tensor:
-    """The number of samples in each group, (K,), float64."""
-    wide = wide_dtype(codes.device)
-    if on_host(codes):
-        return torch.bincount(codes, minlength=number).to(wide)
-    ones = torch.ones_like(codes, dtype=wide)
-    return ones.new_zeros(number).index_add_(0, codes, ones)
+    On a device, where their number is not known, the first key fills the rest, with weight 0.
+    """
+    if on_host(keys):
+        keys, places = torch.unique(keys, return_inverse=True)
+        return keys, weights.new_zeros(len(keys)).index_add_(0, places, weights)
+    keys, order = keys.sort()
+    places = torch.zeros_like(order)
+    places[1:] = (keys[1:] != keys[:-1]).cumsum(0)
+    sums = torch.zeros_like(weights).index_add_(0, places, weights[order])
+    return keys[:1].repeat(len(keys)).scatter_(0, places, keys), sums
