@@ -113,7 +113,9 @@ class Batch:
         if isinstance(value, Tensor):
             if not on_host(value):
                 assert self.known_temperature is not None
-                return Sharpness(value.detach(), 1 / (self.known_temperature * epsilon))
+                # Its digits are those of the potentials, so that gradients lose none.
+                wide = value.detach().to(wide_dtype(value.device))
+                return Sharpness(wide, 1 / (self.known_temperature * epsilon))
             value = float(value.detach())
         return Sharpness(value, value)
 

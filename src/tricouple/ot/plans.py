@@ -22,15 +22,13 @@ from tricouple.numeric import (
     on_host,
     wide_dtype,
 )
-from tricouple.ot.any_shaping import AnyShaping
 from tricouple.ot.forms import Linear
-from tricouple.ot.hinge import HingeForm
-from tricouple.ot.log_sigmoid import LARGEST_EPSILON, LogSigmoid
+from tricouple.ot.kernels import epsilon_of_factor, kernel_of
 from tricouple.ot.rows import Vectors
 from tricouple.ot.scaling import Kernel, Scaling
 from tricouple.ot.scores import Scores
 from tricouple.ot.solver import DEFAULT_BUDGET, Run, Settings, differentiate, solve
-from tricouple.shaping import Hinge, Shaping, ShapingName, check_margins, resolve
+from tricouple.shaping import Shaping, ShapingName, resolve
 
 Gradient = Literal["unrolled", "implicit", "envelope"]
 
@@ -308,29 +306,19 @@ def triplet_sinkhorn(
     epsilon, how = float(epsilon), Settings(n_iters, tol, gradient)
     _check(similarity, within)
     similarity = similarity.to(compute_dtype(similarity.dtype))
-    psi = resolve(shaping)
-    separable = shaping == "linear" or isinstance(psi, Hinge)  # whose scores take ε in
-    factor = inverse_product(temperature, epsilon if separable else 1.0)
+    factor = inverse_product(temperature, epsilon_of_factor(shaping, epsilon))
     number = float(factor.detach() if isinstance(factor, Tensor) else factor)
-    form: Callable[[Scores], Any]
-    if shaping == "linear":
-        form = partial(Linear, sharpness=number, axes=3)
-    elif shaping == "log_sigmoid" and epsilon <= LARGEST_EPSILON:
-        checks.positive_number("kernel_tol", kernel_tol)
-        checks.quadrature_tolerance(kernel_tol, similarity.dtype)
-        reach = None if on_host(similarity) else number * float(similarity.detach().abs().amax())
-        form = partial(
-            LogSigmoid, factor=number, epsilon=epsilon, tolerance=kernel_tol, reach=reach
-        )
-    elif isinstance(psi, Hinge):
-        form = partial(HingeForm, factor=number, hinge=psi.over(epsilon))
-    else:
-        checks.positive_number("memory_budget", memory_budget)
-        if not isinstance(shaping, str):
-            check_margins(psi, similarity.detach().to(wide_dtype(similarity.device)) * number)
-        form = partial(
-            AnyShaping, factor=number, psi=psi, epsilon=epsilon, memory_budget=memory_budget
-        )
+    reach = None if on_host(similarity) else number * float(similarity.detach().abs().amax())
+    form = kernel_of(
+        shaping,
+        number,
+        epsilon,
+        similarity.dtype,
+        kernel_tol=kernel_tol,
+        reach=reach,
+        used=lambda: similarity.detach().to(wide_dtype(similarity.device)) * number,
+        memory_budget=memory_budget,
+    )
     n, m = similarity.shape
     names = ("anchor", "positive", "negative")
     given = (None, None, None) if marginals is None else tuple(marginals)
