@@ -223,7 +223,12 @@ def check_batch(
     elif call.ref_labels is not None:
         raise ValueError("ref_labels were given without ref_emb: pass both or neither")
     relation = _relation(call, anchors.device, deferred)
-    own = _own(relation, call.shape, anchors.device, within=ref_emb is None)
+    if isinstance(relation, Identities):
+        own = relation.own
+    elif ref_emb is None:
+        own = torch.arange(call.shape[0], device=anchors.device)
+    else:
+        own = torch.full(call.shape[:1], -1, device=anchors.device)
     if ref_index is not None:
         if ref_emb is None or not isinstance(relation, Identities):
             where = "one set, where it is known" if ref_emb is None else "indices_tuple"
@@ -262,16 +267,6 @@ def _relation(call: Call, device: torch.device, deferred: checks.Deferred | None
     return Identities.across(anchors, references)
 
 
-def _own(
-    relation: Relation, shape: tuple[int, int], device: torch.device, *, within: bool
-) -> Tensor:
-    if isinstance(relation, Identities):
-        return relation.own
-    if within:
-        return torch.arange(shape[0], device=device)
-    return torch.full((shape[0],), -1, device=device)
-
-
 def listed(
     call: Call, *, read: bool = False, deferred: checks.Deferred | None = None
 ) -> ListedTriplets | MinedPairs:
@@ -284,14 +279,7 @@ def listed(
     """
     indices_tuple: Any = call.indices_tuple
     shape, within = call.shape, call.ref_emb is None
-
-    def unless(wrong: Tensor, check: Callable[[], object]) -> None:
-        if read or on_host(wrong):
-            if bool(wrong):
-                check()
-        elif deferred is not None:
-            deferred.add(wrong, check)
-
+    unless = partial(checks.unless, deferred=deferred, read=read)
     number = len(indices_tuple) if isinstance(indices_tuple, tuple | list) else 0
     if number not in _INDICES:
         found = f"{number} of them" if number else type(indices_tuple).__name__
@@ -446,16 +434,15 @@ def _rescued(name: str, values: Tensor) -> Tensor:
 
 def _finite(name: str, values: Tensor, *, read: bool, deferred: checks.Deferred | None) -> Tensor:
     """The rows as they are, if they hold numbers."""
-    if deferred is None and not read:
-        return values
-    bad = ~torch.isfinite(values.detach()).all(1)
-    if deferred is not None:
-        deferred.add(bad.any(), partial(_finite, name, values, read=True, deferred=None))
-        return values
-    if bool(bad.any()):
-        row = int(bad.nonzero()[0])
-        raise ValueError(f"{name} must be finite, found NaN or infinity in row {row}")
+    if read or deferred is not None:
+        bad = ~torch.isfinite(values.detach()).all(1)
+        checks.unless(bad.any(), partial(_not_finite, name, bad), deferred, read=deferred is None)
     return values
+
+
+def _not_finite(name: str, bad: Tensor) -> None:
+    row = int(bad.nonzero()[0])
+    raise ValueError(f"{name} must be finite, found NaN or infinity in row {row}")
 
 
 def check_call(call: Call) -> Call:
@@ -464,23 +451,17 @@ def check_call(call: Call) -> Call:
     device, (n, m) = call.embeddings.device, call.shape
     if call.indices_tuple is not None:
         listed(call, read=True)
-
-    def integers(name: str, values: Labels | None, length: int) -> Tensor | None:
-        if values is None:
-            return None
+    found: dict[str, Any] = {}
+    for name, length in (("labels", n), ("ref_labels", m), ("ref_index", n)):
+        values = getattr(call, name)
         if not length and isinstance(values, list | tuple):
             values = torch.tensor(values, dtype=torch.long, device=device)
-        return checks.labels(name, values, length, device)
-
-    own_references = integers("ref_index", call.ref_index, n)
-    seen = own_references is not None and n and on_host(own_references)
-    if own_references is not None and seen and int(own_references.max()) >= m:
+        if values is not None:
+            found[name] = checks.labels(name, values, length, device)
+    own = found.get("ref_index")
+    if own is not None and n and on_host(own) and int(own.max()) >= m:
         raise ValueError(
             f"ref_index must be between 0 and {m - 1}, the process's own references, got "
-            f"{int(own_references.max())}"
+            f"{int(own.max())}"
         )
-    return call._replace(
-        labels=integers("labels", call.labels, n),
-        ref_labels=integers("ref_labels", call.ref_labels, m),
-        ref_index=own_references,
-    )
+    return call._replace(**found)

@@ -58,6 +58,24 @@ class Deferred:
         return None, values
 
 
+def unless(
+    wrong: Tensor, answer: Callable[[], object], deferred: Deferred | None, *, read: bool = False
+) -> None:
+    """Call a function that raises if a flag is set: on the host, or if it may be read, at once.
+
+    Args:
+        wrong: The flag.
+        answer: The function.
+        deferred: Where a flag on a device goes; None to leave it out.
+        read: Whether a flag on a device is read.
+    """
+    if read or on_host(wrong):
+        if bool(wrong):
+            answer()
+    elif deferred is not None:
+        deferred.add(wrong, answer)
+
+
 def positive_number(
     name: str, value: float | Tensor, *, read: bool = True, deferred: Deferred | None = None
 ) -> None:
@@ -178,11 +196,7 @@ def labels(
     if not value.is_floating_point():
         return value
     fractional = ~(value == value.round())  # also NaN
-    if on_host(value):
-        if bool(fractional.any()):
-            _not_whole(name, value)
-    elif deferred is not None:
-        deferred.add(fractional.any(), partial(_not_whole, name, value))
+    unless(fractional.any(), partial(_not_whole, name, value), deferred)
     return value.long()
 
 

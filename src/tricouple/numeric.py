@@ -162,11 +162,9 @@ def final(gradients: Sequence[Tensor | None], causes: Sequence[Tensor]) -> list[
     """
     if not torch.is_grad_enabled():
         return list(gradients)
-    places = [place for place, gradient in enumerate(gradients) if gradient is not None]
-    found = [gradients[place] for place in places]
-    tied = _Final.apply(len(places), *found, *causes)  # type: ignore[no-untyped-call]
-    answer = dict(zip(places, tied, strict=True))
-    return [answer.get(place) for place in range(len(gradients))]
+    found = [gradient for gradient in gradients if gradient is not None]
+    tied = iter(_Final.apply(len(found), *found, *causes))  # type: ignore[no-untyped-call]
+    return [None if gradient is None else next(tied) for gradient in gradients]
 
 
 class _Final(torch.autograd.Function):
