@@ -34,6 +34,22 @@ class AnyShaping:
     epsilon: float
     memory_budget: float  # bytes; if all kernels fit they are kept, else computed at each use
     _kept: dict[int, Tensor] = field(default_factory=dict)  # log K by first row
+    _keeps: bool = field(init=False)  # whether log K of all anchors fits beside the work on one
+    _step: int = field(init=False)  # anchors at a time: what the budget allows and the CPU's cache
+
+    def __post_init__(self) -> None:
+        n, m = self.scores.shape
+        each = wide_dtype(self.scores.anchors.device).itemsize * max(1, m) ** 2  # of M×M, bytes
+        self._keeps = (n + _WORKSPACE) * each <= self.memory_budget
+        left = self.memory_budget - n * each * self._keeps
+        self._step = int(left // (_WORKSPACE * each))
+        if self._step == 0:
+            raise ValueError(
+                f"memory_budget={self.memory_budget:.0f} bytes is too small: the {m}×{m} costs of "
+                f"one anchor, with what is computed from them, take {_WORKSPACE * each}"
+            )
+        if self.scores.anchors.is_cpu:
+            self._step = min(self._step, max(1, _CACHED // max(1, m) ** 2))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -69,9 +85,11 @@ class AnyShaping:
         outs = [torch.zeros_like(potential) for potential in potentials]
         for rows, x in self._blocks():
             plan = self._plan(rows, x, potentials)  # (R, M, M)
-            w0, w1, w2 = _of_rows(weights, rows)
+            w0, w1, w2 = weights
             near, far = plan.sum(2), plan.sum(1)  # P¹², P¹³
-            to_near, to_far = near * w0, far * w0
+            to_near, to_far = (
+                part * (0.0 if w0 is None else w0[rows, None]) for part in (near, far)
+            )
             if w1 is not None:
                 to_far += torch.matmul(w1, plan)
                 outs[0][rows] += near @ w1
@@ -81,42 +99,29 @@ class AnyShaping:
             outs[1] += to_near.sum(0)
             outs[2] += to_far.sum(0)
             if into is not None:
-                into[rows] += self._forces(plan, self._slopes(x), weights, rows).to(into.dtype)
+                mass = plan.mul_(_total(weights, rows))
+                into[rows] += _forces(mass, self._slopes(x)).to(into.dtype)
         if self.scores.group is not None:
             outs[1:] = self.scores.group.sum_(torch.stack(outs[1:]))
         return outs
 
     def gradient(self, terms: Sequence[Term]) -> Iterator[tuple[slice, Tensor]]:
         """The sum of the terms, in tiles; ψ' is computed once for all of them."""
-        for tile, s in self.scores.tiles():
-            total = torch.zeros_like(s)
-            for rows, here, x in self._within(tile, s):
-                slopes = self._slopes(x)  # first, since autograd needs the most memory
-                for potentials, weights in terms:
-                    plan = self._plan(rows, x, potentials)
-                    total[here] += self._forces(plan, slopes, weights, rows).to(total.dtype)
-            yield tile, total
+        for rows, x in self._blocks():
+            slopes, total = self._slopes(x), torch.zeros_like(x)  # autograd needs the most memory
+            for potentials, weights in terms:
+                mass = self._plan(rows, x, potentials).mul_(_total(weights, rows))
+                total += _forces(mass, slopes)
+            yield rows, total.to(self.scores.dtype)
 
     def costs(self, weights: PairWeights) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Σ_jk plus_ij minus_ik C_ijk/ε of each row, and its derivative with respect to s."""
-        for tile, s in self.scores.tiles():
-            total, (plus, minus) = torch.zeros_like(s), weights(tile)
-            sums = plus.new_zeros(len(plus))
-            for _, here, x in self._within(tile, s):
-                pairs = plus[here, :, None] * minus[here, None, :] / self.epsilon
-                none = pairs == 0  # where ψ and its slope may be infinite
-                sums[here] = (pairs * self.psi(_margins(x))).masked_fill_(none, 0.0).sum((1, 2))
-                pairs *= self._slopes(x) * -self.epsilon
-                pairs.masked_fill_(none, 0.0)
-                total[here] = _by_score(pairs).to(total.dtype)
-            yield tile, sums, total
-
-    def _forces(self, plan: Tensor, slopes: Tensor, weights: Weights, rows: slice) -> Tensor:
-        """∂/∂s of Σ w · marginals, (R, M)."""
-        w0, w1, w2 = _of_rows(weights, rows)
-        total = w0[..., None] if isinstance(w0, Tensor) else w0
-        total = total + (0.0 if w1 is None else w1[:, None]) + (0.0 if w2 is None else w2)
-        return _by_score((plan * slopes * total).masked_fill_(plan == 0, 0.0))
+        for rows, x in self._blocks():
+            plus, minus = weights(rows)
+            mass = plus[:, :, None] * minus[:, None, :]
+            costs = (mass * self.psi(_margins(x)) / self.epsilon).masked_fill_(mass == 0, 0.0)
+            gradient = -_forces(mass, self._slopes(x))
+            yield rows, costs.sum((1, 2)), gradient.to(self.scores.dtype)
 
     def _plan(self, rows: slice, x: Tensor, potentials: Vectors) -> Tensor:
         """P of some rows, shape (R, M, M)."""
@@ -147,47 +152,21 @@ class AnyShaping:
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Some anchors at a time, with their x."""
         for tile, s in self.scores.tiles():
-            for rows, _, x in self._within(tile, s):
-                yield rows, x
-
-    def _within(self, tile: slice, s: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Some anchors of a tile at a time: their rows, the same in the tile, and their x."""
-        step = self._step()
-        for start in range(0, len(s), step):
-            here = slice(start, min(start + step, len(s)))
-            rows = slice(tile.start + here.start, tile.start + here.stop)
-            yield rows, here, s[here].to(wide_dtype(s.device)) * self.factor
-
-    @property
-    def _each(self) -> int:
-        """Bytes of one M×M matrix."""
-        return wide_dtype(self.scores.anchors.device).itemsize * max(1, self.scores.shape[1]) ** 2
-
-    @property
-    def _keeps(self) -> bool:
-        """Whether log K of all anchors fits beside the work on one of them."""
-        return (self.scores.shape[0] + _WORKSPACE) * self._each <= self.memory_budget
-
-    def _step(self) -> int:
-        """As many anchors at a time as the budget allows and, on the CPU, its cache."""
-        n, m = self.scores.shape
-        left = self.memory_budget - n * self._each * self._keeps
-        step = int(left // (_WORKSPACE * self._each))
-        if step == 0:
-            raise ValueError(
-                f"memory_budget={self.memory_budget:.0f} bytes is too small: the {m}×{m} costs of "
-                f"one anchor, with what is computed from them, take {_WORKSPACE * self._each}"
-            )
-        return min(step, max(1, _CACHED // max(1, m) ** 2)) if self.scores.anchors.is_cpu else step
+            for start in range(tile.start, tile.stop, self._step):
+                rows = slice(start, min(start + self._step, tile.stop))
+                x = s[rows.start - tile.start : rows.stop - tile.start]
+                yield rows, x.to(wide_dtype(s.device)) * self.factor
 
     def _log_sum(self, columns: Tensor) -> Tensor:
         return columns if self.scores.group is None else self.scores.group.log_sum_(columns)
 
 
-def _of_rows(weights: Weights, rows: slice) -> tuple[Tensor | float, Tensor | None, Tensor | None]:
-    """Weights of some anchors (R, 1), of positives and of negatives."""
+def _total(weights: Weights, rows: slice) -> Tensor:
+    """w0_i + w1_j + w2_k of some anchors, of a shape that (R, M, M) can be multiplied by."""
     w0, w1, w2 = weights
-    return 0.0 if w0 is None else w0[rows, None], w1, w2
+    parts = None if w0 is None else w0[rows, None, None], None if w1 is None else w1[:, None], w2
+    total: Tensor = sum(part for part in parts if part is not None)  # type: ignore[assignment]
+    return total
 
 
 def _margins(x: Tensor) -> Tensor:
@@ -195,6 +174,7 @@ def _margins(x: Tensor) -> Tensor:
     return x[:, :, None] - x[:, None, :]
 
 
-def _by_score(margins: Tensor) -> Tensor:
-    """What margins receive goes to x_ij, and its negative to x_ik: (R, M, M) → (R, M)."""
-    return margins.sum(2) - margins.sum(1)
+def _forces(mass: Tensor, slopes: Tensor) -> Tensor:
+    """Mass times slopes, given to s_ij and taken from s_ik: (R, M, M) → (R, M)."""
+    found = (mass * slopes).masked_fill_(mass == 0, 0.0)  # slopes may be infinite
+    return found.sum(2) - found.sum(1)

@@ -21,7 +21,7 @@ numbers of any size; on devices and without the compiled module in PyTorch (hing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -115,7 +115,6 @@ class CompiledRows:
 
 
 Rows = CompiledRows | SortedRows
-_Parts = Iterable[tuple[slice, Rows]]
 
 
 @dataclass
@@ -125,7 +124,7 @@ class HingeForm:
     scores: Scores
     factor: float | Tensor  # c = 1/(τε)
     hinge: Hinge  # ψ/ε as a function of t/ε
-    _stored: list[tuple[slice, list[tuple[slice, Rows]]]] = field(default_factory=list)
+    _stored: list[tuple[slice, Rows]] = field(default_factory=list)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -171,50 +170,43 @@ class HingeForm:
 
     def gradient(self, terms: Sequence[Term]) -> Iterator[tuple[slice, Tensor]]:
         """The sum of the terms, in tiles."""
-        shape, like = self.scores.shape, self.scores.anchors
-        for block, parts in self._tiles():
-            total = like.new_zeros(block.stop - block.start, shape[1], dtype=self.scores.dtype)
-            for here, rows in parts:
-                into = total[here.start - block.start : here.stop - block.start]
-                for potentials, weights in terms:
-                    for _ in _pushed(here, rows, potentials, weights, into):
-                        pass
+        for block, rows in self._rows():
+            total = torch.zeros_like(rows.x, dtype=self.scores.dtype)
+            for potentials, weights in terms:
+                for _ in _pushed(block, rows, potentials, weights, total):
+                    pass
             yield block, total
 
     def costs(self, weights: PairWeights) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Σ_jk plus_ij minus_ik C_ijk/ε of each row, and its derivative with respect to s."""
-        for block, parts in self._tiles():
-            found = [rows.costs(*weights(here)) for here, rows in parts]
-            sums, gradients = (torch.cat(part) for part in zip(*found, strict=True))
-            yield block, sums, (gradients * self.factor).to(self.scores.dtype)
+        for block, rows in self._rows():
+            sums, gradient = rows.costs(*weights(block))
+            yield block, sums, (gradient * self.factor).to(self.scores.dtype)
 
     def _rows(self) -> Iterator[tuple[slice, Rows]]:
-        """Sorted rows, all of them."""
-        for _, parts in self._tiles():
-            yield from parts
-
-    def _tiles(self) -> Iterator[tuple[slice, _Parts]]:
-        """Sorted rows of each tile of scores: stored, or sorted again at each use."""
+        """Sorted rows: stored, or sorted again at each use."""
         if not (self.scores.keep or self.scores.references is None):
-            for block, tile in self.scores.tiles():
-                yield block, self._parts(block, tile)
+            yield from self._sorted()
             return
         if not self._stored:
-            for block, tile in self.scores.tiles():
-                self._stored.append((block, list(self._parts(block, tile))))
+            self._stored = list(self._sorted())
             if self._stored:
                 self.scores.__dict__.pop("matrix", None)  # x takes the place of s
         yield from self._stored
 
-    def _parts(self, block: slice, tile: Tensor) -> Iterator[tuple[slice, Rows]]:
-        """Sorted rows of a tile, as many at a time as are sorted and summed together."""
-        kind = CompiledRows if native.in_c(tile) else SortedRows
-        entries = _BLOCK if on_host(tile) else _DEVICE_BLOCK
-        step = len(tile) if native.in_c(tile) else max(1, entries // max(1, tile.shape[1]))
+    def _sorted(self) -> Iterator[tuple[slice, Rows]]:
+        """Rows of each tile of scores: in C all, else as many as are summed together."""
         rounding = _ROUNDINGS * torch.finfo(self.scores.dtype).eps
-        for s, start in zip(tile.split(step), range(block.start, block.stop, step), strict=True):
-            here = slice(start, start + len(s))
-            yield here, kind.of(s, self.scores.own[here], self.factor, self.hinge, rounding)
+        for tile, scores in self.scores.tiles():
+            kind = CompiledRows if native.in_c(scores) else SortedRows
+            entries = _BLOCK if on_host(scores) else _DEVICE_BLOCK
+            step = (
+                len(scores) if native.in_c(scores) else max(1, entries // max(1, scores.shape[1]))
+            )
+            for number, s in enumerate(scores.split(step)):
+                start = tile.start + number * step
+                block = slice(start, start + len(s))
+                yield block, kind.of(s, self.scores.own[block], self.factor, self.hinge, rounding)
 
 
 def _pushed(
