@@ -163,7 +163,7 @@ class NegMMIOT(ContrastiveLoss):
             memory_budget=how.memory_budget,
         )
         weights = None if isinstance(relation, ListedTriplets) else target.weights
-        matrices = 3.5 if isinstance(resolve(self.shaping), Hinge) else 1.0
+        matrices = 4.0 if isinstance(resolve(self.shaping), Hinge) else 1.0
         return [part(kernel, sharpness=c, weights=weights, matrices=matrices)]
 
     def _diagnose(self, batch: Batch) -> dict[str, float | str]:

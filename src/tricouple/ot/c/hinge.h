@@ -113,8 +113,9 @@ typedef struct {
     uint32_t column;
 } NAME(word);
 
-/* Sort the rows of s byte by byte from the last; x = c s less the median of each row takes their place. A triplet is satisfied if t > γ by more than a few roundings of s: equal samples, whose similarities
- * are rounded each in its own way, are equal here. `width`: twice the largest |x|. */
+/* Sort the rows of s byte by byte from the last; x = c s less the median of each row takes their place. A triplet
+ * is satisfied if t > γ by more than a few roundings of s: equal samples, whose similarities are rounded each in
+ * its own way, are equal here. `width`: twice the largest |x|. */
 FAST long NAME(hinge_sort)(long n, long m, double gap, double factor, double rounding, real *X, const int64_t *own,
                            uint32_t *column, uint32_t *low, double *width, double *work, long threads) {
     enum { BYTES = sizeof(real) };
