@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 # Lines of the files below a folder. The library is on its way to 8,000 Python and 1,600 C lines.
 LIMITS = {
     ("src/tricouple", (".py",)): 9_329,
-    ("src/tricouple", (".c", ".h")): 1_665,
+    ("src/tricouple", (".c", ".h")): 1_666,
     ("src/tricouple_lab", (".py",)): 23_700,
     ("benchmarks", (".py",)): 700,
     ("tests", (".py",)): 23_300,
