@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+DEMO   := $(VENV)/.demo
 STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # Two pytest workers with one torch thread each use two cores better than one worker with two.
 WORKERS ?= 2
@@ -14,7 +16,7 @@ WORKERS ?= 2
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP)  ## six methods on a synthetic mixture: live figures, a table, a page (minutes)
+demo: $(DEMO)  ## seven methods on a synthetic mixture: progress, a table, a page (minutes)
 	$(BIN)/tricouple demo
 
 test: $(STAMP)  ## run all tests
@@ -24,7 +26,7 @@ hostile: $(STAMP)  ## degenerate batches, kill -9, sanitizers, flat memory (unde
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python hostile.py
 
 wheels: $(STAMP)  ## build sdist and wheel into dist/, and audit the wheel's limited API
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	$(PIP) build
 	rm -rf dist && $(BIN)/python -m build
 	$(BIN)/abi3audit --strict --summary dist/*.whl
 
@@ -43,13 +45,12 @@ format: $(STAMP)  ## rewrite the sources in the common format
 bench: $(STAMP)  ## time and memory against the dense algorithm and peers (minutes)
 	$(BIN)/tricouple bench --out results/bench/core.json
 
-figures: $(STAMP)  ## redraw the README's pictures and tables from results
-	$(BIN)/tricouple report results/synthetic --figures docs/assets
-	$(BIN)/tricouple report results/vision --figures docs/assets
-	$(BIN)/tricouple report results/clip --figures docs/assets
-	$(BIN)/tricouple report results/text --figures docs/assets
-	$(BIN)/tricouple verify --read results/theory/theory.json --docs docs/theory.md docs/quadrature.md docs/shaping.md --figures docs/assets
-	$(BIN)/tricouple bench --read results/bench/processes.json --readme docs/many-processes.md
+figures: $(STAMP)  ## redraw the pictures and tables of the documentation from results
+	$(BIN)/python docs/figures.py results/synthetic results/vision results/clip results/text docs/assets
+	$(BIN)/tricouple verify --read results/theory/theory.json --out results/theory
+	for run in core shapes hard step_vision step_clip processes; do \
+	  $(BIN)/tricouple bench --read results/bench/$$run.json --markdown docs/assets/bench-$$run.md || exit 1; \
+	done
 
 docs: $(VENV)/.docs  ## build the documentation site into docs/_build, notebooks executed (minutes)
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
@@ -63,14 +64,26 @@ clean:  ## remove .venv and everything generated
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
 
-# The stamp makes installing a one-time step, repeated only when the dependencies change.
+# A stamp makes installing a one-time step, repeated only when the dependencies change.
 # $(PYTHON) is checked first, because an old pip would fail much later and less clearly.
-$(STAMP): pyproject.toml constraints.txt $(wildcard src/tricouple/ot/c/*.[ch])
+SOURCES := pyproject.toml constraints.txt $(wildcard src/tricouple/ot/c/*.[ch])
+
+$(VENV): $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit("tricouple needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.11 ..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[adapters,bench,clip,dev,train]"
 	@touch $@
 
+$(DEMO): $(SOURCES) | $(VENV)
+	@echo "once: torch, Lightning and the other packages of .[train] into $(VENV): 1.5 GB, some minutes"
+	@echo "      (a CUDA build of torch, the default of pip on Linux, is larger by several GB)"
+	$(PIP) --no-compile -c constraints.txt -e ".[train]"
+	@touch $@
+
+$(STAMP): $(SOURCES) | $(VENV)
+	@echo "once: all packages into $(VENV): 2.5 GB and more, some minutes"
+	$(PIP) -c constraints.txt -e ".[all,adapters,dev]"
+	@touch $(DEMO) $@
+
 $(VENV)/.docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(PIP) -c constraints.txt -e ".[docs]"
 	@touch $@

@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import tricouple as tc
-from tricouple_lab.data.sampler import SharedBatches
 
 
 def images(n: int = 512, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,17 +29,15 @@ def train(epochs: int = 4, batch_size: int = 65) -> list[float]:
     rank, world = dist.get_rank(), dist.get_world_size()
     points, labels = images()
     order = RandomSampler(points, generator=torch.Generator().manual_seed(1))
-    batches = BatchSampler(order, batch_size, drop_last=True)  # those of one process, dealt out:
-    loader = DataLoader(
-        TensorDataset(points, labels), batch_sampler=SharedBatches(batches, rank, world)
-    )
+    batches = BatchSampler(order, batch_size, drop_last=True)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)))
     criterion = tc.NegMMIOT(sharpness=10, group="world")
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
 
     losses = []
     for _ in range(epochs):
-        for inputs, classes in loader:
+        shares = [batch[rank::world] for batch in batches]  # this process's rows of every batch
+        for inputs, classes in DataLoader(TensorDataset(points, labels), batch_sampler=shares):
             loss = criterion(model(inputs), classes)
             optimiser.zero_grad()
             loss.backward()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batches import Batch
 from processes import Pool
 from reference import dense_iot
 from tricouple.ot import dense
@@ -33,47 +34,6 @@ hypothesis.settings.load_profile("tests")
 
 # For tests of the implicit gradient that do not ask whether it is right.
 UNCONVERGED = pytest.mark.filterwarnings('ignore:gradient="implicit" is that of a converged plan')
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One call of a loss, for the library and for the dense oracle alike."""
-
-    embeddings: Tensor
-    labels: Tensor | None = None
-    ref_emb: Tensor | None = None
-    ref_labels: Tensor | None = None
-    triplets: tuple[Tensor, Tensor, Tensor] | None = None
-
-    @property
-    def leaves(self) -> list[Tensor]:
-        """The tensors that receive a gradient."""
-        return [self.embeddings] + ([] if self.ref_emb is None else [self.ref_emb])
-
-    def to(self, dtype: torch.dtype) -> Batch:
-        """The same numbers as fresh leaves of another dtype."""
-        ref = self.ref_emb
-        return replace(
-            self,
-            embeddings=self.embeddings.detach().to(dtype, copy=True).requires_grad_(),
-            ref_emb=None if ref is None else ref.detach().to(dtype, copy=True).requires_grad_(),
-        )
-
-    def loss(self, criterion: Callable[..., Tensor]) -> Tensor:
-        """The library's loss."""
-        return criterion(
-            self.embeddings,
-            self.labels,
-            indices_tuple=self.triplets,
-            ref_emb=self.ref_emb,
-            ref_labels=self.ref_labels,
-        )
-
-    def dense(self, loss: Callable[..., Tensor], **options) -> Tensor:
-        """The oracle's loss, in float64."""
-        ref = None if self.ref_emb is None else self.ref_emb.double()
-        arguments = self.embeddings.double(), self.labels, ref, self.ref_labels
-        return loss(*arguments, triplets=self.triplets, **options)
 
 
 def draw(n: int, seed: int, dim: int = 5) -> Tensor:
@@ -221,11 +181,14 @@ def settings() -> dict[str, Batch]:
     return {name: batch.to(torch.float64) for name, batch in SETTINGS.items()}
 
 
+OF_THE_LIBRARY = [f"test_{name}.py" for name in ("geometry", "group", "properties", "relations")]
+
+
 @pytest.fixture(autouse=True)
 def nan_in_fresh_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that the package takes holds NaN until it is written: who reads it first, shows it."""
-    folder = request.path.relative_to(Path(__file__).parent).parts[0]
-    if folder in ("losses", "ot", "dense"):
+    part = request.path.relative_to(Path(__file__).parent).parts[0]
+    if part in ("losses", "ot", "dense", *OF_THE_LIBRARY):
         for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
             monkeypatch.setattr(owner, name, _with_nan(getattr(owner, name)))
 

@@ -2,7 +2,7 @@
 
 ========  ==========================================================================================
 grid      degenerate batches × losses × sharpness × dtypes × gradients × storage against the dense
-          losses of ``reference``, value and gradient
+          reference, value and gradient
 kill      trainings that are killed (SIGKILL), and interrupted (Ctrl-C) at ten moments with one calm
           line each, continue to the numbers of whole ones
 address   the C code under the address and undefined-behaviour sanitizers of gcc, through tests/ot
@@ -17,9 +17,9 @@ from __future__ import annotations
 import contextlib
 import csv
 import gc
-import importlib.util
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -32,139 +32,117 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch.nn.functional import normalize
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
 
 import tricouple  # noqa: E402
-from baseline_reference import loop_dbot, loop_info_nce, loop_inva_spread  # noqa: E402
+from baseline_reference import loop_dbot, loop_inva_spread  # noqa: E402
+from batches import DENSE, KINDS, batch, reference, scales, with_gradient  # noqa: E402
 from conftest import LOSSES  # noqa: E402
-from reference import with_gradients  # noqa: E402
+from reference import dense_iot  # noqa: E402
 
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 Outcome = tuple[bool, str]
 
-
 # --- the grid ------------------------------------------------------------------------------------
-
-
-def scenes() -> tuple[list[str], Callable, Callable]:
-    """The degenerate batches of the tests: their names, the batches, and a loss at a sharpness."""
-    spec = importlib.util.spec_from_file_location("extremes", TESTS / "losses/test_extremes.py")
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found.COLLAPSED + found.SPREAD, found.rows_of, found.at_sharpness
 
 
 # Errors of the value, relative above 1, and of the gradient, in units of c (of c² for a penalty).
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 HALF = (torch.bfloat16, torch.float16)
-
-
-# Losses without a coupling, their loops in float64, and the largest c that a loop can follow.
+# Losses without a dense reference, their loops in float64, and the largest c that a loop follows.
 PLAIN = {
-    "InfoNCE": (lambda c: {"temperature": 1 / c}, loop_info_nce, 1e4),
     "InvaSpread": (lambda c: {"temperature": 1 / c}, loop_inva_spread, 1.0),
     "DBOT": (lambda c: {"regularisation": 1 / c}, loop_dbot, 10.0),
 }
 SHARPNESS = (0.01, 0.1, 1.0, 10.0, 100.0, 1e4)
-Call = tuple[str, Callable, Callable, dict, dict, float]
 
 
-def calls(at_sharpness: Callable, c: float, dtype: torch.dtype) -> Iterator[Call]:
-    """Name, dense loss, loss, options of both, options of the loss alone, size of its forces."""
-    for name, loss in LOSSES.items():
-        own = at_sharpness(loss, c)
-        penalty = own.get("uniformity", 0.0)
-        memories = ("matrices",) if penalty else ("matrices", "streamed")
-        gradients = ("unrolled",) if penalty or dtype in HALF else ("unrolled", "envelope")
-        marginals = ("uniform",) if dtype in HALF else ("uniform", "target")
-        for memory, gradient, edge in itertools.product(memories, gradients, marginals):
-            options = own | {"gradient": gradient, "marginals": edge}
-            yield (
-                name,
-                loss.oracle,
-                loss.criterion,
-                options,
-                {"memory": memory},
-                c * max(1.0, c * penalty),
-            )
-        if c == 1 and dtype == torch.float64 and not penalty:
-            many = own | {"n_iters": 300}
-            yield name, loss.oracle, loss.criterion, many, {"gradient": "implicit"}, c
-    for name, (options, dense, largest) in PLAIN.items():
+def calls(c: float, dtype: torch.dtype) -> Iterator[tuple[str, Callable, str, dict, dict, float]]:
+    """Name, reference, gradient, options of both and of the loss alone, size of its forces."""
+    for name, dense in DENSE.items():
+        rules = ("unrolled",) if dtype in HALF or name == "InfoNCE" else ("unrolled", "envelope")
+        edges = ("uniform",) if dtype in HALF or name == "InfoNCE" else ("uniform", "target")
+        for memory, rule, edge in itertools.product(("matrices", "streamed"), rules, edges):
+            plan = {} if name == "InfoNCE" else {"marginals": edge}
+            own = {"memory": memory} | ({} if name == "InfoNCE" else {"gradient": rule})
+            yield name, dense, rule, scales(name, c) | plan, own, c
+        if c == 1 and dtype == torch.float64 and name != "InfoNCE":
+            many = scales(name, c) | {"n_iters": 300}
+            yield name, dense, "unrolled", many, {"gradient": "implicit"}, c
+    penalty = {"epsilon": 1 / c, "uniformity": 0.5}
+    yield "IOT", dense_iot, "unrolled", penalty, {}, c * max(1.0, c / 2)
+    for name, (options, loop, largest) in PLAIN.items():
         if c <= largest:
-            yield name, dense, getattr(tricouple, name), options(c), {}, c
+            yield name, loop, "unrolled", options(c), {}, c
 
 
 def grid() -> Outcome:
     """Every combination; what is wrong is printed, with how to see it again."""
     torch.set_num_threads(1)
-    names, rows_of, at_sharpness = scenes()
     count, wrong = 0, []
-    for scene, c, dtype, across in itertools.product(names, SHARPNESS, TOLERANCE, (False, True)):
+    for kind, n, c, dtype in itertools.product(KINDS, (3, 9), SHARPNESS, TOLERANCE):
         if dtype in HALF and c > 100:
             continue  # gradients of half precision end at 65504
-        rows, labels = rows_of(scene)
-        rows = torch.nn.functional.normalize(rows).to(dtype)
+        there = batch(kind, n)
+        unit = [part if part is None else normalize(part).to(dtype) for part in there.sides]
+        there = replace(there, embeddings=unit[0], ref_emb=unit[1])
         truths: dict[str, tuple] = {}
-        for name, dense, criterion, options, more, force in calls(at_sharpness, c, dtype):
-            if name == "InvaSpread" and across:
+        for name, function, rule, options, own, force in calls(c, dtype):
+            if function not in DENSE.values() and there.own is not None:
+                continue  # the loops know no ref_index
+            if name == "InvaSpread" and there.ref_emb is not None:
                 continue
-            key = f"{name} {options}"
+            if n == 3 and own.get("gradient") == "implicit":
+                continue  # three samples may take thousands of sweeps
+            key = f"{name} {rule} {options}"
             if key not in truths:
-                truths[key] = result(dense, rows.double(), labels, across, options)
-            where = f"{key} {more} scene={scene} c={c:g} {dtype} across={across}"
+                truths[key] = reference(there, function, rule, **options)
+            where = f"{key} {own} kind={kind} n={n} c={c:g} {dtype}"
             count += 1
+            leaf = there.to(dtype)
             try:
-                found = result(criterion(**options, **more), rows, labels, across, {})
+                value = leaf.loss(getattr(tricouple, name)(**options, **own))
             except ValueError as error:
                 wrong.append(f"refused: {where}: {error}")
                 continue
-            if bad := misses(found, truths[key], force, dtype):
+            if bad := misses(with_gradient(value, leaf.leaves), truths[key], force, dtype):
                 wrong.append(f"{bad}: {where}")
     for line in wrong[:20]:
         print("  " + line, file=sys.stderr)
     return not wrong, f"{count} calls, {len(wrong)} of them wrong or refused"
 
 
-def result(loss: Callable, rows, labels, across: bool, options: dict) -> tuple:
-    """Value and gradient of a loss on a copy of a batch."""
-    leaf = rows.clone().requires_grad_()
-    pair = {"ref_emb": leaf, "ref_labels": labels} if across else {}
-    return with_gradients(loss(leaf, labels, **pair, **options), [leaf])
-
-
-def misses(found, wanted, force: float, dtype: torch.dtype) -> str:
+def misses(found: tuple, wanted: tuple, force: float, dtype: torch.dtype) -> str:
     """What is wrong with a value and a gradient; empty if nothing."""
     (value, slope), (true_value, true_slope) = found, wanted
-    tolerance = TOLERANCE[dtype]
-    if not (value.isfinite() and slope.isfinite().all()):
+    if not (math.isfinite(value) and slope.isfinite().all()):
         return "not finite"
-    error = float((value.double() - true_value).abs()) / max(1.0, float(true_value.abs()))
-    if error > tolerance:
+    error = abs(value - true_value) / max(1.0, abs(true_value))
+    if error > TOLERANCE[dtype]:
         return f"value off by {error:.1e}"
     scale = max(force, float(true_slope.abs().max()))
-    error = float((slope.double() - true_slope).abs().max()) / scale
-    return f"gradient off by {error:.1e}" if error > tolerance else ""
+    error = float((slope - true_slope).abs().max()) / scale
+    return f"gradient off by {error:.1e}" if error > TOLERANCE[dtype] else ""
 
 
 # --- kill −9, Ctrl-C and resume ------------------------------------------------------------------
 
 TINY = {
     "train": [
-        "data=digits", "setting=ucl", "scale=smoke", "backbone.name=test_resnet",
+        "data=digits", "setting=ucl", "scale=smoke", "backbone=resnet10_small", "backbone.width=4",
         "data.train_size=200", "data.image_size=8", "training.epochs=12",
-        "training.geometry_samples=100", "evaluation.probe_epochs=3", "evaluation.figures=false",
+        "evaluation.figures=false",
     ],
     "clip": [
         "scale=smoke", "data.train_size=96", "data.validation_size=40", "data.test_size=44",
-        "model.vision.width=4", "model.text.width=32", "model.text.heads=1",
-        "model.text.layers=1", "training.epochs=12", "training.geometry_every=1",
-        "evaluation.gallery=2",
+        "training.epochs=12", "evaluation.figures=false",
     ],
 }  # fmt: skip
 
@@ -190,13 +168,13 @@ def finish(command: str, runs: Path) -> Path:
     """Run to the end; returns the folder of the run."""
     words = start(command, runs)
     subprocess.run(words, env=ONE_THREAD, check=True, stdout=subprocess.DEVNULL)
-    (found,) = runs.glob("*/evaluation.json")
+    (found,) = runs.glob("*/metrics.json")
     return found.parent
 
 
 def start(command: str, runs: Path) -> list[str]:
     more = [f"runs={runs}", "trainer.accelerator=cpu", "progress=false"]
-    return [sys.executable, "-m", "tricouple_lab.cli", command, *TINY[command], *more]
+    return [sys.executable, "-m", "tricouple_lab", command, *TINY[command], *more]
 
 
 def stopped(command: str, runs: Path, when: Callable, how: signal.Signals) -> tuple[int, str]:
@@ -229,7 +207,7 @@ def seconds(count: float) -> Callable:
 def epochs(count: int) -> Callable:
     """The moment when the curves have more rows than this."""
     return lambda process, runs, began: any(
-        len(rows_of_csv(path)) > count for path in runs.glob("*/metrics.csv")
+        len(rows_of_csv(path)) > count for path in runs.glob("*/history.csv")
     )
 
 
@@ -247,7 +225,7 @@ MOMENTS = {
         **{f"with a new {name}": (written(name), PRESS) for name in ("config.yaml", "last.ckpt")},
         **{f"after {count} epochs": (epochs(count), KILL) for count in (2, 4)},
         **{f"after {count} epochs": (epochs(count), PRESS) for count in (5, 7, 9)},
-        "in the evaluation": (written("encoder.pt"), PRESS),
+        "in the evaluation": (written("encoder.safetensors"), PRESS),
     },
     "clip": {"after 3 epochs": (epochs(3), KILL)},
 }
@@ -260,20 +238,19 @@ def rows_of_csv(path: Path) -> list[dict[str, str]]:
 
 def results(folder: Path) -> list[object]:
     """Everything of a run that must not depend on how often it was killed."""
-    evaluation = json.loads((folder / "evaluation.json").read_text())
-    weights = torch.load(folder / "encoder.pt", weights_only=True)["weights"]
-    numbers = [float(value.double().sum()) for value in weights.values()]
-    return [rows_of_csv(folder / "metrics.csv"), evaluation["result"], numbers]
+    record = json.loads((folder / "metrics.json").read_text())
+    weights = (folder / "encoder.safetensors").read_bytes()
+    return [rows_of_csv(folder / "history.csv"), record["before"], record["after"], weights]
 
 
 # --- sanitizers ----------------------------------------------------------------------------------
 
-FLAGS = "-O1 -fopenmp-simd -fsanitize=address,undefined -fno-sanitize-recover=all -fPIC -shared"
-SEE = "from tricouple.ot.sweeps import native; print(native.compiled.__file__)"
+FLAGS = "-O1 -fopenmp -fsanitize=address,undefined -fno-sanitize-recover=all -fPIC -shared"
+SEE = "from tricouple.ot import _native; print(_native.__file__)"
 
 
 def address() -> Outcome:
-    """The tests of the engine on a module that reports every access out of bounds."""
+    """The tests of plans and losses on a module that reports every access out of bounds."""
     libraries = [library(name) for name in ("libasan.so", "libubsan.so")]
     if None in libraries:
         return False, "gcc has no sanitizers here"
@@ -281,10 +258,10 @@ def address() -> Outcome:
         root = Path(place)
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
         shutil.copytree(TESTS.parent / "src", root / "src", ignore=ignored)
-        sweeps = root / "src/tricouple/ot/sweeps"
-        module = sweeps / "_native.abi3.so"
+        ot = root / "src/tricouple/ot"
+        module = ot / "_native.abi3.so"
         include = f"-I{sysconfig.get_paths()['include']}"
-        build = ["gcc", *FLAGS.split(), include, str(sweeps / "_native.c"), "-o", str(module)]
+        build = ["gcc", *FLAGS.split(), include, str(ot / "c/module.c"), "-o", str(module)]
         built = subprocess.run(build, capture_output=True, text=True, check=False)
         if built.returncode:
             return False, f"the build fails: {built.stderr[-300:]}"

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import tricouple as tc
 
@@ -206,3 +208,18 @@ def with_gradients(value: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Ten
     """A scalar and its gradient to all leaves, flattened into one vector."""
     gradients = torch.autograd.grad(value, leaves)
     return value.detach(), torch.cat([gradient.flatten() for gradient in gradients])
+
+
+class Largest(TorchDispatchMode):
+    """Entries of the largest tensor that is made meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for part in tree_leaves(found):
+            if isinstance(part, torch.Tensor):
+                self.entries = max(self.entries, part.numel())
+        return found

@@ -9,12 +9,10 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import tricouple as tc
 from processes import in_processes, messages
-from tricouple.groups import Processes
+from reference import Largest
 from tricouple.shaping import Hinge
 
 SIZES = {
@@ -100,14 +98,6 @@ def test_a_coupling_of_several_processes_is_that_of_one(pools, make, within):
         assert compare(pools, make, settings, sizes, within, temperature=mild) < 1e-12
 
 
-@both_kinds
-@couplings
-def test_so_is_the_implicit_gradient(pools, make, within):
-    settings = {"gradient": "implicit", "n_iters": 6}
-    mild = 10.0 if make is tc.IOT else 100.0  # a plan that has converged by then
-    assert compare(pools, make, settings, SIZES["uneven"], within, temperature=mild) < 1e-11
-
-
 BASELINES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.VICReg]
 
 
@@ -131,13 +121,6 @@ def test_in_single_precision_too(pools, make, within):
 
 @both_kinds
 @linear
-def test_sharp_batches_are_the_same_on_all_processes(pools, make, within):
-    settings = {"sharpness": 3000.0, "n_iters": 2}
-    assert compare(pools, make, settings, SIZES["no rows"], within) < 1e-10
-
-
-@both_kinds
-@linear
 def test_processes_stop_after_the_same_sweep(pools, make, within):
     for sharpness, limit in ((10.0, 1e-12), (300.0, 1e-10)):
         settings = {"sharpness": sharpness, "n_iters": 100, "tol": 1e-2}
@@ -145,20 +128,19 @@ def test_processes_stop_after_the_same_sweep(pools, make, within):
 
 
 def waited(rank):
-    """The sum of a message that the other sends late, and processor time for it."""
-    processes = Processes.of("world")
-    found = []
-    for seconds in (0.0, 0.2):
+    """Processor time of a loss that the other process calls late."""
+    rows, labels = batch(True)[0]
+    criterion, found = tc.InfoNCE(group="world"), []
+    for seconds in (0.0, 0.3):
         time.sleep(seconds * rank)
         before = time.process_time()
-        found.append((processes.sum_(torch.arange(3.0)).tolist(), time.process_time() - before))
-    return found
+        criterion(rows, labels)
+        found.append(time.process_time() - before)
+    return found[1]
 
 
 def test_a_process_sleeps_when_the_others_are_late(pools):
-    for found in pools(2).run(waited):
-        assert [values for values, _ in found] == [[0.0, 2.0, 4.0]] * 2
-        assert max(spent for _, spent in found) < 0.1
+    assert max(pools(2).run(waited)) < 0.15
 
 
 def counted(rank, make, settings, parts):
@@ -194,21 +176,6 @@ def test_a_sweep_takes_a_few_messages_of_n_numbers(pools, name, within):
     assert len(forward) - len(found[2][0]) <= 2 * PER_SWEEP[name]
     assert len(forward) - 4 * PER_SWEEP[name] <= 12
     assert sum(size >= n * d // 2 for size in forward) <= len(samples) + 1
-
-
-class Largest(TorchDispatchMode):
-    """Entries of the largest tensor that was made."""
-
-    def __init__(self):
-        super().__init__()
-        self.entries = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        for part in tree_leaves(found):
-            if isinstance(part, torch.Tensor):
-                self.entries = max(self.entries, part.numel())
-        return found
 
 
 def largest(rank, make, parts):
@@ -283,33 +250,6 @@ def test_what_is_wrong_on_one_process_is_said_by_all(pools, kind):
     answers = pools(3).run(refusal, kind, kind != "no references")
     assert len(set(answers)) == 1
     assert KINDS[kind] in answers[0]
-
-
-OTHER = {
-    "sharpness": {"sharpness": 5.0},
-    "n_iters": {"n_iters": 3},
-    "gradient": {"gradient": "envelope"},
-    "shaping": {"shaping": "hinge"},
-    "marginals": {"marginals": "target"},
-}
-
-
-def unlike(rank, kind):
-    criterion = tc.NegMMIOT(**(OTHER[kind] if rank == 2 else {}), group="world")
-    try:
-        criterion(torch.randn(4, 3), torch.arange(4) % 2)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-@pytest.mark.parametrize("kind", OTHER)
-def test_losses_of_other_settings_are_refused_by_all(pools, kind):
-    (message,) = set(pools(3).run(unlike, kind))
-    name = "temperature" if kind == "sharpness" else kind
-    assert message.startswith(f"{name} is ")
-    assert " on rank 0, " in message
-    assert " on rank 2: one loss of several processes needs the same settings" in message
 
 
 class Learning(torch.nn.Module):

@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_an_sdist_has_every_file_of_the_repository(clone):
     with tarfile.open(packed(clone, "sdist")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {name for name in sources() if not name.startswith(LEFT_OUT)}
-    assert {"tests/conftest.py", "docs/vision.md", "CHANGELOG.md", "Makefile"} <= wanted
+    assert {"tests/conftest.py", "docs/vision.md", "theory/__main__.py", "Makefile"} <= wanted
     assert wanted - names == set()
 
 
@@ -64,11 +65,38 @@ def test_a_wheel_has_what_is_imported_and_no_sources_of_c(clone, monkeypatch):
     source = ROOT / "src"
     wanted = {
         str(path.relative_to(source))
-        for suffix in ("py", "yaml", "css", "js", "csv", "typed")
+        for suffix in ("py", "yaml", "html", "css", "csv", "typed")
         for path in source.rglob(f"*.{suffix}")
     }
     assert {"tricouple/py.typed", "tricouple_lab/cli.py"} <= wanted
     assert names == wanted
+
+
+COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not (shutil.which(COMPILER) and shutil.which("readelf")),
+    reason="needs a C compiler of Linux, and readelf",
+)
+def test_a_compiled_wheel_is_stripped_and_brings_no_openmp_runtime(clone, tmp_path):
+    shutil.copytree(clone, tmp_path / "clone")
+    project = tmp_path / "clone/pyproject.toml"
+    quick = project.read_text().replace('"-O3"', '"-O0", "-g"')  # a minute less than with -O3
+    assert "-O0" in quick
+    project.write_text(quick)
+    wheel = packed(tmp_path / "clone", "wheel")
+    assert "-cp311-abi3-linux" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        (library,) = [name for name in archive.namelist() if ".so" in name]
+        module = archive.extract(library, tmp_path)
+    assert library == "tricouple/ot/_native.abi3.so"
+    command = ["readelf", "--wide", "--section-headers", "--dynamic", module]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert ".dynsym" in said
+    assert ".debug" not in said
+    assert ".symtab" not in said
+    assert "Shared library: [libgomp.so" in said
 
 
 @pytest.fixture

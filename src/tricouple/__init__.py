@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         VICReg,
     )
     from tricouple.relations import pair_views
-    from tricouple_lab.experiments.encoder import TrainedEncoder
+    from tricouple_lab.runs.encoder import Encoder
 
 __version__ = "0.1.0"
 
@@ -44,35 +44,32 @@ __all__ = [
 ]
 
 
-def load_encoder(run: Path | str) -> TrainedEncoder:
-    """Model, transform and class names of a run of ``tricouple train``, ``clip`` or ``text``.
-
-    The model of an image-text run embeds images; its method ``texts`` embeds texts beside them.
-    That of a text run takes a list of texts.
-
-    Its data are not needed. A run that is not finished gives the weights of its last epoch.
+def load_encoder(run: Path | str, which: str = "last") -> Encoder:
+    """Load the encoder of a run of ``tricouple train``, ``clip`` or ``text``; no data are needed.
 
     Args:
         run: The folder of the run.
+        which: ``last``, or ``best`` by the validation metric.
 
     Raises:
-        ValueError: If this is no run, or its weights are damaged.
-        ImportError: If a package is missing; it names the extra that brings it.
+        ValueError: If this is no finished run, or its files are damaged.
+        ImportError: If a package is missing; it names the extra that has it.
 
     Example:
-        >>> model, transform, classes = load_encoder("runs/digits-scl-…")  # doctest: +SKIP
+        >>> encoder = load_encoder("runs/digits-scl-…")  # doctest: +SKIP
+        >>> encoder.embed(["photo.jpg"])  # doctest: +SKIP
+        array([[ 0.8, …]])
+        >>> model, transform, classes = encoder  # doctest: +SKIP
         >>> model(transform("photo.jpg")[None])  # doctest: +SKIP
         tensor([[ 0.8, …]])
-        >>> load_encoder("runs/text-…").model(["where is my card?"])  # doctest: +SKIP
-        tensor([[ 0.1, …]])
     """
     try:
-        from tricouple_lab.experiments import encoder
+        from tricouple_lab.runs.encoder import load_encoder as load
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"load_encoder needs {error.name}: pip install '.[train]' in a clone of tricouple"
+            f"load_encoder needs {error.name}: pip install 'tricouple[train]'"
         ) from error
-    return encoder.load_encoder(run)
+    return load(run, which)
 
 
 def __getattr__(name: str) -> object:

@@ -1,29 +1,31 @@
-"""A call of a loss becomes a checked batch: unit embeddings, and who is whose positive."""
+"""A call of a loss and the checked batch made of it: unit embeddings, and their relation."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tricouple import checks
-from tricouple.checks import Labels
 from tricouple.groups import Gathered
 from tricouple.numeric import (
     compute_dtype,
     cosines,
     inverse_product,
+    number_of,
     on_host,
     unit_rows,
     wide_dtype,
 )
-from tricouple.ot.scores import Scores
+from tricouple.ot.scaling import RANGE
+from tricouple.ot.scores import CACHED, DEVICE_TILE, Scores
+from tricouple.ot.solver import Sweeps
 from tricouple.relations import Identities, ListedTriplets, MinedPairs, Relation
 
 IndicesTuple = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]
@@ -31,6 +33,8 @@ IndicesTuple = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Ten
 
 # Up to this many pairs a batch is computed in float64: 64 samples within one set.
 _TINY = 64 * 64
+
+_TILE = 1 << 20  # entries of a tile that is recomputed on the CPU
 
 # Above this sharpness float32 products of unit vectors have too few digits.
 SHARP = 50.0
@@ -59,71 +63,79 @@ class Call(NamedTuple):
         n = len(self.embeddings)
         return n, n if self.ref_emb is None else len(self.ref_emb)
 
+    def check_embeddings(self, *, empty: bool = False) -> None:
+        """Require one matrix, or two on one device."""
+        for name in ("embeddings", "ref_emb"):
+            values: Any = getattr(self, name)
+            if values is None and name == "ref_emb":
+                return
+            usual = isinstance(values, Tensor) and values.is_floating_point() and values.ndim == 2
+            if not (usual and values.numel()):
+                checks.matrix(name, values, empty=empty)
+            if values.device != self.embeddings.device:
+                here = self.embeddings.device
+                raise ValueError(f"{name} is on {values.device}, embeddings on {here}")
+
+    def integers(
+        self, name: str, length: int, later: checks.Deferred | None = None
+    ) -> Tensor | None:
+        """Labels or indices of references, as many as there are samples, if they are given."""
+        values, device = getattr(self, name), self.embeddings.device
+        usual = isinstance(values, Tensor) and values.dtype == torch.long
+        if values is None or (usual and values.shape == (length,) and values.device == device):
+            return values  # type: ignore[no-any-return]
+        return checks.labels(name, values, length, device, later)
+
 
 @dataclass(frozen=True)
 class Batch:
     """What every loss computes from."""
 
     dtype: torch.dtype  # the dtype of the loss: that of the embeddings, float32 at least
-    # Unit vectors (raw ones, if the loss wants them so), (N, d), float32 or float64.
-    anchors: Tensor
-    # Likewise, (M, d); the anchors themselves within one set; None if a matrix s is given, (N, M),
-    # in the place of the anchors.
-    references: Tensor | None
-    relation: Relation  # who is whose positive and negative
-    own: Tensor  # the reference that each anchor is, −1 for none, (N,)
+    anchors: Tensor  # unit vectors, or raw ones, (N, d); or a given matrix s, (N, M)
+    references: Tensor | None  # (M, d); the anchors within one set; None with a given matrix
+    relation: Relation  # positives and negatives
     temperature: float | Tensor  # what divides the similarities
     entries: torch.dtype  # dtype of N×M matrices
-    # What the host takes the temperature to be at least, if a device holds it.
-    known_temperature: float | None = None
+    known_temperature: float | None = None  # what the host takes it to be
     gathered: Gathered | None = None  # who has which rows, if they come from several processes
     fast: bool = True  # whether plans are solved by fast runs where they can be
     flags: list[Tensor] = field(default_factory=list)  # on a device: whether digits were lost
     origin: Batch | None = None  # whose similarities are given
+    there: Batch | None = None  # of the way there, if this one is of the way back
+
+    @property
+    def own(self) -> Tensor:
+        """The reference that each anchor is, −1 for none, (N,)."""
+        return self.relation.own
 
     @property
     def within(self) -> bool:
         """Whether anchors and references are the same samples."""
-        return (isinstance(self.relation, Identities) and self.relation.within) or (
-            self.references is self.anchors
-        )
+        return self.references is self.anchors
 
     @property
     def rows(self) -> slice:
         """The anchors of this process."""
         return slice(0, len(self.anchors)) if self.gathered is None else self.gathered.rows
 
-    @property
-    def counts_columns(self) -> bool:
-        """Whether this process counts what all processes have alike."""
-        return self.gathered is None or self.gathered.processes.rank == 0
-
     def scores(self) -> Scores:
         """Similarities of this process's anchors with all references."""
         if self.gathered is None:
             return Scores(self.anchors, self.references, self.own, self.entries)
         rows, group = self.rows, self.gathered.processes
-        return Scores(
-            self.anchors[rows], self.references, self.own[rows], self.entries, group=group
-        )
+        return Scores(self.anchors[rows], self.references, self.own[rows], self.entries, group)
 
     def sharpness(self, epsilon: float = 1.0) -> Sharpness:
         """C = 1/(τε)."""
         value = inverse_product(self.temperature, epsilon, self.entries)
-        if isinstance(value, Tensor):
-            if not on_host(value):
-                assert self.known_temperature is not None
-                # Its digits are those of the potentials, so that gradients lose none.
-                wide = value.detach().to(wide_dtype(value.device))
-                return Sharpness(wide, 1 / (self.known_temperature * epsilon))
-            value = float(value.detach())
-        return Sharpness(value, value)
-
-    def with_marginals(self, marginals: str) -> Batch:
-        """The batch with class marginals, if they are asked for."""
-        if marginals != "classes":
-            return self
-        return replace(self, relation=self.relation.with_class_masses())
+        if isinstance(value, Tensor) and not on_host(value):
+            assert self.known_temperature is not None
+            # Its digits are those of the potentials, so that gradients lose none.
+            wide = value.detach().to(wide_dtype(value.device))
+            return Sharpness(wide, 1 / (self.known_temperature * epsilon))
+        number = number_of(value)
+        return Sharpness(number, number)
 
     def without_own(self, scores: Tensor, value: float) -> Tensor:
         """``value`` at the entries of anchors with themselves, (N, M)."""
@@ -134,26 +146,17 @@ class Batch:
         """With anchors for references, of two sets with identities."""
         assert isinstance(self.relation, Identities)
         assert self.references is not None
-        relation = self.relation.mirrored()
-        gathered = None if self.gathered is None else self.gathered.mirrored()
         return replace(
             self,
             anchors=self.references,
             references=self.anchors,
-            own=relation.own,
-            relation=relation,
-            gathered=gathered,
+            relation=self.relation.mirrored(),
+            gathered=None if self.gathered is None else self.gathered.mirrored(),
+            there=self,
         )
 
-    def detached(self) -> Batch:
-        """The same numbers, of no graph, for this process alone."""
-        return replace(self._changed(Tensor.detach), gathered=None, flags=[])
-
-    def stopped(self, flag: Tensor) -> Batch:
-        """The same numbers, from which no gradient flows back where a device's flag says so."""
-        return self._changed(lambda values: torch.where(flag, values.detach(), values))
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """With a function applied to embeddings and temperature."""
         temperature = self.temperature
         if isinstance(temperature, Tensor):
             temperature = change(temperature)
@@ -163,58 +166,83 @@ class Batch:
             references = anchors if references is self.anchors else change(references)
         return replace(self, anchors=anchors, references=references, temperature=temperature)
 
-    def similarity(self) -> Tensor:
-        """Cosines, (N, M), by autograd."""
-        if self.references is None:
-            return self.anchors
-        return cosines(self.anchors, self.references)
-
-    def wide_similarity(self) -> Tensor:
-        """Cosines in float64, for what nearly cancels against potentials."""
-        wide = wide_dtype(self.anchors.device)
-        anchors = self.anchors.to(wide)
+    def similarity(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Cosines, (N, M), by autograd; in another dtype for what cancels against potentials."""
+        anchors = self.anchors.to(dtype or self.anchors.dtype)
         if self.references is None:
             return anchors
-        same = self.references is self.anchors
-        return cosines(anchors, anchors if same else self.references.to(wide))
+        if self.there is not None:  # one product for both ways
+            return self.there.similarity(dtype).T
+        if anchors.dtype not in self._products:
+            others = anchors if self.within else self.references.to(anchors.dtype)
+            self._products[anchors.dtype] = cosines(anchors, others)
+        return self._products[anchors.dtype]
 
-    def inside(self) -> tuple[Tensor, Tensor]:
-        """Cosines inside each set, (N, N) and (M, M)."""
-        if self.origin is not None:
-            return self.origin.inside()
-        assert self.references is not None
-        return cosines(self.anchors, self.anchors), cosines(self.references, self.references)
+    @cached_property
+    def _products(self) -> dict[torch.dtype, Tensor]:
+        """What ``similarity`` has found."""
+        return {}
+
+
+def choose_storage(
+    scores: Scores, how: Sweeps, kernels: Mapping[float, float], *, stores: bool
+) -> None:
+    """How much of the kernels is stored, whether s and ∂L/∂s are, and the size of tiles.
+
+    ``kernels``: how many matrices those of each sharpness store, if any are stored at all.
+    """
+    (n, m), itemsize = scores.shape, scores.dtype.itemsize
+    if how.memory == "matrices":
+        return
+    if how.memory_budget < 8 * m * itemsize:
+        raise ValueError(
+            f"memory_budget={how.memory_budget:.0f} bytes is too small: tiles of one row of "
+            f"{m} references take {8 * m * itemsize}"
+        )
+    # Bytes per pair that kernels take, E perhaps in float64; a tile has products, sums and copies.
+    entry = 8 if any(1.01 * most > RANGE[scores.dtype] for most in kernels) else itemsize
+    each = sum(kernels.values()) * entry
+    tile = 6 * each
+    # Beside matrices: histories and factors of the sweeps, and embeddings.
+    width = 60 * how.n_iters * 8 + 10 * scores.anchors.shape[1] * itemsize
+    budget = how.memory_budget - (n + m) / 2 * width
+    if how.memory == "streamed" or not stores:
+        scores.stored = 0
+    elif each * n * m <= budget - tile * CACHED:
+        scores.keep = (each + 2 * itemsize) * n * m <= budget - tile * CACHED
+        return
+    else:
+        scores.stored = max(0.0, budget) / 2 / each
+    entries = max(budget, how.memory_budget / 4) / 4 / tile  # malloc may keep what is freed
+    most = _TILE if scores.anchors.is_cpu else DEVICE_TILE
+    scores.keep, scores.tile_entries = False, max(m, int(min(most, entries)))
 
 
 def check_batch(
     call: Call,
-    temperature: float | Tensor = 1.0,
+    temperature: float | Tensor,
+    later: checks.Deferred,
     *,
-    unit_length: bool = True,
-    sharp: bool = False,
-    read: bool = True,
-    deferred: checks.Deferred | None = None,
+    unit_length: bool,
+    known_temperature: float | None,
+    sharp: bool,
+    gathered: Gathered | None,
 ) -> Batch:
-    """Check a loss's arguments and, unless told not to, normalise its embeddings.
+    """Check a call's arguments and, for ``unit_length``, normalise its embeddings.
 
-    Args:
-        call: The arguments.
-        temperature: What divides the similarities.
-        unit_length: Whether rows are normalised.
-        sharp: Whether the sharpness asks for similarities in float64.
-        read: Whether checks may read values; NaN and zero vectors make the loss NaN otherwise.
-        deferred: Where checks of values on a device go.
+    Checks of values on a device go to ``later``; if they are not ``full``, NaN and zero vectors
+    make the loss NaN. ``sharp`` asks for similarities in float64.
     """
-    embeddings, ref_emb, ref_index = call.embeddings, call.ref_emb, call.ref_index
-    vectors = partial(_unit if unit_length else _finite, read=read, deferred=deferred)
+    embeddings, ref_emb = call.embeddings, call.ref_emb
+    vectors = _unit if unit_length else _finite
     others = embeddings if ref_emb is None else ref_emb
-    dtype = torch.promote_types(compute_dtype(embeddings.dtype), compute_dtype(others.dtype))
+    dtype = compute_dtype(torch.promote_types(embeddings.dtype, others.dtype))
     # In a tiny batch nothing averages rounding errors out, and float64 costs nothing.
     tiny, wide = len(embeddings) * len(others) <= _TINY, wide_dtype(embeddings.device)
-    work = wide if tiny or sharp else dtype
-    anchors = references = vectors("embeddings", _widened(embeddings, work))
+    work, entries = wide if tiny or sharp else dtype, wide if tiny else dtype
+    anchors = references = vectors("embeddings", _widened(embeddings, work), later)
     if ref_emb is not None:
-        references = vectors("ref_emb", _widened(ref_emb, work))
+        references = vectors("ref_emb", _widened(ref_emb, work), later)
         if references.shape[1] != anchors.shape[1]:
             raise ValueError(
                 f"ref_emb has {references.shape[1]} dimensions, embeddings {anchors.shape[1]}: "
@@ -222,64 +250,46 @@ def check_batch(
             )
     elif call.ref_labels is not None:
         raise ValueError("ref_labels were given without ref_emb: pass both or neither")
-    relation = _relation(call, anchors.device, deferred)
-    if isinstance(relation, Identities):
-        own = relation.own
-    elif ref_emb is None:
-        own = torch.arange(call.shape[0], device=anchors.device)
-    else:
-        own = torch.full(call.shape[:1], -1, device=anchors.device)
-    if ref_index is not None:
-        if ref_emb is None or not isinstance(relation, Identities):
-            where = "one set, where it is known" if ref_emb is None else "indices_tuple"
-            raise ValueError(
-                "ref_index says which reference an anchor is: it needs ref_emb and labels, not "
-                f"{where}"
-            )
-        own = checks.labels("ref_index", ref_index, call.shape[0], anchors.device).long()
-        if read:
-            _check_own(own, relation)
-        else:
-            wrong = torch.stack([fault.any() for fault in _faults(own, relation)]).any()
-            anchors = torch.where(wrong, torch.nan, anchors)
-            if deferred is not None:
-                deferred.add(wrong, partial(_check_own, own, relation))
-            own = own.clamp(-1, call.shape[1] - 1)
-        relation = replace(relation, own=own, apart=False)
-    entries = wide if tiny else dtype
-    return Batch(dtype, anchors, references, relation, own, temperature, entries)
+    relation, wrong = _relation(call, later)
+    if wrong is not None:
+        anchors = torch.where(wrong, torch.nan, anchors)
+    return Batch(
+        dtype, anchors, references, relation, temperature, entries, known_temperature, gathered
+    )
 
 
-def _relation(call: Call, device: torch.device, deferred: checks.Deferred | None) -> Relation:
+def _relation(call: Call, later: checks.Deferred) -> tuple[Relation, Tensor | None]:
+    """The relation; and whether ``ref_index`` is wrong, where no error is raised for it."""
+    (n, m), across = call.shape, call.ref_emb is not None
+    if call.ref_index is not None and (not across or call.indices_tuple is not None):
+        where = "indices_tuple" if across else "one set, where it is known"
+        raise ValueError(
+            f"ref_index says which reference an anchor is: it needs ref_emb and labels, not {where}"
+        )
     if call.indices_tuple is not None:
-        return listed(call, deferred=deferred)
-    if call.labels is None:
+        return listed(call, later), None
+    anchors = call.integers("labels", n, later)
+    if anchors is None:
         raise ValueError(
             "labels are missing: pass labels, or triplets as indices_tuple=(a, p, n), or pairs as "
             "indices_tuple=(a1, p, a2, n)"
         )
-    anchors = checks.labels("labels", call.labels, call.shape[0], device, deferred)
-    if call.ref_emb is None:
-        return Identities.within_one_set(anchors)
-    if call.ref_labels is None:
+    if not across:
+        return Identities.of(anchors), None
+    references = call.integers("ref_labels", m, later)
+    if references is None:
         raise ValueError("ref_labels are missing: ref_emb needs one label per sample")
-    references = checks.labels("ref_labels", call.ref_labels, call.shape[1], device, deferred)
-    return Identities.across(anchors, references)
+    own = call.integers("ref_index", n)
+    if own is None:
+        return Identities.of(anchors, references), None
+    wrong = _check_own(own.long(), anchors, references, later)
+    return Identities.of(anchors, references, own.long().clamp(-1, m - 1)), wrong
 
 
-def listed(
-    call: Call, *, read: bool = False, deferred: checks.Deferred | None = None
-) -> ListedTriplets | MinedPairs:
-    """Triplets (a, p, n), or pairs (a1, p) and (a2, n).
-
-    Args:
-        call: A call with indices.
-        read: Whether values on a device are read.
-        deferred: Where checks of values on a device go otherwise.
-    """
+def listed(call: Call, later: checks.Deferred) -> ListedTriplets | MinedPairs:
+    """Triplets (a, p, n), or pairs (a1, p) and (a2, n), of a call with indices."""
     indices_tuple: Any = call.indices_tuple
     shape, within = call.shape, call.ref_emb is None
-    unless = partial(checks.unless, deferred=deferred, read=read)
     number = len(indices_tuple) if isinstance(indices_tuple, tuple | list) else 0
     if number not in _INDICES:
         found = f"{number} of them" if number else type(indices_tuple).__name__
@@ -287,30 +297,32 @@ def listed(
             "indices_tuple must be three index tensors, triplets (anchors, positives, negatives), "
             f"or four, pairs (a1, p, a2, n), got {found}"
         )
-    indices: list[Tensor] = []
+    indices, device = [], call.embeddings.device
     for values, (name, first, axis) in zip(indices_tuple, _INDICES[number], strict=True):
         title, size = f"indices_tuple ({name})", shape[axis]
-        given = _indices(title, values, indices_tuple[first], call.embeddings.device)
-        unless(((given < 0) | (given >= size)).any(), partial(_out_of_range, title, given, size))
-        # Work on a device goes on until its checks are read, and must stay within bounds.
-        indices.append(given if on_host(given) or deferred is None else given.clamp(0, size - 1))
+        length = len(indices_tuple[first]) if hasattr(indices_tuple[first], "__len__") else 0
+        given = checks.labels(title, values, length, device).long()
+        outside = (given < 0) | (given >= size)
+        later.unless(outside.any(), partial(_out_of_range, title, given, size))
+        # A device works on until its checks are read: indices must stay within bounds.
+        indices.append(given.clamp(0, size - 1) if later.full and not on_host(given) else given)
+    own = torch.arange(shape[0], device=device)
+    own = own if within else torch.full_like(own, -1)
     if number == 4:
         a1, p, a2, n = indices
         for pairs in ((a1, p), (a2, n)) if within else ():
             equal = pairs[0] == pairs[1]
-            unless(equal.any(), partial(_not_distinct, "pairs", pairs, equal))
-        mined = MinedPairs.distinct((a1, p), (a2, n), shape)
-        if on_host(a1) or read:
-            mined.check()
-        else:
-            unless(mined.contradiction(), mined.check)
+            later.unless(equal.any(), partial(_not_distinct, "pairs", pairs, equal))
+        mined = MinedPairs.distinct((a1, p), (a2, n), shape, own)
+        keys, both = mined.repeated()
+        later.unless(both.any(), partial(_contradiction, keys, both, shape[1]))
         return mined
     a, p, n = indices
     repeated = p == n
     if within:
         repeated = repeated | (a == p) | (a == n)
-    unless(repeated.any(), partial(_not_distinct, "triplets", (a, p, n), repeated))
-    return ListedTriplets.distinct(a, p, n, shape)
+    later.unless(repeated.any(), partial(_not_distinct, "triplets", indices, repeated))
+    return ListedTriplets.distinct(a, p, n, shape, own)
 
 
 # Of three and of four index tensors: the name of each, which other has its length, and whether it
@@ -321,54 +333,56 @@ _INDICES = {
 }
 
 
-def _indices(name: str, values: Labels, first: Labels, device: torch.device) -> Tensor:
-    """Indices, as many as the first of their pair or triplet has."""
-    length = len(first) if hasattr(first, "__len__") and getattr(first, "ndim", None) != 0 else 0
-    return checks.labels(name, values, length, device).long()
+def _out_of_range(name: str, indices: Tensor, size: int) -> str:
+    ends = f"{int(indices.min())} … {int(indices.max())}"
+    return f"{name} must be between 0 and {size - 1}, got {ends}"
 
 
-def _out_of_range(name: str, indices: Tensor, size: int) -> None:
-    raise ValueError(
-        f"{name} must be between 0 and {size - 1}, got {int(indices.min())} … {int(indices.max())}"
-    )
-
-
-def _not_distinct(what: str, entries: tuple[Tensor, ...], repeated: Tensor) -> None:
+def _not_distinct(what: str, entries: Sequence[Tensor], repeated: Tensor) -> str:
     where = int(repeated.nonzero()[0])
-    raise ValueError(
-        f"indices_tuple must list {what} of distinct samples, entry {where} is "
-        f"{tuple(int(index[where]) for index in entries)}"
+    found = tuple(int(index[where]) for index in entries)
+    return f"indices_tuple must list {what} of distinct samples, entry {where} is {found}"
+
+
+def _contradiction(keys: Tensor, both: Tensor, m: int) -> str:
+    pair = divmod(int(keys[both][0]), m)
+    return (
+        f"indices_tuple lists the pair {pair} as positive (a1, p) and as negative (a2, n): it can "
+        "be one of them"
     )
 
 
-def _faults(own: Tensor, relation: Identities) -> tuple[Tensor, Tensor, Tensor]:
-    """Anchors whose reference does not exist, references that are two, anchors of another label."""
-    m = len(relation.references)
+def _check_own(
+    own: Tensor, anchors: Tensor, references: Tensor, later: checks.Deferred
+) -> Tensor | None:
+    """Check the references that anchors are; whether they are wrong, where no error is raised."""
+    m = len(references)
     known, place = own >= 0, own.clamp(0, m - 1)
     counts = torch.zeros(m, dtype=torch.long, device=own.device).index_add_(0, place, known.long())
-    mislabelled = known & (relation.anchors != relation.references[place])
-    return (own < -1) | (own >= m), counts > 1, mislabelled
+    absent, repeated = (own < -1) | (own >= m), counts > 1
+    mislabelled = known & (anchors != references[place])
+    wrong = absent.any() | repeated.any() | mislabelled.any()
 
-
-def _check_own(own: Tensor, relation: Identities) -> None:
-    """Say what is wrong with the references that anchors are, if anything is."""
-    absent, repeated, mislabelled = (fault.nonzero()[:, 0] for fault in _faults(own, relation))
-    if len(absent):
-        raise ValueError(
-            f"ref_index must be between 0 and {len(relation.references) - 1}, or -1 for an anchor "
-            f"that is no reference, got {int(own.min())} … {int(own.max())}"
-        )
-    if len(repeated):
-        raise ValueError(
-            "ref_index must name a reference once, but several anchors are to be reference "
-            f"{int(repeated[0])}"
-        )
-    if len(mislabelled):
-        row = int(mislabelled[0])
-        raise ValueError(
+    def explain() -> str:
+        if bool(absent.any()):
+            return (
+                f"ref_index must be between 0 and {m - 1}, or -1 for an anchor that is no "
+                f"reference, got {int(own.min())} … {int(own.max())}"
+            )
+        if bool(repeated.any()):
+            return (
+                "ref_index must name a reference once, but several anchors are to be reference "
+                f"{int(repeated.nonzero()[0])}"
+            )
+        row = int(mislabelled.nonzero()[0])
+        return (
             f"ref_index says that anchor {row} is reference {int(own[row])}, but their labels are "
-            f"{int(relation.anchors[row])} and {int(relation.references[own[row]])}"
+            f"{int(anchors[row])} and {int(references[own[row]])}"
         )
+
+    if later.full:
+        later.unless(wrong, explain)
+    return None if later.full and on_host(wrong) else wrong
 
 
 def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -378,7 +392,7 @@ def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _FromFloat16(torch.autograd.Function):
-    """Half precision, computed with more; says so where its gradient has no room in it."""
+    """Half precision, widened; warns if its gradient overflows."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -388,7 +402,7 @@ class _FromFloat16(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
         half = gradient.to(torch.float16)
-        if not on_host(half):  # a GradScaler looks for infinities by itself
+        if not on_host(half):  # a GradScaler checks for infinities itself
             return half, None
         largest = float(gradient.detach().abs().max())
         if math.isfinite(largest) and not bool(torch.isfinite(half.detach()).all()):
@@ -401,67 +415,54 @@ class _FromFloat16(torch.autograd.Function):
         return half, None
 
 
-def _unit(name: str, values: Tensor, *, read: bool, deferred: checks.Deferred | None) -> Tensor:
+def _unit(name: str, values: Tensor, later: checks.Deferred) -> Tensor:
     """Unit rows."""
     norms: Tensor = torch.linalg.vector_norm(values.detach(), dim=1, keepdim=True)
     tiny = torch.finfo(values.dtype).tiny ** 0.5
-    if not read:
-        # Rows whose squares over- or underflow are rescued too, without a look at which they are.
+    if later.full and on_host(values):
+        smallest, largest = torch.aminmax(norms)
+        if smallest > tiny and largest < 1 / tiny:  # not if they are NaN
+            return unit_rows(values, norms)
+        scaled = _rescaled(name, values)
+    else:
+        # Rows whose squares over- or underflow are divided too, without reading which they are.
         safe = (norms > tiny) & (norms < 1 / tiny)
         scaled = values / torch.where(safe, 1.0, values.detach().abs().amax(1, keepdim=True))
-        unit = unit_rows(scaled, torch.linalg.vector_norm(scaled.detach(), dim=1, keepdim=True))
-        if deferred is not None:
-            deferred.add(~torch.isfinite(unit.detach()).all(), partial(_rescued, name, values))
-        return unit
-    smallest, largest = torch.aminmax(norms)
-    if not (float(smallest) > tiny and float(largest) < 1 / tiny):  # also if they are NaN
-        values = _rescued(name, values)
-        norms = torch.linalg.vector_norm(values.detach(), dim=1, keepdim=True)
-    return unit_rows(values, norms)
+    unit = unit_rows(scaled, torch.linalg.vector_norm(scaled.detach(), dim=1, keepdim=True))
+    if not on_host(unit):
+        later.unless(~torch.isfinite(unit.detach()).all(), partial(_rescaled, name, values))
+    return unit
 
 
-def _rescued(name: str, values: Tensor) -> Tensor:
-    """Rows whose squares over- or underflow, brought to size one; an error for a zero vector.
-
-    Unit vectors do not change when a row is multiplied by a constant, so neither do gradients.
-    """
-    size = _finite(name, values, read=True, deferred=None).detach().abs().amax(1, keepdim=True)
+def _rescaled(name: str, values: Tensor) -> Tensor:
+    """Rows whose squares over- or underflow, divided by their largest entry; an error for zeros."""
+    size = _finite(name, values, checks.Deferred(read=True)).detach().abs().amax(1, keepdim=True)
     if bool((size == 0).any()):
         row = int((size[:, 0] == 0).nonzero()[0])
         raise ValueError(f"{name} must not hold zero vectors, row {row} has no direction")
     return values / size
 
 
-def _finite(name: str, values: Tensor, *, read: bool, deferred: checks.Deferred | None) -> Tensor:
+def _finite(name: str, values: Tensor, later: checks.Deferred) -> Tensor:
     """The rows as they are, if they hold numbers."""
-    if read or deferred is not None:
-        bad = ~torch.isfinite(values.detach()).all(1)
-        checks.unless(bad.any(), partial(_not_finite, name, bad), deferred, read=deferred is None)
+    bad = ~torch.isfinite(values.detach()).all(1)
+    if later.full:
+        message = f"{name} must be finite, found NaN or infinity in row "
+        later.unless(bad.any(), lambda: f"{message}{int(bad.nonzero()[0])}")
     return values
-
-
-def _not_finite(name: str, bad: Tensor) -> None:
-    row = int(bad.nonzero()[0])
-    raise ValueError(f"{name} must be finite, found NaN or infinity in row {row}")
 
 
 def check_call(call: Call) -> Call:
     """The call of one of several processes, with integers as tensors; it may have no rows."""
-    checks.embeddings(call.embeddings, call.ref_emb, empty=True)
-    device, (n, m) = call.embeddings.device, call.shape
+    call.check_embeddings(empty=True)
+    n, m = call.shape
     if call.indices_tuple is not None:
-        listed(call, read=True)
-    found: dict[str, Any] = {}
-    for name, length in (("labels", n), ("ref_labels", m), ("ref_index", n)):
-        values = getattr(call, name)
-        if not length and isinstance(values, list | tuple):
-            values = torch.tensor(values, dtype=torch.long, device=device)
-        if values is not None:
-            found[name] = checks.labels(name, values, length, device)
-    own = found.get("ref_index")
+        listed(call, checks.Deferred(read=True))
+    own = call.integers("ref_index", n)
     if own is not None and n and on_host(own) and int(own.max()) >= m:
         raise ValueError(
             f"ref_index must be between 0 and {m - 1}, the process's own references, got "
             f"{int(own.max())}"
         )
-    return call._replace(**found)
+    labels, ref_labels = call.integers("labels", n), call.integers("ref_labels", m)
+    return call._replace(labels=labels, ref_labels=ref_labels, ref_index=own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
@@ -12,98 +12,79 @@ import torch
 from torch import Tensor
 
 from tricouple.groups import Processes
-from tricouple.numeric import on_host, wide_dtype
+from tricouple.numeric import number_of, on_host, wide_dtype
 
 Labels = Tensor | Sequence[int] | Any
 """Integer identities: a tensor, a list or a numpy array."""
 
+Explanation = Callable[[], object]
+"""Gives the message of a ValueError, or raises an error itself."""
 
+
+@dataclass
 class Deferred:
-    """Flags that a device holds about a batch, and what to raise for them: one reading has all."""
+    """Flags about a batch and their errors: raised at once on the host, of a device together."""
 
-    def __init__(self) -> None:
-        self._flags: list[Tensor] = []
-        self._answers: list[str | Callable[[], object]] = []
+    full: bool = True  # whether flags of a device are kept, to be read at the end
+    read: bool = False  # whether they are read at once instead
+    # Of a device: whether something is wrong, and what is missing then, or its explanation.
+    flags: list[tuple[Tensor, str | Explanation]] = field(default_factory=list)
 
-    def add(self, wrong: Tensor, answer: str | Callable[[], object]) -> None:
-        """Something that may be wrong: what is missing then, or a function that raises."""
-        self._flags.append(wrong.reshape(()))
-        self._answers.append(answer)
+    def unless(self, wrong: Tensor, explain: Explanation) -> None:
+        """Raise an error if a flag is set."""
+        if self.read or on_host(wrong):
+            if bool(wrong):
+                _raise(explain)
+        elif self.full:
+            self.flags.append((wrong, explain))
 
     def raise_first(
-        self, processes: Processes | None = None, *numbers: Tensor
+        self, processes: Processes | None, *numbers: Tensor
     ) -> tuple[str | None, list[float]]:
-        """Raise the first error, if there is one; or say what is missing, if anything is.
+        """Raise the first error on all processes; else what is missing, if anything, and numbers.
 
-        Args:
-            processes: All of which raise an error if one of them has found it.
-            numbers: Of one element each, to be read with the flags.
+        The numbers, tensors of one element, are read with the flags.
         """
-        if not self._flags and not numbers:
-            return None, []
-        wide = wide_dtype((*self._flags, *numbers)[0].device)
-        flags = torch.stack([flag.to(wide) for flag in self._flags])
+        wide = wide_dtype(self.flags[0][0].device)
+        flags = torch.stack([flag.to(wide).reshape(()) for flag, _ in self.flags])
         if processes is not None:
             processes.max_(flags)
         read = [number.detach().reshape(1).to(wide) for number in numbers]
         found = torch.cat([flags, *read]).tolist()
-        values = found[len(self._flags) :]
-        for wrong, answer in zip(found, self._answers, strict=False):
+        values = found[len(flags) :]
+        for wrong, (_, answer) in zip(found, self.flags, strict=False):
             if wrong and isinstance(answer, str):
                 return answer, values
             if wrong and callable(answer):
-                answer()
+                _raise(answer)
                 if processes is not None:
                     raise ValueError("another process of the group has found a bad value")
         return None, values
 
 
-def unless(
-    wrong: Tensor, answer: Callable[[], object], deferred: Deferred | None, *, read: bool = False
-) -> None:
-    """Call a function that raises if a flag is set: on the host, or if it may be read, at once.
-
-    Args:
-        wrong: The flag.
-        answer: The function.
-        deferred: Where a flag on a device goes; None to leave it out.
-        read: Whether a flag on a device is read.
-    """
-    if read or on_host(wrong):
-        if bool(wrong):
-            answer()
-    elif deferred is not None:
-        deferred.add(wrong, answer)
+def _raise(explain: Explanation) -> None:
+    message = explain()
+    if isinstance(message, str):
+        raise ValueError(message)
 
 
-def positive_number(
-    name: str, value: float | Tensor, *, read: bool = True, deferred: Deferred | None = None
-) -> None:
-    """Require a finite number above zero (or a tensor holding one, if it may be read).
-
-    Args:
-        name: What it is.
-        value: The number.
-        read: Whether the value of a tensor may be read at all.
-        deferred: Where the check of a tensor on a device goes.
-    """
+def positive_number(name: str, value: float | Tensor, later: Deferred | None = None) -> None:
+    """Require a finite number above zero, or a tensor that holds one, read now or ``later``."""
     if isinstance(value, Tensor):
         if value.numel() != 1 or not value.is_floating_point():
             raise ValueError(
                 f"{name} must be a single floating-point number, got a tensor of shape "
                 f"{tuple(value.shape)} and dtype {value.dtype}"
             )
-        if not read:
-            return
-        if deferred is not None and not on_host(value):
+        if later is not None:
             held = value.detach()
-            deferred.add(~((held > 0) & (held < torch.inf)), partial(positive_number, name, value))
+            if later.full:
+                wrong = ~((held > 0) & (held < torch.inf))
+                later.unless(wrong, lambda: positive_number(name, held))
             return
-        number = float(value.detach())
     elif isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
-    else:
-        number = float(value)
+        raise TypeError(f"{name} must be a number or a tensor, got {value!r}")
+    number = number_of(value)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} must be finite and > 0, got {number}")
 
@@ -122,13 +103,6 @@ def count(name: str, value: int) -> None:
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
-
-
-def sweeps(n_iters: int, tol: float | None) -> None:
-    """Require a sensible stopping rule: at least one sweep, and a positive tolerance if any."""
-    count("n_iters", n_iters)
-    if tol is not None:
-        positive_number("tol", tol)
 
 
 def one_of(name: str, value: object, choices: Iterable[str]) -> None:
@@ -151,26 +125,12 @@ def matrix(name: str, value: Tensor, *, empty: bool = False) -> None:
         )
 
 
-def embeddings(anchors: Tensor, references: Tensor | None, *, empty: bool = False) -> None:
-    """Require one such matrix, or two on one device."""
-    matrix("embeddings", anchors, empty=empty)
-    if references is not None:
-        matrix("ref_emb", references, empty=empty)
-        if references.device != anchors.device:
-            raise ValueError(f"ref_emb is on {references.device}, embeddings on {anchors.device}")
-
-
 def labels(
-    name: str,
-    value: Labels,
-    length: int,
-    device: torch.device,
-    deferred: Deferred | None = None,
+    name: str, value: Labels, length: int, device: torch.device, later: Deferred | None = None
 ) -> Tensor:
     """Require one integer label per sample; lists, arrays and whole floats become integers."""
-    if isinstance(value, list | tuple) or (
-        hasattr(value, "__array__") and not isinstance(value, Tensor)
-    ):
+    listed = isinstance(value, list | tuple) or hasattr(value, "__array__")
+    if listed and not isinstance(value, Tensor):
         try:
             value = torch.as_tensor(value, device=device)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -196,13 +156,13 @@ def labels(
     if not value.is_floating_point():
         return value
     fractional = ~(value == value.round())  # also NaN
-    unless(fractional.any(), partial(_not_whole, name, value), deferred)
+
+    def not_whole() -> None:
+        found = float(value[fractional][0])
+        raise TypeError(f"{name} must be integers or whole numbers, got {found} in {value.dtype}")
+
+    (later or Deferred(full=False)).unless(fractional.any(), not_whole)
     return value.long()
-
-
-def _not_whole(name: str, value: Tensor) -> None:
-    found = float(value[~(value == value.round())][0])
-    raise TypeError(f"{name} must be integers or whole numbers, got {found} in {value.dtype}")
 
 
 def probability(name: str, value: Tensor, length: int) -> None:

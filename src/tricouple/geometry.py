@@ -40,13 +40,9 @@ class NeuralCollapse:
 
 @dataclass(frozen=True)
 class TwoDistance:
-    """Mean similarity within classes (alpha) and across them (beta).
+    """Mean and standard deviation of cosines, of distinct samples of one class and of two classes.
 
-    Attributes:
-        alpha: Mean cosine of distinct samples of one class.
-        beta: Mean cosine of samples of different classes.
-        alpha_std: Standard deviation of the former.
-        beta_std: Standard deviation of the latter.
+    ``alpha`` and ``alpha_std`` are those of one class, ``beta`` and ``beta_std`` those of two.
     """
 
     alpha: float
@@ -60,7 +56,7 @@ class Hubness:
     """Whether few items answer many queries; N_k is how often an item is among the first k.
 
     Attributes:
-        skewness: Of N_k over the items: 0 for a symmetric distribution, large where there are hubs.
+        skewness: Of N_k over the items: 0 for a symmetric distribution, large if there are hubs.
         never: Share of the items that no query finds.
     """
 
@@ -97,9 +93,7 @@ def neural_collapse(embeddings: Tensor, labels: Tensor) -> NeuralCollapse:
 def two_distance(embeddings: Tensor, labels: Tensor) -> TwoDistance:
     """Measure α and β, the two similarities of a class-homogeneous configuration.
 
-    Args:
-        embeddings: Shape (N, d), normalised here.
-        labels: Class of each sample; some class with two samples, and two classes.
+    Arguments as in ``neural_collapse``; some class needs two samples.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
@@ -123,10 +117,7 @@ def two_distance(embeddings: Tensor, labels: Tensor) -> TwoDistance:
 
 
 def effective_rank(embeddings: Tensor) -> float:
-    """The exponential of the entropy of the normalised singular values of centred embeddings.
-
-    Args:
-        embeddings: Shape (N, d), normalised here.
+    """The exponential of the entropy of the shares of singular values, of centred unit embeddings.
 
     Example:
         >>> round(effective_rank(torch.cat([torch.eye(4), -torch.eye(4)])), 6)
@@ -172,8 +163,7 @@ def hubness(queries: Tensor, items: Tensor | None = None, k: int = 10) -> Hubnes
 
     Args:
         queries: Shape (n, d), need not be normalised.
-        items: Shape (m, d); None for the queries themselves, each of which then does not find
-            itself.
+        items: Shape (m, d); None for the queries, each without itself.
         k: How many items a query retrieves.
 
     Example:
@@ -215,9 +205,9 @@ def etf_loss(
 ) -> float:
     """The exact loss of ``NegMMIOT`` (linear ψ) at a two-distance configuration.
 
-    With balanced classes every sample plays the same part, so the plan is the normalised kernel
-    and ``KL = log(Σ_{all triplets} e^{−C/ε} / Σ_{admissible} e^{−C/ε})``. At the defaults this is
-    the simplex ETF, the global optimum: an absolute target for a training run.
+    With balanced classes the plan is the normalised kernel, by symmetry, and
+    ``KL = log(Σ_{all triplets} e^{−C/ε} / Σ_{admissible} e^{−C/ε})``. At the defaults this is the
+    simplex ETF, the global optimum.
 
     Args:
         n_classes: K.

@@ -1,8 +1,8 @@
-"""One batch over several processes: who has which rows, and what they send each other.
+"""One batch over several processes: which rows each has, and their messages.
 
-Each process owns the rows of its own anchors (mathematics §7). Sums over anchors end in one message
-of one number per reference, after which all processes hold the same vectors. Whatever decides how
-to go on comes from such sums, so that all processes decide alike.
+Each process has the rows of its own anchors (mathematics §7). A sum over anchors takes one message
+of one number per reference, after which all processes hold the same vector. Branches depend on such
+sums alone, so that all processes take the same one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Call = Any  # batch.Call: the arguments of a loss
 Group = Any
 """``None``, ``"world"``, a ``ProcessGroup`` or a one-dimensional ``DeviceMesh``."""
 
-# For so many seconds a process polls for the others: waking takes longer than most messages.
+# Seconds of polling for the other processes: waking takes longer than most messages.
 _POLLED = 0.01
 
 _give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -118,8 +118,7 @@ class Processes:
     def exchange(self, numbers: Sequence[int], problem: str | None = None) -> list[list[int]]:
         """The numbers of every process, as many as this one's; one message.
 
-        Raises:
-            ValueError: The same one on all processes, if one of them has a problem.
+        If one of them has a problem, all of them raise the same ValueError.
         """
         text = (problem or "").encode()
         sent = torch.tensor([[len(text), *numbers]], device=self.device)
@@ -137,7 +136,7 @@ class Processes:
         return [bytes(part.tolist()).decode() for part in received]
 
     def before(self, count: int, problem: str | None = None) -> int:
-        """How many samples the processes before this one have, which has so many; one message."""
+        """How many samples the processes before this one have; one message."""
         counts = [found for (found,) in self.exchange([count], problem)]
         return sum(counts[: self.rank])
 
@@ -159,12 +158,7 @@ def _poll(work: Any) -> None:
 
 
 def own_rows(counts: Sequence[int], rank: int) -> slice:
-    """The rows of one process, where each has so many.
-
-    Example:
-        >>> own_rows([3, 0, 2], 2)
-        slice(3, 5, None)
-    """
+    """The rows of one process, where each has so many."""
     start = sum(counts[:rank])
     return slice(start, start + counts[rank])
 
@@ -174,10 +168,7 @@ def own_rows(counts: Sequence[int], rank: int) -> slice:
 
 @dataclass(frozen=True)
 class Gathered:
-    """A batch gathered from several processes: who has which rows.
-
-    A function of such a batch needs to give the gradient of this process's own rows alone.
-    """
+    """Which rows of a gathered batch each process has; it needs the gradient of its own alone."""
 
     processes: Processes
     anchors: tuple[int, ...]  # how many each process has
@@ -198,7 +189,7 @@ class Gathered:
         return Gathered(self.processes, self.references, self.anchors)
 
     def name_rank(self, message: str) -> str:
-        """An error about a row of all processes' samples that also says which process has it."""
+        """An error about a row of all processes' samples, with the rank that has it."""
         found = re.search(r"\brow (\d+)", message)
         if found is None:
             return message
@@ -212,24 +203,23 @@ class Gathered:
 def gather_call(
     processes: Processes, call: Call, checked: Callable[[], Call], settings: Mapping[str, str]
 ) -> tuple[Call, Gathered]:
-    """The call with the rows of all processes, and who has which.
-
-    Indices, which count the samples of one process, count those of all.
+    """The call with the rows of all processes, and with indices of them; and who has which.
 
     Args:
         processes: The processes.
         call: What this one was called with; it may have no rows.
-        checked: The call with integers as tensors, or an error about it.
-        settings: Of the loss, by name: all processes must have the same.
+        checked: Gives the call with integers as tensors, or an error about it.
+        settings: Of the loss, by name.
 
     Raises:
-        ValueError: The same one on all processes, if a call is bad or of another kind, or if a loss
-            has other settings.
+        ValueError: The same one on all processes, if a call is bad, or if calls differ in kind or
+            losses in settings.
     """
     problem, lengths, common = None, (0, 0, 0, 0), dict(settings)
     try:
         call = checked()
-        lengths, common = _lengths(call), common | _kind(call)
+        parts = call.indices_tuple or ((), (), ())
+        lengths, common = (*call.shape, len(parts[0]), len(parts[2])), common | _kind(call)
     except (TypeError, ValueError) as error:
         problem = str(error)
     text = json.dumps(common).encode()
@@ -237,7 +227,7 @@ def gather_call(
     rows, others, first, second, sizes, digests = zip(*found, strict=True)
     if len(set(digests)) > 1:
         _name_difference([json.loads(sent) for sent in processes.texts(text, sizes)])
-    gathered = Gathered(processes, rows, rows if call.ref_emb is None else others)
+    gathered = Gathered(processes, rows, others)
     embeddings = _GatheredRows.apply(call.embeddings, processes, rows)  # type: ignore[no-untyped-call]
     ref_emb = call.ref_emb
     if ref_emb is not None:
@@ -250,39 +240,26 @@ def gather_call(
         ref_index = torch.where(ref_index < 0, -1, ref_index + start)
     sent = [(call.labels, rows), (call.ref_labels, others), (ref_index, rows)]
     if indices is not None:
-        kinds = [(0, first), (1, first), (1, first)]  # anchors or references, and how many
-        if len(indices) == 4:
-            kinds[2:] = [(0, second), (1, second)]
-        for values, (axis, counts) in zip(indices, kinds, strict=True):
-            sent.append((torch.as_tensor(values) + starts[axis], counts))
+        axes = (0, 1, 1) if len(indices) == 3 else (0, 1, 0, 1)  # of anchors or of references
+        for place, (values, axis) in enumerate(zip(indices, axes, strict=True)):
+            sent.append((torch.as_tensor(values) + starts[axis], first if place < 2 else second))
     labels, ref_labels, ref_index, *listed = _integers(processes, sent, embeddings.device)
     indices = None if indices is None else tuple(listed)
     whole = call._make((embeddings, labels, indices, ref_emb, ref_labels, ref_index))
     return whole, gathered
 
 
-def _lengths(call: Call) -> tuple[int, int, int, int]:
-    """Numbers of anchors, of references, of positive and of negative pairs that are listed."""
-    indices = call.indices_tuple
-    return (
-        len(call.embeddings),
-        0 if call.ref_emb is None else len(call.ref_emb),
-        0 if indices is None else len(indices[0]),
-        len(indices[2]) if indices is not None and len(indices) == 4 else 0,
-    )
-
-
 def _kind(call: Call) -> dict[str, str]:
     """What the calls of all processes must have in common, by name."""
     found: dict[str, str] = {}
-    for name, values in (("embeddings", call.embeddings), ("ref_emb", call.ref_emb)):
-        kind = dict.fromkeys(("shape[1]", "dtype", "device", "requires_grad"), "none")
+    for name in ("embeddings", "ref_emb"):
+        values, facts = getattr(call, name), ("none",) * 4
         if values is not None:
-            asks = values.requires_grad and torch.is_grad_enabled()
+            wanted = values.requires_grad and torch.is_grad_enabled()
             dtype = str(values.dtype).removeprefix("torch.")
-            facts = f"{values.shape[1]}", dtype, values.device.type, "yes" if asks else "no"
-            kind = dict(zip(kind, facts, strict=True))
-        found |= {f"{name}.{fact}": value for fact, value in kind.items()}
+            facts = f"{values.shape[1]}", dtype, values.device.type, "yes" if wanted else "no"
+        names = (f"{name}.{fact}" for fact in ("shape[1]", "dtype", "device", "requires_grad"))
+        found |= dict(zip(names, facts, strict=True))
     for name in ("labels", "ref_labels", "ref_index"):
         found[name] = "missing" if getattr(call, name) is None else "given"
     indices = call.indices_tuple
@@ -305,9 +282,8 @@ def _name_difference(tables: list[dict[str, str]]) -> NoReturn:
 class _GatheredRows(torch.autograd.Function):
     """The rows of all processes, in the order of their ranks.
 
-    Each process computes the same loss of all rows. Its own receive R times their gradient for R
-    processes, which the mean that DistributedDataParallel takes over parameters turns into the
-    gradient of that one loss; nothing is sent in the backward pass.
+    A process's own rows receive R times their gradient, for R processes: the mean over processes
+    that DistributedDataParallel takes is then exact. The backward pass sends nothing.
     """
 
     @staticmethod

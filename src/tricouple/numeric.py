@@ -17,10 +17,7 @@ R = TypeVar("R")
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Whether a branch may depend on the numbers of this tensor (docs/accelerators.md).
-
-    Reading from any other device makes the host wait for all that the device still has to do.
-    """
+    """Whether this tensor is read without waiting for a device (docs/accelerators.md)."""
     return tensor.device.type == HOST
 
 
@@ -37,13 +34,18 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def number_of(setting: float | Tensor) -> float:
+    """The value of a setting, a number or a tensor, which may require a gradient."""
+    return float(setting.detach() if isinstance(setting, Tensor) else setting)
+
+
 def divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
     """``numerator / denominator``, and 0 where the denominator is 0 (a sample without mass)."""
     return torch.where(denominator > 0, numerator / denominator, 0.0)
 
 
 def fill_own(values: Tensor, own: Tensor, number: float) -> Tensor:
-    """Overwrite entry (i, own_i) of each row, −1 for none, without a look at who has one."""
+    """Overwrite entry (i, own_i) of each row, −1 for none, without reading ``own``."""
     at = own.clamp(min=0)[:, None]
     kept = torch.where(own[:, None] >= 0, number, values.gather(1, at))
     return values.scatter_(1, at, kept)
@@ -52,30 +54,21 @@ def fill_own(values: Tensor, own: Tensor, number: float) -> Tensor:
 def inverse_product(
     temperature: float | Tensor, epsilon: float, dtype: torch.dtype = torch.float64
 ) -> float | Tensor:
-    """The sharpness c = 1/(τε); a tensor τ of any one-element shape gives a scalar tensor.
+    """The sharpness c = 1/(τε); of a tensor τ a scalar tensor, float32 at least.
 
-    Of a τ in half precision too it is a float32: float16 ends at 65504, bfloat16 has two digits.
-
-    Args:
-        temperature: τ.
-        epsilon: ε.
-        dtype: What scores of that size, and sums of them, are computed in.
-
-    Raises:
-        ValueError: If it has no room for them, where that is known without asking a device.
+    On the host raises a ValueError if sums of scores of that size overflow in the dtype.
     """
+    sharpness: float | Tensor
     if isinstance(temperature, Tensor):
         temperature = temperature.reshape(()).to(compute_dtype(temperature.dtype))
-        learnt = 1 / (temperature * epsilon)
-        if not on_host(learnt):
-            return learnt
-        sharpness: float | Tensor = learnt
-        number = float(learnt.detach())
+        sharpness = 1 / (temperature * epsilon)
+        if not on_host(sharpness):
+            return sharpness
     else:
         product = temperature * epsilon
-        number = sharpness = 1 / product if product >= sys.float_info.min else math.inf
+        sharpness = 1 / product if product >= sys.float_info.min else math.inf
     info = torch.finfo(dtype)
-    if not number <= info.max * info.eps:
+    if not number_of(sharpness) <= info.max * info.eps:
         raise ValueError(
             f"temperature {float(temperature):g} times epsilon {epsilon:g} is too small: their "
             f"inverse is too large for {dtype}"
@@ -85,15 +78,12 @@ def inverse_product(
 
 @contextmanager
 def ieee_products(device: torch.device) -> Iterator[None]:
-    """Matrix products in float32 with all their digits, whatever the user allows elsewhere.
-
-    TF32 keeps ten bits: a cosine that is off by 1e-3 is off by c·1e-3 in the exponent of a kernel.
-    """
+    """Matrix products without TF32: an error of 1e-3 in s is one of c·1e-3 in an exponent."""
     if device.type == "cpu":
         yield
         return
     products = torch.backends.cuda.matmul
-    # PyTorch has two names for it from 2.9 on, and does not like to hear both.
+    # From PyTorch 2.9 on the first name; using both is an error.
     recent = hasattr(products, "fp32_precision")
     name, exact = ("fp32_precision", "ieee") if recent else ("allow_tf32", False)
     before = getattr(products, name)
@@ -105,7 +95,7 @@ def ieee_products(device: torch.device) -> Iterator[None]:
 
 
 def full_precision(backward: Callable[P, R]) -> Callable[P, R]:
-    """A backward that gives inside ``torch.autocast`` what it gives outside, with IEEE products."""
+    """A backward without autocast, with IEEE products."""
 
     @functools.wraps(backward)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -154,11 +144,9 @@ NO_SECOND_DERIVATIVES = (
 
 
 def final(gradients: Sequence[Tensor | None], causes: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradients that refuse to be differentiated, whatever they are functions of.
+    """Gradients that raise an error if they are differentiated by one of their causes.
 
-    In a backward pass with ``create_graph=True`` they are tied to their causes by a node that
-    raises. (PyTorch's ``once_differentiable`` looks at the incoming gradients alone, and that of a
-    loss is a constant: it says nothing.)
+    PyTorch's ``once_differentiable`` checks the incoming gradient alone, a constant for a loss.
     """
     if not torch.is_grad_enabled():
         return list(gradients)
@@ -209,12 +197,7 @@ def traced() -> bool:
 
 
 def never_compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Keep a function out of compiled graphs, at no cost where nothing is compiled.
-
-    How many sweeps are done, and how, depends on the data, and the compiled module
-    works on addresses: neither can be traced. ``torch.compiler.disable`` says so, but asking for it
-    at import time would load the whole compiler for everybody.
-    """
+    """``torch.compiler.disable`` of a function, without loading the compiler at import time."""
     disabled: list[Callable[P, R]] = []  # made when the compiler has been loaded
 
     @functools.wraps(function)
@@ -225,7 +208,7 @@ def never_compiled(function: Callable[P, R]) -> Callable[P, R]:
             disabled.append(torch.compiler.disable(function))
         return disabled[0](*args, **kwargs)
 
-    # So the compiler does not look into this function either, and gives the reason.
+    # The compiler then skips this function too, and gives the reason.
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     call._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
         "couplings cannot be traced; tricouple's losses can be part of one graph"

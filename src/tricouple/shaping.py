@@ -1,9 +1,8 @@
 """ψ: how a triplet's margin becomes its cost.
 
-Any decreasing function of the margin t = (s_ij − s_ik)/τ will do. By their names ``linear`` and
-``log_sigmoid`` have fast triplet kernels, O(N²) and O(Q·N²); so has every ``Hinge``, O(N² log N),
-with or without a name. Any other ψ, ``squared_hinge`` among them, and every ψ that is given as a
-function has the exact one, O(N³).
+ψ is any decreasing function of the margin t = (s_ij − s_ik)/τ. The names ``"linear"`` and
+``"log_sigmoid"`` have fast triplet kernels, O(N²) and O(Q·N²), as has every ``Hinge``, O(N² log N).
+Every other ψ, also one that is given as a function, has the exact one, O(N³).
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ def exponential(t: Tensor) -> Tensor:
 class Hinge:
     """ψ(t) = max(0, margin − t) − slope·t, the cost of triplet margin losses.
 
-    A triplet whose t exceeds the margin is satisfied: its cost is flat and exerts no force. Like
-    every ψ it is a function of t = (s_ij − s_ik)/τ: a margin of 0.2 in cosine is
-    ``Hinge(margin=0.2 / temperature)``, and ``Hinge(margin=0.2)`` asks for 0.2·τ in cosine.
+    A triplet whose t exceeds the margin is satisfied: its cost has the gradient −slope. As
+    t = (s_ij − s_ik)/τ, a margin of 0.2 in cosine is ``Hinge(margin=0.2 / temperature)``.
 
     Args:
         margin: From where on triplets are satisfied, in units of t; not negative.
@@ -72,7 +70,6 @@ class Hinge:
         return Hinge(self.margin / epsilon, self.slope)
 
 
-# The slope keeps it decreasing beyond the margin.
 hinge = Hinge(margin=1.0, slope=_SLOPE)
 
 
@@ -104,10 +101,10 @@ def resolve(shaping: str | Shaping) -> Shaping:
 
 
 def check_margins(shaping: Shaping, scores: Tensor) -> None:
-    """Require a ψ that triplets with these scores s/τ, of any shape, can be coupled by.
+    """Require a ψ that decreases on all differences of these scores s/τ, of any shape.
 
-    It must decrease on all differences of scores, and autograd must know its derivative, with
-    respect to the margins alone: couplings are not recorded for anything else to learn from.
+    Autograd must know its derivative, with respect to the margins alone: plans give no gradient to
+    anything else.
     """
     lowest, highest = (float(end) for end in torch.aminmax(scores.detach()))
     reach = max(highest - lowest, 1e-3)
@@ -128,7 +125,7 @@ def check_margins(shaping: Shaping, scores: Tensor) -> None:
 
 def check_decreasing(shaping: Shaping, lowest: float, highest: float, like: Tensor) -> None:
     """Require finite values of the right shape that never rise on the range in use, and fall."""
-    if isinstance(shaping, Hinge):  # does so; and may be flat on all of it
+    if isinstance(shaping, Hinge):  # never rises, but may be flat everywhere
         return
     grid = torch.linspace(lowest, highest, 257, dtype=torch.float64, device="cpu")
     grid = grid.to(like.device, torch.float32 if like.device.type == "mps" else torch.float64)

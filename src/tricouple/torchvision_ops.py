@@ -3,11 +3,8 @@
 A torchvision wheel built for CUDA cannot load its compiled operators beside a CPU-only torch. It
 tolerates that, except that it registers shape rules for ``torchvision::nms`` at import time, which
 needs the operator to be declared: "operator torchvision::nms does not exist". Declaring the schemas
-is enough for everything that does not call these operators (transforms, datasets, models);
-``torchvision.ops.nms`` still refuses, with torchvision's own "Couldn't load custom C++ ops".
-
-Parts that import torchvision, or a package that does (timm, lightly, open_clip), call
-``declare_missing`` first. The core never needs it.
+is enough for what does not call these operators (transforms, datasets, models). Call
+``declare_missing`` before an import of torchvision, timm, lightly or open_clip.
 """
 
 from __future__ import annotations
@@ -38,7 +35,12 @@ def declare_missing() -> list[str]:
         >>> names = declare_missing()
         >>> import torchvision
     """
-    _load_real_operators()
+    package = importlib.util.find_spec("torchvision")
+    # What torchvision does first when it is imported; failing is no error there either.
+    for folder in (package and package.submodule_search_locations) or ():
+        for binary in Path(folder).glob("_C*"):
+            with contextlib.suppress(ImportError, OSError):
+                torch.ops.load_library(binary)
     missing = [name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name)]
     if missing:
         library = torch.library.Library("torchvision", "FRAGMENT")
@@ -46,12 +48,3 @@ def declare_missing() -> list[str]:
             library.define(_SCHEMAS[name])
         _libraries.append(library)
     return missing
-
-
-def _load_real_operators() -> None:
-    """What torchvision does first when it is imported; failing is no error there either."""
-    package = importlib.util.find_spec("torchvision")
-    for folder in (package and package.submodule_search_locations) or ():
-        for binary in Path(folder).glob("_C*"):
-            with contextlib.suppress(ImportError, OSError):
-                torch.ops.load_library(binary)

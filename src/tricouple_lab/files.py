@@ -1,148 +1,185 @@
-"""Files that are either whole or not there, and tensors read without running code from them."""
+"""Files that are whole or not there, locks, seeds, and what a record says about its origin."""
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
+import hashlib
 import os
-import pickle
-import socket
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import torch
+from filelock import FileLock, Timeout
 
-from tricouple_lab.options import interrupted
+from tricouple_lab.names import UserError
 
-
-class WriteError(OSError):
-    """A file could not be written; what was there before is unharmed."""
+PACKAGES = ("tricouple", "torch", "lightning", "timm", "datasets")
 
 
-class CheckpointError(ValueError):
-    """A file that is no usable checkpoint; the message names it."""
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file so that whoever looks sees the old content or the new, never a part.
-
-    Args:
-        path: The file.
-        write: Called with a binary file to fill.
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a file beside ``path``, then rename it: readers never see a part.
 
     Raises:
-        WriteError: If the disk is full or the folder not writable; the old file is still there.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "note.txt"
-        >>> write_atomically(path, lambda file: file.write(b"whole"))
-        >>> path.read_text()
-        'whole'
+        OSError: One sentence, if the disk is full or cannot be written.
     """
-    aside = beside(path)
-    try:
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with written(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with aside.open("wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
+            write(part)
+            with part.open("rb") as file:
+                os.fsync(file.fileno())  # after a power cut the file is the old or the new one
+            part.chmod(0o644)  # safetensors creates files that only their owner can read
+            os.replace(part, path)
         finally:
-            aside.unlink(missing_ok=True)
-    except (OSError, RuntimeError) as error:
-        if interrupted(error):
-            raise KeyboardInterrupt from error
-        # torch reports a failed write as a RuntimeError of its archive writer.
-        cause = error if isinstance(error, OSError) else error.__context__
-        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
-        before = "the file from before is unharmed" if path.exists() else "nothing was written"
-        raise WriteError(f"cannot write {path}: {reason}; {before}") from error
-
-
-def beside(path: Path) -> Path:
-    """Where a file is written before it is whole; two machines may share the disk."""
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.part")
-
-
-def remove_debris(folder: Path) -> None:
-    """Remove what writers left that were killed; nobody may be writing into the folder."""
-    for path in [*folder.glob(".*.part"), *folder.glob(".last.ckpt.*")]:
-        path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically; halves of characters, which no encoding has, as escapes."""
-    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
+    """Write a text file atomically, in UTF-8."""
+    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
-@contextmanager
-def locked(path: Path, waiting: Callable[[str], object]) -> Iterator[None]:
-    """Hold a lock that one process can hold at a time; it ends with the process.
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write NumPy's format .npz atomically, whatever the name ends in."""
+    import numpy as np
 
-    Args:
-        path: The file that is the lock; it is gone afterwards.
-        waiting: Called with the process and the machine that hold it, if they have to be waited
-            for.
+    def save(part: Path) -> None:
+        with part.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+
+    write_atomically(path, save)
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while a file or folder is written into one sentence.
+
+    torch and safetensors report a full disk by errors of their own.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        while True:
-            file = stack.enter_context(path.open("a+"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting(path.read_text() or "starting")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            except OSError:  # a disk without locks
-                break
-            # Who had it before removed the file: somebody else may hold a new one.
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                break
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+    try:
+        yield
+    except OSError as error:
+        raise _unwritten(path, error.strerror or str(error)) from error
+    except Exception as error:
+        text = str(error)
+        torch_says = any(word in text for word in ("PytorchStreamWriter", "iostream error"))
+        if not torch_says and type(error).__name__ != "SafetensorError":
+            raise
+        reason = "the disk may be full" if torch_says else text
+        raise _unwritten(path, reason) from error
+
+
+def _unwritten(path: Path, reason: str) -> OSError:
+    place = path if path.exists() else next((p for p in path.parents if p.is_dir()), Path("."))
+    try:
+        free = f", {shutil.disk_usage(place).free / 1e6:.0f} MB free"
+    except OSError:
+        free = ""
+    return OSError(f"{path}: cannot be written ({' '.join(reason.split())}{free})")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; it ends with the process, also after ``kill -9``."""
+    lock = FileLock(folder / ".lock")
+    with written(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UserError(
+                f"{folder}: another process is training this run; wait until it ends"
+            ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
-def cache_home() -> Path:
-    """Where what can be computed again is kept: TRICOUPLE_CACHE, or ``~/.cache/tricouple``."""
+def cache_folder() -> Path:
+    """Where results that can be computed again are kept: TRICOUPLE_CACHE or ~/.cache/tricouple."""
     return Path(os.environ.get("TRICOUPLE_CACHE") or "~/.cache/tricouple").expanduser()
 
 
-def save_tensors(path: Path, content: dict[str, Any]) -> None:
-    """Save tensors and plain values atomically."""
-    write_atomically(path, lambda file: torch.save(content, file))
+def derived_seed(*place: int | str) -> int:
+    """Return a seed below 2⁶³ for one place in a run, such as (seed, "views", epoch, step).
+
+    No random state is ever saved: a continued run draws what the uninterrupted one would draw.
+    """
+    return int.from_bytes(hashlib.sha256(repr(place).encode()).digest()[:8], "big") >> 1
 
 
-def load_tensors(path: Path) -> dict[str, Any]:
-    """Read a file of tensors and plain values onto the CPU.
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a file of tensors and plain values onto the CPU; no code in it can run.
 
     Raises:
-        CheckpointError: If the file is missing, damaged, or holds anything else.
+        UserError: If it is damaged or holds anything else.
     """
+    import pickle
+    import zipfile
+
+    import torch
+
     try:
-        # PyTorch does not look at the checksums that it writes.
-        with zipfile.ZipFile(path) as archive:
-            if (damaged := archive.testzip()) is not None:
-                raise CheckpointError(f"{path} is damaged: {damaged} has another checksum")
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: there is no such file") from error
-    except pickle.UnpicklingError as error:  # whose message tells how to run the code in it
-        raise CheckpointError(
-            f"{path} is not a checkpoint, or damaged: it holds more than tensors and plain values"
-        ) from error
-    except (OSError, RuntimeError, EOFError, LookupError, TypeError, AttributeError,
-            zipfile.BadZipFile, NotImplementedError, zlib.error) as error:  # fmt: skip
-        raise CheckpointError(f"{path} is not a checkpoint, or damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")
-    return content
+        with zipfile.ZipFile(path) as archive:  # PyTorch does not look at its checksums
+            damaged = archive.testzip()
+        if damaged is None:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            if isinstance(content, dict):
+                return content
+        reason = "it is damaged"
+    except pickle.UnpicklingError:  # its message tells how to run the code
+        reason = "it holds more than tensors and plain values"
+    except FileNotFoundError:
+        reason = "there is no such file"
+    except Exception as error:  # zip, zlib, pickle, struct: a damaged file can raise anything
+        reason = f"it is damaged: {' '.join(str(error).split())[:100]}"
+    raise UserError(f"{path}: cannot be continued, {reason}; --restart begins the run again")
+
+
+@cache
+def commit() -> str | None:
+    """Return the commit of this clone, ``…-dirty`` with uncommitted changes; git is asked once."""
+    clone = Path(__file__).parents[2]
+    if not (clone / ".git").exists():
+        return None
+    command = ["git", "-C", str(clone), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        found = subprocess.run(
+            [*command, "--exclude=*"], capture_output=True, text=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that decide what a run computes."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def provenance() -> dict[str, Any]:
+    """Return what is needed to judge or repeat a run."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["tricouple", *sys.argv[1:]]),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "versions": versions(),
+    }

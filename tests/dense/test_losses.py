@@ -24,15 +24,6 @@ def test_small_batches_of_every_kind_at_every_sharpness(name, kind, n, c):
 
 
 @pytest.mark.without_c
-@pytest.mark.parametrize("memory", ["matrices", "streamed"])
-@pytest.mark.parametrize("c", [1, 60, 150, 1000])
-@every_kind
-@every_loss
-def test_however_kernels_are_stored(name, kind, c, memory):
-    assert_agrees(name, kind, 6, c, memory=memory)
-
-
-@pytest.mark.without_c
 @both_dtypes
 @pytest.mark.parametrize("c", [50, 60, 74, 100, 150, 300, 600])
 @pytest.mark.parametrize("kind", ["outlier", "two clusters"])

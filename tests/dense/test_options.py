@@ -15,6 +15,7 @@ from batches import (
     all_pairs,
     assert_agrees,
     batch,
+    bent,
     errors,
     limits,
     listed,
@@ -32,17 +33,13 @@ either_dtype = pytest.mark.parametrize(
 )
 
 
-def bent(t):
-    """A ψ that has no name."""
-    return torch.exp(-t / 3) - t / 5
-
-
 FAST = ("linear", "log_sigmoid", "hinge", Hinge(0.0), Hinge(0.3))
 OPTIONS = {
     "name": list(DENSE),
     "shaping": (*FAST, "squared_hinge", "exponential", bent),
     "marginals": ("uniform", "target", "classes"),
     "memory": ("matrices", "streamed"),
+    "gradient": ("unrolled", "envelope", "implicit"),
     "dtype": DTYPES,
     "n": (3, 6, 16, 48),
     "kind": KINDS,
@@ -54,14 +51,18 @@ OPTIONS = {
 
 
 def meaningful(
-    name, shaping, marginals, memory, n, kind, c, negatives, epsilon_neg, epsilon, **rest
+    name, shaping, marginals, memory, gradient, n, kind, c, negatives, epsilon_neg, epsilon, **rest
 ):
     """Whether a loss has these options, and digits enough."""
+    if gradient == "implicit":  # the reference is unrolled until it has converged
+        converges = c <= 1 and (n == 6 or (n == 3 and marginals == "uniform"))
+        if not converges:
+            return False
     if (name != "PushPull") and (negatives, epsilon_neg) != ("projected", None):
         return False
     if name in ("InfoNCE", "IOT"):
         plain = shaping == "linear" and epsilon == 0.1
-        return plain and (name == "IOT" or marginals == "uniform")
+        return plain and (name == "IOT" or (marginals, gradient) == ("uniform", "unrolled"))
     if shaping not in FAST and (n > 16 or c > 10):  # N³ time; e^{−t} has no digits left beyond
         return False
     if shaping != "linear" and memory == "streamed" and (name == "PushPull" or shaping not in FAST):
@@ -71,6 +72,8 @@ def meaningful(
     # On a kink the gradient is one of many.
     return not (shaping == Hinge(0.0) and kind == "duplicates")
 
+
+SETTLED = 60  # sweeps that leave nothing to do up to c = 2
 
 CASES = all_pairs(OPTIONS | {"name": ["PushPull"]}, meaningful)
 for other in ("InfoNCE", "IOT", "NegMMIOT"):
@@ -85,19 +88,19 @@ for other in ("InfoNCE", "IOT", "NegMMIOT"):
 def test_every_pair_of_options(case):
     name, c, shaping = case["name"], case["c"], case["shaping"]
     shared = scales(name, c, case["epsilon"], case["epsilon_neg"])
-    own = {"memory": case["memory"]}
+    own, rule = {"memory": case["memory"]}, case["gradient"]
     least = (0.0, 0.0)
     if name != "InfoNCE":
-        shared |= {"n_iters": 4, "marginals": case["marginals"]}
+        own["gradient"] = rule
+        shared |= {"n_iters": SETTLED if rule == "implicit" else 4, "marginals": case["marginals"]}
     if name == "PushPull":
         shared |= {"shaping": shaping, "negatives": case["negatives"]}
     if name == "NegMMIOT":
         shared |= {"shaping": shaping}
         if shaping == "log_sigmoid":
             own["kernel_tol"], least = 1e-9, (1e-8, 1e-7)
-    assert_agrees(
-        name, case["kind"], case["n"], c, case["dtype"], shared=shared, least=least, **own
-    )
+    options = {"shared": shared, "least": least, "rule": rule}
+    assert_agrees(name, case["kind"], case["n"], c, case["dtype"], **options, **own)
 
 
 def test_every_shaping_occurs_with_every_kind_of_batch():
@@ -121,26 +124,22 @@ COUPLINGS = [
     *(("IOT", {}), ("PushPull", {}), ("PushPull", {"shaping": "log_sigmoid"})),
     *(("NegMMIOT", {"shaping": psi}) for psi in ("linear", "log_sigmoid", Hinge(0.3), bent)),
 ]
-MILD = 2.0  # where 80 sweeps leave nothing to do
 
 
-@pytest.mark.parametrize(
-    "kind", ["random", "singletons", pytest.param("two sets", marks=WITHOUT_C)]
-)
-@pytest.mark.parametrize(
-    ("gradient", "marginals"),
-    [
-        *(("implicit", marginals) for marginals in ("uniform", "target", "classes")),
-        *(("envelope", marginals) for marginals in ("target", "classes")),
-    ],
-)
+@pytest.mark.parametrize(("n", "c", "n_iters"), [(6, 2, SETTLED), (4, 10, 200), (10, 4, 80)])
+@pytest.mark.parametrize("marginals", ["uniform", "target", "classes"])
 @pytest.mark.parametrize(("name", "options"), COUPLINGS)
-def test_gradients_of_a_converged_plan(name, options, gradient, marginals, kind):
-    own = {"gradient": gradient}
-    if name == "NegMMIOT" and options["shaping"] == "log_sigmoid":
-        own["kernel_tol"] = 1e-10
-    shared = options | {"n_iters": 80, "marginals": marginals}
-    assert_agrees(name, kind, 6, MILD, shared=shared, least=(1e-9, 1e-8), **own)
+def test_gradients_of_a_converged_plan(name, options, marginals, n, c, n_iters):
+    """Implicit and, for a target with the plan's marginals, envelope: the unrolled one's limit."""
+    kind = {"uniform": "two sets", "target": "singletons", "classes": "random"}[marginals]
+    shaping = options.get("shaping", "linear")
+    own = {"kernel_tol": 1e-10} if (name, shaping) == ("NegMMIOT", "log_sigmoid") else {}
+    streams = shaping == "linear" or (name == "NegMMIOT" and shaping in FAST)
+    shared = options | {"n_iters": n_iters, "marginals": marginals}
+    for memory in ("matrices", "streamed") if streams else ("matrices",):
+        for gradient in ("implicit",) if marginals == "uniform" else ("implicit", "envelope"):
+            how = {"memory": memory, "gradient": gradient} | own
+            assert_agrees(name, kind, n, c, shared=shared, least=(1e-9, 1e-8), **how)
 
 
 @WITHOUT_C
@@ -159,7 +158,7 @@ def test_sweeps_end_where_the_tolerance_says(name, options, kind):
     wanted = with_gradient(there.dense(DENSE[name], **shared, n_iters=sweeps), there.leaves)
     value, gradient = errors(found, wanted, c, n)
     assert value < (1e-8 if own else 1e-12)
-    assert gradient < (1e-7 if own else 1e-11)
+    assert gradient < (1e-7 if own else 2e-12)
 
 
 @either_dtype
@@ -194,7 +193,7 @@ def test_a_temperature_receives_its_gradient(name, options, kind, c, dtype):
 def test_both_directions_are_the_mean_of_two(name, n, c, dtype):
     shared = scales(name, c) | ({} if name == "InfoNCE" else {"n_iters": 3})
     whole = batch("two sets", n)
-    pairs = replace(whole, references=whole.references[:n], ref_labels=whole.labels)
+    pairs = replace(whole, ref_emb=whole.ref_emb[:n], ref_labels=whole.labels)
     there = pairs.to(torch.float64)
     ways = [way.dense(DENSE[name], **shared) for way in (there, there.mirrored)]
     wanted = with_gradient(sum(ways) / 2, there.leaves)
@@ -221,19 +220,21 @@ def test_both_directions_of_a_large_batch_are_the_mean_of_two(name):
 @either_dtype
 @pytest.mark.parametrize("number", [3, 4], ids=["triplets", "pairs"])
 @pytest.mark.parametrize("across", [False, True], ids=["within", "across"])
-@pytest.mark.parametrize("marginals", ["uniform", "target"])
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("InfoNCE", {}), ("PushPull", {"negatives": "all"}), *COUPLINGS],
+    ("name", "options", "marginals"),
+    [("InfoNCE", {}, None)]
+    + [
+        (name, options, marginals)
+        for name, options in [("PushPull", {"negatives": "all"}), *COUPLINGS]
+        for marginals in ("uniform", "target")
+    ],
 )
 def test_listed_triplets_and_pairs(name, options, marginals, across, number, dtype):
-    if name == "InfoNCE" and marginals != "uniform":
-        pytest.skip("no plan")
     c, n = 40.0, 10
-    shared = scales(name, c) | options | ({} if name == "InfoNCE" else {"marginals": marginals})
+    shared = scales(name, c) | options | ({"marginals": marginals} if marginals else {})
     whole = listed(n, number)
     if across:
-        whole = replace(whole, references=batch("two sets", n).references)
+        whole = replace(whole, ref_emb=batch("two sets", n).ref_emb)
     there = whole.to(torch.float64)
     wanted = with_gradient(there.dense(DENSE[name], **shared), there.leaves)
     there = whole.to(dtype)

@@ -13,7 +13,7 @@ from tricouple.shaping import SHAPINGS, Hinge
 WITHOUT_C = pytest.mark.without_c
 either_dtype = pytest.mark.parametrize(
     ("dtype", "limit"),
-    [pytest.param(torch.float64, 1e-11, marks=WITHOUT_C), (torch.float32, 2e-5)],
+    [pytest.param(torch.float64, 1e-12, marks=WITHOUT_C), (torch.float32, 1e-5)],
     ids=["float64", "float32"],
 )
 

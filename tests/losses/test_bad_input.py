@@ -168,6 +168,7 @@ OPTIONS = [
     *((module, "marginals", "free") for module in COUPLED),
     *((module, "variant", "paper") for module in (tc.InvaSpread, tc.DBOT, tc.FusedGromov)),
     *((module, "shaping", "cubic") for module in (tc.NegMMIOT, tc.PushPull)),
+    (tc.PushPull, "negatives", "hard"),
     (tc.FusedGromov, "n_outer", 0),
     (tc.DBOT, "lower", 1.2),  # above the mean: not feasible
     (tc.DBOT, "upper", 0.9),
@@ -287,3 +288,10 @@ def test_without_reading_values_good_batches_are_the_same(module):
 def test_unknown_check_is_named(module):
     with pytest.raises(ValueError, match="check must be one of 'full', 'shapes', got 'none'"):
         module(check="none")
+
+
+def test_a_loss_that_overflows_is_an_error():
+    z, y = torch.randn(16, 4), torch.arange(16) % 4
+    steep = tc.NegMMIOT(temperature=0.1, epsilon=1.0, shaping=lambda t: torch.exp(-30 * t))
+    with pytest.raises(ValueError, match=r"exceed the range of torch\.float32"):
+        steep(z, y)

@@ -79,15 +79,6 @@ def test_so_are_those_of_other_losses(make):
     assert farthest(differentiated(at_once, make, {}, sets()), wanted) < 1e-12
 
 
-def test_in_single_precision_a_sharp_batch_keeps_its_digits():
-    samples, settings = sets(torch.float32, n=80), {"n_iters": 5}
-    wide = [part.double() if part.is_floating_point() else part for part in samples]
-    for temperature in (0.1, 8e-3):
-        found = differentiated(at_once, tc.NegMMIOT, settings, samples, temperature)
-        wanted = differentiated(in_turn, tc.NegMMIOT, settings, wide, temperature)
-        assert farthest(found, wanted) < 2e-4
-
-
 def together(rank, settings, parts, temperature):
     settings = settings | {"group": "world"}
     return differentiated(at_once, tc.NegMMIOT, settings, parts[rank], temperature)

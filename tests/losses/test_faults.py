@@ -296,3 +296,5 @@ def test_all_processes_refuse_losses_that_differ(pools, kind):
     (said,) = set(pools(2).run(refusal, kind))
     assert said[0] == "ValueError", said
     assert any(word in said[1] for word in DIFFERENT[kind][2]), said
+    assert "on rank 0" in said[1]
+    assert "on rank 1" in said[1]

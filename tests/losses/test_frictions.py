@@ -1,4 +1,12 @@
-"""What a user has at hand is accepted: lists, arrays, numpy's numbers, tensors as settings."""
+"""What a user types first is accepted, or answered."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,6 +14,9 @@ import torch
 
 import tricouple as tc
 from conftest import draw
+
+# --- What a user has at hand is accepted ---------------------------------------------------------
+
 
 LABELS = [3, 3, 1, 1, 4, 4, 4, 1]
 
@@ -21,28 +32,19 @@ def test_labels_may_be_lists_or_arrays(kind):
 
 @pytest.mark.parametrize("number", [np.float32, np.float64, np.float16])
 def test_settings_may_be_numbers_of_numpy(number):
-    half = number(0.5)
     x, ids = draw(8, 0).requires_grad_(), torch.tensor(LABELS)
-    made = [
-        tc.NegMMIOT(half, half, n_iters=np.int64(5), tol=number(1e-3)),
-        tc.PushPull(half, half, half, n_iters=np.int64(5)),
-        tc.IOT(half, uniformity=half),
-        tc.InfoNCE(half),
-        tc.InvaSpread(half),
-        tc.DBOT(half, n_iters=np.int32(3), lower=half),
-        tc.VICReg(half, half, half),
+    makers = [
+        lambda h, n: tc.NegMMIOT(h, h, n_iters=n, tol=h / 500),
+        lambda h, n: tc.PushPull(h, h, h, n_iters=n),
+        lambda h, n: tc.IOT(h, uniformity=h),
+        lambda h, n: tc.InfoNCE(h),
+        lambda h, n: tc.InvaSpread(h),
+        lambda h, n: tc.DBOT(h, n_iters=n, lower=h),
+        lambda h, n: tc.VICReg(h, h, h),
     ]
-    wanted = [
-        tc.NegMMIOT(0.5, 0.5, n_iters=5, tol=float(number(1e-3))),
-        tc.PushPull(0.5, 0.5, 0.5, n_iters=5),
-        tc.IOT(0.5, uniformity=0.5),
-        tc.InfoNCE(0.5),
-        tc.InvaSpread(0.5),
-        tc.DBOT(0.5, n_iters=3, lower=0.5),
-        tc.VICReg(0.5, 0.5, 0.5),
-    ]
-    for one, other in zip(made, wanted, strict=True):
-        assert torch.equal(one(x, ids), other(x, ids))
+    half = number(0.5)
+    for make in makers:
+        assert torch.equal(make(half, np.int64(5))(x, ids), make(0.5, 5)(x, ids))
     plan = tc.ot.sinkhorn(draw(8, 0), half, n_iters=np.int64(7))
     assert torch.equal(plan.dense(), tc.ot.sinkhorn(draw(8, 0), 0.5, n_iters=7).dense())
 
@@ -67,12 +69,6 @@ def test_a_temperature_that_is_a_plain_tensor_belongs_to_the_module(module):
     assert list(module(torch.nn.Parameter(torch.tensor(0.5))).state_dict()) == ["temperature"]
 
 
-def test_a_learnt_sharpness_leaves_no_trace_in_the_state():
-    both = tc.BothDirections(tc.InfoNCE(0.5), learn=True)
-    both(draw(4, 0).float(), draw(4, 1).float(), torch.arange(4))
-    assert list(both.state_dict()) == ["log_factor"]
-
-
 def test_plans_print_in_a_line():
     z = torch.nn.functional.normalize(draw(6, 0), dim=1)
     text = repr(tc.ot.triplet_sinkhorn(z @ z.T, 1.0, 0.5, n_iters=100))
@@ -81,3 +77,94 @@ def test_plans_print_in_a_line():
     text = repr(tc.ot.sinkhorn(z, 0.01, n_iters=1))
     assert text.startswith("PairPlan(6×5, epsilon=0.01, n_iters=1, marginal_error=")
     assert text.endswith("converged=False)")
+
+
+# --- What a user types first is answered ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("criterion", "sharpness"),
+    [
+        (tc.NegMMIOT(), "10"),
+        (tc.NegMMIOT(sharpness="paper"), "100"),
+        (tc.NegMMIOT(temperature=0.1, epsilon=0.5), "20"),
+        (tc.PushPull(sharpness=7), "7"),
+        (tc.IOT(epsilon=0.2), "5"),
+        (tc.InfoNCE(temperature=0.1), "10"),
+    ],
+)
+def test_a_loss_shows_its_sharpness_first(criterion, sharpness):
+    name = type(criterion).__name__
+    assert repr(criterion).startswith(
+        (f"{name}(sharpness={sharpness},", f"{name}(sharpness={sharpness})")
+    )
+
+
+@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull])
+def test_a_temperature_that_means_another_sharpness_is_questioned(make):
+    with pytest.warns(UserWarning, match=r"100") as found:
+        criterion = make(temperature=0.1)
+    assert criterion.sharpness == pytest.approx(100)  # as it was asked for
+    (message,) = {str(warning.message) for warning in found}
+    assert "sharpness=10" in message
+    assert "InfoNCE(temperature=0.1)" in message
+    assert found[0].filename == __file__  # the line that asked for it
+    with pytest.warns(UserWarning, match="sharpness="):
+        make(0.1)
+    with pytest.warns(UserWarning, match="sharpness="):
+        make(torch.nn.Parameter(torch.tensor(0.1)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"sharpness": 100},
+        {"sharpness": "paper"},
+        {"temperature": 0.5},  # c = 20
+        {"temperature": 0.1, "epsilon": 0.1},
+    ],
+)
+@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull])
+def test_no_other_setting_is_questioned(make, settings):
+    if make is tc.PushPull and "epsilon" in settings:
+        settings = {"temperature": 0.1, "epsilon_pos": 0.1, "epsilon_neg": 0.1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        criterion = make(**settings)
+        criterion(torch.randn(8, 4), torch.arange(8) // 2, temperature=0.1)
+        tc.InfoNCE(temperature=0.01)
+        tc.IOT(epsilon=0.01)
+
+
+@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.InfoNCE])
+def test_tau_is_called_temperature(make):
+    with pytest.raises(TypeError, match="temperature"):
+        make(tau=0.1)
+
+
+WITHOUT_NUMPY = """
+import tricouple as tc
+criterion = tc.NegMMIOT()
+import torch  # which warns by itself where it is imported first
+criterion(torch.randn(8, 4, requires_grad=True), [0, 0, 1, 1, 2, 2, 3, 3]).backward()
+print(criterion, criterion.diagnostics()["sweeps"])
+try:
+    import numpy
+except ImportError:
+    print("no numpy")
+"""
+
+
+def test_torch_is_all_that_a_loss_needs(tmp_path):
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('not here', name='numpy')\n")
+    package = Path(tc.__file__).parents[1]
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-c", WITHOUT_NUMPY],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, package)))},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.endswith("no numpy\n")
+    assert found.stderr == ""

@@ -2,8 +2,6 @@
 
 import copy
 import io
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -25,71 +23,6 @@ LABELS = torch.arange(12) % 3
 
 def flat_gradient(network):
     return torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_model_trains_as_the_eager_one(loss, backend):
-    criterion = loss.criterion(**loss.soft)
-    plain, network = model(), model()
-    wanted = criterion(plain(INPUTS), LABELS)
-    wanted.backward()
-    value = criterion(torch.compile(network, backend=backend)(INPUTS), LABELS)
-    value.backward()
-    assert relative_error(value, wanted) <= 1e-6
-    assert relative_error(flat_gradient(network), flat_gradient(plain)) <= 1e-5
-
-
-COMPILED_STEP = """
-import torch, tricouple
-torch.manual_seed(0)
-network, inputs, labels = torch.nn.Linear(6, 4), torch.randn(12, 6), torch.arange(12) % 3
-
-def step():
-    network.zero_grad()
-    loss = criterion(network(inputs), labels)
-    loss.backward()
-    return torch.cat([loss.detach()[None], network.weight.grad.flatten()])
-
-for criterion in (tricouple.NegMMIOT(), tricouple.PushPull()):
-    wanted = step()
-    found = torch.compile(step, backend="eager")()
-    assert torch.allclose(found, wanted, rtol=1e-5), (found, wanted)
-"""
-
-
-def test_losses_may_be_called_inside_a_compiled_step():
-    # In a process of its own: code that dynamo should not have traced can end the interpreter.
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILED_STEP], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-@UNCONVERGED
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("mode", ["unrolled", "implicit"])
-def test_autocast_around_the_loss_changes_nothing(loss, batch, dtype, mode):
-    batch = batch.to(torch.float32)
-    criterion = loss.criterion(**loss.sharp, gradient=mode)
-    wanted = with_gradients(batch.loss(criterion), batch.leaves)
-    with torch.autocast("cpu", dtype=dtype):
-        value = batch.loss(criterion)
-    inside = with_gradients(value, batch.leaves)
-    assert inside[0].dtype == torch.float32
-    assert torch.equal(inside[0], wanted[0])
-    assert torch.equal(inside[1], wanted[1])
-
-
-def test_autocast_model_trains_through_the_loss(loss):
-    network = model()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        embeddings = network(INPUTS)
-        value = loss.criterion(**loss.sharp)(embeddings, LABELS)
-    value.backward()
-    assert embeddings.dtype == torch.bfloat16
-    assert value.dtype == torch.float32
-    assert flat_gradient(network).isfinite().all()
-    assert flat_gradient(network).norm() > 0
 
 
 @UNCONVERGED
@@ -143,12 +76,6 @@ def test_copy_is_equal_and_independent(tempered_loss, settings):
     assert relative_error(batch.loss(twin), value) > 1e-3
 
 
-def test_copy_of_a_loss_with_fixed_options_is_equal(loss, settings):
-    batch = settings["unbalanced"]
-    original = loss.criterion(**loss.soft, n_iters=3, marginals="target")
-    assert torch.equal(batch.loss(copy.deepcopy(original)), batch.loss(original))
-
-
 def test_checkpoint_restores_the_temperature(tempered_loss, settings):
     batch = settings["unbalanced"]
     trained, fresh = learnable(tempered_loss, 0.3), learnable(tempered_loss, 0.5)
@@ -174,12 +101,6 @@ def test_module_follows_to_double(tempered_loss, settings):
     double = batch.to(torch.float64).loss(criterion.double())
     assert double.dtype == torch.float64
     assert relative_error(single, double) <= 1e-5
-
-
-def test_module_prints_its_options(loss):
-    text = repr(loss.criterion(**loss.soft, n_iters=17))
-    assert loss.module in text
-    assert "17" in text
 
 
 @UNCONVERGED

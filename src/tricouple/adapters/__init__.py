@@ -1,7 +1,7 @@
 """The losses in the calling conventions of other libraries, one file per library.
 
-Each file is imported by its own name: ``from tricouple.adapters.lightly import TwoViewLoss``. What
-they adapt to comes with ``pip install '.[adapters]'``. Here is what the adapters share.
+Each file is imported by its own name: ``from tricouple.adapters.lightly import TwoViewLoss``. The
+libraries come with ``pip install '.[adapters]'``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ declare_missing()  # these libraries import torchvision
 
 @contextmanager
 def adapted_library() -> Iterator[None]:
-    """Around the imports of an adapted library: says which extra installs it if it is missing."""
+    """Name the extra that installs a library, around imports of it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -29,14 +29,10 @@ def adapted_library() -> Iterator[None]:
 
 
 def for_any_batch(criterion: ContrastiveLoss, *, together: bool = False) -> ContrastiveLoss:
-    """The criterion, which from now on gives zero where there is nothing to learn.
+    """The criterion, set to give zero where there is nothing to learn, as these libraries expect.
 
-    Loops of these libraries meet such batches (the last one of an epoch has one sample, a miner
-    finds nothing) and expect zero.
-
-    Args:
-        criterion: The criterion.
-        together: Whether its batches are those of all processes.
+    Such batches are the last one of an epoch, if it has one sample, and those in which a miner
+    finds nothing. ``together``: batches are those of all processes.
     """
     if not isinstance(criterion, ContrastiveLoss):
         raise TypeError(

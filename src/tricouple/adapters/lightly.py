@@ -17,9 +17,8 @@ class TwoViewLoss(nn.Module):
 
     Args:
         criterion: A loss of tricouple; its ``empty`` becomes ``"zero"``.
-        gather_distributed: Whether the loss is that of the views of all processes. Each process
-            then returns the value of the whole batch, and gradients whose mean over processes, as
-            DistributedDataParallel takes it, is exact.
+        gather_distributed: Whether the loss is that of the views of all processes, as with
+            ``group="world"``.
 
     Example:
         >>> from tricouple import NegMMIOT

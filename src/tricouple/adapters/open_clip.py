@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from tricouple.adapters import for_any_batch, pairs_before
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.both_directions import BothDirections
+from tricouple.numeric import compute_dtype
 
 
 class ClipLoss(nn.Module):
@@ -15,15 +19,12 @@ class ClipLoss(nn.Module):
 
     The sharpness c = 1/(τε) is the ``logit_scale`` of the call, which receives its gradient; the
     criterion's own temperature is not used. ``ClipLoss(InfoNCE())`` is open_clip's, to rounding.
-    A line puts it into ``open_clip_train``::
-
-        open_clip_train.main.create_loss = lambda args: ClipLoss(NegMMIOT(), args.world_size)
+    ``install`` puts it into open_clip's training program.
 
     Args:
         criterion: A loss of tricouple with a temperature; its ``empty`` becomes ``"zero"``.
-        world_size: With more than one process the loss is that of the features of all of them.
-            Each returns the value of the whole batch, and gradients whose mean over processes is
-            exact (there: ``local_loss`` and ``gather_with_grad`` both on).
+        world_size: With more than one process the loss is that of the features of all of them,
+            as with ``group="world"`` (there: ``local_loss`` and ``gather_with_grad`` both on).
 
     Example:
         >>> from tricouple import NegMMIOT
@@ -57,7 +58,7 @@ class ClipLoss(nn.Module):
             image_features: Images; they need not be normalised.
             text_features: Texts.
             logit_scale: c, as the model exponentiated it.
-            logit_bias: Changes nothing: no softmax and no plan sees what is added to all scores.
+            logit_bias: Without effect: a softmax or a plan does not change with it.
             output_dict: Whether to return ``{"contrastive_loss": loss}``.
         """
         n, problem = len(image_features), None
@@ -68,8 +69,57 @@ class ClipLoss(nn.Module):
             )
         first = pairs_before(self.both_directions.criterion, n, problem)
         pairs = torch.arange(first, first + n, device=image_features.device)
-        scale = torch.as_tensor(logit_scale).float()
+        scale = torch.as_tensor(logit_scale)
+        scale = scale.to(compute_dtype(scale.dtype))  # half precision has too few digits
         loss: Tensor = self.both_directions(image_features, text_features, pairs, sharpness=scale)
         if logit_bias is not None:
-            loss = loss + 0.0 * logit_bias.sum()  # a path: no parameter may go unused
+            loss = loss + 0.0 * logit_bias.sum()  # gives the parameter a gradient
         return {"contrastive_loss": loss} if output_dict else loss
+
+
+def install(program: Any, criterion: ContrastiveLoss) -> None:
+    """Let open_clip's training program train with a loss of tricouple.
+
+    It replaces ``create_loss`` of open_clip 3, or the loss of the task that ``create_task`` of
+    open_clip 4 makes::
+
+        import open_clip_train.main as program
+
+        install(program, NegMMIOT())
+        program.main(["--model", "RN50", ...])
+
+    Args:
+        program: The module ``open_clip_train.main``.
+        criterion: A loss of tricouple with a temperature.
+
+    Raises:
+        ValueError: If the program has neither function; while it runs, if its options ask for
+            another loss than ``ClipLoss`` (SigLIP, CoCa, distillation).
+    """
+    ClipLoss(criterion)  # refuses what is no such loss before the program starts
+    if hasattr(program, "create_task"):
+        create_task = program.create_task
+
+        def task_with_loss(*args: Any, **options: Any) -> Any:
+            task = create_task(*args, **options)
+            task.loss = _replaced(getattr(task, "loss", None), criterion)
+            return task
+
+        program.create_task = task_with_loss
+    elif hasattr(program, "create_loss"):
+        create_loss = program.create_loss
+        program.create_loss = lambda args: _replaced(create_loss(args), criterion)
+    else:
+        raise ValueError(
+            f"{getattr(program, '__name__', program)} has neither create_loss nor create_task: "
+            "pass the module open_clip_train.main, before its main() is called"
+        )
+
+
+def _replaced(loss: Any, criterion: ContrastiveLoss) -> ClipLoss:
+    if type(loss).__name__ != "ClipLoss":
+        raise ValueError(
+            f"open_clip's options ask for {type(loss).__name__}: {type(criterion).__name__} can "
+            "replace ClipLoss alone, leave out --siglip, --distill and CoCa models"
+        )
+    return ClipLoss(criterion, dist.get_world_size() if dist.is_initialized() else 1)

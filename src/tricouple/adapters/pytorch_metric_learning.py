@@ -18,14 +18,12 @@ with adapted_library():
 class MetricLoss(peers.BaseMetricLossFunction):  # type: ignore[misc]
     """A loss in the place of one of pytorch-metric-learning.
 
-    ``MetricLoss(InfoNCE(τ))`` is ``SupConLoss(τ)``, to rounding. Batches and miners without a pair
-    to learn from give zero, as everywhere there. The loss is one number per batch: reducers change
-    nothing.
+    ``MetricLoss(InfoNCE(τ))`` is ``SupConLoss(τ)``, to rounding. Without a pair to learn from it is
+    zero, as there. It is one number per batch: reducers have no effect.
 
     Args:
         criterion: A loss of tricouple; its ``empty`` becomes ``"zero"``.
-        options: Options of every loss there, such as ``embedding_regularizer`` or ``reducer``. The
-            distance is the cosine, and no other.
+        options: Of every loss there, such as ``embedding_regularizer``; the distance is the cosine.
 
     Example:
         >>> from tricouple import NegMMIOT
@@ -48,35 +46,27 @@ class MetricLoss(peers.BaseMetricLossFunction):  # type: ignore[misc]
         """The cosine."""
         return CosineSimilarity()
 
-    def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: Any,
-        ref_emb: Tensor,
-        ref_labels: Tensor | None,
-    ) -> dict[str, dict[str, Any]]:
-        """The loss as that library's reducers want it."""
-        loss = self._loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+    def compute_loss(self, *arguments: Any) -> dict[str, dict[str, Any]]:
+        """The loss as that library's reducers want it; arguments as in its documentation."""
+        loss = self._loss(*arguments)
         return {"loss": {"losses": loss, "indices": None, "reduction_type": "already_reduced"}}
 
     def _loss(
         self, anchors: Tensor, labels: Any, indices_tuple: Any, references: Tensor, ref_labels: Any
     ) -> Tensor:
         own, self.own = self.own, None
-        if references is anchors:  # that library's way to say that there are no references
+        if references is anchors:  # how that library passes no references
             return self.criterion(anchors, labels, indices_tuple)
         n, m = len(anchors), len(references)
-        if own is None and torch.equal(
-            references[:n], anchors
-        ):  # its efficient distributed wrapper
+        # Its efficient distributed wrapper puts the anchors first.
+        if own is None and torch.equal(references[:n], anchors):
             own = torch.arange(n, device=anchors.device)
         four = own is not None and indices_tuple is not None and len(indices_tuple) == 4
         if four and sum(map(len, indices_tuple[::2])) == n * (m - 1):
             indices_tuple = None  # all pairs but those of anchors with their own copies
         if own is None or indices_tuple is None:
-            given = {"ref_emb": references, "ref_labels": ref_labels, "ref_index": own}
-            return self.criterion(anchors, labels, indices_tuple, **given)
+            given = anchors, labels, indices_tuple, references, ref_labels
+            return self.criterion(*given, ref_index=own)
         # Listed pairs: one set, in which the anchors stand where their copies were.
         first, positives, *rest = indices_tuple
         if len(rest) == 2:
@@ -86,10 +76,10 @@ class MetricLoss(peers.BaseMetricLossFunction):  # type: ignore[misc]
 
 
 class CrossBatchMemory(peers.CrossBatchMemory):  # type: ignore[misc]
-    """That library's memory of the last embeddings, for a ``MetricLoss``.
+    """That library's memory of the last embeddings, for a ``MetricLoss``, which theirs refuses.
 
-    Theirs takes losses by name. This one also says which entry of the memory is the anchor itself,
-    so that no anchor is compared with its own copy, and lists no pairs where the labels tell them.
+    No anchor is compared with its own copy in the memory, and labels are passed instead of lists
+    of all pairs.
 
     Example:
         >>> from tricouple import NegMMIOT
@@ -100,7 +90,7 @@ class CrossBatchMemory(peers.CrossBatchMemory):  # type: ignore[misc]
 
     @staticmethod
     def supported_losses() -> list[str]:
-        """The one that knows its own copies."""
+        """The one that leaves out copies."""
         return ["MetricLoss"]
 
     def create_indices_tuple(
@@ -112,10 +102,19 @@ class CrossBatchMemory(peers.CrossBatchMemory):  # type: ignore[misc]
         input_indices_tuple: Any,
         do_remove_self_comparisons: bool,
     ) -> tuple[Tensor, ...] | None:
-        """What the miner or the user lists; nothing where all pairs are meant."""
+        """What the miner and the user list; None for all pairs, as without a miner.
+
+        Positives and negatives that the user lists count the batch, which is in the memory too.
+        """
         self.loss.own = self.curr_batch_idx if do_remove_self_comparisons else None
-        if self.miner is None and input_indices_tuple is None:
+        if self.miner is None:
             return None
+        if input_indices_tuple is not None:
+            places, anchors = self.curr_batch_idx, len(input_indices_tuple) == 4
+            input_indices_tuple = tuple(
+                index if place == 0 or (anchors and place == 2) else places[index]
+                for place, index in enumerate(input_indices_tuple)
+            )
         listed: tuple[Tensor, ...] = super().create_indices_tuple(
             embeddings, labels, E_mem, L_mem, input_indices_tuple, do_remove_self_comparisons
         )
@@ -123,7 +122,7 @@ class CrossBatchMemory(peers.CrossBatchMemory):  # type: ignore[misc]
 
 
 class SelfSupervisedLoss(peers.SelfSupervisedLoss):  # type: ignore[misc]
-    """That library's wrapper for two views, for a ``MetricLoss``; theirs takes losses by name.
+    """That library's wrapper for two views, for a ``MetricLoss``, which theirs refuses.
 
     Example:
         >>> from tricouple import NegMMIOT

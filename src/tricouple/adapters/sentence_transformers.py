@@ -27,13 +27,13 @@ Features = dict[str, Any]
 class SentenceLoss(nn.Module):
     """A loss in the place of ``MultipleNegativesRankingLoss``, or of one of classes.
 
-    Columns (anchor, positive[, negative, …]) without labels: each anchor is compared with the
-    positives and negatives of the whole batch; its own positive is its only one.
+    Columns (anchor, positive[, negative, …]) without labels: each anchor has its own positive, and
+    all other positives and negatives of the batch as negatives.
     ``SentenceLoss(model, InfoNCE(1/scale))`` is ``MultipleNegativesRankingLoss(model, scale)``, to
-    rounding. Use ``BatchSamplers.NO_DUPLICATES``: a text that occurs twice is a negative of itself.
-    With columns of negatives use ``marginals="target"``: uniform marginals give negatives, too,
-    mass as positives. One column with integer labels (``BatchSamplers.GROUP_BY_LABEL``): texts of
-    one class are positives of each other.
+    rounding. A text that occurs twice is a negative of itself: use ``BatchSamplers.NO_DUPLICATES``.
+    With columns of negatives use ``marginals="target"``: uniform marginals give mass as positives
+    to negatives, too. One column with integer labels (``BatchSamplers.GROUP_BY_LABEL``): texts of
+    one class are positives.
 
     Args:
         model: The ``SentenceTransformer`` that is trained.
@@ -116,8 +116,8 @@ class SentenceLoss(nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings, for the model card."""
-        gathered = {"gather_across_devices": self.gather_across_devices}
-        return {"criterion": repr(self.criterion)} | gathered
+        gathered = self.gather_across_devices
+        return {"criterion": repr(self.criterion), "gather_across_devices": gathered}
 
     @property
     def citation(self) -> str:
@@ -134,9 +134,9 @@ class SentenceLoss(nn.Module):
 class CachedSentenceLoss(CachedLossMixin, SentenceLoss):  # type: ignore[misc]
     """``SentenceLoss`` of batches whose activations do not fit into memory.
 
-    Value and gradient are the same. Texts are embedded twice: in mini-batches without activations
-    for the loss and its gradient by each embedding, and again for the gradient by the model's
-    parameters (Gao et al. 2021, "GradCache").
+    Value and gradient are the same. Texts are embedded twice, in mini-batches: without activations
+    for the gradient by the embeddings, then for that by the parameters (Gao et al. 2021,
+    "GradCache").
 
     Args:
         model, criterion, gather_across_devices: As in ``SentenceLoss``; the criterion must have no

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +18,16 @@ from tricouple.batch import SHARP, Batch, Call, IndicesTuple, check_batch, check
 from tricouple.checks import Deferred, Labels
 from tricouple.groups import Gathered, Group, Processes, check_group, gather_call
 from tricouple.losses import operator
-from tricouple.losses.coupled import Sweeps
 from tricouple.losses.diagnostics import diagnose
-from tricouple.numeric import ieee_products, never_compiled, on_host, traced
+from tricouple.numeric import ieee_products, never_compiled, number_of, on_host, traced
+from tricouple.ot.solver import Sweeps
 
 Empty = Literal["raise", "zero"]
 Check = Literal["full", "shapes"]
 Gradient = Literal["unrolled", "implicit", "envelope"]
 Marginals = Literal["uniform", "target", "classes"]
 Memory = Literal["auto", "matrices", "streamed"]
+GivenSharpness = float | Literal["paper"] | None
 Compute = Callable[[Batch], Tensor]
 Need = tuple[bool | Tensor, str]  # whether a batch is without something, and its name
 
@@ -46,11 +48,6 @@ _OTHER_WORDS = {
     "logit_scale": "sharpness",
     "max_iter": "n_iters",
 }
-
-
-def number_of(setting: float | Tensor) -> float:
-    """A setting that may be a tensor, and may ask for a gradient."""
-    return float(setting.detach() if isinstance(setting, Tensor) else setting)
 
 
 class ContrastiveLoss(nn.Module, ABC):
@@ -75,13 +72,14 @@ class ContrastiveLoss(nn.Module, ABC):
     needs_negatives = True
     unit_length = True  # whether the loss sees unit vectors, or embeddings as they are
     scale: str | None = None  # the setting that divides similarities: τ, or what stands for it
+    regularisation_setting: str | None = None  # ε, if there are both
     shown: tuple[str, ...] = ()  # the settings that its text names
     paper_sharpness: float | None = None  # c of the paper's settings, if it states them
-    sweeps: Sweeps | None = None  # how its plan is solved, if it has one
+    sweeps: Sweeps  # how its plan is solved, if it has one
     _known: float | None = None  # the scale that was last read, where a device holds it
 
     def __new__(cls, *args: Any, **settings: Any) -> Any:
-        """Say what other libraries' words are called here."""
+        """Name the arguments that other libraries call otherwise."""
         known = cls.__init__.__code__.co_varnames
         for name in settings:
             if name in _OTHER_WORDS and name not in known:
@@ -95,19 +93,17 @@ class ContrastiveLoss(nn.Module, ABC):
         self, *, empty: Empty = "raise", check: Check = "full", group: Group = None
     ) -> None:
         super().__init__()
-        if group is not None:
-            check_group(group)
+        check_group(group)
         checks.one_of("empty", empty, ("raise", "zero"))
         checks.one_of("check", check, ("full", "shapes"))
         self.empty: Empty = empty
         self.check: Check = check
         self.group = group
         self._last: Batch | None = None
-        self._number = next(operator.numbers)
-        operator.living[self._number] = self
+        self._number = operator.register(self)
 
     def _set_scale(
-        self, value: float | Tensor | None, sharpness: float | str | None, epsilon: float = 1.0
+        self, value: float | Tensor | None, sharpness: GivenSharpness, epsilon: float = 1.0
     ) -> None:
         """Take τ, or what stands for it, as given; else from the sharpness, 1/(cε)."""
         assert self.scale is not None
@@ -120,7 +116,9 @@ class ContrastiveLoss(nn.Module, ABC):
                         f'sharpness="paper": the paper states none for {name}, give a number'
                     )
             number = DEFAULT_SHARPNESS if sharpness is None else sharpness
-            checks.positive_number("sharpness", number)  # type: ignore[arg-type]
+            if isinstance(number, str):
+                raise TypeError(f'sharpness must be a number or "paper", got {number!r}')
+            checks.positive_number("sharpness", number)
             value = 1 / float(number) / epsilon
         elif sharpness is not None:
             raise ValueError(
@@ -155,13 +153,14 @@ class ContrastiveLoss(nn.Module, ABC):
 
     @property
     def _regularisation(self) -> float:
-        """The ε beside τ, where there are both."""
-        return 1.0
+        """The ε beside τ; 1 where there is only one of the two."""
+        name = self.regularisation_setting
+        return 1.0 if name is None else getattr(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A tensor given as a setting is a buffer, which ``.to()`` moves; a numpy number a number.
+        """Make a new setting that is a tensor a buffer; one that replaces a number is none.
 
-        One that takes a number's place later, such as a learnt temperature of each step, is not.
+        A numpy number becomes a number.
         """
         if isinstance(value, Number) and hasattr(value, "item"):
             value = value.item()
@@ -174,7 +173,7 @@ class ContrastiveLoss(nn.Module, ABC):
             super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
-        """Its settings, on one line; those of the sweeps have names of their own."""
+        """Its settings, on one line; those of the sweeps name themselves."""
         parts = [] if self.sharpness is None else [f"sharpness={self.sharpness:g}"]
         for name in self.shown:
             value = getattr(self, name)
@@ -210,35 +209,37 @@ class ContrastiveLoss(nn.Module, ABC):
                 regularisation of DBOT: what divides the similarities); a number, or a tensor of
                 one element that receives its gradient.
             ref_index: Where anchors are among the references, as in a memory or a gathered batch:
-                the reference that each anchor is, −1 for none, so that they do not meet themselves.
+                the reference that each anchor is, −1 for none, to leave these pairs out.
 
         Returns:
             A scalar, float32 or float64.
         """
         call = Call(embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index)
-        if traced():
-            return operator.apply(self, self._number, call, temperature)
-        return self.run(call, temperature)
+        return self.of_call(call, temperature)
 
     if TYPE_CHECKING:  # for editors and type checkers
         __call__ = forward
 
-    @never_compiled
-    def run(self, call: Call, temperature: float | Tensor | None, *, both: bool = False) -> Tensor:
-        """The loss of a call, uncompiled.
+    def of_call(
+        self, call: Call, temperature: float | Tensor | None, *, both: bool = False
+    ) -> Tensor:
+        """The loss of a call; or, of ``both`` ways, the mean of both directions."""
+        if traced():
+            return operator.apply(self, self._number, call, temperature, both)
+        return self.run(call, temperature, both)
 
-        Or, of ``both`` ways, half of that across two sets and half of that with anchors for
-        references; samples of several processes are gathered once.
-        """
-        self.__dict__["_last"] = None  # no setting, for which a module takes its time
+    @never_compiled
+    def run(self, call: Call, temperature: float | Tensor | None, both: bool) -> Tensor:
+        """``of_call``, uncompiled."""
+        self.__dict__["_last"] = None  # past the slower __setattr__ of settings
         gathered = None
         processes = None if self.group is None else Processes.of(self.group)
         if processes is not None:
             call, gathered = self._gather(processes, call, temperature)
-        checks.embeddings(call.embeddings, call.ref_emb)
+        call.check_embeddings()
         device, host = call.embeddings.device, on_host(call.embeddings)
-        deferred = Deferred() if self.check == "full" and not host else None
-        scale = self._scale(temperature, deferred)
+        later = Deferred(self.check == "full")
+        scale = self._scale(temperature, later)
         # What the host takes the scale to be: its value, or the one that was last read.
         held = isinstance(scale, Tensor) and not on_host(scale)
         known = self._known if held else number_of(scale)
@@ -248,44 +249,50 @@ class ContrastiveLoss(nn.Module, ABC):
                 batch = check_batch(
                     call,
                     scale,
+                    later,
                     unit_length=self.unit_length,
+                    known_temperature=known,
                     sharp=known is not None and known * self._regularisation < 1 / SHARP,
-                    read=self.check == "full" and host,
-                    deferred=deferred,
+                    gathered=gathered,
                 )
             except ValueError as error:
                 if gathered is None:
                     raise
                 raise ValueError(gathered.name_rank(str(error))) from error
-            batch = replace(batch, gathered=gathered, known_temperature=known)
             self._check_setting(batch)
             needs = [*self._needs(batch), *(self._needs(batch.mirrored()) if both else ())]
             compute = self.compute_both if both else self.compute
             if host:
                 missing = next((what for lacking, what in needs if lacking), None)
                 loss, seen = self._nothing(batch, missing) if missing else (compute(batch), batch)
+                if later.full and not math.isfinite(number_of(loss)):
+                    raise ValueError(
+                        f"the loss is {number_of(loss)}: its costs exceed the range of "
+                        f"{loss.dtype}, use a larger temperature or a shaping that grows less"
+                    )
             else:
-                loss, seen = self._on_device(compute, batch, needs, deferred)
-        self.__dict__["_last"] = None if seen is None else seen.detached()
+                loss, seen = self._on_device(compute, batch, needs, later)
+        if seen is not None:
+            seen = replace(seen.changed(Tensor.detach), gathered=None, flags=[])
+        self.__dict__["_last"] = seen
         return loss
 
     def _on_device(
-        self, compute: Compute, batch: Batch, needs: Sequence[Need], deferred: Deferred | None
+        self, compute: Compute, batch: Batch, needs: Sequence[Need], later: Deferred
     ) -> tuple[Tensor, Batch | None]:
         """Compute first; then, with ``check="full"``, read all flags at once."""
         flags = [torch.as_tensor(lacking, device=batch.anchors.device) for lacking, _ in needs]
         missing = torch.stack(flags).any()
         if self.empty == "zero":
-            batch = batch.stopped(missing)
+            batch = batch.changed(lambda values: torch.where(missing, values.detach(), values))
         loss = compute(batch)
-        if deferred is None:
+        if not later.full:
             return torch.where(missing, 0.0 if self.empty == "zero" else torch.nan, loss), batch
-        for flag, (_, what) in zip(flags, needs, strict=True):
-            deferred.add(flag, what)
+        later.flags += [(flag, what) for flag, (_, what) in zip(flags, needs, strict=True)]
         lost = [torch.stack(batch.flags).any()] if batch.flags else []
         learnt = [batch.temperature] if isinstance(batch.temperature, Tensor) else []
         processes = None if batch.gathered is None else batch.gathered.processes
-        lacks, values = deferred.raise_first(processes, *lost, *learnt)
+        lacks, values = later.raise_first(processes, *lost, *learnt)
         if learnt:
             self.__dict__["_known"] = values[-1]
             batch = replace(batch, known_temperature=values[-1])
@@ -314,7 +321,7 @@ class ContrastiveLoss(nn.Module, ABC):
         for name, value in vars(self).items():
             if not (name.startswith("_") or name in ("training", "group", "sweeps", self.scale)):
                 settings[name] = getattr(value, "__qualname__", f"{value}")
-        if self.sweeps is not None:
+        if "sweeps" in vars(self):
             settings |= {name: f"{value}" for name, value in vars(self.sweeps).items()}
         if self.scale is not None:
             scale = getattr(self, self.scale) if temperature is None else temperature
@@ -322,14 +329,12 @@ class ContrastiveLoss(nn.Module, ABC):
             settings[self.scale] = "a tensor on a device" if held else f"{number_of(scale)!r}"
 
         def checked() -> Call:
-            self._scale(temperature, Deferred())
+            self._scale(temperature, Deferred(self.check == "full"))
             return check_call(call)
 
         return gather_call(processes, call, checked, settings)
 
-    def _scale(
-        self, temperature: float | Tensor | None, deferred: Deferred | None
-    ) -> float | Tensor:
+    def _scale(self, temperature: float | Tensor | None, later: Deferred) -> float | Tensor:
         """What divides the similarities in a call that gives this temperature, or none."""
         if self.scale is None:
             if temperature is not None:
@@ -341,7 +346,8 @@ class ContrastiveLoss(nn.Module, ABC):
         name, value = "temperature", temperature
         if value is None:
             name, value = self.scale, getattr(self, self.scale)
-        checks.positive_number(name, value, read=self.check == "full", deferred=deferred)
+        if not (isinstance(value, float) and 0 < value < math.inf):
+            checks.positive_number(name, value, later)
         return value if isinstance(value, Tensor) else float(value)
 
     def _check_setting(self, batch: Batch) -> None:
@@ -363,16 +369,15 @@ class ContrastiveLoss(nn.Module, ABC):
         return (self.compute(batch) + self.compute(batch.mirrored())) / 2
 
     def diagnostics(self) -> dict[str, float | str]:
-        """What happened in the last call, as plain numbers that any logger takes.
+        """What happened in the last call, as numbers for a logger.
 
-        ``sharpness``; of couplings ``sweeps`` and ``marginal_error`` (L1; of the worse of two
-        plans); and ``repulsion_on_hardest_tenth``, the share of all repulsion of negatives that
-        falls on the tenth of an anchor's negatives that are nearest to it, from the gradient.
-        A ``note`` if ψ is constant on all triplets. ``VICReg`` has its three terms instead.
+        ``sharpness``; of plans ``sweeps`` and ``marginal_error`` (L1; the larger one of two plans);
+        ``repulsion_on_hardest_tenth``, up to 8192² pairs: the share of the gradient's repulsion
+        that falls on the tenth of each anchor's negatives nearest to it; a ``note`` if ψ is
+        constant on all triplets. ``VICReg`` has its three terms instead.
 
-        Nothing is computed before it is asked for: a call keeps its unit vectors (N·d numbers,
-        no graph) until the next, copies and pickles do not. Asking costs about three calls and
-        some N×M matrices; beyond 8192² pairs the share is left out.
+        This takes the time of about three calls, and some N×M matrices. A call keeps its unit
+        vectors, N·d numbers, for it until the next call; copies and pickles do not.
 
         Raises:
             ValueError: If there was no call, or the last one found nothing to learn from.
@@ -405,5 +410,4 @@ class ContrastiveLoss(nn.Module, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """They have numbers of their own."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._number = next(operator.numbers)
-        operator.living[self._number] = self
+        self._number = operator.register(self)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from tricouple.batch import Call
-from tricouple.losses.base import ContrastiveLoss, number_of
-from tricouple.numeric import on_host, traced
+from tricouple.losses.base import ContrastiveLoss
+from tricouple.numeric import number_of
 
 MAX_SHARPNESS = 100.0  # CLIP's own limit of its learnable scale
 
@@ -59,17 +60,11 @@ class BothDirections(nn.Module):
             with torch.no_grad():
                 self.log_factor.clamp_(max=limit)
             temperature = self.initial * torch.exp(-self.log_factor)
-        if on_host(images) and not traced():
-            call = Call(images, identities, ref_emb=texts, ref_labels=identities)
-            return self.criterion.run(call, temperature, both=True)
-        there, back = (
-            self.criterion(
-                anchors, identities, ref_emb=others, ref_labels=identities, temperature=temperature
-            )
-            for anchors, others in ((images, texts), (texts, images))
-        )
-        both: Tensor = (there + back) / 2
-        return both
+        call = Call(images, identities, ref_emb=texts, ref_labels=identities)
+        return self.criterion.of_call(call, temperature, both=True)
+
+    if TYPE_CHECKING:  # for editors and type checkers
+        __call__ = forward
 
     @property
     def sharpness(self) -> float | None:

@@ -10,9 +10,9 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.batch import Batch
 from tricouple.groups import Group
-from tricouple.losses.base import Check, ContrastiveLoss, Empty
+from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness
 from tricouple.losses.read_out import VARIANTS, Variant, read_out
-from tricouple.numeric import inverse_product
+from tricouple.numeric import inverse_product, wide_dtype
 
 
 class DBOT(ContrastiveLoss):
@@ -20,25 +20,22 @@ class DBOT(ContrastiveLoss):
 
     The kernel ``exp(−(1 − s)/reg)`` is scaled ``n_iters`` times: rows to 1, then each column up to
     the lower bound if it is below, down to the upper bound if it is above (Shi et al., ICML 2024).
-    Where no column reaches a bound, the loss is ``InfoNCE(temperature=reg)``: at the public bounds,
-    our defaults, and reg = 1 as in public code that is what it is in practice.
+    Where no column reaches a bound, the loss is ``InfoNCE(temperature=reg)``. With the default
+    bounds and reg = 1, as in public code, no column does in practice.
 
-    Bounds are fractions of the mean column sum N/M (1 for as many references as anchors), so that
-    ``lower ≤ 1 ≤ upper`` is exactly what makes them feasible: the column sums add up to N. The
-    public code writes 0.1·n and 0.9·n with n its *iteration count*, 5, which are our defaults 0.5
-    and 4.5; a fork reads n as the batch size, which is infeasible for more than ten samples.
-
-    The loss is one direction, anchors to references, like all losses here; the public code
-    averages both.
+    Bounds are fractions of the mean column sum N/M, feasible if ``lower ≤ 1 ≤ upper``, as the
+    column sums add up to N. The public code has 0.1·n and 0.9·n with n = 5, its number of
+    iterations: our defaults 0.5 and 4.5. (A fork takes n for the batch size, which is infeasible
+    for more than ten samples.) The loss is one direction; the public code averages both.
 
     Args:
-        regularisation: reg, the entropic regularisation; 1 in public code.
+        sharpness: c = 1/reg; 10 if neither is given.
+        regularisation: reg instead, the entropic regularisation; 1 in public code.
         n_iters: Rounds of scaling.
         lower: Lower bound of a column sum, a fraction of the mean one, between 0 and 1.
         upper: Upper bound of a column sum, a fraction of the mean one, at least 1.
         variant: ``"formula"``, −mean log P at the positives, or ``"published"``, the public code's
-            cross-entropy with the plan as logits (see ``read_out``), across two sets only.
-        sharpness: c = 1/reg instead; 10 if neither is given.
+            cross-entropy with the plan as logits, across two sets only.
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
 
     Example:
@@ -60,14 +57,14 @@ class DBOT(ContrastiveLoss):
         upper: float = 4.5,
         variant: Variant = "formula",
         *,
-        sharpness: float | str | None = None,
+        sharpness: GivenSharpness = None,
         empty: Empty = "raise",
         check: Check = "full",
         group: Group = None,
     ) -> None:
         super().__init__(empty=empty, check=check, group=group)
         self._set_scale(regularisation, sharpness)
-        checks.sweeps(n_iters, None)
+        checks.count("n_iters", n_iters)
         checks.non_negative_number("lower", lower)
         checks.non_negative_number("upper", upper)
         if not lower <= 1 <= upper:
@@ -92,7 +89,8 @@ class DBOT(ContrastiveLoss):
         """Scale the kernel, read the positives."""
         # Potentials of size c take digits from what they are added to: float32 has none to spare.
         sharpness = inverse_product(batch.temperature, 1.0, batch.entries)
-        scores = batch.without_own(batch.wide_similarity() * sharpness, -torch.inf)
+        wide = wide_dtype(batch.anchors.device)
+        scores = batch.without_own(batch.similarity(wide) * sharpness, -torch.inf)
         log_plan = self._scaled(scores)
         positives = batch.relation.positives().pairs.mask()
         return read_out(log_plan, positives, self.variant).to(batch.dtype)

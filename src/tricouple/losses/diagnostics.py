@@ -1,4 +1,4 @@
-"""What a loss did to its last batch: how its plans were solved, and on whom its repulsion fell."""
+"""How the plans of a batch were solved, and which negatives the gradient repels."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from tricouple.batch import Batch
-from tricouple.losses.margins import extreme_margins
 from tricouple.ot.solver import Watched, watched
-from tricouple.shaping import Shaping, resolve
+from tricouple.relations import ListedTriplets
 
-# Matrices of forces beyond this many pairs take longer than a log line is worth.
+# Up to this many pairs the share of repulsion is computed.
 _MOST = 8192 * 8192
 
 
@@ -38,19 +37,6 @@ def diagnose(compute: Callable[[Batch], Tensor], batch: Batch) -> dict[str, floa
     return found
 
 
-def satisfied(batch: Batch, shaping: str | Shaping) -> dict[str, str]:
-    """A ``note`` if ψ is constant on all triplets of a batch."""
-    ends = extreme_margins(batch) / float(batch.temperature)
-    lowest, highest = resolve(shaping)(ends).tolist()
-    if shaping == "linear" or lowest - highest > 1e-12 * max(1.0, abs(lowest)):
-        return {}
-    note = (
-        "ψ is constant on all triplets of the batch: they are all satisfied, and hardly any "
-        "gradient is left"
-    )
-    return {"note": note}
-
-
 def _hard_share(compute: Callable[[Batch], Tensor], batch: Batch) -> float | None:
     """How much of the repulsion falls on the tenth of each anchor's negatives nearest to it.
 
@@ -71,3 +57,18 @@ def _hard_share(compute: Callable[[Batch], Tensor], batch: Batch) -> float | Non
     places = torch.arange(1, order.shape[1] + 1, device=order.device)
     hard = forces.gather(1, order).masked_fill(places > tenth, 0.0)
     return float(hard.sum() / forces.sum()) if bool(forces.any()) else 0.0
+
+
+def extreme_margins(batch: Batch) -> Tensor:
+    """The smallest and the largest s_ij − s_ik of all admissible triplets."""
+    relation = batch.relation
+    if isinstance(relation, ListedTriplets):
+        return torch.stack(torch.aminmax(relation.margins(batch.anchors, batch.references)))
+    scores = batch.similarity()
+    ends = []
+    for target in (relation.attracting(), relation.repelling()):
+        mask = target.pairs.mask()
+        low, high = scores.masked_fill(~mask, torch.inf), scores.masked_fill(~mask, -torch.inf)
+        ends.append((low.amin(1), high.amax(1)))
+    (least_near, most_near), (least_far, most_far) = ends
+    return torch.stack([(least_near - most_far).min(), (most_near - least_far).max()])

@@ -10,7 +10,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.batch import Batch
 from tricouple.groups import Group
-from tricouple.losses.base import Check, ContrastiveLoss, Empty
+from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness
 from tricouple.losses.read_out import VARIANTS, Variant, read_out
 from tricouple.numeric import cosines, on_host
 from tricouple.ot.plans import sinkhorn
@@ -23,25 +23,22 @@ class FusedGromov(ContrastiveLoss):
     ``α · Σ_anchors P Σ_references`` from C (Σ: the similarities inside each set) and solve for P
     by Sinkhorn, rows summing to 1 and columns to N/M (Shi et al., ICML 2024).
 
-    At the public code's α, our default, the geometry is too weak to matter: with one caption an
-    image this is ``IOT`` at the same ε, up to a few per cent of the gradient, for ``n_outer`` times
-    the sweeps.
+    At the public code's α, our default, and with one caption per image, the gradient is that of
+    ``IOT`` at the same ε up to a few per cent, for ``n_outer`` times the sweeps.
 
-    It needs two sets: a set matched with itself has the identity as its trivial optimum. The loss
-    is one direction, as in public code.
+    It needs two sets: within one the identity is a trivial optimum. The loss is one direction, as
+    in public code.
 
     Args:
-        epsilon: ε, the entropic regularisation; a number, or a tensor that receives its gradient;
-            0.01 in public code.
+        sharpness: c = 1/ε; 10 if neither is given.
+        epsilon: ε instead; a number, or a tensor that receives its gradient; 0.01 in public code.
         alpha: α ≥ 0, weight of the geometry; 1e-4 in public code (its 0.01 · 0.01).
         n_outer: How often the cost is updated and the plan solved.
         n_iters: Sinkhorn sweeps for each plan.
         variant: ``"formula"``, −mean log P at the positives of the transport plan. Or
             ``"published"``: the public code uses ε for the first plan only, then solves with
-            regularisation 1 and with the sign of its kernel flipped, ``exp(+C)``, so that its plan
-            *anti*-correlates with the similarities; it ends in a cross-entropy with the plan as
-            logits (see ``read_out``).
-        sharpness: c = 1/ε instead; 10 if neither is given.
+            regularisation 1 and the kernel ``exp(+C)``, so that its plan is large where
+            similarities are small, and takes a cross-entropy with the plan as logits.
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
 
     Example:
@@ -63,7 +60,7 @@ class FusedGromov(ContrastiveLoss):
         n_iters: int = 5,
         variant: Variant = "formula",
         *,
-        sharpness: float | str | None = None,
+        sharpness: GivenSharpness = None,
         empty: Empty = "raise",
         check: Check = "full",
         group: Group = None,
@@ -72,7 +69,7 @@ class FusedGromov(ContrastiveLoss):
         self._set_scale(epsilon, sharpness)
         checks.non_negative_number("alpha", alpha)
         checks.count("n_outer", n_outer)
-        checks.sweeps(n_iters, None)
+        checks.count("n_iters", n_iters)
         checks.one_of("variant", variant, VARIANTS)
         self.alpha = alpha
         self.n_outer = n_outer
@@ -91,7 +88,9 @@ class FusedGromov(ContrastiveLoss):
         flipped = self.variant == "published"
         epsilon = 1.0 if flipped else batch.temperature
         check: Check = "full" if self.check == "full" and on_host(batch.anchors) else "shapes"
-        rows, columns = batch.inside()
+        embedded = batch.origin or batch
+        assert embedded.references is not None
+        rows, columns = (cosines(x, x) for x in (embedded.anchors, embedded.references))
         cost = 1 - batch.similarity()
         mass = len(cost)  # so that rows sum to one
         plan = torch.softmax(batch.without_own(-cost / batch.temperature, -math.inf), 1)

@@ -7,25 +7,24 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.batch import Batch
 from tricouple.groups import Group
-from tricouple.losses.base import Check, ContrastiveLoss, Empty, Memory
-from tricouple.losses.coupled import MEMORY_MODES, Part, Sweeps, loss
-from tricouple.ot.solver import DEFAULT_BUDGET
+from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness, Memory
+from tricouple.losses.coupled import Part, loss
+from tricouple.ot.solver import DEFAULT_BUDGET, MEMORY_MODES, Sweeps
 
 
 class InfoNCE(ContrastiveLoss):
-    """The contrastive cross-entropy that most methods share.
+    """The contrastive cross-entropy: SupCon, NT-Xent, and one direction of CLIP.
 
     For each anchor, minus the mean over its positives of ``log softmax(s/τ)`` over all others;
     then the mean over the anchors that have a positive (some public code counts the rest as zeros).
 
-    One formula, three names: SupCon for class labels, NT-Xent for two views, and across modalities
-    one direction of CLIP, with every reference of the anchor's identity as a positive. The
-    symmetric CLIP loss is the mean of both directions. With explicit triplets the positives are the
-    distinct listed (anchor, positive) pairs; the softmax is still over all others.
+    This is SupCon for class labels, NT-Xent for two views, and across modalities one direction of
+    CLIP, with every reference of the anchor's identity as a positive. With explicit triplets the
+    positives are the distinct listed (anchor, positive) pairs; the softmax is over all others.
 
     Args:
-        temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient.
-        sharpness: c = 1/τ instead; 10, the paper's, if neither is given.
+        sharpness: c = 1/τ; 10, the paper's, if neither is given.
+        temperature: τ instead; a number, or a tensor or ``nn.Parameter`` that gets its gradient.
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
         memory: As in ``NegMMIOT``; all the same here: similarities always come in tiles.
         memory_budget: Bytes that the tiles may take.
@@ -41,13 +40,12 @@ class InfoNCE(ContrastiveLoss):
     scale = "temperature"
     paper_sharpness = 10.0
     temperature: float | Tensor
-    sweeps: Sweeps
 
     def __init__(
         self,
         temperature: float | Tensor | None = None,
         *,
-        sharpness: float | str | None = None,
+        sharpness: GivenSharpness = None,
         empty: Empty = "raise",
         check: Check = "full",
         group: Group = None,
@@ -70,4 +68,4 @@ class InfoNCE(ContrastiveLoss):
     @staticmethod
     def _parts(batch: Batch) -> list[Part]:
         target = batch.relation.per_anchor()
-        return [Part(target.marginals, sharpness=batch.sharpness(), linear=target)]
+        return [Part(target.marginals, batch.sharpness(), linear=target)]

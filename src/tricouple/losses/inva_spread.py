@@ -8,7 +8,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.batch import Batch
 from tricouple.groups import Group
-from tricouple.losses.base import Check, ContrastiveLoss, Empty
+from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness
 from tricouple.losses.read_out import VARIANTS, Variant
 from tricouple.numeric import cosines, inverse_product
 
@@ -23,10 +23,10 @@ class InvaSpread(ContrastiveLoss):
     triplets positives and negatives are the listed ones.
 
     Args:
-        temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient.
+        sharpness: c = 1/τ; 10, the paper's, if neither is given.
+        temperature: τ instead; a number, or a tensor or ``nn.Parameter`` that gets its gradient.
         variant: ``"formula"``, or ``"published"``: the public code takes no gradient through the
             second factor of ``s_ij = ⟨z_i, z_j⟩``. The value is the same, the gradient is not.
-        sharpness: c = 1/τ instead; 10, the paper's, if neither is given.
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
 
     Example:
@@ -46,7 +46,7 @@ class InvaSpread(ContrastiveLoss):
         temperature: float | Tensor | None = None,
         variant: Variant = "formula",
         *,
-        sharpness: float | str | None = None,
+        sharpness: GivenSharpness = None,
         empty: Empty = "raise",
         check: Check = "full",
         group: Group = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import torch
@@ -11,12 +10,20 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.batch import Batch
 from tricouple.groups import Group
-from tricouple.losses.base import Check, ContrastiveLoss, Empty, Gradient, Marginals, Memory
-from tricouple.losses.coupled import Part, Sweeps, loss
-from tricouple.numeric import inverse_product, on_host
+from tricouple.losses.base import (
+    Check,
+    ContrastiveLoss,
+    Empty,
+    GivenSharpness,
+    Gradient,
+    Marginals,
+    Memory,
+)
+from tricouple.losses.coupled import Part, loss
+from tricouple.numeric import inverse_product
 from tricouple.ot.forms import Linear
 from tricouple.ot.plans import potentials
-from tricouple.ot.solver import DEFAULT_BUDGET
+from tricouple.ot.solver import DEFAULT_BUDGET, Sweeps
 
 
 class IOT(ContrastiveLoss):
@@ -25,21 +32,16 @@ class IOT(ContrastiveLoss):
     ``KL(P̃ ‖ P)`` with P the entropic plan for the cost ``1 − s`` and P̃ uniform on the positive
     pairs. Its sharpness is c = 1/ε: there is no temperature.
 
-    ``uniformity=λ`` adds ``λ · KL(Q ‖ P)``, Q being P with all its non-positive entries replaced
-    by their mean. The value λ = 0.2 is known from a third party's re-implementation only; the
-    authors of the penalty have published no code.
+    ``uniformity=λ`` adds ``λ · KL(Q ‖ P)``, Q being P with all entries but the positive pairs
+    replaced by their mean. λ = 0.2 is from a re-implementation; the authors published no code.
 
     Args:
-        epsilon: ε, the entropic regularisation; a number, or a tensor that receives its gradient.
-        n_iters: Sinkhorn sweeps, at most.
-        tol: Stop sweeping when the marginal error (L1) is below this.
-        uniformity: λ ≥ 0.
-        gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``, as in ``NegMMIOT``; the
-            envelope assumes a fixed target, so it does not go with a uniformity penalty.
-        marginals: ``"uniform"`` as published, ``"target"`` or ``"classes"``, as in ``NegMMIOT``.
-        sharpness: c = 1/ε instead; 10, the paper's, if neither is given.
+        sharpness: c = 1/ε; 10, the paper's, if neither is given.
+        epsilon: ε instead; a number, or a tensor that receives its gradient.
+        uniformity: λ ≥ 0; it always needs matrices.
+        n_iters, tol, marginals, memory, memory_budget: As in ``NegMMIOT``.
+        gradient: As in ``NegMMIOT``; ``"envelope"`` assumes a fixed target: not with uniformity.
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a positive pair.
-        memory, memory_budget: As in ``NegMMIOT``; the uniformity penalty always needs matrices.
 
     Example:
         >>> criterion = IOT(sharpness=10, uniformity=0.2)
@@ -52,7 +54,6 @@ class IOT(ContrastiveLoss):
     scale = "epsilon"
     paper_sharpness = 10.0
     epsilon: float | Tensor
-    sweeps: Sweeps
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class IOT(ContrastiveLoss):
         gradient: Gradient = "unrolled",
         marginals: Marginals = "uniform",
         *,
-        sharpness: float | str | None = None,
+        sharpness: GivenSharpness = None,
         empty: Empty = "raise",
         check: Check = "full",
         group: Group = None,
@@ -87,15 +88,14 @@ class IOT(ContrastiveLoss):
 
     @property
     def needs_negatives(self) -> bool:  # type: ignore[override]
-        """Only the uniformity penalty looks at negatives."""
+        """Only the uniformity penalty needs negatives."""
         return self.uniformity > 0
 
     def compute(self, batch: Batch) -> Tensor:
         """The divergence, and the penalty if asked for."""
         if not self.uniformity:
             return loss(batch, self.sweeps, self._parts)
-        batch = batch.with_marginals(self.sweeps.marginals)
-        target = batch.relation.positives()
+        target = batch.relation.with_marginals(self.sweeps.marginals).positives()
         factor = inverse_product(batch.temperature, 1.0)
         imposed, scores = self.sweeps.imposed(target.pairs.marginals), batch.similarity()
         found = potentials(scores, batch.own, factor, imposed, self.sweeps)
@@ -115,22 +115,18 @@ class IOT(ContrastiveLoss):
         return loss(batch, self.sweeps, self._parts, both=True)
 
     def _parts(self, batch: Batch) -> list[Part]:
-        target = batch.with_marginals(self.sweeps.marginals).relation.positives()
+        target = batch.relation.with_marginals(self.sweeps.marginals).positives()
         c, masses = batch.sharpness(), target.pairs.marginals
         form = partial(Linear, sharpness=c.value, axes=2)
         imposed = self.sweeps.imposed(masses)
-        return [Part(masses, target.entropy, form, imposed, c, target.pairs)]
+        return [Part(masses, c, target.entropy, form, imposed, target.pairs)]
 
 
 def _flatness(log_plan: Tensor, spread: Tensor) -> Tensor:
     """``KL(Q ‖ P)``: only the entries that Q replaces by their mean contribute."""
-    if not on_host(log_plan):
-        log_sum = torch.logsumexp(log_plan.masked_fill(~spread, -torch.inf), (0, 1))
-        log_mean = log_sum - spread.sum().to(log_plan.dtype).log()
-        logs = log_plan.masked_fill(~spread, 0.0)  # no infinities in the gradient of what is unused
-        return torch.where(spread, torch.exp(log_mean) * (log_mean - logs), 0.0).sum()
-    logs = log_plan[spread]
-    if not len(logs):
-        return logs.sum()  # 0, with a gradient path
-    log_mean = torch.logsumexp(logs, 0) - math.log(len(logs))
-    return (torch.exp(log_mean) * (log_mean - logs)).sum()
+    number = spread.sum().to(log_plan.dtype)
+    log_sum = torch.logsumexp(log_plan.masked_fill(~spread, -torch.inf), (0, 1))
+    # No infinities in the gradient of what is unused.
+    log_mean = torch.where(number > 0, log_sum - number.log(), 0.0)
+    logs = log_plan.masked_fill(~spread, 0.0)
+    return torch.where(spread, torch.exp(log_mean) * (log_mean - logs), 0.0).sum()

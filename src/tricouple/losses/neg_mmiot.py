@@ -16,17 +16,17 @@ from tricouple.losses.base import (
     Check,
     ContrastiveLoss,
     Empty,
+    GivenSharpness,
     Gradient,
     Marginals,
     Memory,
 )
-from tricouple.losses.coupled import Part, Sweeps, loss
-from tricouple.losses.diagnostics import satisfied
-from tricouple.losses.margins import listed_costs
-from tricouple.numeric import on_host
+from tricouple.losses.coupled import Part, loss
+from tricouple.losses.diagnostics import extreme_margins
+from tricouple.numeric import inverse_product, on_host
 from tricouple.ot.forms import Linear
 from tricouple.ot.kernels import epsilon_of_factor, kernel_of
-from tricouple.ot.solver import DEFAULT_BUDGET
+from tricouple.ot.solver import DEFAULT_BUDGET, Sweeps
 from tricouple.relations import ListedTriplets
 from tricouple.shaping import Hinge, Shaping, ShapingName, resolve
 
@@ -40,43 +40,37 @@ class NegMMIOT(ContrastiveLoss):
     ``KL(P̃ ‖ P)``, where P̃ is uniform on the admissible triplets and P is the entropic transport
     plan of three copies of the batch for the cost ``C_ijk = ψ((s_ij − s_ik)/τ)``.
 
-    For ψ(t) = −t the loss depends on τ and ε only through the sharpness c = 1/(τε). Then the plan
-    decouples: given its anchor, positive and negative are independent but for j ≠ k, and with
-    balanced classes, two views or one-to-one captions the loss *is* ``PushPull`` with ε₊ = ε₋ = ε,
-    up to the effect of that exclusion, O(1/N) (mathematics §8). With log-sigmoid, or any ψ that is
-    not affine, it is not. That a tree-structured cost, such as the star i–j, i–k of a linear ψ,
-    takes O(N²) per sweep is known from Haasler, Singh, Zhang, Karlsson and Chen (2020) and from
-    Altschuler and Boix-Adserà.
+    For ψ(t) = −t the loss depends on τ and ε only through the sharpness c = 1/(τε). Given the
+    anchor, positive and negative are then independent but for j ≠ k. With balanced classes, two
+    views or one-to-one captions the loss is ``PushPull`` with ε₊ = ε₋ = ε, up to the effect of that
+    exclusion, O(1/N) (mathematics §8); with any ψ that is not affine, such as log-sigmoid, it is
+    not. Sweeps of tree-structured costs, as that of a linear ψ, take O(N²) (Haasler, Singh, Zhang,
+    Karlsson and Chen 2020; Altschuler and Boix-Adserà).
 
     Args:
-        temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient. If it
-            is left out it follows from the sharpness.
+        sharpness: c = 1/(τε), which sets the temperature; 10 if neither is given. ``"paper"`` is
+            c = 100, at which a training with SGD can collapse (docs/sharpness.md).
+        temperature: τ instead; a number, or a tensor or ``nn.Parameter`` that gets its gradient.
         epsilon: ε, the entropic regularisation.
         n_iters: Sinkhorn sweeps, at most.
         tol: Stop sweeping when the marginal error (L1) is below this.
-        shaping: ψ; ``"linear"`` is ψ(t) = −t, ``"log_sigmoid"`` is ψ(t) = log(1 + e^{−t}) and
-            ``tricouple.shaping.Hinge(margin)`` is ψ(t) = max(0, margin − t), all fast; so is
-            ``"hinge"``, which is max(0, 1 − t) − t/100. ``"exponential"``, ``"squared_hinge"`` and
-            every callable (decreasing but for flat parts, differentiable, entry by entry) take
-            O(N³) time, a few anchors at a time. docs/shaping.md says which does what.
-        margin: With ``shaping="hinge"``: from where on triplets are satisfied, in units of t, and
-            exert no force; the same as ``shaping=tricouple.shaping.Hinge(margin)``.
+        shaping: ψ (docs/shaping.md). Fast are ``"linear"``, −t; ``"log_sigmoid"``, log(1 + e^{−t});
+            ``tricouple.shaping.Hinge(margin)``, max(0, margin − t); ``"hinge"``, which is
+            max(0, 1 − t) − t/100. ``"exponential"``, ``"squared_hinge"`` and every callable
+            (decreasing but for flat parts, differentiable, entry by entry) take O(N³) time.
+        margin: Of ``shaping="hinge"``, in units of t: the same as ``shaping=Hinge(margin)``.
         gradient: ``"unrolled"`` (exact for the sweeps done), ``"implicit"`` (exact at convergence:
             give it enough ``n_iters`` and a ``tol``) or ``"envelope"`` (cheapest; exact at
             convergence in balanced batches).
         marginals: ``"uniform"`` as in the paper; ``"target"``: those of P̃, so that samples without
             a positive drop out; ``"classes"``: the same mass for every class, in P̃ as well, so that
             small classes count as much as large ones (mathematics §11).
-        sharpness: c = 1/(τε) instead of a temperature; 10 if neither is given. ``"paper"`` is the
-            paper's c = 100, which a training with SGD does not survive (docs/sharpness.md).
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
         memory: ``"matrices"`` stores N×N kernels, ``"streamed"`` recomputes tiles of them in every
             pass, in O(N·d) memory; ``"auto"`` streams what exceeds the budget.
-        memory_budget: Bytes; for other ψ than the fast ones, those of the N³ costs: kept if all
-            fit, else computed for a few anchors at a time.
-        kernel_tol: Relative error of the log-sigmoid kernel, from which the number of terms of its
-            quadrature follows: loss and gradient are those of a ψ that differs from log-sigmoid by
-            at most ``kernel_tol · ε``. 1e-3 takes two thirds of the time of 1e-6.
+        memory_budget: Bytes of kernels; of the N³ costs of a ψ that is not fast.
+        kernel_tol: Relative error of the log-sigmoid kernel: loss and gradient are those of a ψ
+            that differs by at most ``kernel_tol · ε``. 1e-3 takes two thirds of the time of 1e-6.
 
     Example:
         >>> criterion = NegMMIOT(sharpness=10)
@@ -86,10 +80,9 @@ class NegMMIOT(ContrastiveLoss):
     """
 
     shown = ("temperature", "epsilon", "shaping", "sweeps")
-    scale = "temperature"
+    scale, regularisation_setting = "temperature", "epsilon"
     paper_sharpness = 100.0
     temperature: float | Tensor
-    sweeps: Sweeps
 
     def __init__(
         self,
@@ -102,7 +95,7 @@ class NegMMIOT(ContrastiveLoss):
         marginals: Marginals = "uniform",
         *,
         margin: float | None = None,
-        sharpness: float | str | None = None,
+        sharpness: GivenSharpness = None,
         empty: Empty = "raise",
         check: Check = "full",
         group: Group = None,
@@ -124,31 +117,30 @@ class NegMMIOT(ContrastiveLoss):
         self.kernel_tol = kernel_tol
         self.sweeps = Sweeps(n_iters, tol, gradient, marginals, memory, memory_budget)
 
-    @property
-    def _regularisation(self) -> float:
-        return self.epsilon
-
     def compute(self, batch: Batch) -> Tensor:
         """KL(P̃‖P) = −H(P̃) + ⟨P̃, C⟩/ε − Σ ⟨target marginal, log-scaling⟩ (mathematics §2)."""
-        value = loss(batch, self.sweeps, self._parts)
-        if self.shaping == "linear" or not isinstance(batch.relation, ListedTriplets):
+        value, relation = loss(batch, self.sweeps, self._parts), batch.relation
+        if self.shaping == "linear" or not isinstance(relation, ListedTriplets):
             return value
-        return value + listed_costs(batch, batch.relation, resolve(self.shaping), self.epsilon)
+        # ⟨P̃, C⟩/ε, by autograd: the negative of a listed triplet depends on the positive.
+        margins = relation.margins(batch.anchors, batch.references) * inverse_product(
+            batch.temperature, 1.0
+        )
+        costs = relation.mean(resolve(self.shaping)(margins)) / self.epsilon
+        return value + costs.to(batch.dtype)
 
     def compute_both(self, batch: Batch) -> Tensor:
         """The mean of both directions, from one set of similarities."""
         return loss(batch, self.sweeps, self._parts, both=True)
 
     def _parts(self, batch: Batch) -> list[Part]:
-        relation = batch.with_marginals(self.sweeps.marginals).relation
+        relation = batch.relation.with_marginals(self.sweeps.marginals)
         target, how = relation.triplets(), self.sweeps
-        part = partial(
-            Part, target.marginals, target.entropy, imposed=how.imposed(target.marginals)
-        )
+        masses, entropy, imposed = target.marginals, target.entropy, how.imposed(target.marginals)
         if self.shaping == "linear":  # −c⟨P̃¹² − P̃¹³, s⟩ (mathematics §2)
             c = batch.sharpness(self.epsilon)
             form = partial(Linear, sharpness=c.value, axes=3)
-            return [part(form, sharpness=c, linear=target.contrast)]
+            return [Part(masses, c, entropy, form, imposed, target.contrast)]
         c = batch.sharpness(epsilon_of_factor(self.shaping, self.epsilon))
         host, fall = on_host(batch.anchors), 1.01 if isinstance(c.value, float) else _FALL
         kernel = kernel_of(
@@ -164,7 +156,15 @@ class NegMMIOT(ContrastiveLoss):
         )
         weights = None if isinstance(relation, ListedTriplets) else target.weights
         matrices = 4.0 if isinstance(resolve(self.shaping), Hinge) else 1.0
-        return [part(kernel, sharpness=c, weights=weights, matrices=matrices)]
+        return [Part(masses, c, entropy, kernel, imposed, weights=weights, matrices=matrices)]
 
     def _diagnose(self, batch: Batch) -> dict[str, float | str]:
-        return super()._diagnose(batch) | satisfied(batch, self.shaping)
+        found = super()._diagnose(batch)
+        margins = extreme_margins(batch) / float(batch.temperature)
+        lowest, highest = resolve(self.shaping)(margins).tolist()
+        if self.shaping != "linear" and lowest - highest <= 1e-12 * max(1.0, abs(lowest)):
+            found["note"] = (
+                "ψ is constant on all triplets of the batch: they are all satisfied, and hardly "
+                "any gradient is left"
+            )
+        return found

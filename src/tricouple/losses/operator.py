@@ -1,8 +1,8 @@
-"""A loss as one operator: how compiled and exported graphs and ``torch.func`` see it.
+"""A loss as one operator, for compiled and exported graphs and for ``torch.func``.
 
-None of them can trace a plan: how many sweeps are done, and how, depends on the data, and the
-compiled module works on addresses. The operator runs the ordinary code of a loss. As a loss is one
-number, its gradients are computed with it, where they are wanted; the backward pass multiplies.
+A plan cannot be traced: how many sweeps are done, and how, depends on the data, and the compiled
+module works on addresses. The operator runs the ordinary code of a loss and computes its gradients
+with its value, where they are wanted; the backward pass multiplies.
 """
 
 from __future__ import annotations
@@ -21,14 +21,23 @@ from tricouple.numeric import NO_SECOND_DERIVATIVES, compute_dtype, never_compil
 
 Tensors = list[Tensor]
 
-# The losses of this process, by the numbers that graphs hold. They start anywhere, so that a graph
-# that was exported by another process finds none.
-living: WeakValueDictionary[int, Any] = WeakValueDictionary()
-numbers = count(secrets.randbits(60))
+# The losses of this process, by the numbers that graphs hold. The first number is random, so that a
+# graph exported by another process has none of them.
+_living: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_numbers = count(secrets.randbits(60))
 
 
-def apply(criterion: Any, number: int, call: Call, temperature: float | Tensor | None) -> Tensor:
-    """A call of the loss that has this number."""
+def register(criterion: Any) -> int:
+    """Give a loss its number."""
+    number = next(_numbers)
+    _living[number] = criterion
+    return number
+
+
+def apply(
+    criterion: Any, number: int, call: Call, temperature: float | Tensor | None, both: bool
+) -> Tensor:
+    """A call of the loss that has this number, in both directions or in one."""
     given = call._asdict()
     for place, index in enumerate(given.pop("indices_tuple") or ()):
         given[f"{_INDICES}{place}"] = index
@@ -50,14 +59,14 @@ def apply(criterion: Any, number: int, call: Call, temperature: float | Tensor |
         if value is not None
     }
     compiling = torch.compiler.is_compiling()
-    # Inside ``vmap`` a tensor does not say whether it requires a gradient.
+    # Inside ``vmap`` it is unknown whether a tensor requires a gradient.
     wanted = [
         torch.is_grad_enabled()
         and tensor.is_floating_point()
         and (tensor.requires_grad or not compiling)
         for tensor in tensors.values()
     ]
-    settings = list(tensors), wanted, fixed, number
+    settings = list(tensors), wanted, fixed, number, both
     if compiling:
         return torch.ops.tricouple.loss(*settings, list(tensors.values()))  # type: ignore[no-any-return]
     return _Loss.apply(*settings, *tensors.values())[0]  # type: ignore[no-any-return, no-untyped-call]
@@ -68,20 +77,22 @@ _INDICES, _PARAMETER = "indices ", "parameter "
 
 @never_compiled
 def _loss_and_gradients(
-    names: list[str], wanted: list[bool], temperature: float | None, number: int, values: Tensors
+    names: list[str],
+    wanted: list[bool],
+    temperature: float | None,
+    number: int,
+    both: bool,
+    values: Tensors,
 ) -> Tensors:
     """The value, and the gradient of each tensor for which it is wanted."""
-    criterion = living.get(number)
+    criterion = _living.get(number)
     if criterion is None:
         raise RuntimeError(
             "the loss of this graph is gone: a compiled or exported graph needs the loss it was "
             "made with, alive and in the same process"
         )
-    if not any(wanted):
-        value = _called(criterion, temperature, names, values)
-        return [value.detach().to(_dtype(names, values), copy=True)]
-    # Operators run below autograd, and this is the way back up.
-    with torch.inference_mode(False), torch.enable_grad():
+    # Operators run below autograd, which is enabled again here.
+    with torch.inference_mode(False), torch.set_grad_enabled(any(wanted)):
         inner = [
             value.detach().to(compute_dtype(value.dtype), copy=True).requires_grad_()
             if want
@@ -89,7 +100,7 @@ def _loss_and_gradients(
             for value, want in zip(values, wanted, strict=True)
         ]
         leaves = list(compress(inner, wanted))
-        value = _called(criterion, temperature, names, inner)
+        value = _called(criterion, temperature, both, names, inner)
         gradients = tuple(map(torch.zeros_like, leaves))
         if value.requires_grad:
             gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
@@ -98,7 +109,7 @@ def _loss_and_gradients(
 
 
 def _called(
-    criterion: Any, temperature: float | None, names: list[str], values: list[Tensor]
+    criterion: Any, temperature: float | None, both: bool, names: list[str], values: list[Tensor]
 ) -> Tensor:
     """The ordinary call of a loss."""
     given: dict[str, Any] = {"temperature": temperature, "indices_tuple": None}
@@ -110,9 +121,24 @@ def _called(
             given["indices_tuple"] = (*(given["indices_tuple"] or ()), value)
         else:
             given[name] = value
+    temperature, call = given.pop("temperature"), Call(**given)
     if parameters:
-        return torch.func.functional_call(criterion, parameters, (), given)  # type: ignore[no-any-return]
-    return criterion.forward(**given)  # type: ignore[no-any-return]
+        replaced = {f"criterion.{name}": value for name, value in parameters.items()}
+        settings = call, temperature, both
+        return torch.func.functional_call(_Module(criterion), replaced, settings)  # type: ignore[no-any-return]
+    return criterion.of_call(call, temperature, both=both)  # type: ignore[no-any-return]
+
+
+class _Module(torch.nn.Module):
+    """``of_call`` of a loss whose parameters are replaced."""
+
+    def __init__(self, criterion: torch.nn.Module) -> None:
+        super().__init__()
+        self.criterion: Any = criterion
+
+    def forward(self, call: Call, temperature: float | Tensor | None, both: bool) -> Tensor:
+        """The loss."""
+        return self.criterion.of_call(call, temperature, both=both)  # type: ignore[no-any-return]
 
 
 def _dtype(names: list[str], values: list[Tensor]) -> torch.dtype:
@@ -123,7 +149,12 @@ def _dtype(names: list[str], values: list[Tensor]) -> torch.dtype:
 
 
 def _fake(
-    names: list[str], wanted: list[bool], temperature: float | None, number: int, values: Tensors
+    names: list[str],
+    wanted: list[bool],
+    temperature: float | None,
+    number: int,
+    both: bool,
+    values: Tensors,
 ) -> Tensors:
     """What the operator returns, without numbers."""
     gradients = (
@@ -134,11 +165,10 @@ def _fake(
 
 
 def _scaled(cotangent: Tensor, gradients: Sequence[Tensor], causes: Sequence[Tensor]) -> Tensors:
-    """Gradients times what comes in, in the dtypes of the tensors of which they are gradients.
+    """Gradients times the cotangent, rounded afterwards to the dtypes of their causes.
 
-    Multiplied before it is rounded to half precision, as a GradScaler needs it. In a compiled
-    backward pass this is an operator, from which the compiler learns that gradients depend on their
-    causes: so it refuses a second derivative, and does not take them for constants.
+    In a compiled backward pass this is an operator, from which the compiler learns that gradients
+    depend on their causes: it refuses second derivatives, and does not fold them as constants.
     """
     pairs = zip(gradients, causes, strict=True)
     return [(cotangent * gradient).to(cause.dtype) for gradient, cause in pairs]
@@ -148,11 +178,11 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         operator = torch.ops.tricouple.loss_and_gradients
-        return tuple(operator(*arguments[:4], list(arguments[4:])))
+        return tuple(operator(*arguments[:5], list(arguments[5:])))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _, ctx.wanted, _, _, *values = inputs
+        _, ctx.wanted, _, _, _, *values = inputs
         causes = compress(values, ctx.wanted)
         ctx.save_for_backward(*output[1:], *causes)
         ctx.set_materialize_grads(False)  # gradients get cotangents in second derivatives alone
@@ -166,7 +196,7 @@ class _Loss(torch.autograd.Function):
         gradients, causes = saved[:count], saved[count:]
         scale = torch.ops.tricouple.scaled if torch.compiler.is_compiling() else _scaled
         results = iter([] if cotangent is None else scale(cotangent, gradients, causes))
-        return *(None,) * 4, *(next(results, None) if want else None for want in ctx.wanted)
+        return *(None,) * 5, *(next(results, None) if want else None for want in ctx.wanted)
 
     @staticmethod
     def vmap(
@@ -177,9 +207,9 @@ class _Loss(torch.autograd.Function):
         for batch in range(info.batch_size):
             own = (
                 value if axis is None else value.select(axis, batch)
-                for value, axis in zip(arguments[4:], in_dims[4:], strict=True)
+                for value, axis in zip(arguments[5:], in_dims[5:], strict=True)
             )
-            results.append(_Loss.apply(*arguments[:4], *own))  # type: ignore[no-untyped-call]
+            results.append(_Loss.apply(*arguments[:5], *own))  # type: ignore[no-untyped-call]
         stacked = tuple(torch.stack(result) for result in zip(*results, strict=True))
         return stacked, (0,) * len(stacked)
 
@@ -194,7 +224,9 @@ def _loss(*arguments: Any) -> Tensor:
     return _Loss.apply(*settings, *values)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
-_ARGUMENTS = "(str[] names, bool[] wanted, float? temperature, int number, Tensor[] values)"
+_ARGUMENTS = (
+    "(str[] names, bool[] wanted, float? temperature, int number, bool both, Tensor[] values)"
+)
 _SCALED = "(Tensor cotangent, Tensor[] gradients, Tensor[] causes)"
 _library = torch.library.Library("tricouple", "DEF")
 for _schema, _kernel, _fake_kernel in (

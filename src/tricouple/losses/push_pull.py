@@ -17,14 +17,15 @@ from tricouple.losses.base import (
     Check,
     ContrastiveLoss,
     Empty,
+    GivenSharpness,
     Gradient,
     Marginals,
     Memory,
 )
-from tricouple.losses.coupled import Part, Sweeps, loss
+from tricouple.losses.coupled import Part, loss
 from tricouple.numeric import inverse_product, on_host
 from tricouple.ot.forms import Linear
-from tricouple.ot.solver import DEFAULT_BUDGET
+from tricouple.ot.solver import DEFAULT_BUDGET, Sweeps
 from tricouple.shaping import Shaping, ShapingName, check_decreasing, resolve
 
 
@@ -36,25 +37,18 @@ class PushPull(ContrastiveLoss):
     (anchor, negative) pairs (mathematics §5).
 
     With ψ(t) = −t and ε₊ = ε₋ = ε this is ``NegMMIOT`` for balanced classes, two views or
-    one-to-one captions, up to its exclusion j ≠ k (mathematics §8): the three-marginal plan is the
-    product of these two, given the anchor. With log-sigmoid, or any ψ that is not affine, the two
-    are different losses.
+    one-to-one captions, up to its exclusion j ≠ k (mathematics §8). With any ψ that is not affine
+    the two are different losses.
 
     Args:
-        temperature: τ; a number, or a tensor or ``nn.Parameter`` that receives its gradient. If it
-            is left out it follows from the sharpness.
+        sharpness: c = 1/(τε₊), which sets the temperature; 10 if neither is given; ``"paper"`` is
+            c = 100, as in ``NegMMIOT``.
+        temperature: τ instead; a number, or a tensor or ``nn.Parameter`` that gets its gradient.
         epsilon_pos: ε₊, regularisation of the attracting plan.
         epsilon_neg: ε₋, regularisation of the repelling plan.
-        n_iters: Sinkhorn sweeps, at most.
-        tol: Stop sweeping when the marginal error (L1) is below this.
-        shaping: ψ: ``"linear"`` is ψ(t) = −t; also ``"log_sigmoid"``, ``"exponential"``,
-            ``"hinge"``, ``"squared_hinge"``, a ``Hinge`` or any decreasing callable.
-        gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``, as in ``NegMMIOT``.
-        marginals: ``"uniform"`` as in the paper, ``"target"`` or ``"classes"``, as in ``NegMMIOT``.
-        sharpness: c = 1/(τε₊) instead of a temperature; 10 if neither is given. ``"paper"`` is the
-            paper's c = 100, which a training with SGD does not survive (docs/sharpness.md).
+        shaping: ψ: a name as in ``NegMMIOT``, a ``Hinge`` or any decreasing callable.
+        n_iters, tol, gradient, marginals, memory, memory_budget: As in ``NegMMIOT``.
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
-        memory, memory_budget: As in ``NegMMIOT``.
         negatives: A⁻. ``"projected"``, as in the paper's Algorithm 1: the (anchor, negative) pairs
             of admissible triplets, so that an anchor without a positive repels no sample.
             ``"all"``, as in its appendix: every pair of unequal identity. They differ only in
@@ -68,10 +62,9 @@ class PushPull(ContrastiveLoss):
     """
 
     shown = ("temperature", "epsilon_pos", "epsilon_neg", "shaping", "negatives", "sweeps")
-    scale = "temperature"
+    scale, regularisation_setting = "temperature", "epsilon_pos"
     paper_sharpness = 100.0
     temperature: float | Tensor
-    sweeps: Sweeps
 
     def __init__(
         self,
@@ -84,7 +77,7 @@ class PushPull(ContrastiveLoss):
         gradient: Gradient = "unrolled",
         marginals: Marginals = "uniform",
         *,
-        sharpness: float | str | None = None,
+        sharpness: GivenSharpness = None,
         empty: Empty = "raise",
         check: Check = "full",
         group: Group = None,
@@ -104,10 +97,6 @@ class PushPull(ContrastiveLoss):
         self.negatives = negatives
         self.sweeps = Sweeps(n_iters, tol, gradient, marginals, memory, memory_budget)
 
-    @property
-    def _regularisation(self) -> float:
-        return self.epsilon_pos
-
     def compute(self, batch: Batch) -> Tensor:
         """Both divergences, of cosines or of costs shaped from them."""
         if self.shaping != "linear":
@@ -121,7 +110,7 @@ class PushPull(ContrastiveLoss):
         return loss(batch, self.sweeps, self._parts, both=True)
 
     def _parts(self, batch: Batch) -> list[Part]:
-        relation = batch.with_marginals(self.sweeps.marginals).relation
+        relation = batch.relation.with_marginals(self.sweeps.marginals)
         # The paper has two A⁻: a projection of A in Algorithm 1, all unequal pairs in its appendix.
         push = relation.repelling() if self.negatives == "projected" else relation.negatives()
         parts = []
@@ -130,7 +119,7 @@ class PushPull(ContrastiveLoss):
             c, masses = batch.sharpness(epsilon), target.pairs.marginals
             form = partial(Linear, sharpness=c.value, axes=2, sign=sign)
             linear = target.pairs if sign > 0 else target.pairs.negated()
-            parts.append(Part(masses, target.entropy, form, self.sweeps.imposed(masses), c, linear))
+            parts.append(Part(masses, c, target.entropy, form, self.sweeps.imposed(masses), linear))
         return parts
 
     def _shaped(self, batch: Batch) -> Batch:
@@ -145,8 +134,7 @@ class PushPull(ContrastiveLoss):
         psi = resolve(self.shaping)
         if self.check == "full" and on_host(margins) and not isinstance(self.shaping, str):
             lowest, highest = (float(end) for end in torch.aminmax(margins.detach()))
-            check_decreasing(
-                psi, lowest, max(highest, lowest + 1e-3 * max(1.0, abs(lowest))), margins
-            )
-        rewards = -psi(margins)
-        return replace(batch, anchors=rewards, references=None, temperature=1.0)
+            highest = max(highest, lowest + 1e-3 * max(1.0, abs(lowest)))
+            check_decreasing(psi, lowest, highest, margins)
+        scores = -psi(margins)
+        return replace(batch, anchors=scores, references=None, temperature=1.0, gathered=None)

@@ -12,20 +12,13 @@ VARIANTS = ("formula", "published")
 
 
 def read_out(log_plan: Tensor, positives: Tensor, variant: str) -> Tensor:
-    """The loss of a plan whose rows sum to about one.
+    """The loss of log P, (N, M), whose rows sum to about one, at a mask of positive pairs, (N, M).
 
-    ``"formula"`` is ``−mean log P`` at the positive pairs: inverse optimal transport, that is
-    ``KL(P̃ ‖ P)`` up to a constant.
+    ``"formula"`` is ``−mean log P`` at the positive pairs: ``KL(P̃ ‖ P)`` up to a constant.
 
     ``"published"`` is the public CLIP code's ``cross_entropy(P, diagonal)``. It takes the plan
-    itself for logits, so that a second softmax flattens numbers between 0 and 1: for N = 256 the
-    loss can only move between 4.55 and 5.55.
-
-    Args:
-        log_plan: log P, shape (N, M).
-        positives: The positive pairs as a mask, shape (N, M). The public code has one per row; the
-            mean over all of them is ours.
-        variant: ``"formula"`` or ``"published"``.
+    itself for logits, numbers between 0 and 1: for N = 256 the loss stays between 4.55 and 5.55.
+    The public code has one positive per row; the mean over all of them is ours.
     """
     if variant == "published":
         log_plan = torch.log_softmax(log_plan.exp(), 1)

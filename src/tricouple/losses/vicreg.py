@@ -13,21 +13,20 @@ from tricouple.batch import Batch
 from tricouple.groups import Group
 from tricouple.losses.base import Check, ContrastiveLoss, Empty, Need
 from tricouple.numeric import cosines, on_host
-from tricouple.relations import Identities, adjacent_views
+from tricouple.relations import Identities
 
 
 class VICReg(ContrastiveLoss):
-    """Two views alike, each dimension alive, dimensions uncorrelated (Bardes et al., ICLR 2022).
+    """Equal views, a variance of at least 1, no covariance (Bardes et al., ICLR 2022).
 
     ``invariance · mean (z − z′)²`` plus, of both views, ``variance · mean relu(1 − std)`` halved
-    and ``covariance · Σ_{k≠l} cov_kl²/d``. It works on the embeddings as they are: their length
-    matters, so unlike the other losses it does not normalise them.
+    and ``covariance · Σ_{k≠l} cov_kl²/d``. Embeddings are not normalised.
 
     The two views come from the identities. Within one set the samples of an identity are paired in
-    batch order, first with second, third with fourth, and an odd one is left out: with
-    ``pair_views(view0, view1)`` that is the published loss, with class labels two samples of one
-    class are the two views (the paper's synthetic study). Across two sets the k-th anchor of an
-    identity is paired with its k-th reference. Explicit triplets have no views: they are refused.
+    batch order, first with second, third with fourth, without an odd last one:
+    ``pair_views(view0, view1)`` gives the published loss, class labels the paper's synthetic study.
+    Across two sets the k-th anchor of an identity is paired with its k-th reference. Explicit
+    triplets raise an error.
 
     Args:
         invariance: Weight of the distance between the views.
@@ -59,9 +58,9 @@ class VICReg(ContrastiveLoss):
         group: Group = None,
     ) -> None:
         super().__init__(empty=empty, check=check, group=group)
-        checks.non_negative_number("invariance", invariance)
-        checks.non_negative_number("variance", variance)
-        checks.non_negative_number("covariance", covariance)
+        weights = {"invariance": invariance, "variance": variance, "covariance": covariance}
+        for name, weight in weights.items():
+            checks.non_negative_number(name, weight)
         checks.positive_number("eps", eps)
         self.invariance, self.variance, self.covariance = invariance, variance, covariance
         self.eps = eps
@@ -123,10 +122,27 @@ class _Views(NamedTuple):
 
 
 def _views(batch: Batch) -> _Views:
-    assert isinstance(batch.relation, Identities)
+    """Samples of one place, which encodes identity and number, are a pair: neighbours if sorted."""
+    groups = batch.relation
+    assert isinstance(groups, Identities)
     assert batch.references is not None
-    first, second, met = adjacent_views(batch.relation)
+    if groups.within:
+        places = groups.anchors + groups.number * (_number_in_group(groups.anchors) // 2)
+    else:
+        both = groups.anchors, groups.references
+        places = torch.cat([codes + groups.number * _number_in_group(codes) for codes in both])
+    places, order = places.sort(stable=True)
+    met = places[1:] == places[:-1]
+    start = 0 if groups.within else len(groups.anchors)
+    first, second = order[:-1] * met, (order[1:] - start) * met
     if on_host(met):
         first, second = first[met], second[met]
         return _Views(batch.anchors[first], batch.references[second], None, len(first))
     return _Views(batch.anchors[first], batch.references[second], met[:, None], met.sum())
+
+
+def _number_in_group(codes: Tensor) -> Tensor:
+    """How many samples of the same group come earlier in the batch, shape (N,)."""
+    ordered, order = codes.sort(stable=True)
+    numbers = torch.arange(len(codes), device=codes.device) - torch.searchsorted(ordered, ordered)
+    return torch.empty_like(codes).index_copy_(0, order, numbers)

@@ -1,7 +1,7 @@
 """The paper's algorithms as written: dense, float64, differentiated by autograd.
 
-Every other file computes the same numbers in O(N²); here a triplet plan is an N×M×M tensor. Use it
-to read what a loss is and to check a fast one. Formulas: docs/mathematics.md, §1, 2, 5 and 11.
+A triplet plan is an N×M×M tensor here. Use it to read what a loss is and to check a fast one.
+Formulas: docs/mathematics.md, §1, 2, 5 and 11.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def neg_mmiot(
     """Neg-MMIOT-CL: KL(P̃‖P), P the three-marginal plan for C_ijk = ψ((s_ij − s_ik)/τ).
 
     Args:
-        *samples: Embeddings of the anchors, shape (N, d), of any length; their labels, (N,); those
-            of the references, (M, d), None for the anchors themselves; and their labels, (M,).
+        *samples: Embeddings of the anchors, (N, d), of any length; their labels, (N,); those of the
+            references, (M, d), None for the anchors themselves; and their labels, (M,).
         temperature: τ.
         epsilon: ε.
         shaping: ψ, a name of ``tricouple.shaping.SHAPINGS`` or a function.
         **how: ``n_iters``: sweeps over anchors, positives and negatives, 10 by default.
             ``marginals``: of P, ``"uniform"``, ``"target"`` (those of P̃) or ``"classes"`` (§11).
             ``own``: the reference that each anchor is, (N,), −1 for none; by default itself within
-            one set, and none across two. ``triplets``: instead of labels, triplets (a, p, n), or
-            pairs (a1, p, a2, n), where every positive of an anchor goes with every negative of it.
+            one set. ``triplets``: instead of labels, triplets (a, p, n), or pairs (a1, p, a2, n),
+            where every positive of an anchor goes with every negative of it.
 
     Example:
         >>> z, y = torch.eye(3), torch.tensor([0, 0, 1])
@@ -132,15 +132,14 @@ def sinkhorn(
     allowed = cost < -NONE
     scores = torch.where(allowed, cost.double(), 0.0) / epsilon
     kernel = torch.where(allowed, scores if anti else -scores, NONE)
-    logs = [mass.double().log().clamp_min(NONE) for mass in masses]
-    scalings = [torch.zeros_like(log) for log in logs]
+    scalings = [torch.zeros_like(mass, dtype=torch.float64) for mass in masses]
     for _ in range(n_iters):
-        for axis, log_mass in enumerate(logs):
+        for axis, mass in enumerate(masses):
             others = [other for other in range(cost.dim()) if other != axis]
             grids = torch.meshgrid(*scalings, indexing="ij")
             total = torch.logsumexp(sum((grids[k] for k in others), start=kernel), others)
-            there = log_mass > NONE / 2
-            scalings[axis] = torch.where(there, log_mass - torch.where(there, total, 0.0), NONE)
+            there = mass > 0
+            scalings[axis] = torch.where(there, mass.double().log() - total, NONE)
     return tuple(scaling * epsilon for scaling in scalings)
 
 
@@ -191,10 +190,10 @@ class _Batch:
         if cost.dim() == 3:  # i, j and k are distinct
             barred = barred[:, :, None] | barred[:, None, :] | same
         cost = cost.masked_fill(barred, -NONE)
-        imposed = [torch.full((n,), 1 / n, dtype=torch.float64) for n in target.shape]
-        if self.marginals != "uniform":  # those of P̃
-            axes = range(target.dim())
-            imposed = [target.sum([other for other in axes if other != axis]) for axis in axes]
+        axes = range(target.dim())
+        imposed = [target.sum([other for other in axes if other != axis]) for axis in axes]
+        if self.marginals == "uniform":
+            imposed = [torch.full_like(sums, 1 / len(sums)) for sums in imposed]
         potentials = sinkhorn(cost, epsilon, imposed, self.n_iters)
         log_plan = (sum(torch.meshgrid(*potentials, indexing="ij")) - cost) / epsilon
         return (target * (target.clamp_min(1e-300).log() - log_plan)).sum()

@@ -1,9 +1,8 @@
-"""Forms: what a plan's kernel is. A form offers ``sweep``, ``push`` and ``gradient``.
+"""Forms: what a plan's kernel is, and how its rows are summed.
 
 A plan of A axes is P = exp(Σ potentials) · K, known by its potentials (log-scalings), one float64
 vector per axis; the solver does the rest. Pairs and linear triplets are one form: their rows are
-softmaxes, of the positives and, for triplets, of the negatives (rows.py). ``LogSigmoid``, ``Hinge``
-and ``AnyShaping`` offer the same three functions.
+softmaxes, of the positives and, for triplets, of the negatives (rows.py).
 
 Of several processes each has the rows of its own anchors: potentials and weights of the first axis
 are those of its own rows, of the other axes those of all references.
@@ -11,16 +10,20 @@ are those of its own rows, of the other axes those of all references.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tricouple.ot import rows
+from tricouple.ot import native, rows
 from tricouple.ot.rows import Vectors, Weights
 from tricouple.ot.scores import Scores
+
+Updated = tuple[Tensor, Tensor, Tensor | None]
+"""Of some rows: φ, the logarithms of an axis' columns, and of the row masses before φ was set."""
 
 
 class Term(NamedTuple):
@@ -29,42 +32,107 @@ class Term(NamedTuple):
     potentials: Vectors
     weights: Weights
 
+    def add_to(self, form: Any, block: slice, part: Any, into: Tensor) -> None:
+        """Some rows of ∂/∂s."""
+        form.push_rows(block, part, *self.of_rows(block), into)
 
-class Form(Protocol):
-    """What the solver asks of a kernel K."""
+    def of_rows(self, block: slice) -> tuple[Vectors, Weights]:
+        """Potentials and weights, of the first axis those of some rows."""
+        first = self.weights[0]
+        mine = [None if first is None else first[block], *self.weights[1:]]
+        return [self.potentials[0][block], *self.potentials[1:]], mine
+
+
+@dataclass
+class Forces:
+    """∂L/∂s as far as kernels do not have it: a matrix, or terms of it where there is no room."""
+
+    scores: Scores
+    values: Tensor | None = None
+    terms: list[Any] = field(default_factory=list)  # with an ``add_to`` like that of a ``Term``
+
+    def matrix(self) -> Tensor | None:
+        """The N×M matrix that ``push`` adds to; None where terms are kept instead."""
+        s = self.scores
+        if s.keep and self.values is None:
+            self.values = native.empty_matrix(s.anchors, *s.shape, dtype=s.dtype).zero_()
+        return self.values
+
+
+@dataclass
+class Form(ABC):
+    """A kernel K whose rows are independent: what the solver asks for is added up over them."""
 
     scores: Scores
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Lengths of the axes."""
+    @abstractmethod
+    def parts(self) -> Iterator[tuple[slice, Any]]:
+        """Some rows at a time, with what the kernel needs to know of them."""
+
+    @abstractmethod
+    def update(
+        self, block: slice, part: Any, potentials: Vectors, log_mass: Tensor | None
+    ) -> Updated:
+        """Set φ, where masses are given, and sum the columns of positives; else of negatives."""
+
+    @abstractmethod
+    def push_rows(
+        self, block: slice, part: Any, potentials: Vectors, weights: Weights, into: Tensor | None
+    ) -> Vectors:
+        """``push`` of some rows, whose potentials, weights and forces these are."""
 
     def sweep(
         self, potentials: Vectors, log_masses: Vectors, *, watch: bool = False
     ) -> tuple[Vectors, Tensor | None]:
-        """Set one potential after the other so that its marginal is right.
+        """Set one potential after the other so that its marginal is right (mathematics §2).
 
-        Args:
-            potentials: Those of all axes.
-            log_masses: Logarithms of the imposed marginals.
-            watch: Whether the error of the first marginal before the sweep (L1) is wanted.
+        Anchors and positives take one pass over the rows, negatives another. With ``watch`` also
+        the L1 error of the first marginal before the sweep.
         """
+        after = [potentials[0].clone(), *potentials[1:]]
+        error = after[0].new_zeros(()) if watch else None
+        for axis in range(1, len(after)):
+            columns = torch.full_like(after[axis], -torch.inf)
+            for block, part in self.parts():
+                mass = log_masses[0][block] if axis == 1 else None
+                there = [after[0][block], *after[1:]]
+                after[0][block], found, before = self.update(block, part, there, mass)
+                columns = torch.logaddexp(columns, found)
+                if error is not None and before is not None and mass is not None:
+                    error += (before.exp() - mass.exp()).abs().sum()
+            if self.scores.group is not None:
+                self.scores.group.log_sum_(columns)
+            after[axis] = log_scaling(log_masses[axis], columns)
+        return after, None if error is None else self.scores.shared(error)
 
     def push(self, potentials: Vectors, weights: Weights, into: Tensor | None = None) -> Vectors:
         """For each axis the weights of the *other* axes, carried through the plan.
 
         With ``into``, (N, M), ∂/∂s of Σ w · marginals is added to it.
         """
+        term = Term(potentials, weights)
+        outs = [torch.zeros_like(potential) for potential in potentials]
+        for block, part in self.parts():
+            target = None if into is None else into[block]
+            outs[0][block], *found = self.push_rows(block, part, *term.of_rows(block), target)
+            for out, more in zip(outs[1:], found, strict=True):
+                out += more
+        return [outs[0], *self.scores.shared(torch.stack(outs[1:]))]
 
-    def gradient(self, terms: Sequence[Term]) -> Iterator[tuple[slice, Tensor]]:
+    def gradient(self, terms: Sequence[Any]) -> Iterator[tuple[slice, Tensor]]:
         """The sum of the terms, in tiles that the next one overwrites."""
+        scores, m = self.scores, self.scores.shape[1]
+        for block, part in self.parts():
+            total = scores.anchors.new_zeros(block.stop - block.start, m, dtype=scores.dtype)
+            for term in terms:
+                term.add_to(self, block, part, total)
+            yield block, total
 
 
 @dataclass
-class Linear:
+class Linear(Form):
     """K_ij = exp(c s_ij), two axes, or K_ijk = exp(c s_ij − c s_ik), j ≠ k, three; never own_i."""
 
-    scores: Scores
     sharpness: float | Tensor  # |c|
     axes: int
     sign: int = 1  # of c; −1 for a pair plan that repels
@@ -74,80 +142,24 @@ class Linear:
         """The factor of s."""
         return self.sharpness if self.sign > 0 else -self.sharpness
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Lengths of the axes."""
-        n, m = self.scores.shape
-        return (n, m, m)[: self.axes]
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """Tiles of s."""
+        return self.scores.tiles()
 
-    def sweep(
-        self, potentials: Vectors, log_masses: Vectors, *, watch: bool = False
-    ) -> tuple[Vectors, Tensor | None]:
-        """Anchors and positives in one pass over the tiles, then negatives in another (§2)."""
-        phi, f, *others = potentials
-        g = others[0] if others else None
-        phi, columns, error = self._pass(self.c, phi, f, g, log_masses[0], watch)  # marginals 1, 2
-        f = log_scaling(log_masses[1], columns)
-        if g is None:
-            return [phi, f], error
-        _, columns, _ = self._pass(-self.c, phi, g, f, None, False)  # marginal 3
-        return [phi, f, log_scaling(log_masses[2], columns)], error
+    def update(
+        self, block: slice, part: Tensor, potentials: Vectors, log_mass: Tensor | None
+    ) -> Updated:
+        """rows.update; for marginal 3 with −c, and f and g exchanged."""
+        c, own = self.c, self.scores.own[block]
+        if log_mass is None:
+            c, potentials = -c, [potentials[axis] for axis in (0, 2, 1)]
+        return rows.update(c, part, own, potentials, log_mass)
 
-    def _pass(
-        self,
-        c: float | Tensor,
-        phi: Tensor,
-        v: Tensor,
-        partner: Tensor | None,
-        log_mass: Tensor | None,
-        watch: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        phi, columns = phi.clone(), torch.full_like(v, -torch.inf)
-        error = phi.new_zeros(()) if watch else None
-        for block, tile in self.scores.tiles():
-            own, mass = self.scores.own[block], None if log_mass is None else log_mass[block]
-            phi[block], found, before = rows.update(c, tile, own, phi[block], v, partner, mass)
-            columns = torch.logaddexp(columns, found)
-            if error is not None and before is not None and mass is not None:
-                error += (before.exp() - mass.exp()).abs().sum()
-        if self.scores.group is not None:
-            self.scores.group.log_sum_(columns)
-            if error is not None:
-                self.scores.group.sum_(error)
-        return phi, columns, error
-
-    def push(self, potentials: Vectors, weights: Weights, into: Tensor | None = None) -> Vectors:
-        """For each axis the weights of the other axes, carried through the plan (rows.push)."""
-        outs = [torch.zeros_like(potential) for potential in potentials]
-        for block, tile in self.scores.tiles():
-            target = None if into is None else into[block]
-            found = self._rows(block, tile, potentials, weights, target)
-            outs[0][block] = found[0]
-            for out, part in zip(outs[1:], found[1:], strict=True):
-                out += part
-        if self.scores.group is not None:
-            outs[1:] = self.scores.group.sum_(torch.stack(outs[1:]))
-        return outs
-
-    def _rows(
-        self,
-        block: slice,
-        tile: Tensor,
-        potentials: Vectors,
-        weights: Weights,
-        into: Tensor | None,
+    def push_rows(
+        self, block: slice, part: Tensor, potentials: Vectors, weights: Weights, into: Tensor | None
     ) -> Vectors:
-        there = [potentials[0][block], *potentials[1:]]
-        mine = [None if weights[0] is None else weights[0][block], *weights[1:]]
-        return rows.push(self.c, tile, self.scores.own[block], there, mine, into, self.c)
-
-    def gradient(self, terms: Sequence[Term]) -> Iterator[tuple[slice, Tensor]]:
-        """The sum of the terms, in tiles."""
-        for block, tile in self.scores.tiles():
-            total = torch.zeros_like(tile)
-            for potentials, weights in terms:
-                self._rows(block, tile, potentials, weights, total)
-            yield block, total
+        """rows.push."""
+        return rows.push(self.c, part, self.scores.own[block], potentials, weights, into)
 
 
 def log_scaling(log_mass: Tensor, log_sum: Tensor) -> Tensor:

@@ -10,14 +10,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tricouple.numeric import on_host, wide_dtype
-from tricouple.ot.forms import log_scaling
+from tricouple.ot.any_shaping import update_by_pairs
+from tricouple.ot.forms import Updated
 from tricouple.ot.rows import Vectors
 from tricouple.shaping import Hinge
 
 
 @dataclass(frozen=True)
 class SortedRows:
-    """x of some anchors in ascending order, as positives see them; float64."""
+    """Scores of some anchors in ascending order, as positives see them; float64."""
 
     x: Tensor  # shape (R, M)
     order: Tensor  # the columns that they came from
@@ -44,15 +45,12 @@ class SortedRows:
         """As negatives see them: with the scores' signs and their order exchanged."""
         return replace(self, x=-self.x.flip(1), order=self.order.flip(1))
 
-    def positives(self, log_mass: Tensor, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """``log Σ_jk e^{f+g} K`` of rows; ``log Σ_ik e^{φ+g} K`` with the φ that it asks for."""
-        pairs = self._log_sums(g)[0]
-        sums = torch.logsumexp(pairs + f, 1)
-        return sums, torch.logsumexp(pairs + log_scaling(log_mass, sums)[:, None], 0)
+    def update(self, potentials: Vectors, log_mass: Tensor | None) -> Updated:
+        """``Form.update``: marginals 1 and 2 with ``log_mass``, 3 without."""
+        return update_by_pairs(self._pairs, potentials, log_mass)
 
-    def negatives(self, phi: Tensor, f: Tensor, g: Tensor) -> Tensor:
-        """``log Σ_ij e^{φ+f} K`` of each negative; g is not needed here."""
-        return torch.logsumexp(self.reversed()._log_sums(f)[0] + phi[:, None], 0)
+    def _pairs(self, v: Tensor, sign: int) -> Tensor:
+        return (self if sign > 0 else self.reversed())._log_sums(v)[0]
 
     def push(self, potentials: Vectors, axis: int, weights: Tensor, into: Tensor | None) -> Vectors:
         """P¹² and P¹³ with weights on an axis: their sums over rows and columns, and forces."""

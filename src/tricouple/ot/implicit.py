@@ -20,8 +20,14 @@ _CONVERGED = 1e-3
 _STEPS = 100
 
 
-def implicit_weights(run: Run, cotangents: Sequence[Tensor]) -> list[Tensor]:
-    """The solution w, one vector per axis; warns if the plan has not converged."""
+def implicit_weights(run: Run, right: Sequence[Tensor]) -> list[Tensor]:
+    """The solution w of J w = right, one vector per axis; warns if the plan has not converged.
+
+    J = diag(marginals) + pair marginals is positive semi-definite. Its null space (a constant moved
+    from one axis to another) is kept out of every residual, so that rounding cannot grow along it.
+    A sharp plan that is not converged may have fallen into parts that no mass connects: then there
+    is no solution, and the iterate with the smallest residual is the answer.
+    """
     error = run.marginal_error()
     if on_host(error) and float(error) > _CONVERGED:
         warnings.warn(
@@ -30,40 +36,23 @@ def implicit_weights(run: Run, cotangents: Sequence[Tensor]) -> list[Tensor]:
             'gradient="unrolled"',
             stacklevel=2,
         )
-    return _conjugate_gradients(run, cotangents)
-
-
-def _conjugate_gradients(run: Run, right: Sequence[Tensor]) -> list[Tensor]:
-    """J w = right, with a diagonal preconditioner.
-
-    J = diag(marginals) + pair marginals is positive semi-definite. Its null space (a constant moved
-    from one axis to another) is kept out of every residual, so that rounding cannot grow along it.
-    A sharp plan that is not converged may have fallen into parts that no mass connects: then there
-    is no solution, and the iterate with the smallest residual is the answer.
-    """
     sizes = [len(part) for part in right]
     diagonal = torch.cat(run.marginals())
-    host, first = on_host(diagonal), sizes[0]
+    host = on_host(diagonal)
 
     def totals(flat: Tensor) -> Tensor:
         sums = torch.stack([part.sum() for part in flat.split(sizes)])
-        return torch.cat([run.total(sums[:1]), sums[1:]])
+        run.form.scores.shared(sums[:1])
+        return sums
 
     def inner(left: Tensor, other: Tensor) -> Tensor:
-        own = run.total(left[:first] @ other[:first])
-        return own + left[first:] @ other[first:]
-
-    def apply(flat: Tensor) -> Tensor:
-        """J w: diag p on the diagonal, pair marginals off it."""
-        pushed = run.form.push(run.potentials, list(flat.split(sizes)))
-        return diagonal * flat + torch.cat(pushed)
+        return totals(left * other).sum()
 
     def consistent(flat: Tensor) -> Tensor:
         """All axes must receive the same total."""
         found = totals(flat)
-        excess = ((found - found.mean()) / masses).split(1)
-        moved = zip(diagonal.split(sizes), excess, strict=True)
-        return flat - torch.cat([part * amount for part, amount in moved])
+        excess = zip(diagonal.split(sizes), (found - found.mean()) / masses, strict=True)
+        return flat - torch.cat([part * amount for part, amount in excess])
 
     masses = totals(diagonal)
     residual = consistent(torch.cat(list(right)))
@@ -73,9 +62,10 @@ def _conjugate_gradients(run: Run, right: Sequence[Tensor]) -> list[Tensor]:
     smallest, rounding = energy, torch.finfo(residual.dtype).eps
     enough, ended = energy * rounding**2, torch.zeros_like(energy, dtype=torch.bool)
     # The same number on all processes, whichever rows they have.
-    size = 2 * int(run.total(residual.new_tensor(float(first)))) + 4 * sizes[1] if host else 0
-    for _ in range(size + _STEPS):
-        image = apply(direction)
+    rows = run.form.scores.shared(residual.new_tensor(sizes[0]))
+    for _ in range((2 * int(rows) + 4 * sizes[1] if host else 0) + _STEPS):
+        pushed = run.form.push(run.potentials, list(direction.split(sizes)))
+        image = diagonal * direction + torch.cat(pushed)  # J times it
         curvature = inner(direction, image)
         # At the end, or in the null space but for rounding.
         flat = curvature <= 100 * rounding * inner(direction, diagonal * direction)

@@ -45,8 +45,7 @@ def kernel_of(
         dtype: That of the N×M matrices.
         kernel_tol: Relative error of the log-sigmoid kernel.
         reach: The largest ``factor · |s|`` on a device, where it is not read.
-        used: Gives values of ``factor · s``, of any shape: a ψ that is a function is checked on the
-            margins between them. None for no check.
+        used: Gives values of ``factor · s``, between which a ψ that is a function is checked.
         streamed: Whether kernels may not be stored.
         memory_budget: Bytes for the costs of a ψ without a fast form.
     """
@@ -58,9 +57,8 @@ def kernel_of(
     if shaping == "log_sigmoid" and epsilon <= LARGEST_EPSILON:
         checks.positive_number("kernel_tol", kernel_tol)
         checks.quadrature_tolerance(kernel_tol, dtype)
-        return partial(
-            LogSigmoid, factor=factor, epsilon=epsilon, tolerance=kernel_tol, reach=reach
-        )
+        form = partial(LogSigmoid, factor=factor, epsilon=epsilon)
+        return partial(form, tolerance=kernel_tol, reach=reach)
     checks.positive_number("memory_budget", memory_budget)
     if streamed:
         raise ValueError(

@@ -9,55 +9,35 @@ nodes, at any sharpness, without a difference that loses digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tricouple.numeric import fill_own, on_host, wide_dtype
-from tricouple.ot import native, rows
-from tricouple.ot.forms import Term, log_scaling
-from tricouple.ot.log_sigmoid_fast import Factors, FastLogSigmoid
-from tricouple.ot.quadrature import (
-    HEAD,
-    LOG2,
-    TAIL,
-    Rule,
-    cost_splits,
-    nodes_of,
-    pair_costs,
-    rule_of,
-)
+from tricouple.ot import native, quadrature, rows
+from tricouple.ot.any_shaping import update_by_pairs
+from tricouple.ot.forms import Updated
+from tricouple.ot.log_sigmoid_fast import Terms, TermSweeps
+from tricouple.ot.quadrature import Rule, at_once, cost_splits, nodes_of, pair_costs, rule_of
 from tricouple.ot.rows import Vectors, Weights
-from tricouple.ot.scores import Scores
-
-# Entries of the matrices of some rows and nodes that PyTorch has at once, on the CPU and elsewhere.
-_CACHED, _AT_ONCE = 1 << 18, 1 << 26
+from tricouple.ot.shaped import Shaped, parts_of
 
 # Beyond this ε the quadrature has too long a tail: pairs of references are taken one by one.
 LARGEST_EPSILON = 4.0
 
-TargetWeights = Callable[[slice], tuple[Tensor, Tensor]]
-
 
 @dataclass
-class LogSigmoid:
+class LogSigmoid(Shaped):
     """K_ijk = σ(x_ij − x_ik)^{1/ε}, x = factor·s, j ≠ k; never own_i. To a relative tolerance."""
 
-    scores: Scores
     factor: float | Tensor  # 1/τ; a tensor without dimensions on a device
     epsilon: float
     tolerance: float  # on the relative error of K
     reach: float | None = None  # where the factor is a tensor: what |x| is taken to be at most
-    kept: list[Factors] = field(default_factory=list)  # of streamed batches, for ``gradient``
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Lengths of the axes."""
-        n, m = self.scores.shape
-        return n, m, m
 
     @property
     def rule(self) -> Rule:
@@ -68,152 +48,75 @@ class LogSigmoid:
         """What |x| is at most, for a device; unit vectors have cosines of 1, but for rounding."""
         return self.reach if self.reach is not None else 1.01 * float(self.factor)
 
-    def sweep(
-        self, potentials: Vectors, log_masses: Vectors, *, watch: bool = False
-    ) -> tuple[Vectors, Tensor | None]:
-        """Anchors and positives in one pass over the tiles, then negatives in another (§2, §3)."""
-        phi, f, g = potentials
-        phi, columns, error = self._pass(1, phi, f, g, log_masses[0], watch)  # marginals 1, 2
-        f = log_scaling(log_masses[1], columns)
-        _, columns, _ = self._pass(-1, phi, f, g, None, False)  # marginal 3
-        return [phi, f, log_scaling(log_masses[2], columns)], error
+    @cached_property
+    def nodes(self) -> Nodes:
+        """The nodes of each row, for the compiled module."""
+        return Nodes(self)
 
-    def _pass(
-        self, sign: int, phi: Tensor, f: Tensor, g: Tensor, log_mass: Tensor | None, watch: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Set φ where masses are given; the columns of positives (sign 1) or of negatives (−1)."""
-        phi, columns = phi.clone(), torch.full_like(f, -torch.inf)
-        error = phi.new_zeros(()) if watch else None
-        for block, tile in self._parts():
-            mass = None if log_mass is None else log_mass[block]
-            terms = _Terms(self, tile, self.scores.own[block])
-            phi[block], found, before = terms.update(sign, phi[block], f, g, mass)
-            columns = torch.logaddexp(columns, found)
-            if error is not None and before is not None and mass is not None:
-                error += (before.exp() - mass.exp()).abs().sum()
-        if self.scores.group is not None:
-            self.scores.group.log_sum_(columns)
-            if error is not None:
-                self.scores.group.sum_(error)
-        return phi, columns, error
-
-    def fast(self) -> FastLogSigmoid | None:
-        """Sweeps by scaling, in C; None elsewhere, and for scores that are no numbers."""
+    def fast(self) -> LogSigmoid | None:
+        """What has ``sweeps``, in C; None elsewhere, and for scores that are no numbers."""
         if not native.in_c(self.scores.anchors):
             return None
         none = float((self.nodes.counts < 0).any())
         if self.scores.group is not None:
             none = self.scores.group.largest(none)
-        return None if none else FastLogSigmoid(self)
+        return None if none else self
 
-    def push(self, potentials: Vectors, weights: Weights, into: Tensor | None = None) -> Vectors:
-        """For each axis the weights of the other axes, carried through the plan (rows.push)."""
-        outs = [torch.zeros_like(potential) for potential in potentials]
-        for block, tile in self.scores.tiles():
-            self._push(
-                block, tile, potentials, weights, None if into is None else into[block], outs
-            )
-        if self.scores.group is not None:
-            outs[1:] = self.scores.group.sum_(torch.stack(outs[1:]))
-        return outs
+    def sweeps(
+        self, masses: Vectors, start: Vectors, most: int, tol: float | None, later: bool
+    ) -> tuple[TermSweeps | None, bool]:
+        """In float32, or in float64 if that loses digits (``solver.FastRun``)."""
+        done, ended = None, False
+        for dtype in (torch.float32, torch.float64):
+            terms = Terms(self, dtype)
+            if not ended and terms.block > 0 and self.scores.dtype.itemsize <= dtype.itemsize:
+                run = TermSweeps(terms, masses, start, later)
+                ended = run.go_on(most, tol)
+                done = run if run.number > 0 else None
+        return done, ended
 
-    def _push(
-        self,
-        block: slice,
-        tile: Tensor,
-        potentials: Vectors,
-        weights: Weights,
-        into: Tensor | None,
-        outs: Vectors,
-    ) -> None:
-        """``push`` of some rows, added to ``outs``: in C at once, in PyTorch a few at a time."""
-        compiled = native.in_c(tile)
-        for part in [slice(0, len(tile))] if compiled else _parts(tile):
-            inside = slice(block.start + part.start, block.start + part.stop)
-            there = [potentials[0][inside], *potentials[1:]]
-            mine = [None if weights[0] is None else weights[0][inside], *weights[1:]]
-            target = None if into is None else into[part]
-            if compiled:
-                found = self._push_in_c(inside, tile, there, mine, target)
-            else:
-                found = _Terms(self, tile[part], self.scores.own[inside]).push(there, mine, target)
-            outs[0][inside] = found[0]
-            outs[1] += found[1]
-            outs[2] += found[2]
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """Rows of s, so many that a node of them fits."""
+        step = at_once(self.scores.anchors) // max(1, self.scores.shape[1])
+        return parts_of(self.scores.tiles(), max(1, step))
 
-    def _push_in_c(
-        self,
-        block: slice,
-        tile: Tensor,
-        potentials: Vectors,
-        weights: Weights,
-        into: Tensor | None,
+    def update(
+        self, block: slice, part: Tensor, potentials: Vectors, log_mass: Tensor | None
+    ) -> Updated:
+        """rows.update node by node."""
+        return update_by_pairs(_Terms(self, block, part).pairs, potentials, log_mass)
+
+    def push_rows(
+        self, block: slice, part: Tensor, potentials: Vectors, weights: Weights, into: Tensor | None
     ) -> Vectors:
-        """``_Terms.push`` in C."""
-        nodes, (n, m), threads = self.nodes, tile.shape, native.threads(16 * tile.numel())
+        """rows.push node by node."""
+        if not native.in_c(part):
+            return _Terms(self, block, part).push(potentials, weights, into)
+        nodes, (n, m), threads = self.nodes, part.shape, native.threads(16 * part.numel())
         out0, outs = torch.empty_like(potentials[0]), potentials[1].new_zeros(2, threads, m)
-        work = outs.new_empty(threads, 3, m), tile.new_empty(threads, 7, m)
+        work = outs.new_empty(threads, 3, m), part.new_empty(threads, 7, m)
         own = self.scores.own[block], nodes.counts[block], nodes.lists[block]
         ends = *potentials, *weights, out0, outs[0], outs[1], into, *work
-        native.call("term_push", tile, n, m, nodes.width, threads, nodes.table, tile, *own, *ends)
+        native.call("term_push", part, n, m, nodes.width, threads, nodes.table, part, *own, *ends)
         return [out0, *outs.sum(1)]
 
-    @cached_property
-    def nodes(self) -> Nodes:
-        """The nodes of each row, for the compiled module."""
-        return Nodes.of(self)
-
-    def gradient(self, terms: Sequence[Term]) -> Iterator[tuple[slice, Tensor]]:
-        """The sum of the terms, and of what streamed fast runs left, in tiles."""
-        for block, tile in self.scores.tiles():
-            total = torch.zeros_like(tile)
-            for factors in self.kept:
-                factors.add_to(block, tile, total)
-            for potentials, weights in terms:
-                outs = [torch.zeros_like(potential) for potential in potentials]
-                self._push(block, tile, potentials, weights, total, outs)
-            yield block, total
-
-    def costs(self, weights: TargetWeights) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Σ_jk plus_ij minus_ik C_ijk/ε of each row, and its derivative with respect to s."""
-        splits = cost_splits(self.epsilon, self.tolerance)
-        compiled = native.in_c(self.scores.anchors)
-        for block, tile in self.scores.tiles() if compiled else self._parts():
-            plus, minus = weights(block)
-            wide = tile.to(plus.dtype)
-            if compiled:
-                totals, slopes = self._compiled_costs(wide, plus, minus, splits)
-            else:
-                spread = None if on_host(tile) else 2 * self.most()
-                totals, slopes = pair_costs(wide * self.factor, plus, minus, splits, spread)
-                slopes = slopes * self.factor
-            yield block, totals / self.epsilon, (slopes / self.epsilon).to(tile.dtype)
-
-    def _compiled_costs(
-        self, tile: Tensor, plus: Tensor, minus: Tensor, splits: int
-    ) -> tuple[Tensor, Tensor]:
-        """``pair_costs`` in C, with the gradient with respect to s."""
-        (n, m), threads = tile.shape, native.threads(16 * tile.numel())
-        numbers = float(self.factor), 0.0, LOG2 / splits, splits, TAIL, HEAD
-        table = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-        totals, slopes = tile.new_empty(n), torch.empty_like(tile)
-        work = tile.new_empty(threads * 10 * (m + 16))
-        arrays = table, tile, plus.contiguous(), minus.contiguous(), totals, slopes, work
-        native.call("pair_costs", tile, n, m, threads, *arrays)
-        return totals, slopes
-
-    def _parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Tiles of s in parts of a few rows."""
-        for block, tile in self.scores.tiles():
-            for part in _parts(tile):
-                yield slice(block.start + part.start, block.start + part.stop), tile[part]
-
-
-def _parts(tile: Tensor) -> list[slice]:
-    """Rows that PyTorch has at once: so many that 16 nodes of them fit."""
-    n, m = tile.shape
-    step = max(1, (_CACHED if on_host(tile) else _AT_ONCE) // 16 // max(1, m))
-    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
+    def cost_rows(self, part: Tensor, plus: Tensor, minus: Tensor) -> tuple[Tensor, Tensor]:
+        """By a quadrature of the cost, in C or in PyTorch."""
+        splits, wide = cost_splits(self.epsilon, self.tolerance), part.to(plus.dtype)
+        if native.in_c(part):
+            (n, m), threads = part.shape, native.threads(16 * part.numel())
+            ends = quadrature.TAIL, quadrature.HEAD
+            numbers = float(self.factor), 0.0, math.log(2) / splits, splits, *ends
+            table = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+            totals, slopes = wide.new_empty(n), torch.empty_like(wide)
+            work = wide.new_empty(threads * 10 * (m + 16))
+            arrays = table, wide, plus.contiguous(), minus.contiguous(), totals, slopes, work
+            native.call("pair_costs", wide, n, m, threads, *arrays)
+        else:
+            spread = None if on_host(part) else 2 * self.most()
+            totals, slopes = pair_costs(wide * self.factor, plus, minus, splits, spread)
+            slopes = slopes * self.factor
+        return totals / self.epsilon, slopes / self.epsilon
 
 
 class _Terms:
@@ -222,12 +125,16 @@ class _Terms:
     Rows and nodes are one axis of the matrices here, R·q long, some nodes at a time.
     """
 
-    def __init__(self, form: LogSigmoid, tile: Tensor, own: Tensor) -> None:
-        self.rule, self.factor, self.dtype, self.own = form.rule, form.factor, tile.dtype, own
-        self.x = tile.to(wide_dtype(tile.device)) * form.factor
-        nodes = nodes_of(self.rule, self.x, own, form.most() if not on_host(tile) else 0.0)
-        entries = _CACHED if on_host(tile) else _AT_ONCE
-        self.nodes = nodes.split(max(1, entries // max(1, tile.numel())))
+    def __init__(self, form: LogSigmoid, block: slice, tile: Tensor) -> None:
+        self.rule, self.factor, self.dtype = form.rule, form.factor, tile.dtype
+        self.x, self.own = tile.to(wide_dtype(tile.device)) * form.factor, form.scores.own[block]
+        if native.in_c(tile):
+            nodes = form.nodes.lists[block].unique().double() * self.rule.step
+        else:
+            sizes = self.x.abs().nan_to_num_(0.0, 0.0, 0.0)  # no numbers of nodes
+            reach = float(sizes.amax()) if on_host(tile) else form.most()
+            nodes = nodes_of(self.rule, self.x, self.own, reach)
+        self.nodes = nodes.split(max(1, at_once(tile) // max(1, tile.numel())))
         # Rates beyond every potential: their terms vanish. Larger ones would lose the potentials.
         self.most = (1e4 + 200 * self.rule.power * (1 + self.x.abs().amax())).log()
 
@@ -238,35 +145,14 @@ class _Terms:
         near = heights.mul_(self.rule.power).add_(self.rule.constant).sub_(rates)
         return fill_own(near, own, -torch.inf), fill_own(-rates, own, -torch.inf), rates
 
-    def update(
-        self, sign: int, phi: Tensor, f: Tensor, g: Tensor, log_mass: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """rows.update node by node: φ, logarithms of the columns, and of the row masses before."""
-        if log_mass is None:
-            return phi, self._columns(sign, phi, f, g), None
-        sums = self._row_sums(f, g)
-        before, phi = phi + sums, log_scaling(log_mass, sums)
-        return phi, self._columns(sign, phi, f, g), before
-
-    def _row_sums(self, f: Tensor, g: Tensor) -> Tensor:
-        """Logarithm of Σ_{j≠k} K_jk exp(f_j + g_k), shape (R,): marginal 1 without φ."""
-        total = torch.full_like(self.x[:, 0], -torch.inf)
+    def pairs(self, v: Tensor, sign: int) -> Tensor:
+        """Logarithm of Σ_{k≠j} K_ijk exp(v_k), shape (R, M); of Σ_{j≠k} for sign −1."""
+        total = torch.full_like(self.x, -torch.inf)
         for nodes in self.nodes:
-            near, far, _ = self._logs(nodes)
-            p, q = rows.soft(near.add_(f), self.dtype), rows.soft(far.add_(g), self.dtype)
-            sums = (p.total + q.total + rows.log_distinct(p, q)).view(-1, len(nodes))
-            total = torch.logaddexp(total, torch.logsumexp(sums, 1))
-        return total
-
-    def _columns(self, sign: int, phi: Tensor, f: Tensor, g: Tensor) -> Tensor:
-        """Logarithm of Σ_i exp(φ_i) Σ_{k≠j} K_ijk exp(g_k), (M,) (marginal 2); or 3, with f."""
-        total = torch.full_like(f, -torch.inf)
-        for nodes in self.nodes:
-            near, far, _ = self._logs(nodes)
-            mine, other = (near, far.add_(g)) if sign > 0 else (far, near.add_(f))
-            q = rows.soft(other, self.dtype)
-            weights = phi.repeat_interleave(len(nodes))[:, None] + q.total
-            total = torch.logaddexp(total, torch.logsumexp(mine + weights + rows.all_but(q), 0))
+            mine, other = self._logs(nodes)[:2][::sign]
+            q = rows.soft(other.add_(v), self.dtype)
+            found = (mine + q.total + rows.all_but(q)).unflatten(0, (-1, len(nodes)))
+            total = torch.logaddexp(total, torch.logsumexp(found, 1))
         return total
 
     def push(self, potentials: Vectors, weights: Weights, into: Tensor | None) -> Vectors:
@@ -298,46 +184,32 @@ class _Terms:
         return [out0, out1, out2]
 
 
-@dataclass
 class Nodes:
     """The nodes of the rows of a batch, and what the compiled module works with."""
 
-    table: Tensor  # the rule, as c/log_sigmoid.h reads it
-    width: int  # the largest number of nodes of a row
-    counts: Tensor  # (N,), −1 for rows that hold a NaN
-    lists: Tensor  # (N, width), int32: q of the nodes v_q
-    lows: Tensor  # (N,): where the smallest score of a row is
-    tops: Tensor  # (N,): the largest x
-    met: Tensor  # (N,): log Σ_q A_q B_q of the smallest score; 2^{−m} for every other one
-    slopes: Tensor  # (N,): its derivative with respect to x
-
-    @classmethod
-    def of(cls, form: LogSigmoid) -> Nodes:
-        """From two visits of the tiles: how many nodes there are, and which."""
+    def __init__(self, form: LogSigmoid) -> None:
         rule, factor, scores = form.rule, float(form.factor), form.scores
         n, own = scores.shape[0], scores.own
-        reach, longest = 0.0, 1
         numbers = factor, rule.power, rule.step, rule.splits, rule.left, rule.right, rule.constant
-        table = torch.tensor([*numbers, 0.0], dtype=torch.float64, device="cpu")
-        tops, met, slopes = table.new_zeros(3, n)
-        counts, lows = torch.zeros(2, n, dtype=torch.int64, device="cpu")
-        lists: Tensor | None = None
-        for visit in range(2):
-            for block, tile in scores.tiles():
-                if visit == 0:  # NaN and infinities are no numbers of nodes
-                    size = tile.abs().nan_to_num_(0.0, 0.0, 0.0).amax()
-                    reach = max(reach, factor * float(size))
-                room, threads = int(2 * reach / rule.step) + 8, native.threads(tile.numel())
-                sizes = *tile.shape, longest, room, threads
-                ends = lows[block], tops[block], met[block], slopes[block]
-                marks = torch.empty(threads * room, dtype=torch.uint8, device="cpu")
-                some = None if lists is None else lists[block]
-                arrays = table, tile, own[block], counts[block], some, *ends, marks
-                native.call("term_nodes", tile, *sizes, *arrays)
-            if visit == 0:
-                longest = max(1, int(counts.max())) if n else 1
-                lists = torch.zeros(n, longest, dtype=torch.int32, device="cpu")
-        assert lists is not None
+        self.table = torch.tensor([*numbers, 0.0], dtype=torch.float64, device="cpu")
+        # Of each row: the number of nodes, −1 if it holds a NaN; where its smallest score is; the
+        # largest x; log Σ_q A_q B_q of the smallest, log 2^{−m} for all others, and its slope.
+        self.counts, self.lows = torch.zeros(2, n, dtype=torch.int64, device="cpu")
+        self.tops, self.met, self.slopes = self.table.new_zeros(3, n)
+        lists, reach = [torch.zeros(0, 1, dtype=torch.int32, device="cpu")], 0.0
+        for block, tile in scores.tiles():
+            size = factor * float(tile.abs().nan_to_num_(0.0, 0.0, 0.0).amax())
+            room, threads = int(2 * size / rule.step) + 8, native.threads(tile.numel())
+            marks = torch.empty(threads * room, dtype=torch.uint8, device="cpu")
+            first = self.table, tile, own[block], self.counts[block]
+            last = *(x[block] for x in (self.lows, self.tops, self.met, self.slopes)), marks
+            sizes = room, threads, *first
+            native.call("term_nodes", tile, *tile.shape, 0, *sizes, None, *last)  # how many
+            found = lists[0].new_zeros(len(tile), max(1, int(self.counts[block].max())))
+            native.call("term_nodes", tile, *tile.shape, found.shape[1], *sizes, found, *last)
+            reach = max(reach, size)
+            lists.append(found)
+        self.width = max(part.shape[1] for part in lists)
+        self.lists = torch.cat([pad(part, (0, self.width - part.shape[1])) for part in lists])
         # Rates beyond every potential: their terms vanish.
-        table[-1] = math.log(1e4 + 200 * rule.power * (1 + reach))
-        return cls(table, longest, counts, lists, lows, tops, met, slopes)
+        self.table[-1] = math.log(1e4 + 200 * rule.power * (1 + reach))

@@ -1,7 +1,6 @@
 """The compiled module, called by addresses: loading, threads, large matrices.
 
-The module is optional: built where there is a C compiler, and left alone with the environment
-variable ``TRICOUPLE_NATIVE=0``. Everything that it computes has a twin in PyTorch.
+Everything that it computes has a twin in PyTorch.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from torch import Tensor
 from tricouple.numeric import on_host
 
 # The calls of the compiled module; to be raised here and in module.c whenever one changes.
-CALLS = 106
+CALLS = 112
 
-# Entries of a matrix below which one thread is faster than two.
-_SMALL = 1 << 17
-
+_SMALL = 1 << 17  # entries of a matrix below which one thread is faster than two
 _LARGE = 1 << 22  # bytes of a matrix that asks for huge pages
 
 
@@ -44,16 +41,7 @@ def _load() -> Any:
 
 
 library = _load()
-_forked = False  # OpenMP has no threads in a forked process
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_process = os.getpid()  # OpenMP has no threads in processes forked from it
 
 
 def compiled() -> bool:
@@ -75,11 +63,7 @@ def in_c(tensor: Tensor) -> bool:
 
 
 def call(name: str, like: Tensor, *arguments: Any) -> int:
-    """Call a compiled function for the dtype of ``like``.
-
-    Arguments are whole numbers, then reals, then contiguous tensors in the memory of the CPU, None
-    or functions that C may ask.
-    """
+    """Call a function for the dtype of ``like``: numbers, then tensors, callbacks or None."""
     passed = [_address(x) if isinstance(x, Tensor) else x for x in arguments]
     found: int = getattr(library, name)(like.element_size(), *passed)
     return found
@@ -87,16 +71,14 @@ def call(name: str, like: Tensor, *arguments: Any) -> int:
 
 def _address(array: Tensor) -> int:
     if not (array.is_cpu and array.is_contiguous()):
-        raise RuntimeError(
-            f"compiled code needs contiguous memory of the CPU, got {array.device}, strides "
-            f"{array.stride()}"
-        )
+        where = f"{array.device}, strides {array.stride()}"
+        raise RuntimeError(f"compiled code needs contiguous memory of the CPU, got {where}")
     return array.data_ptr()
 
 
 def threads(entries: int) -> int:
     """How many threads share a pass over so many entries."""
-    return 1 if entries < _SMALL or _forked else torch.get_num_threads()
+    return 1 if entries < _SMALL or os.getpid() != _process else torch.get_num_threads()
 
 
 def empty_matrix(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:

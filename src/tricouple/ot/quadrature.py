@@ -1,17 +1,11 @@
 """Quadrature of the log-sigmoid kernel and of its mean cost (mathematics §3, docs/quadrature.md).
 
-With x = s_ij/τ, y = s_ik/τ and m = 1/ε the kernel is a Gamma integral over v = log(rate),
+With x = s_ij/τ, y = s_ik/τ and m = 1/ε, by the trapezoid rule with nodes v_q = h·q,
 
     σ(x − y)^m = ∫ exp(m(x + v) − e^{x+v}) · exp(−e^{y+v}) dv / Γ(m) ≈ Σ_q A_q(x) B_q(y),
+    log(1 + e^{y − x}) = ∫ exp(−e^{x+v}) (1 − exp(−e^{y+v})) dv   (Frullani, of costs).
 
-and the trapezoid rule with nodes v_q = h·q has one relative error for all x and y. A pair needs the
-nodes in a bell around −log(e^x + e^y), which is between −max(x, y) − log 2 and −max(x, y). So the
-nodes of a row are those around its entries: a gap between two clusters of scores has none, and
-neither has the smallest score of a row, since j ≠ k makes it the smaller one of every pair.
-
-The mean cost of the target takes Frullani's integral, with the same B:
-
-    log(1 + e^{y − x}) = ∫ exp(−e^{x+v}) (1 − exp(−e^{y+v})) dv.
+A pair needs the nodes in a bell between −max(x, y) − log 2 and −max(x, y).
 """
 
 from __future__ import annotations
@@ -28,12 +22,13 @@ from tricouple.numeric import fill_own, on_host
 
 LOG2 = math.log(2)
 
-# For sums of costs: logarithms of the rates between which nodes are taken, TAIL for the largest x,
-# HEAD, where B = e^{−46}, for the smallest x of a positive.
-TAIL, HEAD = -9.5, math.log(46.0)
+# Of costs: log rate of the largest x at the first node, of the smallest positive at the last.
+TAIL, HEAD = -16.0, math.log(46.0)
 
-# Entries of the matrices of several nodes that are computed at once, on the CPU and elsewhere.
-_CACHED, _AT_ONCE = 1 << 18, 1 << 25
+
+def at_once(like: Tensor) -> int:
+    """Entries of the matrices of several nodes that are computed together."""
+    return 1 << 18 if on_host(like) else 1 << 25
 
 
 @dataclass(frozen=True)
@@ -69,12 +64,7 @@ def rule_of(power: float, tolerance: float) -> Rule:
 
 
 def trapezoid_error(power: float, step: float) -> float:
-    """The rule's relative error where its nodes fall worst, ``2 Σ_k |Γ(m + 2πik/h)| / Γ(m)``.
-
-    Example:
-        >>> 1e-8 < trapezoid_error(2.0, 0.5) < 1e-6
-        True
-    """
+    """The rule's relative error where its nodes fall worst, ``2 Σ_k |Γ(m + 2πik/h)| / Γ(m)``."""
     sizes = (_log_gamma(complex(power, 2 * math.pi * k / step)) for k in range(1, 33))
     return 2 * sum(math.exp(size - math.lgamma(power)) for size in sizes)
 
@@ -102,96 +92,53 @@ def quantile(power: float, mass: float, *, upper: bool) -> float:
 
 
 def nodes_of(rule: Rule, x: Tensor, own: Tensor, reach: float) -> Tensor:
-    """The nodes v_q that some rows need, shape (Q,).
+    """The nodes v_q that some rows of x, (R, M), wide dtype, need, without own; shape (Q,).
 
-    Args:
-        rule: Step and ends.
-        x: Scores, shape (R, M), wide dtype.
-        own: The column to leave out of each row, −1 for none.
-        reach: On a device, where nobody looks: what |x| is at most. Rows that would need more nodes
-            than that get NaN for nodes.
+    A device is not asked how many: |x| is at most ``reach``, and rows that would need more nodes
+    get NaN for nodes.
     """
-    step = rule.step
-    if not on_host(x):
-        number = math.ceil((rule.right - rule.left + LOG2 + 2 * reach) / step) + 2
-        high = fill_own(x.clone(), own, -torch.inf).amax()
-        low = fill_own(x.clone(), own, torch.inf).amin()
-        first = torch.floor((rule.left - LOG2 - high) / step)
-        last = torch.ceil((rule.right - LOG2 - low) / step)
-        places = first + torch.arange(number, device=x.device, dtype=x.dtype)
-        return torch.where(last - first < number, places * step, torch.nan)
-    least = fill_own(x.clone(), own, torch.inf)
-    some = least.topk(min(2, x.shape[1]), 1, largest=False)
-    if x.shape[1] > 1:
-        least.scatter_(1, some.indices[:, :1], torch.inf)  # never the larger one of a pair
-    larger = least[torch.isfinite(least)]
-    if not len(larger):
-        return x.new_zeros(1)
-    lowest = torch.logsumexp(some.values, 1)  # log(e^x + e^y) of the smallest pair
-    lowest = lowest[torch.isfinite(lowest)].amin()
-    places = torch.floor(-larger / step).unique()
-    before, after = math.floor((rule.left - LOG2) / step), math.ceil(rule.right / step) + 1
-    wanted = places[:, None] + torch.arange(before, after + 1, dtype=x.dtype, device=x.device)
-    last = torch.ceil((rule.right - lowest) / step)
-    nodes: Tensor = wanted.clamp(max=last).flatten().unique() * step
-    return nodes
+    number = math.ceil((rule.right - rule.left + LOG2 + 2 * reach) / rule.step) + 2
+    high = fill_own(x.clone(), own, -torch.inf).amax()
+    low = fill_own(x.clone(), own, torch.inf).amin()
+    first = torch.floor((rule.left - LOG2 - high) / rule.step)
+    last = torch.ceil((rule.right - LOG2 - low) / rule.step)
+    places = first + torch.arange(number, device=x.device, dtype=x.dtype)
+    return torch.where(last - first < number, places * rule.step, torch.nan)
 
 
 def cost_splits(epsilon: float, tolerance: float) -> int:
     """Choose p = log(2)/h for a tolerance on costs divided by ε, and on their slopes.
 
-    The integrand's Fourier transform is Γ(iω) (x^{−iω} − (x + y)^{−iω}) in rates x and y: by
-    Poisson's formula the error of a cost is at most 4|Γ(iω)|, ω = 2π/h, of its slope ω times that.
+    In rates x, y its Fourier transform is Γ(iω) (x^{−iω} − (x + y)^{−iω}): by Poisson's formula the
+    error of a cost is at most 4|Γ(iω)|, ω = 2π/h, of its slope ω times that.
     """
-    splits = 1
-    while _cost_error(LOG2 / splits) > tolerance * epsilon:
+    splits, error = 0, math.inf
+    while error > tolerance * epsilon:
         splits += 1
+        frequency = 2 * math.pi * splits / LOG2
+        error = 4 * frequency * math.sqrt(LOG2 / splits) * math.exp(-math.pi * frequency / 2)
     return splits
-
-
-def _cost_error(step: float) -> float:
-    frequency = 2 * math.pi / step
-    return 4 * frequency * math.sqrt(step) * math.exp(-math.pi * frequency / 2)
 
 
 def pair_costs(
     scores: Tensor, plus: Tensor, minus: Tensor, splits: int, spread: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``Σ_jk plus_j minus_k log(1 + e^{x_k − x_j})`` of each row, and its gradient.
+    """``Σ_jk plus_j minus_k log(1 + e^{x_k − x_j})`` of each row, (R,), and its gradient, (R, M).
 
-    Args:
-        scores: x, shape (R, M), wide dtype.
-        plus: Weights of the positives, 0 elsewhere, same shape and dtype.
-        minus: Those of the negatives.
-        splits: Nodes between rates that differ by a factor of two.
-        spread: What two scores of a row differ by at most; None to find out. More than that on a
-            device, which nobody asks, makes the sums NaN.
-
-    Returns:
-        Shapes (R,) and (R, M).
-
-    Example:
-        >>> x = torch.tensor([[1.0, 0.0]]).double()
-        >>> total, slope = pair_costs(x, torch.eye(2)[:1].double(), torch.eye(2)[1:].double(), 2)
-        >>> abs(float(total) - math.log1p(math.exp(-1))) < 1e-9
-        True
+    All but ``splits``, nodes until rates have doubled, have the shape (R, M) and a wide dtype.
+    ``spread`` is what two scores of a row differ by at most, None to find out. More than that on a
+    device, which is not asked, makes the sums NaN.
     """
     step = LOG2 / splits
-    ones = plus.sum(1, keepdim=True)
     tops = scores.masked_fill((plus + minus) == 0, -torch.inf).amax(1, keepdim=True)
     tops = torch.where(tops == -torch.inf, 0.0, tops)
     x = (scores - tops).clamp_(max=0.0)
     u = torch.exp(x)
-    # Σ t and Σ t² over the nodes t = e^{v + top} before the first; x is relative to the top, and so
-    # is the first node here. What is left out is below e^{3·TAIL}.
+    # Σ t over the nodes t = e^{v + top} before the first; x is relative to the top, and so is the
+    # first node here. What is left out is below e^{2·TAIL}.
     start = torch.floor((TAIL - tops) / step) * step + tops
-    growth, t = math.exp(step), torch.exp(start)
-    first, second = step * t / (growth - 1), step * t**2 / (growth**2 - 1)
-    u_plus, u_minus = (plus * u).sum(1, keepdim=True), (minus * u).sum(1, keepdim=True)
-    total = ones * u_minus * first
-    total -= (u_plus * u_minus + ones * (minus * u**2).sum(1, keepdim=True) / 2) * second
-    slope = minus * u * (ones * first - (u_plus + ones * u) * second)
-    slope -= plus * u * u_minus * second
+    beyond = minus * u * plus.sum(1, keepdim=True) * torch.exp(start) * (step / math.expm1(step))
+    total, slope = beyond.sum(1, keepdim=True), beyond
     found = -x.masked_fill(plus == 0, 0.0)
     if spread is None:
         spread = float(torch.where(torch.isfinite(found), found, 0.0).amax()) if len(x) else 0.0
@@ -199,8 +146,7 @@ def pair_costs(
         total += torch.where(found.amax() <= spread, 0.0, torch.nan)
     number = math.ceil((HEAD - TAIL + spread) / step) + 2
     nodes = torch.arange(number, dtype=x.dtype, device=x.device)[:, None, None] * step
-    at_once = _CACHED if on_host(x) else _AT_ONCE
-    for some in nodes.split(max(1, at_once // max(1, x.numel()))):
+    for some in nodes.split(max(1, at_once(x) // max(1, x.numel()))):
         rates = (x + (start + some)).clamp_(max=7.0).exp_()  # beyond e^7 B is 0
         b = torch.exp(-rates)
         far = (torch.expm1(-rates) * minus).sum(2, keepdim=True)

@@ -4,10 +4,9 @@ A row of weights exp(c·s_ij + v_j), j ≠ own_i, is split into its largest term
 
     softmax_ij = top_i (j = j*),   softmax_ij = rest_i · R_ij (others),   top + rest = 1, Σ_j R = 1.
 
-At most one term can hold more than half of a sum. So "all but j", 1 − rest·R_j, is at least a half
-for every j but j*, and for j* it is ``rest``: nothing cancels. Exponents are added in float64 and R
-is relative to its own largest term: nothing underflows. So float32 is enough for R at any sharpness
-(mathematics §2).
+So "all but j", 1 − rest·R_j, is at least a half for every j but j*, and for j* it is ``rest``:
+nothing cancels. Exponents are added in float64 and R is relative to its own largest term: nothing
+underflows, and float32 is enough for R at any sharpness (mathematics §2).
 
 ``update`` and ``push`` are the two passes over a tile of rows, here in PyTorch for every device and
 in ``c/primitive.h``, call for call, for the CPU.
@@ -21,10 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tricouple.numeric import fill_own, wide_dtype
+from tricouple.numeric import fill_own
 from tricouple.ot import native
-from tricouple.ot.scores import Scores
 
+Number = float | Tensor
 Vectors = list[Tensor]
 Weights = Sequence[Tensor | None]
 """One weight vector per axis, None for zeros."""
@@ -42,12 +41,7 @@ class Soft(NamedTuple):
     others: Tensor  # R, shape (R, M), 0 at j* and at own
 
 
-def vector(scores: Scores, length: int) -> Tensor:
-    """Zeros, of an axis, in the dtype of potentials: float64 wherever the device has it."""
-    return scores.anchors.new_zeros(length, dtype=wide_dtype(scores.anchors.device))
-
-
-def exponents(c: float | Tensor, tile: Tensor, v: Tensor, own: Tensor) -> Tensor:
+def exponents(c: Number, tile: Tensor, v: Tensor, own: Tensor) -> Tensor:
     """``c s_ij + v_j``, shape (R, M), in the dtype of v; −∞ at own_i."""
     return fill_own(v + tile.to(v.dtype) * c, own, -torch.inf)
 
@@ -63,38 +57,30 @@ def soft(logs: Tensor, dtype: torch.dtype) -> Soft:
 
 
 def update(
-    c: float | Tensor,
-    tile: Tensor,
-    own: Tensor,
-    phi: Tensor,
-    v: Tensor,
-    partner: Tensor | None,
-    log_mass: Tensor | None,
+    c: Number, tile: Tensor, own: Tensor, potentials: Vectors, log_mass: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A pass of a sweep over some rows: set φ and add up the columns for the next axis.
 
-    Columns: ``log Σ_i exp(φ_i + c s_ij) Σ_{k≠j} exp(−c s_ik + partner_k)`` (marginal 2; 3 with −c).
-    Rows: ``φ_i = log_mass_i − log Σ_j exp(c s_ij + v_j) Σ_{k≠j} …`` (marginal 1).
-    Pairs have no partner, and no sum over k.
+    Columns: ``log Σ_i exp(φ_i + c s_ij) Σ_{k≠j} exp(−c s_ik + g_k)`` (marginal 2; 3 with −c).
+    Rows: ``φ_i = log_mass_i − log Σ_j exp(c s_ij + f_j) Σ_{k≠j} …`` (marginal 1).
+    Pairs have no g, and no sum over k. Without ``log_mass`` φ, (R,), is kept.
 
-    Args:
-        c: Sharpness, with its sign.
-        tile: s of some rows, shape (R, M).
-        own: The column to leave out of each row, −1 for none.
-        phi: φ, shape (R,), float64.
-        v: Of the columns, shape (M,); used where φ is set.
-        partner: Likewise, of the other sign.
-        log_mass: Logarithms of the masses that φ is to give the rows; None to keep φ.
-
-    Returns:
-        φ; the columns' logarithms; and the logarithms of the row masses before φ was set.
+    Returns φ; the columns' logarithms; and the logarithms of the row masses before φ was set.
     """
+    phi, f, *others = potentials
+    g = others[0] if others else None
     if native.in_c(tile):
-        return _update_in_c(float(c), tile, own, phi, v, partner, log_mass)
-    q = None if partner is None else soft(exponents(-c, tile, partner, own), tile.dtype)
+        (n, m), threads = tile.shape, native.threads(tile.numel())
+        phi, before = phi.clone(), None if log_mass is None else torch.empty_like(phi)
+        peak, sums = f.new_full((threads, m), -torch.inf), f.new_zeros(threads, m)
+        top, work = f.new_empty(threads, m), tile.new_empty(threads, 2 + _BLOCK, m)
+        arrays = tile, own, phi, f, g, log_mass, before, peak, sums, top, work
+        native.call("update", tile, n, m, threads, float(c), *arrays)
+        return phi, torch.logsumexp(peak + sums.log(), 0), before
+    q = None if g is None else soft(exponents(-c, tile, g, own), tile.dtype)
     marginal = None
     if log_mass is not None:  # marginal 1
-        p = soft(exponents(c, tile, v, own), tile.dtype)
+        p = soft(exponents(c, tile, f, own), tile.dtype)
         sums = p.total if q is None else p.total + q.total + log_distinct(p, q)
         marginal = phi + sums[:, 0]
         phi = torch.where(log_mass > -torch.inf, log_mass - sums[:, 0], -torch.inf)
@@ -105,13 +91,7 @@ def update(
 
 
 def push(
-    c: float | Tensor,
-    tile: Tensor,
-    own: Tensor,
-    potentials: Sequence[Tensor],
-    weights: Weights,
-    into: Tensor | None,
-    scale: float | Tensor,
+    c: Number, tile: Tensor, own: Tensor, potentials: Vectors, weights: Weights, into: Tensor | None
 ) -> Vectors:
     """Carry weights w on the axes through the plan: (J − diag p) w of mathematics §4, some rows.
 
@@ -122,34 +102,37 @@ def push(
         out¹_j = Σ_i P¹²_ij w⁰_i + A p_j (W⁻ − q_j w²_j)
         out²_j = Σ_i P¹³_ij w⁰_i + A q_j (W⁺ − p_j w¹_j)
 
-    ``into``, (R, M), receives ``scale`` times ∂/∂(c s_ij) of Σ w · marginals, which is
+    ``into``, (R, M), receives ∂/∂s_ij of Σ w · marginals, c times
     (w⁰ + w¹) P¹² + A p (W⁻ − q w²) − (w⁰ + w²) P¹³ − A q (W⁺ − p w¹). Pairs: q = 0.
     """
+    phi, f, *others = potentials
+    g = others[0] if others else None
     if native.in_c(tile):
-        return _push_in_c(float(c), tile, own, potentials, weights, into, float(scale))
-    phi, f, *negative = potentials
+        (n, m), threads = tile.shape, native.threads(tile.numel())
+        out, columns = f.new_empty(n), f.new_zeros(2, threads, m)
+        given = tile, own, phi, f, g, *(*weights, None)[:3]
+        ends = out, *columns, into, tile.new_empty(threads, 6, m)
+        native.call("push", tile, n, m, threads, float(c), *given, *ends)
+        return [out, *columns.sum(1)][: len(potentials)]
     w0, w1, w2 = (0.0 if w is None else w for w in (*weights, None)[:3])
     w0 = w0[:, None] if isinstance(w0, Tensor) else w0
     logs_p = exponents(c, tile, f, own)
     p = soft(logs_p.clone(), tile.dtype)
-    if not negative:
+    if g is None:
         near = (phi[:, None] + logs_p).exp_()  # A p
         forces = near * (w0 + w1)
         outs = [(near * w1).sum(1), (near * w0).sum(0)]
     else:
-        logs_q = exponents(-c, tile, negative[0], own)
+        logs_q = exponents(-c, tile, g, own)
         q = soft(logs_q.clone(), tile.dtype)
         mean_p, mean_q = means(p, w1), means(q, w2)  # over all but j
         near = (phi[:, None] + q.total + logs_p + all_but(q)).exp_().nan_to_num_(0.0)  # P¹²
         far = (phi[:, None] + p.total + logs_q + all_but(p)).exp_().nan_to_num_(0.0)  # P¹³
-        forces = near * (w0 + w1 + mean_q) - far * (w0 + w2 + mean_p)
-        outs = [
-            (near * w1 + far * w2).sum(1),
-            (near * (w0 + mean_q)).sum(0),
-            (far * (w0 + mean_p)).sum(0),
-        ]
+        to_near, to_far = w0 + mean_q, w0 + mean_p
+        forces = near * (to_near + w1) - far * (to_far + w2)
+        outs = [(near * w1 + far * w2).sum(1), (near * to_near).sum(0), (far * to_far).sum(0)]
     if into is not None:
-        into.add_((forces * scale).to(into.dtype))
+        into.add_((forces * c).to(into.dtype))
     return outs
 
 
@@ -163,7 +146,7 @@ def all_but(x: Soft) -> Tensor:
     return torch.log1p(-shares(x)).scatter(1, x.at, x.rest)
 
 
-def means(x: Soft, weights: Tensor | float) -> Tensor | float:
+def means(x: Soft, weights: Number) -> Number:
     """The mean of weights over all but j, for every j."""
     if not isinstance(weights, Tensor):
         return 0.0
@@ -186,46 +169,3 @@ def log_distinct(p: Soft, q: Soft) -> Tensor:
 def finite(logs: Tensor) -> Tensor:
     """Logarithms with 0 for −∞."""
     return torch.where(logs == -torch.inf, 0.0, logs)
-
-
-# --- the same in C --------------------------------------------------------------------------------
-
-
-def _update_in_c(
-    c: float,
-    tile: Tensor,
-    own: Tensor,
-    phi: Tensor,
-    v: Tensor,
-    partner: Tensor | None,
-    log_mass: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    (n, m), threads = tile.shape, native.threads(tile.numel())
-    phi = phi.clone()
-    marginal = None if log_mass is None else torch.empty_like(phi)
-    peak, sums = v.new_full((threads, m), -torch.inf), v.new_zeros(threads, m)
-    top, work = v.new_empty(threads, m), tile.new_empty(threads, 2 + _BLOCK, m)
-    ends = marginal, peak, sums, top, work
-    native.call("update", tile, n, m, threads, c, tile, own, phi, v, partner, log_mass, *ends)
-    logs = peak + sums.log()
-    return phi, logs[0] if threads == 1 else torch.logsumexp(logs, 0), marginal
-
-
-def _push_in_c(
-    c: float,
-    tile: Tensor,
-    own: Tensor,
-    potentials: Sequence[Tensor],
-    weights: Weights,
-    into: Tensor | None,
-    scale: float,
-) -> Vectors:
-    (n, m), threads = tile.shape, native.threads(tile.numel())
-    phi, f, *others = potentials
-    g = others[0] if others else None
-    w0, w1, w2 = (*weights, None)[:3]
-    out0, outs = f.new_empty(n), f.new_zeros(2, threads, m)
-    work = tile.new_empty(threads, 6, m)
-    ends = w0, w1, w2, out0, outs[0], outs[1], into, work
-    native.call("push", tile, n, m, threads, c, scale, tile, own, phi, f, g, *ends)
-    return [out0, *outs.sum(1)][: len(potentials)]

@@ -1,10 +1,9 @@
 """The fast run: sweeps as products with one kernel E = exp(c (s − middle)) and with 1/E.
 
-Sweeps go on while no difference loses digits; the solver does a sweep that would by rows, and comes
-back: an outlier costs the one or two first sweeps that it makes hard. On the CPU many sweeps are
-one call in C, and their adjoint is another (c/scaling.h); elsewhere they are products in PyTorch
-(scaling_torch.py). The score gradient is E ∘ (left⁺ᵀ right⁺) − 1/E ∘ (left⁻ᵀ right⁻), so plans and
-directions that share E are more rows of ``left`` and ``right``.
+Sweeps go on while no difference loses digits; the solver does a sweep that would by rows. On the
+CPU many sweeps are one call in C, and their adjoint is another (c/scaling.h); elsewhere they are
+products in PyTorch (scaling_torch.py). The score gradient is E ∘ (left⁺ᵀ right⁺) − 1/E ∘
+(left⁻ᵀ right⁻), so plans and directions that share E are more rows of ``left`` and ``right``.
 """
 
 from __future__ import annotations
@@ -19,20 +18,14 @@ from torch import Tensor
 
 from tricouple.numeric import fill_own, on_host, wide_dtype
 from tricouple.ot import native, scaling_torch
-from tricouple.ot.forms import Linear
-from tricouple.ot.rows import Vectors
-from tricouple.ot.scores import Scores
-from tricouple.ot.solver import Forces, Segment
+from tricouple.ot.forms import Forces, Linear
+from tricouple.ot.rows import Number, Vectors
+from tricouple.ot.scores import Scores, blocks
 
 WORST = 0.1  # share that must be left after a subtraction: one digit may go
 WIDE_WORST = 1e-7  # if E has more digits than the similarities
 # Largest log E that a type has room for, E and 1/E; vectors, float64, have four times that.
 RANGE = {torch.float32: 75.0, torch.float64: 150.0}
-# Largest |log| of factors of the gradient, whose products are then in range.
-ROOM = {torch.float32: 78.0, torch.float64: torch.inf}
-CACHED = 1 << 18  # entries of a tile of the gradient that stays in the cache
-
-_Factors = dict[int, list[Tensor]]
 
 
 @dataclass
@@ -40,197 +33,164 @@ class Kernel:
     """E of some scores, and what its runs contribute to the gradient."""
 
     scores: Scores
-    c: float | Tensor  # |c|
-    middle: float | Tensor
+    c: Number  # |c|
+    middle: Number
     dtype: torch.dtype  # of E
-    matrix: Tensor | None  # None: streamed, some rows at a time
-    kept: Tensor | None = None  # on a device: whether no digits were lost so far
-    lefts: _Factors = field(default_factory=lambda: {1: [], -1: []})  # by the sign of c
-    rights: _Factors = field(default_factory=lambda: {1: [], -1: []})
-    wanted: bool = True  # whether runs are to be differentiated
-    _buffer: Tensor | None = None
-    _stored: dict[int, Tensor] = field(default_factory=dict)
+    kept: Tensor | None  # on a device: whether no digits were lost so far
+    wanted: bool  # whether runs are to be differentiated
+    there: Kernel | None = None  # that of the way there, if this one is of the way back
+    # ∂L/∂E (sign 1) and ∂L/∂E⁻ (−1) as sums of products, (K, N) and (K, M).
+    factors: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, scores: Scores, c: float | Tensor, most: float, *, stored: bool, wanted: bool = True
-    ) -> Kernel | None:
+    def of(cls, scores: Scores, c: Number, most: float, wanted: bool) -> Kernel | None:
         """E in the scores' digits, or in float64 where those have no room; None without room.
 
-        Args:
-            scores: The scores.
-            c: Their factor, positive.
-            most: What the host takes the factor to be at most.
-            stored: Whether E is stored, or recomputed tile by tile.
-            wanted: Whether runs are to be differentiated.
+        ``most`` is what the host takes c, positive, to be at most.
         """
-        like, given = scores.anchors, scores.references is None
+        like, host = scores.anchors, on_host(scores.anchors)
         wide = wide_dtype(like.device)
         dtype = scores.dtype if native.in_c(like) else wide
-        reach = torch.inf if given else most * 1.01  # of unit vectors
-        kernel = cls(scores, c, 0.0, dtype, None, wanted=wanted)
-        if not on_host(like):
-            kernel.kept = torch.ones((), dtype=torch.bool, device=like.device)
-            if not given and reach > RANGE[dtype]:
-                return None
-            if isinstance(c, Tensor):
-                kernel.kept = c * 1.01 <= RANGE[dtype]
-        s = scores.product() if stored else None
-        if given and s is not None and not on_host(like):
-            # The range of a given matrix stays on the device.
-            first, last = _ends(s)
-            kernel.middle = (first + last) / 2
-            kernel.kept = (last - first) / 2 * c <= RANGE[dtype]
-        elif reach > RANGE[dtype]:
-            tiles = scores.tiles() if s is None else [(slice(None), s)]
-            ends = [_ends(tile) for _, tile in tiles]
-            low = min((float(end[0]) for end in ends), default=0.0)
-            high = max((float(end[1]) for end in ends), default=0.0)
-            if scores.group is not None:
-                low, high = -scores.group.largest(-low), scores.group.largest(high)
-            kernel.middle, reach = (low + high) / 2, float(c) * (high - low) / 2
-            kernel.dtype = dtype = dtype if reach <= RANGE[dtype] else wide
-            if not reach <= RANGE[dtype]:  # also if it is NaN
-                if s is not None and scores.keep:
-                    scores.matrix = s  # for sweeps by rows
-                return None
-        if s is not None:  # E takes the place of s
-            kernel.matrix = exponential(s.to(dtype), scores.own, c, kernel.middle)
-        return kernel
+        middle: Number = 0.0
+        reach = c * 1.01  # of unit vectors
+        if scores.references is None or (host and most * 1.01 > RANGE[dtype]):
+            low, high = _range(scores)
+            middle, reach = (low + high) / 2, (high - low) / 2 * c
+        elif most * 1.01 > RANGE[dtype]:
+            return None
+        if not host:
+            kept = torch.as_tensor(reach <= RANGE[dtype], device=like.device)
+            return cls(scores, c, middle, dtype, kept, wanted)
+        dtype = dtype if reach <= RANGE[dtype] else wide
+        if not reach <= RANGE[dtype]:  # also if it is NaN
+            return None
+        return cls(scores, float(c), float(middle), dtype, None, wanted)
 
     @property
-    def worst(self) -> float:
-        """The smallest share that may be left after a subtraction."""
-        return WORST if self.dtype == self.scores.dtype else WIDE_WORST
-
-    @property
-    def height(self) -> int:
-        """Rows of a tile."""
+    def whole(self) -> bool:
+        """Whether all of E is stored."""
         n, m = self.scores.shape
-        if self.matrix is None or not self.scores.keep:
-            return self.scores.height
-        return max(1, min(n, CACHED // max(1, m))) if self.matrix.is_cpu else n
-
-    def rows(self, rows: slice) -> Tensor:
-        """E of some rows: stored as long as there is room, else in a buffer until the next call."""
-        if self.matrix is not None:
-            return self.matrix[rows]
-        if rows.start in self._stored:
-            return self._stored[rows.start]
-        scores, (size, m) = self.scores, (rows.stop - rows.start, self.scores.shape[1])
-        tile = self.height * m * self.dtype.itemsize
-        fits = (len(self._stored) + 2) * tile <= scores.room / 2
-        if fits:
-            out = native.empty_matrix(scores.anchors, size, m, dtype=self.dtype)
-            self._stored[rows.start] = out
-        else:
-            if self._buffer is None:
-                self._buffer = native.empty_matrix(scores.anchors, self.height, m, dtype=self.dtype)
-            out = self._buffer[:size]
-        if self.dtype == scores.dtype:
-            scores.tile(rows, out)
-        else:
-            out.copy_(scores.tile(rows, scores.anchors.new_empty(size, m, dtype=scores.dtype)))
-        return exponential(out, scores.own[rows], self.c, self.middle)
-
-    def blocks(self) -> Iterator[slice]:
-        """Rows of tiles; all rows at once if E is stored."""
-        n = self.scores.shape[0]
-        step = max(1, n if self.matrix is not None else self.height)
-        return (slice(start, min(start + step, n)) for start in range(0, n, step))
-
-    def power(self, sign: int, rows: slice) -> Tensor:
-        """E (sign 1) or 1/E (−1) of some rows, 0 where E is 0."""
-        if sign < 0 and self.matrix is not None:
-            return self._inverse[rows]
-        tile = self.rows(rows)
-        return tile if sign > 0 else torch.where(tile > 0, 1 / tile, 0.0)
+        return n * m <= self.scores.stored
 
     @cached_property
-    def _inverse(self) -> Tensor:
-        assert self.matrix is not None
+    def matrix(self) -> Tensor:
+        """E: all of its rows, or as many tiles of them as are stored."""
+        scores, (n, m) = self.scores, self.scores.shape
+        if self.there is not None and self.whole:
+            turned = self.there.matrix.T
+            if not native.in_c(turned):
+                return turned
+            return native.empty_matrix(turned, n, m).copy_(turned)
+        if scores.keep and self.whole:  # E takes the place of s
+            return self._exponential(scores.taken().to(self.dtype), slice(0, n))
+        height = scores.height
+        stored = n if self.whole else int(scores.stored // (m * height)) * height
+        matrix = native.empty_matrix(scores.anchors, stored, m, dtype=self.dtype)
+        for rows in blocks(stored, height):
+            self._exponential(scores.tile(rows, matrix[rows]), rows)
+        return matrix
+
+    @cached_property
+    def apart(self) -> Tensor:
+        """The reference least like the anchors, which one outlier is: True there, shape (M,)."""
+        scores, mine = self.scores, self.scores.shared(self.scores.anchors.sum(0))
+        sums = mine if scores.references is None else scores.references @ mine
+        return torch.arange(len(sums), device=sums.device) == sums.argmin()
+
+    @cached_property
+    def sides(self) -> Tensor:
+        """1 where a reference is not apart, and where it is, (M, 2)."""
+        return torch.stack([~self.apart, self.apart], 1).to(self.dtype)
+
+    @cached_property
+    def meets(self) -> Tensor:
+        """0 where an anchor is the one apart, whose own terms are large there, else 1, (N, 2)."""
+        at, has = self.own
+        return 1 - self.sides[at].mul(has[:, None]).mul(self.sides.new_tensor([0.0, 1.0]))
+
+    def split(self, values: Tensor) -> Tensor:
+        """Values that are not apart, and that are, (M, 2)."""
+        return values[:, None] * self.sides
+
+    @cached_property
+    def own(self) -> tuple[Tensor, Tensor]:
+        """Where each anchor meets itself, and whether it does."""
+        return self.scores.own.clamp(min=0), self.scores.own >= 0
+
+    @cached_property
+    def inverse(self) -> Tensor:
+        """1/E, 0 where E is 0."""
+        if self.there is not None and self.whole:
+            return self.there.inverse.T
         return torch.where(self.matrix > 0, 1 / self.matrix, 0.0)
+
+    @cached_property
+    def _buffer(self) -> Tensor:
+        (_, m), height = self.scores.shape, self.scores.height
+        return native.empty_matrix(self.scores.anchors, height, m, dtype=self.dtype)
+
+    def rows(self, rows: slice) -> Tensor:
+        """E of some rows: stored, or in a buffer until the next call."""
+        if rows.stop <= len(self.matrix):
+            return self.matrix[rows]
+        tile = self.scores.tile(rows, self._buffer[: rows.stop - rows.start])
+        return self._exponential(tile, rows)
+
+    def _exponential(self, s: Tensor, rows: slice) -> Tensor:
+        return exponential(s, self.scores.own[rows], self.c, self.middle)
 
     def transposed(self) -> Kernel:
         """The kernel of the way back; what it adds to the gradient is for this one."""
-        matrix = None
-        if self.matrix is not None:
-            turned = self.matrix.T
-            matrix = (
-                native.empty_matrix(turned, *turned.shape).copy_(turned)
-                if native.in_c(turned)
-                else turned
-            )
-        kernel = Kernel(self.scores.transposed, self.c, self.middle, self.dtype, matrix, self.kept)
-        kernel.lefts, kernel.rights, kernel.wanted = self.rights, self.lefts, self.wanted
-        return kernel
+        scores = self.scores.transposed
+        return Kernel(scores, self.c, self.middle, self.dtype, self.kept, self.wanted, self)
 
-    def add(self, sign: int, left: Tensor, right: Tensor) -> None:
-        """left: (K, N), right: (K, M): more of ∂L/∂E (sign 1) or ∂L/∂E⁻ (−1)."""
-        self.lefts[sign].append(left)
-        self.rights[sign].append(right)
+    def add(self, sign: int, left: Tensor, right: Tensor, rest: Tensor | None = None) -> None:
+        """left: (K, N), right: (K, M): more of ∂L/∂E (sign 1) or ∂L/∂E⁻ (−1).
 
-    def clear(self) -> None:
-        """Forget what runs contributed."""
-        for factors in (self.lefts, self.rights):
-            for sign in factors:
-                factors[sign] = []
+        ``rest`` is left for the column that is apart.
+        """
+        if rest is not None:
+            column = right[:, self.apart].T @ (rest * self.meets[:, 1])
+            right = torch.cat([right.masked_fill(self.apart, 0.0), self.apart[None].to(right)])
+            left = torch.cat([left, column])
+        if self.there is None:
+            self.factors.setdefault(sign, []).append((left, right))
+        else:
+            self.there.add(sign, right, left)
 
     def gradient(self, *, both: bool = False) -> Iterator[tuple[slice, Tensor]]:
         """C (E ∘ left⁺ᵀ right⁺ − 1/E ∘ left⁻ᵀ right⁻) in tiles; or, of ``both``, G + Gᵀ.
 
-        Where E is symmetric one product with the embeddings is then enough; the doubled rank costs
-        less than a second one.
+        Where E is symmetric one product with the embeddings is then enough.
         """
-        (n, m), like = self.scores.shape, self.scores.anchors
-        if not n:  # a process without anchors
-            return
-        factors: dict[int, tuple[Tensor, Tensor]] = {}
-        fits, dtype = True, self.dtype
-        for sign in (1, -1):
-            left, right = self.lefts[sign], self.rights[sign]
+        factors, dtype = {}, self.dtype
+        for sign, pairs in self.factors.items():
+            left, right = (torch.cat(side) for side in zip(*pairs, strict=True))
             if both:
-                left, right = left + right, right + left
-            if left:
-                x, y, room = centred(torch.cat(left) * self.c, torch.cat(right))
-                factors[sign] = x, y
-                fits = fits and (not on_host(like) or bool(room < ROOM[dtype]))
-        if not factors:
-            return
-        if not fits:
-            dtype = torch.float64
-        parts = {sign: (x.to(dtype), y.to(dtype)) for sign, (x, y) in factors.items()}
-        height, compiled = self.height, native.in_c(like)
-        buffers = like.new_empty(2 if compiled else 0, height, m, dtype=dtype)
-        for start in range(0, n, height):
-            rows = slice(start, min(start + height, n))
-            if not compiled:
-                products = [
-                    x[:, rows].T @ y * self.power(sign, rows) * sign
-                    for sign, (x, y) in parts.items()
-                ]
-                yield rows, products[0] if len(products) == 1 else products[0].add_(products[1])
-                continue
-            near, far = buffers[:, : rows.stop - start]
-            for sign, (x, y) in parts.items():
-                torch.mm(x[:, rows].T, y, out=near if sign > 0 else far)
-            arrays = self.rows(rows).to(dtype), near, far if -1 in parts else None
-            numbers = len(near), m, int(1 not in parts), native.threads(near.numel())
-            native.call("combine", near, *numbers, *arrays)
-            yield rows, near
+                left, right = torch.cat([left, right]), torch.cat([right, left])
+            factors[sign] = _centred(left * self.c, right)
+            if on_host(left) and not all(map(_has_room, factors[sign])):
+                dtype = torch.float64
+        factors = {sign: [side.to(dtype) for side in pair] for sign, pair in factors.items()}
+        for rows in self.scores.blocks() if factors else ():
+            products = {sign: x[:, rows].T @ y for sign, (x, y) in factors.items()}
+            yield rows, _combined(self.rows(rows).to(dtype), products.get(1), products.get(-1))
 
 
-def _ends(tile: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest entry that is finite."""
-    if not tile.numel():
-        return tile.new_zeros(()), tile.new_zeros(())
-    low, high = torch.aminmax(tile)
-    if not on_host(tile) or not float(low) > -torch.inf:
-        low = torch.where(tile > -torch.inf, tile, torch.inf).amin()
-    return low, high
+def _range(scores: Scores) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest entry that is finite, on all processes."""
+    ends = scores.anchors.new_full((2,), -torch.inf, dtype=scores.dtype)
+    for _, tile in scores.tiles():
+        low, high = torch.aminmax(tile)
+        if not on_host(tile) or not float(low) > -torch.inf:
+            low = torch.where(tile > -torch.inf, tile, torch.inf).amin()
+        ends = torch.maximum(ends, torch.stack([-low, high]))
+    if scores.group is not None:
+        scores.group.max_(ends)
+    return -ends[0], ends[1]
 
 
-def exponential(s: Tensor, own: Tensor, c: float | Tensor, middle: float | Tensor) -> Tensor:
+def exponential(s: Tensor, own: Tensor, c: Number, middle: Number) -> Tensor:
     """E in the place of s."""
     if native.in_c(s):
         numbers = *s.shape, native.threads(s.numel()), float(c), float(middle)
@@ -239,29 +199,32 @@ def exponential(s: Tensor, own: Tensor, c: float | Tensor, middle: float | Tenso
     return fill_own(s.sub_(middle).mul_(c).exp_(), own, 0.0)
 
 
-def centred(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same product, and the largest |log| of its factors.
-
-    The logarithms of each right vector's entries are centred at 0.
-    """
-    low, high = _log_ends(right)
-    middle = (low + high) / 2
-    left, right = left * middle.exp(), right * (-middle).exp()
-    ends = _log_ends(left)
-    return (
-        left,
-        right,
-        torch.stack([(high - low).amax() / 2, -ends[0].amin(), ends[1].amax()]).amax(),
-    )
+def _combined(e: Tensor, near: Tensor | None, far: Tensor | None) -> Tensor:
+    """E ∘ near − 1/E ∘ far, in the place of one of them."""
+    out = far if near is None else near
+    assert out is not None
+    if native.in_c(out):
+        native.call("combine", out, *out.shape, native.threads(out.numel()), e, near, far)
+        return out
+    if far is None:
+        return out * e
+    away = torch.where(e > 0, -far / e, 0.0)
+    return away if near is None else away.addcmul_(near, e)
 
 
-def _log_ends(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Log of the smallest and of the largest size of each row, (K, 1), zeros apart."""
-    size = values.abs()
+def _centred(left: Tensor, right: Tensor) -> list[Tensor]:
+    """The same product; the logarithms of each right vector's entries are centred at 0."""
+    size = right.abs()
     high = size.amax(1, keepdim=True)
     low = torch.where(size > 0, size, torch.inf).amin(1, keepdim=True)
-    some = high > 0
-    return torch.where(some, low, 1.0).log(), torch.where(some, high, 1.0).log()
+    middle = torch.where(high > 0, low.sqrt() * high.sqrt(), 1.0)
+    return [left * middle, right / middle]
+
+
+def _has_room(values: Tensor) -> bool:
+    """Whether products of these numbers, zeros apart, are numbers of float32."""
+    size = values.abs()
+    return bool(((size < 1e34) & ((size > 1e-34) | (size == 0))).all())
 
 
 @dataclass
@@ -273,22 +236,38 @@ class Scaling:
 
     def sweeps(
         self, masses: Vectors, start: Vectors, most: int, tol: float | None, later: bool
-    ) -> tuple[Segment | None, bool]:
-        """As many sweeps, at most ``most``, as keep their digits."""
+    ) -> tuple[Any, bool]:
+        """As many sweeps, at most ``most``, as keep their digits; whether no more are needed."""
         if not native.in_c(masses[0]):
             return scaling_torch.sweeps(self, masses, start, most, tol, later)
-        done = CompiledSweeps(self, torch.cat(masses), later)
-        ended = done.solve(start, most, tol)
-        return (done if done.number else None), ended
+        n, m = self.kernel.scores.shape
+        sizes = (n, m, n) if self.form.axes == 2 else (n, m, m, n, n, m)
+        history = [masses[0].new_empty(most + 1, size) for size in sizes]
+        for vector, scaling in zip(history, self.scalings(start), strict=False):
+            vector[0] = scaling
+        done = CompiledSweeps(self, torch.cat(masses), later, history)
+        reals = -1.0 if tol is None else tol, self.worst
+        found = done.call("solve", most, reals, history)
+        done.number = found if found >= 0 else -1 - found
+        return (done if done.number else None), found >= 0
 
     @property
-    def sign(self) -> int:
-        """Which of E and 1/E a pair plan has."""
-        return self.form.sign
+    def worst(self) -> float:
+        """The smallest share that may be left after a subtraction."""
+        return WORST if self.kernel.dtype == self.kernel.scores.dtype else WIDE_WORST
 
-    def shift(self) -> float | Tensor:
-        """Log of what E lacks of the kernel of pairs: c · middle."""
-        return self.sign * self.kernel.c * self.kernel.middle if self.form.axes == 2 else 0.0
+    def scalings(self, potentials: Vectors) -> Vectors:
+        """For E."""
+        return [(potentials[0] + self._shift).exp(), *(other.exp() for other in potentials[1:])]
+
+    def potentials(self, scalings: Vectors) -> Vectors:
+        """The logarithms of scalings for E, but for what E lacks."""
+        return [scalings[0].log() - self._shift, *(other.log() for other in scalings[1:])]
+
+    @property
+    def _shift(self) -> Number:
+        """Log of what E lacks of the kernel of pairs."""
+        return self.form.c * self.kernel.middle if self.form.axes == 2 else 0.0
 
 
 @dataclass
@@ -298,81 +277,51 @@ class CompiledSweeps:
     run: Scaling
     masses: Tensor  # of all axes
     later: bool  # whether there were others before
+    history: Vectors  # a, b, h, r⁺, r⁻, outside or u, v, r; before the first sweep and after each
     number: int = 0
-    history: Vectors = field(default_factory=list)  # a, b, h, r⁺, r⁻, outside or u, v, r
-
-    def __post_init__(self) -> None:
-        kernel, like = self.run.kernel, self.masses
-        n, m = kernel.scores.shape
-        self.threads = native.threads(n * m)
-        self.message, self.spare = like.new_empty(2 * m + 3), like.new_empty(2 * m + n)
-        self.work = like.new_empty((1 + self.threads) * m, dtype=kernel.dtype)
-
-    def solve(self, start: Vectors, most: int, tol: float | None) -> bool:
-        """Sweep; whether it ended because no more sweeps are needed (c/scaling.h)."""
-        kernel, form = self.run.kernel, self.run.form
-        (n, m), limit = kernel.scores.shape, -1.0 if tol is None else tol
-        first = (start[0] + self.run.shift()).exp()
-        rows = first.new_empty(form.axes, most + 1, n)
-        columns = first.new_empty(1 if form.axes == 2 else 3, most + 1, m)
-        rows[0, 0], columns[0, 0] = first, start[1].exp()
-        numbers = most, int(self.later), kernel.height, self.threads, limit
-        if form.axes == 2:
-            self.history = [rows[0], columns[0], rows[1]]
-            ends = self.masses, *self.history, self.message, self.work
-            found = self._call("pair_solve", self.run.sign, *numbers, *self._source(), *ends)
-        else:
-            columns[1, 0] = start[2].exp()
-            self.history = [rows[0], columns[0], columns[1], rows[1], rows[2], columns[2]]
-            ends = kernel.scores.own, self.masses, *self.history, self.message, self.spare
-            arrays = *self._source(), *ends, self.work
-            found = self._call("triplet_solve", *numbers, kernel.worst, *arrays)
-        self.number = found if found >= 0 else -1 - found
-        return found >= 0
 
     @property
     def potentials(self) -> Vectors:
         """After the last sweep."""
-        found = [vector[self.number].log() for vector in self.history[: self.run.form.axes]]
-        found[0] -= self.run.shift()
-        return found
+        return self.run.potentials([x[self.number] for x in self.history[: self.run.form.axes]])
 
     def adjoint(self, cotangents: Vectors, forces: Forces) -> Vectors:
         """∂L/∂E± as factors, left with the kernel (mathematics §4, unrolled)."""
-        kernel, t, mass = self.run.kernel, self.number, self.masses
+        kernel, form, t, zeros = self.run.kernel, self.run.form, self.number, self.masses.new_zeros
         n, m = kernel.scores.shape
         parts = [part.clone() for part in cotangents]
-        numbers = t, int(self.later), kernel.height, self.threads
-        if self.run.form.axes == 2:
-            left, right = mass.new_zeros(2 * t, n), mass.new_zeros(2 * t, m)
-            ends = *self.history[:2], *parts, left, right, self.message, self.work
-            self._call("pair_adjoint", self.run.sign, *numbers, *self._source(), mass, *ends)
-            kernel.add(self.run.sign, left, right)
+        if form.axes == 2:
+            left, right = zeros(2 * t, n), zeros(2 * t, m)
+            self.call("adjoint", t, (), [*self.history, *parts, left, right])
+            kernel.add(form.sign, left, right)
         else:
-            lp, lm = mass.new_zeros(2, 2 * t + 1, n)
-            rp, rm = (torch.cat([x[: t + 1], x.new_zeros(t, m)]) for x in self.history[1:3])
-            factors = lp, rp, lm, rm
-            ends = mass, *self.history, *parts, *factors, self.message, self.spare, self.work
-            self._call("triplet_adjoint", *numbers, *self._source(), kernel.scores.own, *ends)
-            kernel.add(1, *factors[:2])
-            kernel.add(-1, *factors[2:])
+            near, far, *rests = zeros(4, 2 * t + 1, n)
+            b, h = (torch.cat([x[: t + 1], zeros(t, m)]) for x in self.history[1:3])
+            self.call("adjoint", t, (), [*self.history, *parts, near, b, far, h, *rests])
+            kernel.add(1, near, b, rests[0])
+            kernel.add(-1, far, h, rests[1])
         parts[0].zero_()  # nothing depends on the first potential of the start
         return parts
 
-    def _call(self, name: str, *arguments: Any) -> int:
-        return native.call(name, self.work, *self.run.kernel.scores.shape, *arguments)
-
-    def _source(self) -> tuple[Any, ...]:
-        """E, or who computes rows of it; and who adds up messages of several processes."""
-        kernel, message = self.run.kernel, self.message
+    def call(self, what: str, sweeps: int, reals: tuple[float, ...], arrays: Vectors) -> int:
+        """Call the compiled function for pairs or for triplets; it may ask for rows of E."""
+        kernel, form, like = self.run.kernel, self.run.form, self.masses
+        scores, (n, m) = kernel.scores, kernel.scores.shape
+        threads = native.threads(n * m)
+        message, spare = like.new_empty(2 * m + 3), like.new_empty(2 * m + 2 * n)
+        work = like.new_empty((1 + threads) * m, dtype=kernel.dtype)
 
         def fetch(first: int, size: int) -> int:
             return kernel.rows(slice(first, first + size)).data_ptr()
 
-        def reduce(length: int, _: int) -> int:
-            assert kernel.scores.group is not None
-            kernel.scores.group.sum_(message[:length])
+        def reduce(length: int, _: int) -> int:  # over processes
+            scores.shared(message[:length])
             return 1
 
-        streamed, alone = kernel.matrix is None, kernel.scores.group is None
-        return kernel.matrix, fetch if streamed else None, None if alone else reduce
+        whole, alone = kernel.whole, scores.group is None
+        source = kernel.matrix if whole else None, None if whole else fetch
+        apart = int(kernel.apart.int().argmax()) if form.axes == 3 else -1
+        numbers = n, m, form.sign, sweeps, int(self.later), scores.height, threads, apart
+        ends = None if alone else reduce, scores.own, like, *arrays, message, spare, work
+        name = f"{'pair' if form.axes == 2 else 'triplet'}_{what}"
+        return native.call(name, work, *numbers, *reals, *source, *ends)

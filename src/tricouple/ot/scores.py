@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -16,8 +17,14 @@ from tricouple.ot.native import empty_matrix
 Tiles = Iterable[tuple[slice, Tensor]]
 """Rows of an N×M matrix, from the first to the last; a tile may be overwritten by the next one."""
 
-TILE = 1 << 20  # entries of a tile that is recomputed
+CACHED = 1 << 18  # entries of a tile of what is stored, which stays in the cache
 DEVICE_TILE = 1 << 26  # on an accelerator
+
+
+def blocks(n: int, step: int) -> Iterator[slice]:
+    """Rows in parts of at most so many, at least one."""
+    step = max(1, step)
+    return (slice(start, min(start + step, n)) for start in range(0, n, step))
 
 
 @dataclass
@@ -31,16 +38,18 @@ class Scores:
     references: Tensor | None  # (M, d); the same tensor as the anchors within one set
     own: Tensor  # (N,), int64: the reference that each anchor is, −1 for none
     dtype: torch.dtype  # of the entries; embeddings may have more digits
-    keep: bool = True  # whether the N×M matrix is stored
-    room: float = 0.0  # bytes for some of its rows, if not all are stored
     group: Processes | None = None
-    tile_entries: int = TILE  # of a tile on the CPU
+    keep: bool = True  # whether s, and a gradient of that size, are stored as matrices
+    stored: float = math.inf  # entries of a kernel that are stored
+    tile_entries: int = 0  # of a tile; 0 for a default
+    users: int = 1  # how many will overwrite s or turn it
+    there: Scores | None = None  # those of the way there, of which these are the transposed
 
     @property
     def shape(self) -> tuple[int, int]:
         """(N, M)."""
-        others = self.anchors.shape[1] if self.references is None else len(self.references)
-        return len(self.anchors), others
+        n, width = self.anchors.shape
+        return n, width if self.references is None else len(self.references)
 
     @property
     def symmetric(self) -> bool:
@@ -49,55 +58,51 @@ class Scores:
 
     @property
     def height(self) -> int:
-        """Rows of a tile that is recomputed."""
-        n, m = self.shape
-        entries = self.tile_entries if self.anchors.is_cpu else DEVICE_TILE
-        if self.room:  # tiles that are kept and the one in work
-            entries = min(entries, int(self.room // (8 * self.dtype.itemsize)))
-        return max(1, min(n, entries // max(1, m)))
+        """Rows of a tile."""
+        entries = self.tile_entries or (CACHED if self.anchors.is_cpu else DEVICE_TILE)
+        return max(1, min(self.shape[0], entries // max(1, self.shape[1])))
 
     @cached_property
     def matrix(self) -> Tensor:
-        """s, stored for sweeps by rows."""
-        return self.product()
-
-    def product(self) -> Tensor:
         """The one similarity product; 0 at own_i, so that it does not widen the range of s."""
-        if "matrix" in self.__dict__:
-            taken: Tensor = self.__dict__.pop("matrix")
-            return taken
-        n, m = self.shape
-        s = empty_matrix(self.anchors, n, m, dtype=self.dtype)
-        if self.references is None:
-            s.copy_(self.anchors)
-        elif self.anchors.dtype == self.dtype:
-            torch.mm(self.anchors, self.references.T, out=s)
-        else:
-            for rows in self.blocks():
-                self.tile(rows, s[rows])
+        if self.there is not None:
+            return self.there.taken(copy=False).T.contiguous()
+        s = empty_matrix(self.anchors, *self.shape, dtype=self.dtype)
+        for rows in [slice(0, len(s))] if self.anchors.dtype == self.dtype else self.blocks():
+            self.tile(rows, s[rows])
         return fill_own(s, self.own, 0.0)
 
+    def shared(self, values: Tensor) -> Tensor:
+        """The sum over processes of what each has of its own rows, in place."""
+        return values if self.group is None else self.group.sum_(values)
+
+    def taken(self, *, copy: bool = True) -> Tensor:
+        """S to be overwritten: a copy, or for the last of its users the matrix itself."""
+        s, self.users = self.matrix, self.users - 1
+        if self.users > 0:
+            return s.clone() if copy else s
+        del self.matrix
+        return s
+
     def blocks(self) -> Iterator[slice]:
-        """Rows of the tiles that are recomputed."""
-        n, height = self.shape[0], self.height
-        return (slice(start, min(start + height, n)) for start in range(0, n, height))
+        """Rows of the tiles."""
+        return blocks(self.shape[0], self.height)
 
     def tile(self, rows: slice, out: Tensor) -> Tensor:
         """Some rows of s, written to ``out``."""
         if self.references is None:
             return out.copy_(self.anchors[rows])
-        if self.anchors.dtype == self.dtype:
+        if self.anchors.dtype == self.dtype == out.dtype:
             return torch.mm(self.anchors[rows], self.references.T, out=out)
-        return out.copy_(self.anchors[rows] @ self.references.T)
+        return out.copy_((self.anchors[rows] @ self.references.T).to(self.dtype))
 
     def tiles(self) -> Iterator[tuple[slice, Tensor]]:
         """Rows of s: all of them if stored, else a few in a buffer that the next tile uses."""
-        n, m = self.shape
         if self.keep:
-            if n:
-                yield slice(0, n), self.matrix
+            if len(self.anchors):
+                yield slice(0, len(self.anchors)), self.matrix
             return
-        buffer = self.anchors.new_empty(self.height, m, dtype=self.dtype)
+        buffer = self.anchors.new_empty(self.height, self.shape[1], dtype=self.dtype)
         for rows in self.blocks():
             yield rows, self.tile(rows, buffer[: rows.stop - rows.start])
 
@@ -106,30 +111,21 @@ class Scores:
         """The same pairs with anchors for references, of two sets without common samples."""
         assert self.references is not None
         own = self.own.new_full((self.shape[1],), -1)
-        sides = self.references, self.anchors
-        return Scores(*sides, own, self.dtype, self.keep, self.room, self.group, self.tile_entries)
+        here, there = self.references, self.anchors
+        return replace(self, anchors=here, references=there, own=own, users=1, there=self)
 
-    def pull(self, gradient: Tiles, *, both: bool = False) -> tuple[Tensor, Tensor]:
-        """Gradients of both sides from tiles of ∂L/∂s: two products, or one.
+    def pull(self, gradient: Tiles, to: Sequence[Tensor], *, both: bool = False) -> None:
+        """Add ``G references``, (N, d), and ``Gᵀ anchors``, (M, d), from tiles of G = ∂L/∂s.
 
-        Args:
-            gradient: G = ∂L/∂s in tiles.
-            both: Whether the tiles hold G + Gᵀ, of one set: then one product has all.
-
-        Returns:
-            ``G references``, (N, d), and ``Gᵀ anchors``, (M, d), or zeros if the first has both;
-            of a given matrix, G itself and nothing.
+        If the tiles hold G + Gᵀ, of one set, the first has ``both``. Of a given matrix it is G.
         """
-        if self.references is None:
-            total = empty_matrix(self.anchors, *self.shape, dtype=self.dtype).zero_()
-            for rows, tile in gradient:
-                total[rows] += tile
-            return total, total.new_zeros(0)
-        anchors, references = self.anchors.to(self.dtype), self.references.to(self.dtype)
-        to_anchors, to_references = torch.zeros_like(anchors), torch.zeros_like(references)
+        anchors = self.anchors.to(self.dtype)
+        references = None if self.references is None else self.references.to(self.dtype)
         for rows, tile in gradient:
             part = tile.to(self.dtype)
-            to_anchors[rows].addmm_(part, references)
+            if references is None:
+                to[0][rows] += part
+                continue
+            to[0][rows].addmm_(part, references)
             if not both:
-                to_references.addmm_(part.T, anchors[rows])
-        return to_anchors, to_references
+                to[1].addmm_(part.T, anchors[rows])

@@ -4,43 +4,63 @@ A sweep sets each potential in turn, u_k = log p_k − log Σ_others K exp(Σ ot
 after an update the plan has that marginal, so the derivatives of the log-sum are the plan's
 conditional probabilities: everything that a gradient needs is ``form.push`` (mathematics §4).
 
-Sweeps are done at once by a fast run where there is one (scaling.py), and by rows (``form.sweep``)
-where a fast sweep would lose digits. Both are segments of a run: they have the potentials after
-them and an adjoint.
+Sweeps are done at once by a fast run where there is one (scaling.py), and by rows where that would
+lose digits. Both are segments of a run: they have the ``number`` of sweeps, the ``potentials``
+after them and an ``adjoint``, which takes cotangents of these to those of the potentials before,
+and leaves the score gradient with a kernel or with ``Forces``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tricouple import checks
 from tricouple.numeric import divide_or_zero, on_host
-from tricouple.ot.forms import Form, Term
+from tricouple.ot.forms import Forces, Form, Term
 from tricouple.ot.implicit import implicit_weights
 from tricouple.ot.rows import Vectors
 
 DEFAULT_BUDGET = 2**31  # bytes of memory
-GRADIENTS = ("unrolled", "implicit", "envelope")
+MEMORY_MODES = ("auto", "matrices", "streamed")
 
 _AT_ONCE = 64  # sweeps of a fast run that may end early
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a plan is solved and differentiated."""
+class Sweeps:
+    """How the plans of a loss are solved, differentiated and stored."""
 
     n_iters: int  # Sinkhorn sweeps, at most
     tol: float | None = None  # stop sweeping when the marginal error (L1) is below this
     gradient: str = "unrolled"  # or "implicit" or "envelope"
+    marginals: str = "uniform"  # or "target" or "classes"
+    memory: str = "auto"  # or "matrices" or "streamed"
+    memory_budget: float = DEFAULT_BUDGET  # bytes
 
     def __post_init__(self) -> None:
-        checks.sweeps(self.n_iters, self.tol)
-        checks.one_of("gradient", self.gradient, GRADIENTS)
+        checks.count("n_iters", self.n_iters)
+        if self.tol is not None:
+            checks.positive_number("tol", self.tol)
+        checks.one_of("gradient", self.gradient, ("unrolled", "implicit", "envelope"))
+        checks.one_of("marginals", self.marginals, ("uniform", "target", "classes"))
+        checks.one_of("memory", self.memory, MEMORY_MODES)
+        checks.positive_number("memory_budget", self.memory_budget)
+
+    def imposed(self, target: Sequence[Tensor]) -> Vectors:
+        """The marginals to impose, one vector per axis, where the target has these."""
+        if self.marginals != "uniform":
+            return list(target)
+        return [torch.full_like(mass, 1 / max(1, len(mass))) for mass in target]
+
+    def __str__(self) -> str:
+        names = "n_iters", "gradient", "marginals", "memory"
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 class Watched(NamedTuple):
@@ -52,44 +72,6 @@ class Watched(NamedTuple):
 
 watched: ContextVar[list[Watched] | None] = ContextVar("watched", default=None)
 """A list to which every plan solved in this context is added (``diagnostics``)."""
-
-
-class Forces(Protocol):
-    """Where parts of ∂L/∂s go (losses/coupled.py)."""
-
-    def matrix(self) -> Tensor | None:
-        """The N×M matrix that ``push`` adds to; None where terms are kept instead."""
-
-    def keep(self, term: Term) -> None:
-        """Remember a term, where there is no matrix."""
-
-
-class Segment(Protocol):
-    """Some sweeps that were done."""
-
-    @property
-    def potentials(self) -> Vectors:
-        """After them."""
-
-    @property
-    def number(self) -> int | Tensor:
-        """How many they are."""
-
-    def adjoint(self, cotangents: Vectors, forces: Forces) -> Vectors:
-        """Cotangents of the potentials before them; the score gradient goes to ``forces``."""
-
-
-class FastRun(Protocol):
-    """Sweeps of a form by scaling."""
-
-    def sweeps(
-        self, masses: Vectors, start: Vectors, most: int, tol: float | None, later: bool
-    ) -> tuple[Segment | None, bool]:
-        """As many as keep their digits, and whether no more are needed.
-
-        ``start`` are the potentials before the first of them, ``later`` says whether there were
-        sweeps before.
-        """
 
 
 @dataclass
@@ -122,7 +104,7 @@ class Sweep:
             term = Term(state, [weights if k == axis else None for k in axes])
             into = forces.matrix()
             if into is None:
-                forces.keep(term)
+                forces.terms.append(term)
                 if axis == 0 and not self.later:
                     break  # nothing depends on the start
             for other, pushed in enumerate(self.form.push(*term, into)):
@@ -141,12 +123,13 @@ class Run:
     form: Form
     masses: Vectors  # imposed marginals, one vector per axis
     potentials: Vectors
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[Any] = field(default_factory=list)
 
     @property
     def n_iters(self) -> int | Tensor:
         """How many sweeps were done."""
-        return sum(segment.number for segment in self.segments)
+        number: int | Tensor = sum(segment.number for segment in self.segments)
+        return number
 
     def pushed_ones(self, axis: int) -> Vectors:
         """Pair marginals of an axis, summed over it: the marginals of the other axes."""
@@ -162,33 +145,17 @@ class Run:
         """The largest L1 distance between the plan's marginals and those imposed on it."""
         pairs = zip(self.marginals(), self.masses, strict=True)
         errors = [(found - mass).abs().sum() for found, mass in pairs]
-        errors[0] = self.total(errors[0])
+        errors[0] = self.form.scores.shared(errors[0])
         lost = torch.isnan(torch.cat(self.potentials)).any()  # of embeddings that hold NaN
         return torch.where(lost, torch.nan, torch.stack(errors).amax())
 
-    def total(self, value: Tensor) -> Tensor:
-        """The sum over processes of what each has of its own rows."""
-        group = self.form.scores.group
-        return value if group is None else group.sum_(value.clone())
 
-
-def solve(
-    form: Form,
-    masses: Vectors,
-    n_iters: int,
-    tol: float | None = None,
-    fast: FastRun | None = None,
-) -> Run:
+def solve(form: Form, masses: Vectors, how: Sweeps, fast: Any = None) -> Run:
     """Sweep until the marginals that can be off are within ``tol`` (L1).
 
-    Args:
-        form: The kernel.
-        masses: Imposed marginals.
-        n_iters: Sweeps, at most.
-        tol: Tolerance; None for all sweeps.
-        fast: The fast run of the form, if it has one.
+    ``fast`` is the fast run of the form, if it has one, such as ``scaling.Scaling``.
     """
-    logs = [mass.log() for mass in masses]
+    n_iters, tol, logs = how.n_iters, how.tol, [mass.log() for mass in masses]
     run = Run(form, masses, [torch.zeros_like(log) for log in logs])
     host, done, late = on_host(masses[0]), 0, None
     while done < n_iters:
@@ -196,12 +163,11 @@ def solve(
             # With a tolerance some sweeps at a time: there is no memory for needless ones.
             most = n_iters - done if tol is None else min(_AT_ONCE, n_iters - done)
             some, ended = fast.sweeps(masses, run.potentials, most, tol, done > 0)
-            swept = 0
             if some is not None:
                 run.segments.append(some)
-                swept = int(some.number) if host else n_iters
-                run.potentials, done = some.potentials, done + swept
-            if ended and swept != most:
+                run.potentials = some.potentials
+                done += int(some.number) if host else most
+            if ended and (some is None or (host and some.number < most)):
                 break
             if ended:
                 continue
@@ -236,14 +202,13 @@ def differentiate(run: Run, rule: str, cotangents: Vectors, forces: Forces) -> N
         for segment in reversed(run.segments):
             cotangents = segment.adjoint(cotangents, forces)
         return
+    weights: list[Tensor | None] = [None for _ in cotangents]
     if rule == "implicit":
-        term = Term(run.potentials, [-part for part in implicit_weights(run, cotangents)])
+        weights[:] = [-part for part in implicit_weights(run, cotangents)]
     else:
-        total = run.total(cotangents[0].sum())
-        weights = [torch.full_like(cotangents[0], 1.0) * -total, None, None]
-        term = Term(run.potentials, weights[: len(cotangents)])
-    into = forces.matrix()
+        weights[0] = torch.ones_like(cotangents[0]) * -run.form.scores.shared(cotangents[0].sum())
+    term, into = Term(run.potentials, weights), forces.matrix()
     if into is None:
-        forces.keep(term)
+        forces.terms.append(term)
     else:
         run.form.push(*term, into)

@@ -2,79 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.special import xlogy
 
-from tricouple import checks
-from tricouple.groups import Group, Processes
-from tricouple.numeric import divide_or_zero, on_host, wide_dtype
-from tricouple.relations.target import (
-    GroupedPairs,
-    Groups,
-    Relation,
-    TargetPairs,
-    TripletTarget,
-    difference,
-)
+from tricouple.numeric import divide_or_zero, fill_own, on_host, wide_dtype
+from tricouple.relations.target import Relation, TargetPairs, TripletTarget
 
 
 @dataclass(frozen=True)
 class Identities(Relation):
-    """Positives share the anchor's identity, negatives do not; an anchor does not meet itself.
+    """Positives share the anchor's identity, negatives do not; the anchor itself is neither.
 
     Every target is ``P̃¹²_ij = p_i/n⁺_i`` on the positives and ``P̃¹³_ik = p_i v_k/Z_i`` on the
     negatives of anchor i, with its mass p_i, weights v of the references and ``Z_i = Σ_k v_k`` over
     its negatives; given the anchor, positive and negative are independent (mathematics §1, §11).
 
     Example:
-        >>> relation = Identities.within_one_set(torch.tensor([0, 0, 1]))
+        >>> relation = Identities.of(torch.tensor([0, 0, 1]))
         >>> int(relation.n_triplets)   # (0, 1, 2) and (1, 0, 2)
         2
     """
 
-    anchors: Tensor  # identity of each anchor, (N,)
-    references: Tensor  # identity of each reference, (M,)
+    anchors: Tensor  # group of each anchor, 0 … K−1, (N,)
+    references: Tensor  # group of each reference, (M,)
     own: Tensor  # the reference that each anchor is, −1 for none, (N,)
-    within: bool  # whether anchors and references are the same samples
-    apart: bool = False  # whether no anchor is a reference
+    number: int  # K
+    within: bool  # whether anchor i is reference i, for all
+    apart: bool  # whether no anchor is a reference
     classes: bool = False  # whether every class has the same mass, or every triplet (or pair)
 
     @classmethod
-    def within_one_set(cls, identities: Tensor) -> Identities:
-        """Anchors and references are the same samples."""
-        own = torch.arange(len(identities), device=identities.device)
-        return cls(identities, identities, own, within=True)
+    def of(
+        cls, anchors: Tensor, references: Tensor | None = None, own: Tensor | None = None
+    ) -> Identities:
+        """From labels of one set, or of two; some anchors may be among the references.
 
-    @classmethod
-    def across(cls, anchors: Tensor, references: Tensor, own: Tensor | None = None) -> Identities:
-        """Two sets; anchors may be among the references."""
-        apart = own is None
-        if own is None:
-            own = torch.full_like(anchors, -1, dtype=torch.long)
-        return cls(anchors, references, own, within=False, apart=apart)
-
-    def with_class_masses(self) -> Identities:
-        """With class marginals (mathematics §11)."""
-        return replace(self, classes=True)
-
-    def mirrored(self) -> Identities:
-        """With anchors for references, of two sets without common samples."""
-        return replace(Identities.across(self.references, self.anchors), classes=self.classes)
-
-    @cached_property
-    def groups(self) -> Groups:
-        """Identities numbered 0 … K−1.
-
-        Where K would have to be read from a device it is the number of samples, and some groups
-        are empty.
+        On a device K is not read: it is the number of samples, and some groups are empty.
         """
-        samples = self.anchors if self.within else torch.cat([self.anchors, self.references])
+        n, within = len(anchors), references is None
+        samples = anchors if references is None else torch.cat([anchors, references])
         if on_host(samples):
             values, codes = torch.unique(samples, return_inverse=True)
             number = len(values)
@@ -83,44 +53,57 @@ class Identities(Relation):
             begun = (ordered[1:] != ordered[:-1]).cumsum(0)
             codes = torch.zeros_like(places).scatter_(0, places[1:], begun)
             number = len(codes)
-        n = len(self.anchors)
-        pair = (codes, codes) if self.within else (codes[:n], codes[n:])
-        return Groups(*pair, self.own, number, self.within, self.apart)
+        apart = own is None and not within
+        if own is None:
+            own = torch.arange(n, device=codes.device) if within else torch.full_like(codes[:n], -1)
+        return cls(codes[:n], codes if within else codes[n:], own, number, within, apart)
+
+    def with_marginals(self, marginals: str) -> Identities:
+        """For ``"classes"`` with class marginals (mathematics §11)."""
+        return replace(self, classes=True) if marginals == "classes" else self
+
+    def mirrored(self) -> Identities:
+        """With anchors for references, of two sets without common samples."""
+        own = torch.full_like(self.references, -1)
+        return replace(self, anchors=self.references, references=self.anchors, own=own)
+
+    def sums(self, codes: Tensor, values: Tensor) -> Tensor:
+        """Sums over the samples of each group, which the codes name, (K, …)."""
+        return values.new_zeros(self.number, *values.shape[1:]).index_add_(0, codes, values)
 
     @cached_property
     def sizes(self) -> Tensor:
         """The number of references in each group, (K,), float64."""
         ones = torch.ones_like(self.references, dtype=wide_dtype(self.references.device))
-        return self.groups.reference_sums(ones)
+        return self.sums(self.references, ones)
 
     @cached_property
     def partners(self) -> tuple[Tensor, Tensor]:
         """Positives n⁺ and negatives n⁻ of each anchor, (N,) each."""
-        same = self.sizes[self.groups.anchors]
+        same = self.sizes[self.anchors]
         themselves = 1.0 if self.within else (self.own >= 0).to(same.dtype)
         return same - themselves, len(self.references) - same
 
     @cached_property
-    def n_triplets(self) -> Tensor:
+    def n_triplets(self) -> Tensor:  # type: ignore[override]
         """|A| = Σ_i n⁺_i n⁻_i."""
-        positives, negatives = self.partners
-        return positives @ negatives
+        return torch.dot(*self.partners)
 
     @cached_property
-    def n_positives(self) -> Tensor:
+    def n_positives(self) -> Tensor:  # type: ignore[override]
         """Σ_i n⁺_i."""
         return self.partners[0].sum()
 
     def triplets(self) -> TripletTarget:
         """P̃_ijk = p_i/n⁺_i · v_k/Z_i: 1/|A|, but for class marginals."""
         positives, negatives = self.partners
-        masses = self._masses(positives * negatives)
-        weights, totals = self._references(positives * negatives)
+        number = positives * negatives
+        masses, (weights, totals) = self._masses(number), self._references(number)
         near, far = divide_or_zero(masses, positives), divide_or_zero(masses, totals)
-        contrast = GroupedPairs(self.groups, near, -far, weights)
-        received = GroupedPairs(self.groups, near, far, weights).columns
+        contrast = GroupedPairs(self, near, -far, weights)
+        received = contrast.columns[0], -contrast.columns[1]
         each = divide_or_zero(near, totals)
-        entropy = -xlogy(masses, each).sum() - xlogy(received[1], weights).sum()
+        entropy = self._entropy(masses, each, received[1], weights)
         return TripletTarget(entropy, contrast, (masses, *received), each, weights)
 
     def per_anchor(self) -> GroupedPairs:
@@ -139,22 +122,26 @@ class Identities(Relation):
             return TargetPairs(-xlogy(masses, each).sum(), self._pairs(each))
         weights, totals = self._references(number)
         each = divide_or_zero(masses, totals)
-        pairs = GroupedPairs(self.groups, torch.zeros_like(each), each, weights)
-        entropy = -xlogy(masses, each).sum() - xlogy(pairs.columns[1], weights).sum()
-        return TargetPairs(entropy, pairs)
+        pairs = GroupedPairs(self, torch.zeros_like(each), each, weights)
+        return TargetPairs(self._entropy(masses, each, pairs.columns[1], weights), pairs)
+
+    def _entropy(self, masses: Tensor, each: Tensor, received: Tensor, weights: Tensor) -> Tensor:
+        """−Σ P̃ log P̃ of entries w_i v_k, from masses of the anchors and of the negatives."""
+        entropy: Tensor = -xlogy(masses, each).sum()
+        return entropy - xlogy(received, weights).sum() if self.classes else entropy  # else v is 1
 
     def _pairs(self, same: Tensor) -> GroupedPairs:
         """Pairs of one label, weighing so much for each anchor."""
         none = torch.zeros_like(same)
-        return GroupedPairs(self.groups, same, none, none.new_zeros(len(self.references)))
+        return GroupedPairs(self, same, none, none.new_zeros(len(self.references)))
 
     def _masses(self, number: Tensor) -> Tensor:
-        """p_i: as many as its triplets or pairs; or every class that has any the same, evenly."""
+        """p_i, proportional to this number; or the same for every class that has any, evenly."""
         if not self.classes:
             return number / number.sum()
         taken = (number > 0).to(number.dtype)
-        sizes = self.groups.anchor_sums(taken)
-        return divide_or_zero(taken, (torch.count_nonzero(sizes) * sizes)[self.groups.anchors])
+        sizes = self.sums(self.anchors, taken)
+        return divide_or_zero(taken, (torch.count_nonzero(sizes) * sizes)[self.anchors])
 
     def _references(self, number: Tensor) -> tuple[Tensor, Tensor]:
         """v_k of each reference, (M,), and Z_i of each anchor.
@@ -164,84 +151,109 @@ class Identities(Relation):
         """
         if not self.classes:
             return torch.ones_like(self.references, dtype=number.dtype), self.partners[1]
-        groups, sizes = self.groups, self.sizes
-        anchors = (groups.anchor_sums(number) > 0) & (sizes > 0)
+        sizes = self.sizes
+        anchors = (self.sums(self.anchors, number) > 0) & (sizes > 0)
         others = (torch.count_nonzero(anchors) - 1).to(sizes.dtype)
         weights = 1 + divide_or_zero(anchors.to(sizes.dtype), others)
         weights = divide_or_zero(weights, sizes)
         sums = weights * sizes
-        return weights[groups.references], difference(sums.sum(), sums)[groups.anchors]
+        return weights[self.references], _difference(sums.sum(), sums)[self.anchors]
 
 
-# --- several views as one labelled batch, and a labelled batch as two views ----------------------
+@dataclass(frozen=True)
+class GroupedPairs:
+    """P̃_ij = same_i where j has the label of i, other_i v_j elsewhere, 0 for j = own_i."""
+
+    groups: Identities
+    same: Tensor  # (N,), float64
+    other: Tensor  # (N,)
+    weights: Tensor  # v, (M,)
+
+    def times(self, values: Tensor) -> Tensor:
+        """``Σ_j P̃_ij values_j``, (M, d) → (N, d), by sums over groups."""
+        groups, (same, other, weights) = self.groups, self._columns(values.dtype)
+        near = groups.sums(groups.references, values)[groups.anchors]
+        if not groups.apart:
+            near = near - values[groups.own.clamp(min=0)] * (groups.own >= 0)[:, None]
+        sums = groups.sums(groups.references, values * weights)
+        return near * same + (sums.sum(0) - sums)[groups.anchors] * other
+
+    def transposed_times(self, values: Tensor) -> Tensor:
+        """``Σ_i P̃_ij values_i``, (N, d) → (M, d)."""
+        groups, (same, other, weights) = self.groups, self._columns(values.dtype)
+        sent = values * same
+        near = groups.sums(groups.anchors, sent)[groups.references]
+        if not groups.apart:
+            near -= self._to_own(sent)
+        sums = groups.sums(groups.anchors, values * other)
+        return near.addcmul_((sums.sum(0) - sums)[groups.references], weights)
+
+    def symmetric_times(self, values: Tensor) -> Tensor:
+        """``Σ_j (P̃_ij + P̃_ji) values_j`` within one set, where weights are those of groups."""
+        groups, columns = self.groups, self._columns(values.dtype)
+        members = torch.arange(len(groups.anchors), device=values.device)
+        first = members.new_zeros(groups.number).index_copy_(0, groups.anchors, members)
+        same, other, weights = (column[first] for column in columns)  # of each group, (K, 1)
+        sums = groups.sums(groups.references, values)  # (K, d)
+        of_groups = torch.addmm(2 * (same - other * weights) * sums, other, weights.T @ sums)
+        of_groups.addmm_(weights, other.T @ sums)
+        return of_groups[groups.anchors].addcmul_(columns[0], values, value=-2)
+
+    def _columns(self, dtype: torch.dtype) -> list[Tensor]:
+        """``same``, ``other`` and ``weights`` as columns, (N, 1) and (M, 1)."""
+        return [part.to(dtype)[:, None] for part in (self.same, self.other, self.weights)]
+
+    def _to_own(self, values: Tensor) -> Tensor:
+        """Values (N, …) of anchors, added up at the references that they are, (M, …)."""
+        groups = self.groups
+        if groups.within:
+            return values
+        out = values.new_zeros(len(groups.references) + 1, *values.shape[1:])
+        return out.index_add_(0, groups.own % len(out), values)[:-1]  # −1 at the end
+
+    @cached_property
+    def marginals(self) -> tuple[Tensor, Tensor]:
+        """Row sums, (N,), and column sums, (M,)."""
+        groups = self.groups
+        sums = groups.sums(groups.references, self.weights)
+        far = self.other * _difference(sums.sum(), sums)[groups.anchors]
+        return self.same * groups.partners[0] + far, torch.add(*self.columns)
+
+    @cached_property
+    def columns(self) -> tuple[Tensor, Tensor]:
+        """Column sums over pairs of one label and over pairs of two, (M,) each."""
+        groups = self.groups
+        received = groups.sums(groups.anchors, self.same)[groups.references]
+        sums = groups.sums(groups.anchors, self.other)
+        far = self.weights * _difference(sums.sum(), sums)[groups.references]
+        return _difference(received, self._to_own(self.same)), far
+
+    def negated(self) -> GroupedPairs:
+        """−P̃."""
+        return replace(self, same=-self.same, other=-self.other)
+
+    def of_rows(self, rows: slice) -> GroupedPairs:
+        """The same of some anchors."""
+        groups = self.groups
+        part = replace(groups, anchors=groups.anchors[rows], own=groups.own[rows], within=False)
+        return GroupedPairs(part, self.same[rows], self.other[rows], self.weights)
+
+    def dense(self, rows: slice = slice(None)) -> Tensor:
+        """The entries of some anchors, (R, M)."""
+        groups = self.groups
+        equal = groups.anchors[rows, None] == groups.references
+        far = self.other[rows, None] * self.weights
+        return fill_own(torch.where(equal, self.same[rows, None], far), groups.own[rows], 0.0)
+
+    def mask(self) -> Tensor:
+        """The pairs that have mass, (N, M)."""
+        return self.dense() != 0
 
 
-def pair_views(*views: Tensor | Sequence[Tensor], group: Group = None) -> tuple[Tensor, Tensor]:
-    """Stack views and number their instances, ready for any loss.
+def _difference(total: Tensor, part: Tensor) -> Tensor:
+    """``total − part``, and exactly zero where only rounding is left.
 
-    Args:
-        views: Two or more tensors of shape (N, d), or one list of them; row i of each is a view of
-            instance i.
-        group: Processes whose instances are numbered together, as in every loss: each goes on
-            where the one before it ends.
-
-    Returns:
-        Embeddings, shape (views·N, d), and the instance of each row, shape (views·N,).
-
-    Example:
-        >>> embeddings, identities = pair_views(torch.zeros(2, 3), torch.ones(2, 3))
-        >>> identities
-        tensor([0, 1, 0, 1])
+    A mass that is zero must come out as zero; true masses are at least 1/N³ of the total.
     """
-    team = None if group is None else Processes.of(group)
-    several: Sequence[Tensor] = []
-    first, problem = 0, None
-    try:
-        several = _checked_views(views, empty=team is not None)
-    except (TypeError, ValueError) as error:
-        if team is None:
-            raise
-        problem = str(error)
-    if team is not None:
-        first = team.before(len(several[0]) if several else 0, problem)
-    identities = torch.arange(first, first + len(several[0]), device=several[0].device)
-    return torch.cat(tuple(several)), identities.repeat(len(several))
-
-
-def _checked_views(views: Sequence[Any], *, empty: bool) -> Sequence[Tensor]:
-    several: Sequence[Any] = views
-    if len(views) == 1 and isinstance(views[0], list | tuple):
-        several = views[0]
-    if len(several) < 2:
-        raise ValueError(f"pair_views needs at least 2 views of each instance, got {len(several)}")
-    first = several[0]
-    for number, view in enumerate(several):
-        checks.matrix(f"view {number}", view, empty=empty)
-        if view.shape != first.shape:
-            raise ValueError(
-                f"view {number} has shape {tuple(view.shape)}, view 0 {tuple(first.shape)}: "
-                "row i of every view must belong to instance i"
-            )
-    return several
-
-
-def adjacent_views(relation: Identities) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices of the first and of the second view of pairs, and which of them are pairs."""
-    groups = relation.groups
-    # A place, group and number in one: a pair is two samples at one place, next to each other.
-    if relation.within:
-        places = groups.anchors + groups.number * (_number_in_group(groups.anchors) // 2)
-    else:
-        both = groups.anchors, groups.references
-        places = torch.cat([c + groups.number * _number_in_group(c) for c in both])
-    places, order = places.sort(stable=True)
-    met = places[1:] == places[:-1]
-    first, second = order[:-1] * met, order[1:]
-    return first, (second if relation.within else second - len(groups.anchors)) * met, met
-
-
-def _number_in_group(codes: Tensor) -> Tensor:
-    """How many samples of the same group come earlier in the batch, shape (N,)."""
-    ordered, order = codes.sort(stable=True)
-    numbers = torch.arange(len(codes), device=codes.device) - torch.searchsorted(ordered, ordered)
-    return torch.empty_like(codes).index_copy_(0, order, numbers)
+    left = total - part
+    return left * (left.abs() > 8 * torch.finfo(left.dtype).eps * total.abs())

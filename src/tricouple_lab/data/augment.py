@@ -1,23 +1,21 @@
-"""Random views of every image of a batch, on the device that the batch is on.
+"""Random views of each image of a batch, on the device that the batch is on.
 
-Whole batches at a time, not image by image in worker processes: on a CPU that takes a tenth of the
-processor time, about one percent of a ResNet-18 step, and on a GPU the images stay where they are.
-Every image has parameters of its own, which torchvision's transforms of a batch have not; each
-function agrees with torchvision's of the same name.
+Whole batches at a time: on a CPU that takes about one percent of a training step of a ResNet-18,
+and on a GPU the images stay where they are. Each image has parameters of its own; each change
+agrees with torchvision's of the same name.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import affine_grid, grid_sample, pad
+from torch.nn.functional import affine_grid, grid_sample, interpolate, pad
 
-from tricouple_lab.data.images.sets import ImageData, Normalisation, to_unit_range
-from tricouple_lab.data.sampler import Share
+from tricouple_lab.tasks.base import Share
 
 Range = tuple[float, float]
 
@@ -27,83 +25,63 @@ _LUMA = (0.2989, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Recipe:
-    """A chain of random transformations, in this order; a probability of 0 leaves one out.
+    """A chain of random changes, in this order; a probability of 0 leaves one out.
 
-    The defaults are the paper's SimCLR-style pipeline. Every image draws its own parameters.
-
-    Example:
-        >>> crops = Recipe(Normalisation((0.5,), (0.5,), 32), flip=0, jitter=0, grayscale=0, blur=0)
-        >>> crops.scale
-        (0.2, 1.0)
+    The defaults are the paper's SimCLR-style views.
     """
 
-    normalisation: Normalisation  # the last step; its size is the size of the views
     scale: Range = (0.2, 1.0)  # share of the image's area that a crop covers
     ratio: Range = (3 / 4, 4 / 3)  # width over height of a crop
     rotation: float = 0.0  # largest angle, in degrees, in either direction
     flip: float = 0.5  # probability of a mirror image
     # Probability of changing brightness, contrast, saturation and hue, in random order.
     jitter: float = 0.8
-    # Of these four changes: factors are drawn from [1 − s, 1 + s], hue shifts, in turns of the
-    # colour wheel, from [−s, s].
+    # Of these four: factors are drawn from [1 − s, 1 + s], hue shifts, in turns, from [−s, s].
     strengths: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
     grayscale: float = 0.2  # probability of losing the colours
     blur: float = 0.5  # probability of a Gaussian blur of 3×3 pixels
     sigma: Range = (0.1, 2.0)  # range of its standard deviation, in pixels
 
 
-def recipe_for(data: ImageData) -> Recipe:
-    """The paper's recipe for a data set: crops and rotations for digits in grey, else SimCLR's.
+COLOUR = Recipe()
+# The paper ("SCL and UCL setups") does not give the scale of MNIST's crops: as for the others.
+DIGITS = replace(COLOUR, rotation=15.0, flip=0.0, jitter=0.0, grayscale=0.0, blur=0.0)
 
-    The paper ("SCL and UCL setups") does not give the scale of MNIST's crops; it is taken to be
-    that of the others.
 
-    Example:
-        >>> from tricouple_lab.data import images
-        >>> recipe_for(images.load("digits")).rotation
-        15.0
-    """
-    if data.name in ("mnist", "digits"):
-        return Recipe(
-            data.normalisation, rotation=15.0, flip=0.0, jitter=0.0, grayscale=0.0, blur=0.0
-        )
-    return Recipe(data.normalisation)
+def unit_range(images: Tensor, size: int) -> Tensor:
+    """Return images as float32 in [0, 1] of shape (n, c, size, size); 8-bit ones are scaled."""
+    found = images.float() / 255 if images.dtype == torch.uint8 else images
+    if found.shape[-2:] == (size, size):
+        return found
+    return interpolate(found, (size, size), mode="bilinear", antialias=True)
 
 
 @torch.no_grad()
 def random_view(
-    images: Tensor, recipe: Recipe, generator: torch.Generator, share: Share | None = None
+    images: Tensor, seed: int, recipe: Recipe, size: int, share: Share | None = None
 ) -> Tensor:
-    """One random view of each image; another call gives another, independent view.
+    """Return one random view of each image; another seed gives another, independent view.
 
     Args:
-        images: Shape (n, c, h, w) with h = w; 8-bit, or floating point in [0, 1].
+        images: Shape (n, c, side, side); 8-bit, or floating point in [0, 1].
+        seed: Decides everything that is drawn, whatever the device.
         recipe: What to do, and how often.
-        generator: Draws the parameters; on the CPU, whatever device the images are on.
+        size: Side of the views.
         share: Which images of a larger batch these are: what happens to an image does not depend
             on how many processes share its batch.
 
     Returns:
-        Shape (n, c, size, size), float32 and normalised; row i is image i.
-
-    Example:
-        >>> from tricouple_lab.data import augment, images
-        >>> data = images.load("digits", image_size=16)
-        >>> recipe, generator = augment.recipe_for(data), torch.Generator().manual_seed(0)
-        >>> view0, view1 = (random_view(data.train.images, recipe, generator) for _ in range(2))
-        >>> view0.shape, torch.equal(view0, view1)
-        (torch.Size([1438, 1, 16, 16]), False)
+        float32 in [0, 1], shape (n, c, size, size); row i is a view of image i.
     """
-    n, _, height, width = images.shape
-    if height != width:
-        raise ValueError(f"images must be square, got {height}×{width}: resize or crop them first")
-    parameters = draw_parameters(recipe, share.total if share else n, height, generator)
-    if share:
-        parameters = Parameters(*(part[share.rows] for part in parameters))
+    n, _, side, _ = images.shape
+    share = share or Share()
+    # One row of random numbers per image of the whole batch, so that a share is a slice of rows.
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.rand((n * share.world, _COLUMNS), generator=generator)
+    parameters = draw_parameters(drawn[share.rank :: share.world], recipe, side)
     # Half precision has fewer grey levels than the images.
     with torch.autocast(images.device.type, enabled=False):
-        view = transform(to_unit_range(images), parameters, recipe.normalisation.size)
-        return recipe.normalisation.standardise(view)
+        return transform(unit_range(images, side), parameters, size)
 
 
 # --- what happens to each image: drawn on the CPU, so that a seed gives the same everywhere -------
@@ -123,61 +101,61 @@ class Parameters(NamedTuple):
     sigma: Tensor  # standard deviation of the blur, in pixels
 
 
-def draw_parameters(recipe: Recipe, n: int, side: int, generator: torch.Generator) -> Parameters:
-    """Draw what happens to n square images of this side, in pixels; independently for each."""
+_COLUMNS = 2 * _PROPOSALS + 2 + 6 + 4 + 4  # boxes, corners, six single numbers, amounts, order
 
-    def uniform(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(n, generator=generator)
 
-    def happens(probability: float) -> Tensor:
-        return torch.rand(n, generator=generator) < probability
-
-    *factors, hue = recipe.strengths
+def draw_parameters(uniform: Tensor, recipe: Recipe, side: int) -> Parameters:
+    """Map uniform numbers, a row per image, to what happens to square images of this side."""
+    boxes, corners, single, amounts, order = uniform.split([2 * _PROPOSALS, 2, 6, 4, 4], dim=1)
+    flip, angle, jitter, grey, blur, sigma = single.unbind(1)
+    strengths = torch.tensor(recipe.strengths)
+    factors = strengths * (2 * amounts - 1) + torch.tensor([1.0, 1.0, 1.0, 0.0])
     return Parameters(
-        boxes=draw_boxes(n, side, recipe.scale, recipe.ratio, generator),
-        mirrored=happens(recipe.flip),
-        degrees=uniform(-recipe.rotation, recipe.rotation),
-        jittered=happens(recipe.jitter),
-        amounts=torch.stack(
-            [*(uniform(max(0.0, 1 - s), 1 + s) for s in factors), uniform(-hue, hue)], 1
-        ),
-        order=torch.rand((n, 4), generator=generator).argsort(1),
-        grey=happens(recipe.grayscale),
-        blurred=happens(recipe.blur),
-        sigma=uniform(*recipe.sigma),
+        boxes=draw_boxes(boxes.reshape(-1, 2, _PROPOSALS), corners, side, recipe),
+        mirrored=flip < recipe.flip,
+        degrees=recipe.rotation * (2 * angle - 1),
+        jittered=jitter < recipe.jitter,
+        amounts=torch.cat([factors[:, :3].clamp_min(0), factors[:, 3:]], 1),
+        order=order.argsort(1),
+        grey=grey < recipe.grayscale,
+        blurred=blur < recipe.blur,
+        sigma=recipe.sigma[0] + (recipe.sigma[1] - recipe.sigma[0]) * sigma,
     )
 
 
-def draw_boxes(n: int, side: int, scale: Range, ratio: Range, generator: torch.Generator) -> Tensor:
-    """Draw crops of square images, distributed like those of torchvision's RandomResizedCrop.
+def draw_boxes(uniform: Tensor, corners: Tensor, side: int, recipe: Recipe) -> Tensor:
+    """Return crops distributed like those of torchvision's RandomResizedCrop, int64 (n, 4).
 
-    Each image draws up to ten boxes, with a uniform share of the area and a log-uniform ratio of
-    width to height, and takes the first that fits, at a uniform place; if none fits, the whole:
-    top, left, height and width, int64 of shape (n, 4).
+    Each image draws ten boxes, with a uniform share of the area and a log-uniform ratio of width
+    to height, and takes the first that fits, at a uniform place; if none fits, the whole.
+
+    Args:
+        uniform: Shares and ratios, shape (n, 2, 10).
+        corners: Places of the box, shape (n, 2).
+        side: Of the images, in pixels.
+        recipe: Ranges of both.
     """
-    u = torch.rand((4, n, _PROPOSALS), generator=generator, dtype=torch.float64)
-    area = side**2 * (scale[0] + (scale[1] - scale[0]) * u[0])
-    low, high = map(math.log, ratio)
-    aspect = (low + (high - low) * u[1]).exp()
-    sizes = torch.stack([(area / aspect).sqrt(), (area * aspect).sqrt()]).round()  # (2, n, 10)
-    fits = ((sizes >= 1) & (sizes <= side)).all(0)
-    first = fits.long().argmax(1, keepdim=True)
-    sizes = sizes.gather(2, first.expand(2, n, 1))[..., 0]
-    sizes = torch.where(fits.any(1), sizes, side)  # height and width, (2, n)
-    corners = (u[2:, :, 0] * (side - sizes + 1)).floor()
-    return torch.cat([corners, sizes]).T.long()
+    shares, aspects = uniform.double().unbind(1)  # (n, 10)
+    area = side**2 * (recipe.scale[0] + (recipe.scale[1] - recipe.scale[0]) * shares)
+    low, high = map(math.log, recipe.ratio)
+    aspect = (low + (high - low) * aspects).exp()
+    sizes = torch.stack([(area / aspect).sqrt(), (area * aspect).sqrt()], 1).round()  # (n, 2, 10)
+    fits = ((sizes >= 1) & (sizes <= side)).all(1)  # (n, 10)
+    first = fits.long().argmax(1)[:, None, None].expand(-1, 2, 1)
+    chosen = torch.where(fits.any(1)[:, None], sizes.gather(2, first)[..., 0], side)  # (n, 2)
+    return torch.cat([(corners * (side - chosen + 1)).floor(), chosen], 1).long()
 
 
 def transform(images: Tensor, parameters: Parameters, size: int) -> Tensor:
-    """Do to each image what its parameters say: crop, rotate, jitter, grey, blur.
+    """Do to each image what its parameters say: crop, mirror, rotate, jitter, grey, blur.
 
-    From (n, c, h, w) to (n, c, size, size), both in [0, 1]; the parameters are on the CPU.
+    From (n, c, side, side) to (n, c, size, size), both in [0, 1]; the parameters are on the CPU.
     """
     here = Parameters(*(part.to(images.device) for part in parameters))
-    x = resized_crop(images, here.boxes, size, here.mirrored)
+    view = resized_crop(images, here.boxes, size, here.mirrored)
     # Which images a step concerns is decided on the CPU, where asking does not wait for a device.
     if bool(parameters.degrees.any()):
-        x = rotate(x, here.degrees)
+        view = rotate(view, here.degrees)
     steps = [
         (parameters.jittered & (parameters.order[:, turn] == kind), change, here.amounts[:, kind])
         for turn in range(4)
@@ -185,10 +163,10 @@ def transform(images: Tensor, parameters: Parameters, size: int) -> Tensor:
     ]
     steps += [(parameters.grey, grayscale, here.sigma), (parameters.blurred, blur3, here.sigma)]
     for concerned, change, amounts in steps:
-        chosen = concerned.nonzero().flatten().to(x.device)
+        chosen = concerned.nonzero().flatten().to(view.device)
         if len(chosen):
-            x[chosen] = change(x[chosen], amounts[chosen])
-    return x
+            view[chosen] = change(view[chosen], amounts[chosen])
+    return view
 
 
 # --- the changes: floating-point images of shape (n, c, h, w), amounts of shape (n,) --------------
@@ -197,8 +175,8 @@ def transform(images: Tensor, parameters: Parameters, size: int) -> Tensor:
 def resized_crop(images: Tensor, boxes: Tensor, size: int, mirrored: Tensor) -> Tensor:
     """Cut a box out of each image and resize it to a square: bilinear, antialiased.
 
-    Bilinear interpolation is linear along each axis, so that two batched matrix products do it,
-    mirroring included.
+    Bilinear interpolation is linear along each axis: two batched matrix products do it, mirroring
+    included.
     """
     n, c, h, w = images.shape
     top, left, height, width = boxes.to(images.dtype).unbind(1)
@@ -211,7 +189,7 @@ def resized_crop(images: Tensor, boxes: Tensor, size: int, mirrored: Tensor) -> 
 
 
 def _interpolation(start: Tensor, length: Tensor, n_pixels: int, size: int) -> Tensor:
-    """Weights of the pixels of an axis in ``size`` samples of an interval, (n, size, n_pixels).
+    """Return weights of an axis' pixels in ``size`` samples of an interval, (n, size, n_pixels).
 
     A triangle around each sample's position, as wide as the distance of samples but at least one
     pixel; pixels outside the interval have no weight. Each row sums to one.
@@ -228,10 +206,7 @@ def _interpolation(start: Tensor, length: Tensor, n_pixels: int, size: int) -> T
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Rotate counter-clockwise about the centre: nearest pixel, black where nothing is known.
-
-    Nearest, because that is the default of torchvision's RandomRotation, which the paper names.
-    """
+    """Rotate counter-clockwise about the centre: nearest pixel, black where nothing is known."""
     angles = degrees.to(images.dtype).deg2rad()
     cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
     matrices = torch.stack([cos, -sin, zero, sin, cos, zero], 1).reshape(-1, 2, 3)
@@ -252,8 +227,6 @@ def contrast(images: Tensor, factors: Tensor) -> Tensor:
 
 def saturation(images: Tensor, factors: Tensor) -> Tensor:
     """Blend with the grey of each pixel: 0 is without colours, 1 the image itself."""
-    if images.shape[1] == 1:
-        return images
     return _luma(images).lerp(images, factors[:, None, None, None]).clamp_(0, 1)
 
 
@@ -281,7 +254,7 @@ def hue(images: Tensor, shifts: Tensor) -> Tensor:
 
 
 def grayscale(images: Tensor, _: Tensor | None = None) -> Tensor:
-    """Images without colours and with as many channels as before."""
+    """Remove the colours; the number of channels stays."""
     return _luma(images).expand_as(images)
 
 
@@ -297,7 +270,7 @@ def blur3(images: Tensor, sigma: Tensor) -> Tensor:
 
 
 def _luma(images: Tensor) -> Tensor:
-    """How bright each pixel looks, shape (n, 1, h, w)."""
+    """Return how bright each pixel looks, shape (n, 1, h, w)."""
     if images.shape[1] == 1:
         return images
     red, green, blue = images.split(1, 1)

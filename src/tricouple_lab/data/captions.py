@@ -1,305 +1,297 @@
-"""Captioned images of any format: COCO's JSON, tables, webdataset shards; checked and cut to size.
-
-A shard is read once for its table of contents; then every image can be reached by its position in
-the archive. So an epoch shows every image once in an order that depends on the seed alone, as with
-any other data, and an interrupted run continues exactly, which streamed shuffling cannot promise.
-"""
+"""Images with captions: generated shapes, COCO's JSON, own tables, parquet, the hub."""
 
 from __future__ import annotations
 
-import glob
+import hashlib
 import json
-import tarfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from tricouple import checks
-from tricouple_lab.data import CaptionSource
-from tricouple_lab.data.images import DataError, data_home
-from tricouple_lab.data.images.files import ImageFiles, Member, is_image
-from tricouple_lab.data.pairs import N_SHAPES, CaptionData, CaptionedImages, draw_shapes
-from tricouple_lab.data.sampler import shuffled
-from tricouple_lab.data.tables import Problems, clean, require_columns, table
+import numpy as np
+import pandas as pd
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
 
-FORMATS = ("shapes", "coco", "csv", "shards")
-PARTS = ("test", "validation")
-HELD_OUT = 500  # images for each of them, of large sets; a fifth of small ones
+from tricouple_lab.config.schema import CaptionData
+from tricouple_lab.data.shapes import draw_shapes
+from tricouple_lab.data.sources import data_folder
+from tricouple_lab.data.tables import (
+    check_sizes,
+    clean,
+    parquet_tables,
+    read_table,
+    require_columns,
+    tables_of,
+)
+from tricouple_lab.names import CAPTIONS, UserError
+
+# Of each split: the file of captions in COCO's format, and the folder of its images.
+LAYOUTS = {
+    "flickr8k": {
+        split: (f"annotations/captions_{part}.json", "images")
+        for split, part in (("train", "train"), ("validation", "val"), ("test", "test"))
+    },
+    "coco": {
+        split: (f"annotations/captions_{part}.json", part)
+        for split, part in (("train", "train2017"), ("test", "val2017"))
+    },
+}
+SHAPES = {"train": 1000, "validation": 256, "test": 256}  # images, unless sizes are given
+TEST_SHARE, LARGEST_TEST = 0.2, 1000  # of images without a test set
 
 
-class Entry(NamedTuple):
-    """An image and its captions, one or more, as a reader found them."""
+@dataclass(frozen=True, eq=False)
+class CaptionSplit:
+    """Images and their captions. Pixels may be a memory-mapped file: a split chooses its rows."""
 
-    image: Path | Member
-    captions: tuple[str, ...]
+    pixels: Tensor  # uint8 (N, 3, side, side)
+    index: Tensor  # int64 (n,): which rows of the pixels
+    texts: tuple[tuple[str, ...], ...]  # of each of n images its captions, one or more
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @cached_property
+    def captions(self) -> tuple[str, ...]:
+        """All m captions, those of the first image first."""
+        return tuple(text for texts in self.texts for text in texts)
+
+    @cached_property
+    def image_index(self) -> Tensor:
+        """Which of the n images each caption describes, int64 (m,), ascending."""
+        counts = torch.tensor([len(texts) for texts in self.texts])
+        return torch.repeat_interleave(torch.arange(len(counts)), counts)
+
+    def rows(self, indices: Sequence[int] | np.ndarray) -> CaptionSplit:
+        """Return some of the images with their captions."""
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        texts = tuple(self.texts[index] for index in chosen.tolist())
+        return CaptionSplit(self.pixels, self.index[chosen], texts)
 
 
-def load(wanted: CaptionSource, side: int, seed: int) -> CaptionData:
-    """Read a data set, and decode what is used of it.
+@dataclass(frozen=True, eq=False)
+class CaptionSets:
+    """A decoded data set."""
 
-    The test set is the same for every seed; the seed chooses the training subset and the images
-    that are held out of it for validation. Images are squares of this side.
+    splits: dict[str, CaptionSplit]  # train, validation (if any), test
+    notes: tuple[str, ...] = ()  # printed once
 
-    Raises:
-        DataError: If files are missing, damaged or not what they should be.
-        ValueError: If the sizes are not possible.
+    def digest(self) -> str:
+        """Return a sha256 of the decoded content."""
+        content = hashlib.sha256()
+        for name, split in self.splits.items():
+            content.update(repr((name, split.texts)).encode())
+            for part in split.index.split(4096):
+                content.update(split.pixels[part].numpy().tobytes())
+        return content.hexdigest()
+
+
+def load_captions(config: CaptionData, side: int) -> CaptionSets:
+    """Read and decode a data set, hold out what it has no split for, and cut it to size.
+
+    The held-out images are the same for every seed. Images are squares of ``side`` pixels.
     """
-    checks.one_of("data.format", wanted.format, FORMATS)
-    if wanted.format == "shapes":
-        return _shapes(wanted, side)
+    check_sizes(config, {"train_size": 1, "validation_size": 0, "test_size": 1})
     notes: list[str] = []
-    parts: dict[str, list[Entry]] = {}
-    wrong = []
-    for part in ("train", "test", "validation"):
-        if part == "train" or getattr(wanted, part) is not None:
-            try:
-                parts[part] = _read(wanted, part, notes)
-            except DataError as error:
-                wrong.append(str(error))
-    if wrong:
-        raise DataError("; ".join(wrong))
-    train, test, validation = parts["train"], parts.get("test"), parts.get("validation")
-    sizes = _held_out(wanted, len(train), [part for part in PARTS if part not in parts], notes)
-    if test is None:
-        train, test = _parted(train, sizes["test"], 0)
-    if validation is None and sizes["validation"]:
-        train, validation = _parted(train, sizes["validation"], seed)
-    if wanted.train_size is not None:
-        checks.count("data.train_size", wanted.train_size)
-        train = _drawn(train, seed)[: wanted.train_size]
-
-    def captioned(entries: list[Entry]) -> CaptionedImages:
-        files = ImageFiles(tuple(entry.image for entry in entries), channels=3, size=side)
-        images = files if wanted.cache is None else files.cached(Path(wanted.cache), notes)
-        return CaptionedImages.of(images, [entry.captions for entry in entries])
-
-    return CaptionData(
-        captioned(train),
-        None if validation is None else captioned(validation),
-        captioned(test),
-        tuple(notes),
-    )
-
-
-def files(wanted: CaptionSource) -> list[Path]:
-    """The files of captions, or the shards, and the images that they name."""
-    found: set[Path] = set()
-    for part in ("train", "validation", "test"):
-        if getattr(wanted, part) is not None:
-            entries = _read(replace(wanted, skip=True), part, [])
-            images = [entry.image for entry in entries]
-            found |= {image.path if isinstance(image, Member) else image for image in images}
-            if wanted.format != "shards":
-                found.add(root_of(wanted) / getattr(wanted, part))
-    return sorted(found)
-
-
-def root_of(wanted: CaptionSource) -> Path:
-    """The folder that the files of a data set are named from."""
-    if wanted.root is not None:
-        return Path(wanted.root).expanduser()
-    return data_home() / (wanted.folder or wanted.name)
-
-
-def _shapes(wanted: CaptionSource, side: int) -> CaptionData:
-    checks.count("data.test_size", wanted.test_size or 0)
-    held_out = [size for size in (wanted.validation_size, wanted.test_size) if size]
-    size = N_SHAPES - sum(held_out) if wanted.train_size is None else wanted.train_size
-    checks.count("data.train_size", size)
-    train, *others = draw_shapes((size, *held_out), side)
-    return CaptionData(train, others[0] if wanted.validation_size else None, others[-1])
-
-
-def _read(wanted: CaptionSource, part: str, notes: list[str]) -> list[Entry]:
-    name = getattr(wanted, part)
-    if name is None:
-        raise ValueError(f"data={wanted.name} needs data.{part}: a file of captions")
-    root = root_of(wanted)
-    if not root.is_dir():
-        above = f", or TRICOUPLE_DATA to the folder that has {wanted.folder}/" * bool(wanted.folder)
-        raise DataError(f"{root}: there is no such folder: set data.root{above}")
-    path, images = root / name, root / getattr(wanted, f"{part}_images")
-    problems = Problems(str(path))
-    if wanted.format != "shards" and not path.exists():
-        raise DataError(f"{path}: there is no such file of captions")
-    if wanted.format == "coco":
-        entries = read_coco(path, images, problems)
-    elif wanted.format == "csv":
-        columns = wanted.image_column, wanted.caption_column
-        entries = read_table(path, images, problems, columns, wanted.separator)
+    if config.name == "shapes":
+        splits = _shapes(config, side)
+    elif config.name in LAYOUTS:
+        splits = _published(config, side, notes)
     else:
-        entries = read_shards(root, name, problems)
-    left_out = problems.settle(skip=wanted.skip)
-    if not entries:
-        raise DataError("; ".join([f"{path} has no image with a caption", *left_out]))
-    notes += left_out
-    return entries
+        splits = _own_tables(config, side, notes)
+    if "test" not in splits:
+        size = min(round(TEST_SHARE * len(splits["train"])), LARGEST_TEST)
+        _hold_out(splits, "test", config.test_size or size, notes)
+    if "validation" not in splits and config.validation_size != 0:
+        size = config.validation_size or len(splits["train"]) // 10
+        _hold_out(splits, "validation", size, notes)
+    ordered: dict[str, CaptionSplit] = {}
+    for name in ("train", "validation", "test"):
+        if name in splits:
+            size, n = getattr(config, f"{name}_size"), len(splits[name])
+            if size and size < n:
+                notes.append(f"{size} of {n} {name} images are used (data.{name}_size)")
+            ordered[name] = splits[name].rows(_drawn(n, size or n))
+    return CaptionSets(ordered, tuple(notes))
 
 
-def _held_out(wanted: CaptionSource, n: int, parts: list[str], notes: list[str]) -> dict[str, int]:
-    """How many of n images to hold out for parts that have no file of their own."""
-    asked = {part: getattr(wanted, f"{part}_size") for part in parts}
-    usual = max(1, min(HELD_OUT, n // 5))
-    sizes = {part: usual if size is None else size for part, size in asked.items()}
-    if sizes.get("test") == 0 or sum(sizes.values()) >= n:
-        counts = " and ".join(f"data.{part}_size is {size}" for part, size in sizes.items())
-        files = " and ".join(f"data.{part}" for part in parts)
-        raise ValueError(
-            f"{counts} of {n} images: name files as {files}, or hold out 1 or more to test on and "
-            f"fewer than {n} in all"
-        )
-    notes += [
-        f"{usual} of {n} images are held out for the {part}"
-        for part, size in asked.items()
-        if size is None
-    ]
-    return sizes
+def _hold_out(splits: dict[str, CaptionSplit], name: str, size: int, notes: list[str]) -> None:
+    """Take random images from the training set, at most a third of it."""
+    n = len(splits["train"])
+    if n < 3:
+        raise UserError(f"{n} images: at least 3 are needed to hold out some for the {name}")
+    held_out = max(1, min(size, n // 3))
+    if held_out < size:
+        notes.append(f"{held_out} of {n} images are held out for the {name}: a third at most")
+    chosen = _drawn(n, held_out)
+    splits[name] = splits["train"].rows(chosen)
+    splits["train"] = splits["train"].rows(np.setdiff1d(np.arange(n), chosen))
 
 
-def _parted(entries: list[Entry], size: int, seed: int) -> tuple[list[Entry], list[Entry]]:
-    """The images in two parts, at random: the rest, and some that are held out."""
-    shuffled = _drawn(entries, seed)
-    return shuffled[size:], shuffled[:size]
+def _drawn(n: int, size: int) -> np.ndarray:
+    """Return ``size`` of n indices, the same ones every time, ascending."""
+    return np.sort(np.random.default_rng(0).permutation(n)[:size])
 
 
-def _drawn(entries: Sequence[Entry], seed: int) -> list[Entry]:
-    return [entries[index] for index in shuffled(len(entries), seed).tolist()]
+def caption_identities(split: CaptionSplit, kind: str) -> tuple[Tensor, str]:
+    """Return an identity for each caption; pairs of one identity are never negatives.
 
+    Args:
+        split: Images and captions.
+        kind: ``image``: captions of one image share an identity; ``caption``: equal captions do;
+            ``both``: what a chain of either connects.
 
-# --- the formats: each returns the usable images, in the order of the file, and counts problems ---
-
-
-def read_coco(path: Path, images: Path, problems: Problems) -> list[Entry]:
-    """MS-COCO: ``images`` with ids and files, ``annotations`` with ids; no caption, no image."""
-    try:
-        # Not strict: captions from the web hold control characters.
-        content = json.loads(path.read_text(encoding="utf-8"), strict=False)
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not a readable JSON file: {error}") from error
-    for name in ("images", "annotations"):
-        if not isinstance(content, dict) or not isinstance(content.get(name), list):
-            raise DataError(f'{path} is not in COCO\'s format: it has no list "{name}"')
-
-    def value(record: Any, name: str, kinds: tuple[type, ...], where: str) -> Any:
-        found = record.get(name) if isinstance(record, dict) else None
-        if not isinstance(found, kinds):
-            what = "text" if kinds == (str,) else "number or text"
-            raise DataError(f'{path}: {where} has no {what} "{name}"')
-        return found
-
-    files: dict[int | str, Path | None] = {}  # None: there is no such file
-    captions: dict[int | str, list[str]] = {}
-    for number, image in enumerate(content["images"]):
-        where = f"images[{number}]"
-        file = images / value(image, "file_name", (str,), where)
-        key = value(image, "id", (int, str), where)
-        if key in files:
-            problems.add("images with the id of another", f"{where}, id {key!r}")
-            continue
-        files[key] = file if file.is_file() else None
-        if files[key] is None:
-            problems.add("missing image files", file)
-    for number, annotation in enumerate(content["annotations"]):
-        where = f"annotations[{number}]"
-        text = annotation.get("caption") if isinstance(annotation, dict) else None
-        key = value(annotation, "image_id", (int, str), where)
-        if not isinstance(text, str):
-            problems.add("captions that are no text", f"{where}: {text!r}")
-            continue
-        text = clean(text)
-        if key not in files:
-            problems.add("captions of unknown images", f"{where}, image_id {key!r}")
-        elif not text:
-            problems.add("empty captions", f"{where} of image_id {key!r}")
-        else:
-            captions.setdefault(key, []).append(text)
-    return [
-        Entry(file, tuple(captions[key]))
-        for key, file in files.items()
-        if file is not None and key in captions
-    ]
-
-
-def read_table(
-    path: Path, images: Path, problems: Problems, columns: tuple[str, str], separator: str
-) -> list[Entry]:
-    """A CSV file with a row of column names; rows of one image file are one image."""
-    captions: dict[Path, list[str]] = {}
-    missing: dict[Path, bool] = {}
-    with table(path, separator) as rows:
-        settings = dict(zip(("image_column", "caption_column"), columns, strict=True))
-        require_columns(path, list(rows.fieldnames or []), settings, separator)
-        for row in rows:
-            name, text = (row[column] or "" for column in columns)
-            image, text = images / name, clean(text)
-            if image not in missing:
-                missing[image] = not (name and image.is_file())
-                if missing[image]:
-                    problems.add("missing image files", f"{image} (line {rows.line_num})")
-            if not text:
-                problems.add("empty captions", f"line {rows.line_num}, of {name}")
-            elif not missing[image]:
-                captions.setdefault(image, []).append(text)
-    return [Entry(image, tuple(texts)) for image, texts in captions.items()]
-
-
-def read_shards(root: Path, pattern: str, problems: Problems) -> list[Entry]:
-    """Webdataset shards: tar archives with ``KEY.jpg`` and ``KEY.txt`` side by side.
-
-    Captions are the lines of ``KEY.txt``, or ``caption`` (a text or a list) of ``KEY.json``. The
-    pattern has ``*``, ``?`` or ``[0-9]`` in it, or is one shard.
+    Returns:
+        int64 (m,), and a note on captions that several images have, empty if there are none.
     """
-    one = [pattern] if (root / pattern).is_file() else []
-    shards = sorted(root / name for name in one or glob.glob(pattern, root_dir=root))
-    if not shards:
-        raise DataError(f"{root / pattern}: no shard has such a name")
-    return [entry for shard in shards for entry in _read_shard(shard, problems)]
+    codes = pd.factorize(np.array(split.captions, dtype=object))[0]
+    index, n = split.image_index.numpy(), len(split)
+    shared = int((pd.Series(index).groupby(codes).nunique() > 1).sum())
+    captions = f"{shared} captions belong to several images" if shared else ""
+    if kind == "image":
+        note = f"{captions}; they are negatives there (data.identity=image)"
+        return split.image_index, captions and note
+    if kind == "caption":
+        return torch.from_numpy(codes).long(), captions and f"{captions}; each is one identity"
+    size = n + int(codes.max()) + 1
+    graph = coo_array((np.ones(len(codes)), (index, n + codes)), shape=(size, size))
+    groups = connected_components(graph, directed=False)[1][index]
+    largest = pd.Series(index).groupby(groups).nunique().max()
+    note = f"{captions}; such images share an identity, up to {largest} images each"
+    return torch.from_numpy(groups).long(), captions and note
 
 
-def _read_shard(shard: Path, problems: Problems) -> list[Entry]:
-    images: dict[str, Member] = {}
-    captions: dict[str, tuple[str, ...]] = {}
+# --- where captions come from ---------------------------------------------------------------------
+
+
+def _shapes(config: CaptionData, side: int) -> dict[str, CaptionSplit]:
+    asked = {name: getattr(config, f"{name}_size") for name in SHAPES}
+    sizes = {name: SHAPES[name] if size is None else size for name, size in asked.items()}
+    sizes = {name: size for name, size in sizes.items() if size}
+    drawn = draw_shapes(list(sizes.values()), side)
+    return {
+        name: CaptionSplit(pixels, torch.arange(len(pixels)), tuple(texts))
+        for name, (pixels, texts) in zip(sizes, drawn, strict=True)
+    }
+
+
+def _published(config: CaptionData, side: int, notes: list[str]) -> dict[str, CaptionSplit]:
+    """A published set: COCO's JSON or parquet files below ``FOLDER/NAME``, else from the hub."""
+    name, hub = config.name, CAPTIONS[config.name].hub
+    root = Path(config.root).expanduser() if config.root else data_folder("") / name
+    files = {split: (root / file, root / images) for split, (file, images) in LAYOUTS[name].items()}
+    if files["train"][0].is_file():
+        return {
+            split: _decoded(read_coco(file, images), file, side, notes)
+            for split, (file, images) in files.items()
+            if file.is_file()
+        }
+    from tricouple_lab.data.hub import load_hub
+
     try:
-        # "r:" refuses compressed archives, in which positions are of no use.
-        with tarfile.open(shard, "r:") as archive:
-            for member in archive:
-                # Everything before the first dot of the last part is the key.
-                folder, slash, name = member.name.rpartition("/")
-                key = folder + slash + name.partition(".")[0]
-                if not member.isfile():
-                    continue
-                if is_image(name):
-                    images[key] = Member(shard, member.name, member.offset_data, member.size)
-                elif name.endswith((".txt", ".json")):
-                    content = archive.extractfile(member)
-                    assert content is not None
-                    texts = _texts(content.read(), name, f"{shard}/{member.name}", problems)
-                    captions.setdefault(key, texts)
-    except (OSError, tarfile.TarError) as error:
-        raise DataError(f"{shard} is not a readable, uncompressed tar archive: {error}") from error
-    for key in captions.keys() - images.keys():
-        problems.add("captions of unknown images", f"{shard}/{key}")
-    for key in images.keys() - captions.keys():
-        problems.add("images without a caption", images[key])
-    for key, texts in captions.items():
-        if key in images and not texts:
-            problems.add("empty captions", f"{shard}/{key}")
-    return [Entry(image, captions[key]) for key, image in images.items() if captions.get(key)]
+        tables = parquet_tables(root) or (load_hub(hub) if hub else None)
+    except ConnectionError as error:
+        raise UserError(
+            f"data={name}: not found as {files['train'][0]} or {root}/*.parquet, nor on the hub as "
+            f"{hub} ({error}); set data.root or TRICOUPLE_DATA"
+        ) from None
+    if tables is None:
+        raise UserError(
+            f"data={name}: not found as {files['train'][0]}; set data.root or TRICOUPLE_DATA"
+        )
+    return {split: _table_split(rows, side, f"{name}, {split}") for split, rows in tables.items()}
 
 
-def _texts(content: bytes, name: str, where: str, problems: Problems) -> tuple[str, ...]:
-    try:
-        text = content.decode()
-        if name.endswith(".json"):
-            found = json.loads(text, strict=False).get("caption", "")
+def _table_split(rows: Any, side: int, place: str) -> CaptionSplit:
+    """Images in a table of ``datasets``; captions in one column or several, texts or lists."""
+    from tricouple_lab.data.images import decoded
+
+    columns = [key for key in rows.column_names if key.startswith(("caption", "sentence", "text"))]
+    if "image" not in rows.column_names or not columns:
+        there = ", ".join(rows.column_names)
+        raise UserError(
+            f"{place}: expected columns image and caption (or caption_0 …), found {there}"
+        )
+    values = [rows[column] for column in columns]
+    texts = [
+        tuple(
+            text
+            for value in row
+            for text in map(clean, [value] if isinstance(value, str) else value or [])
+            if text
+        )
+        for row in zip(*values, strict=True)
+    ]
+    pixels = decoded(rows.select_columns(["image"]), side, 3, place)
+    some = [index for index, captions in enumerate(texts) if captions]
+    return CaptionSplit(pixels, torch.arange(len(pixels)), tuple(texts)).rows(some)
+
+
+def _own_tables(config: CaptionData, side: int, notes: list[str]) -> dict[str, CaptionSplit]:
+    """Tables with a row per caption, or COCO's JSON; images are beside the table or in images/."""
+    found = {}
+    for split, file in tables_of(config.root).items():
+        if file.suffix == ".json":
+            frame = read_coco(file, file.parent)
         else:
-            found = text.splitlines()
-    except (UnicodeDecodeError, ValueError, AttributeError, RecursionError) as error:
-        raise DataError(f"{where} holds no caption: {error}") from error
-    lines = found if isinstance(found, list) else [found]
-    for line in lines:
-        if not isinstance(line, str):
-            problems.add("captions that are no text", f"{where}: {line!r}")
-    cleaned = [clean(line) for line in lines if isinstance(line, str)]
-    return tuple(line for line in cleaned if line)
+            frame = read_table(file)
+            wanted = {
+                "data.image_column": config.image_column,
+                "data.caption_column": config.caption_column,
+            }
+            require_columns(file, frame, wanted)
+            frame = frame[list(wanted.values())].set_axis(["image", "caption"], axis=1)
+            places = [file.parent, file.parent / "images", file.parent / "Images"]
+            beside = [
+                place
+                for place in places
+                if frame["image"].map(place.__truediv__).map(Path.is_file).any()
+            ]
+            frame["image"] = frame["image"].map((beside or places)[0].__truediv__)
+        found[split] = _decoded(frame, file, side, notes)
+    return found
+
+
+def read_coco(file: Path, folder: Path) -> pd.DataFrame:
+    """Read captions in COCO's format: ``images`` (id, file_name) and ``annotations``."""
+    try:
+        # Not strict: captions from the web have control characters.
+        content = json.loads(file.read_text(encoding="utf-8"), strict=False)
+        images = pd.DataFrame(content["images"])[["id", "file_name"]].drop_duplicates("id")
+        captions = pd.DataFrame(content["annotations"])[["image_id", "caption"]]
+        merged = images.merge(captions, left_on="id", right_on="image_id")
+        paths = [folder / name for name in merged["file_name"]]
+        return pd.DataFrame({"image": paths, "caption": merged["caption"].map(str)}, dtype=object)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{file}: expected COCO's format, images with id and file_name, annotations with "
+            f"image_id and caption ({type(error).__name__}: {error})"
+        ) from None
+
+
+def _decoded(frame: pd.DataFrame, file: Path, side: int, notes: list[str]) -> CaptionSplit:
+    """Collect the captions of each image and decode it; what is missing is left out and noted."""
+    from tricouple_lab.data.images import decoded_files
+
+    frame = frame.assign(caption=frame["caption"].map(clean))
+    empty = frame["caption"] == ""
+    images = frame["image"].drop_duplicates()
+    missing = [path for path in images if not path.is_file()]
+    if empty.any():
+        notes.append(f"{file}: {empty.sum()} empty captions are left out")
+    if missing:
+        found = f"{len(missing)} of {len(images)} images are missing, such as {missing[0]}"
+        if len(missing) == len(images):
+            raise UserError(f"{file}: {found}")
+        notes.append(f"{file}: {found}")
+    kept = frame[~empty & ~frame["image"].isin(set(missing))]
+    if not len(kept):
+        raise UserError(f"{file}: no image has a caption")
+    texts = kept.groupby("image", sort=False)["caption"].agg(tuple)
+    pixels = decoded_files(list(texts.index), side)
+    return CaptionSplit(pixels, torch.arange(len(pixels)), tuple(texts))

@@ -1,92 +1,91 @@
-"""Tables of one's own: CSV files whose mistakes are counted and told at once."""
+"""Own tables of texts or captions: CSV, TSV, JSON lines, parquet; every value is a text."""
 
 from __future__ import annotations
 
-import csv
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tricouple_lab.data.images.files import DataError
+import pandas as pd
 
+from tricouple_lab.names import UserError
 
-@dataclass
-class Problems:
-    """Counts what cannot be used of a file, by kind, and remembers the first offender of each.
-
-    Example:
-        >>> problems = Problems("captions.csv")
-        >>> problems.add("empty captions", "line 3")
-        >>> problems.add("empty captions", "line 9")
-        >>> problems.settle(skip=True)
-        ['captions.csv: left out 2 empty captions, the first is line 3']
-    """
-
-    source: str
-    found: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, kind: str, offender: object) -> None:
-        """Count one."""
-        self.found.setdefault(kind, []).append(str(offender))
-
-    def settle(self, *, skip: bool) -> list[str]:
-        """A note for each kind, if the user accepts to ``skip`` the offenders; else an error."""
-        counted = [
-            f"{len(offenders)} {kind}, the first is {offenders[0]}"
-            for kind, offenders in self.found.items()
-        ]
-        if counted and not skip:
-            raise DataError(
-                f"{self.source} has {'; '.join(counted)}: repair them, or leave them out with "
-                "data.skip=true"
-            )
-        return [f"{self.source}: left out {text}" for text in counted]
+SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".json", ".parquet")
 
 
-@contextmanager
-def table(path: Path, separator: str) -> Iterator[csv.DictReader[str]]:
-    """The rows of a CSV file under a row of column names.
+def check_sizes(config: Any, smallest: dict[str, int]) -> None:
+    """Raise for sizes of a data set that are too small; ``smallest`` maps settings to limits."""
+    for key, limit in smallest.items():
+        size = getattr(config, key)
+        if size is not None and size < limit:
+            raise UserError(f"data.{key}={size}: must be at least {limit}")
 
-    Raises:
-        DataError: If it is no readable table; the message says up to which line.
-        ValueError: If the separator is none.
-    """
-    if len(separator) != 1:
-        raise ValueError(
-            f"data.separator must be one character, got {separator!r}; a tab is $'\\t' in a shell"
-        )
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read CSV, TSV, JSON lines or parquet; every value is a text, as it stands in the file."""
     try:
-        # Spreadsheets begin their UTF-8 files with a mark, which is no part of the first name.
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            # Strict: a quote that is not closed would swallow the rows after it.
-            rows = csv.DictReader(file, delimiter=separator, strict=True)
-            yield rows
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        line = f" (line {rows.line_num} or before)" if isinstance(error, csv.Error) else ""
-        raise DataError(f"{path} is not a readable table: {error}{line}") from error
-
-
-def require_columns(
-    path: Path, names: Sequence[str], wanted: Mapping[str, str], separator: str
-) -> None:
-    """Require columns, each the value of a setting.
-
-    Raises:
-        DataError: It names all that are absent, those that are there, and the settings.
-    """
-    absent = {setting: column for setting, column in wanted.items() if column not in names}
-    if absent:
-        raise DataError(
-            f"{path} has no column {' and no '.join(map(repr, absent.values()))} but "
-            f"{', '.join(map(repr, names)) or 'none'}: set "
-            f"{' and '.join(f'data.{setting}' for setting in absent)}, or data.separator (now "
-            f"{separator!r})"
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path).astype(str)
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix in (".json", ".jsonl"):
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+            return pd.DataFrame(rows, dtype=object).fillna("").astype(str)
+        first = text.partition("\n")[0]
+        separator = (
+            "\t" if path.suffix == ".tsv" else ";" if first.count(";") > first.count(",") else ","
         )
+        return pd.read_csv(
+            path, dtype=str, keep_default_na=False, encoding="utf-8-sig", sep=separator
+        )
+    except (OSError, ValueError, TypeError, AttributeError) as error:  # ParserError is a ValueError
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: cannot be read as a table ({reason})") from None
+
+
+def require_columns(path: Path, frame: pd.DataFrame, wanted: dict[str, str]) -> None:
+    """Raise unless the table has the columns; ``wanted`` maps a setting to its column."""
+    absent = [f"{column} ({setting})" for setting, column in wanted.items() if column not in frame]
+    if absent:
+        there = ", ".join(map(str, frame.columns)) or "none"
+        raise UserError(f"{path}: no column {' and no column '.join(absent)}; its columns: {there}")
 
 
 def clean(text: str) -> str:
-    """A caption that can be printed and written: no control characters, no halves of letters."""
+    """Return a text that can be printed: no control characters, no halves of characters."""
     whole = re.sub("[\ud800-\udfff]", "\ufffd", text)
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", whole).strip()
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", whole).strip()
+
+
+def tables_of(root: str, setting: str = "data.root") -> dict[str, Path]:
+    """Return the table that ``root`` is, or the tables train, validation and test in a folder."""
+    path = Path(root).expanduser()
+    if root and path.is_file():
+        return {"train": path}
+    found = {
+        split: path / f"{split}{suffix}"
+        for split in ("train", "validation", "test")
+        for suffix in SUFFIXES
+        if root and (path / f"{split}{suffix}").is_file()
+    }
+    if "train" not in found:
+        raise UserError(
+            f"{setting}={root}: expected a table, or a folder with train.csv and perhaps "
+            "validation.csv and test.csv (also .tsv, .jsonl, .parquet)"
+        )
+    return found
+
+
+def parquet_tables(folder: Path) -> Any:
+    """Return the ``DatasetDict`` of parquet files in the hub's layout; None if there are none."""
+    files = list(folder.rglob("*.parquet"))
+    if not files:
+        return None
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(str(folder))
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:150]
+        raise UserError(f"{folder}: datasets cannot read it ({reason}); replace it") from None

@@ -1,1 +1,1 @@
-"""How good representations are: linear probe, k-NN, confusion and geometry of frozen features."""
+"""What trained encoders are worth: probes, retrieval, geometry."""

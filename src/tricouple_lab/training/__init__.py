@@ -1,6 +1,1 @@
-"""Training methods, and what runs them: batches, checkpoints, curves (Lightning)."""
-
-from tricouple.torchvision_ops import declare_missing
-
-# Lightning imports torchvision through torchmetrics.
-declare_missing()
+"""Training by Lightning: batches, optimisers, the history of a run, several processes."""

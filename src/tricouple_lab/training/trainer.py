@@ -1,342 +1,297 @@
-"""Lightning's Trainer with what every run needs: resuming, curves, logs.
+"""Lightning's trainer for one run: its flags, its loggers, its processes, and what ends it.
 
-Lightning's own CSV logger starts an empty file when a run is resumed; here the rows travel with
-the checkpoint, so that they always belong to the weights, however often a run was interrupted.
+Further processes are started by Lightning when training begins (``trainer.devices=2``), or all at
+once by torchrun. The first one reads, writes and prints; the others load, build and fit.
 """
 
 from __future__ import annotations
 
-import csv
+import builtins
+import contextlib
+import importlib
 import inspect
-import io
 import logging
+import os
 import signal
 import sys
-import time
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar, Timer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies.launchers import (
+    _MultiProcessingLauncher,
+    _SubprocessScriptLauncher,
+)
+from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from tricouple_lab.files import load_tensors, save_tensors, write_text
-from tricouple_lab.training.module import Training
-from tricouple_lab.training.processes import SyncedNorms, cause, forget
+from tricouple_lab.config.compose import check_arguments
+from tricouple_lab.names import UserError
+from tricouple_lab.training.module import AtomicCheckpoints, Batches, TrainingModule
 
-Row = dict[str, float | int]
-
-
-class Measured(Protocol):
-    """Held-out data that an encoder can be measured on during training."""
-
-    def measure(self, encoder: nn.Module) -> dict[str, float]:
-        """What is found now; the mode of the encoder is as before afterwards."""
-        ...
-
-
-class History(Callback):
-    """Writes down the loss of every epoch and, every few epochs, what held-out data say.
-
-    A row has ``epoch`` and ``step`` (0 is before training), ``seconds`` of training so far,
-    ``loss`` (mean of the epoch), ``sharpness`` if it learns, and the measures. The first and the
-    last epoch are always measured.
-    """
-
-    def __init__(self, path: Path, held_out: Measured | None, every: int) -> None:
-        self.path = path
-        self.held_out = held_out
-        self.every = every
-        self.rows: list[Row] = []
-        self._started = 0.0
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock where it stopped; describe the untrained network."""
-        before = self.rows[-1]["seconds"] if self.rows else 0.0
-        self._started = time.monotonic() - before
-        if not self.rows:
-            self._add(trainer, pl_module, 0, {})
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Add the row of this epoch; one that was cut short has none."""
-        if not _whole_epoch(trainer):
-            return
-        found = trainer.callback_metrics
-        logged: Row = {"loss": float(found["loss_epoch"])}
-        if "sharpness" in found:
-            logged["sharpness"] = float(found["sharpness"])
-        self._add(trainer, pl_module, trainer.current_epoch + 1, logged)
-
-    def _add(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, epoch: int, logged: Row
-    ) -> None:
-        if not trainer.is_global_zero:
-            return
-        assert isinstance(pl_module, Training)
-        due = epoch % self.every == 0 or epoch == trainer.max_epochs
-        found = self.held_out.measure(pl_module.encoder) if self.held_out and due else {}
-        for logger in trainer.loggers:
-            logger.log_metrics({**logged, **found, "epoch": epoch}, trainer.global_step)
-        seconds = round(time.monotonic() - self._started, 3)
-        step = trainer.global_step
-        self.rows.append({"epoch": epoch, "step": step, "seconds": seconds, **logged, **found})
-        write_text(self.path, as_csv(self.rows))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The rows, for the checkpoint."""
-        return {"rows": self.rows}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the rows of a checkpoint."""
-        self.rows = list(state_dict["rows"])
-
-
-def as_csv(rows: list[Row]) -> str:
-    """Rows as text; numbers in full precision, empty where a row has no value."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def curves(rows: list[Row]) -> dict[str, list[float | None]]:
-    """Rows as columns, None where a row has no value."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}
-
-
-# Flags that a run sets itself, and how to set them.
-_OWN = {
+# Flags that a run sets itself, and what to set instead.
+OWN = {
     "max_epochs": "set training.epochs",
+    "max_steps": "set training.epochs",
+    "max_time": "an interrupted run continues, so end it when you like",
+    "min_epochs": "set training.epochs",
+    "min_steps": "set training.epochs",
     "default_root_dir": "set run",
     "enable_progress_bar": "set progress",
-    "accumulate_grad_batches": (
-        "a contrastive loss compares the samples of one batch, so accumulating over small batches "
-        "is not the loss of a large one; set training.batch_size"
-    ),
+    "logger": "set logger",
+    "accumulate_grad_batches": "the loss compares the samples of one batch; set "
+    "training.batch_size",
     "use_distributed_sampler": "processes already share each batch",
-    "sync_batchnorm": "batch norm is of all processes wherever PyTorch can",
+    "sync_batchnorm": "batch normalisation is that of all processes where PyTorch can",
+    "fast_dev_run": "set scale=smoke",
     "enable_checkpointing": "an interrupted run continues from its checkpoint",
-    "fast_dev_run": "set training.epochs=1 and data.train_size",
     **dict.fromkeys(
-        ("callbacks", "logger", "plugins", "enable_model_summary", "barebones"),
-        "runs bring their own",
+        ("callbacks", "plugins", "enable_model_summary", "barebones"), "runs have their own"
     ),
 }
-# Flags that do not change what is computed, but where, how fast, for how long, and what is said.
-SPEED_ONLY = frozenset(
-    {
-        "accelerator", "devices", "num_nodes", "strategy", "max_time", "max_steps",
-        "log_every_n_steps", "profiler", "benchmark", "deterministic", "detect_anomaly",
-        "inference_mode", "num_sanity_val_steps",
-    }
-)  # fmt: skip
+PRECISIONS = ("32-true", "32", "16-mixed", "bf16-mixed")
+STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_notebook", "ddp_find_unused_parameters_true")
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Replaces a checkpoint only when the new one is wholly on disk.
+class Bar(RichProgressBar):
+    """Epoch, step and loss; gone when training ends, for each epoch has its line."""
 
-    Lightning writes through fsspec, whose temporary file may be on another disk, and does not wait
-    for the disk; after a power cut the file may then be empty.
-    """
+    def get_metrics(self, trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
+        """Return what stands beside the bar."""
+        found = super().get_metrics(trainer, pl_module)
+        return {"loss": found["loss_step"]} if "loss_step" in found else {}
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
-    ) -> None:
-        """Save, or leave what was there."""
-        save_tensors(Path(path), checkpoint)
-
-    def load_checkpoint(
-        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True
-    ) -> dict[str, Any]:
-        """Load tensors and plain values only, whatever the caller trusts."""
-        return load_tensors(Path(path))
+    def _get_train_description(self, current_epoch: int) -> str:
+        return f"epoch {current_epoch + 1:>3}/{self.trainer.max_epochs}"
 
 
-class SaveEachEpoch(Checkpoint):
-    """Saves everything that is needed to continue, after each epoch, to one file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save; Lightning calls checkpoint callbacks after all others."""
-        if _whole_epoch(trainer):
-            trainer.save_checkpoint(self.path)
-
-
-class Limits(Timer):
-    """Stops training after some time or steps of this command, however far the run had come.
-
-    Lightning's own limits are for a whole run: it would never get further.
-    """
-
-    def __init__(self, max_time: Any, max_steps: int) -> None:
-        super().__init__(max_time, verbose=False)
-        self.max_steps = max_steps
-        self._first = 0
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start to count."""
-        super().on_train_start(trainer, pl_module)
-        self._first = trainer.global_step
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Stop if it is time."""
-        super().on_train_batch_end(trainer, *args, **kwargs)
-        if 0 < self.max_steps <= trainer.global_step - self._first:
-            trainer.should_stop = True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the next command begins anew."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing."""
+# Class and arguments of each logger by name; that of mlflow writes to MLFLOW_TRACKING_URI.
+LOGGERS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
+    "tensorboard": (
+        "lightning.pytorch.loggers.TensorBoardLogger",
+        lambda folder: {"save_dir": folder, "name": "", "version": "tensorboard"},
+    ),
+    "wandb": (
+        "lightning.pytorch.loggers.WandbLogger",
+        lambda folder: {
+            "name": folder.name, "save_dir": folder, "project": "tricouple",
+            "offline": os.environ.get("WANDB_MODE") == "offline",
+        },
+    ),
+    "mlflow": (
+        "lightning.pytorch.loggers.MLFlowLogger",
+        lambda folder: {"experiment_name": "tricouple", "run_name": folder.name},
+    ),
+}  # fmt: skip
 
 
-def _whole_epoch(trainer: L.Trainer) -> bool:
-    """Whether the epoch that ends was not cut short by a limit."""
-    return trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-
-
-def make_trainer(
-    flags: Mapping[str, Any],
-    *,
-    epochs: int,
-    folder: Path,
-    history: History,
-    checkpoint: Path,
-    progress: bool,
-) -> L.Trainer:
-    """A trainer for one run, with the user's flags; a progress bar is for terminals alone.
-
-    Raises:
-        ValueError: If Lightning cannot do what the flags ask for.
-    """
-    check_flags(flags)
-    norms = SyncedNorms()
-    bar = progress and sys.stdout.isatty()
-    passed = {"log_every_n_steps": 10, **flags}
-    try:
-        limits = Limits(passed.pop("max_time", None), passed.pop("max_steps", -1))
-        callbacks = [history, limits, SaveEachEpoch(checkpoint)]
-        trainer = L.Trainer(
-            max_epochs=epochs,
-            default_root_dir=folder,
-            callbacks=[*callbacks, *([RichProgressBar()] if bar else [])],
-            logger=TensorBoardLogger(folder, name="", version="tensorboard"),
-            plugins=[AtomicCheckpointIO(), norms],
-            enable_progress_bar=bar,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-            **passed,
+def check_flags(flags: Mapping[str, Any], loggers: Sequence[str]) -> None:
+    """Raise for flags and loggers that no run can have."""
+    for name, value in flags.items():
+        if name in OWN:
+            raise UserError(f"trainer.{name}={value}: cannot be set; {OWN[name]}")
+    check_arguments("trainer.", flags, L.Trainer)
+    for name, choices in (("precision", PRECISIONS), ("strategy", STRATEGIES)):
+        if name in flags and str(flags[name]) not in choices:
+            raise UserError(f"trainer.{name}={flags[name]}: choices are {', '.join(choices)}")
+    if flags.get("limit_train_batches", 1) in (0, 0.0):
+        raise UserError("trainer.limit_train_batches=0: nothing would be trained")
+    unknown = [name for name in loggers if name not in ("csv", *LOGGERS) and "." not in name]
+    if unknown:
+        raise UserError(
+            f"logger={unknown[0]}: choices are csv, {', '.join(LOGGERS)}, module.Class or none"
         )
+
+
+def make_loggers(names: Sequence[str], folder: Path) -> list[Logger]:
+    """Return Lightning's loggers; ``csv`` is written by ``History``.
+
+    ``module.Class`` is imported, so the names must come from a command line.
+    """
+    found: list[Logger] = []
+    for name in [name for name in names if name != "csv"]:
+        path, options = LOGGERS.get(name, (name, lambda folder: {"save_dir": folder}))
+        module, _, class_name = path.rpartition(".")
+        try:
+            kind = getattr(importlib.import_module(module), class_name)
+            known = inspect.signature(kind).parameters
+            given = {key: value for key, value in options(folder).items() if key in known}
+            found.append(kind(**given))
+        except ModuleNotFoundError as error:
+            package = name if name in LOGGERS else error.name
+            raise UserError(f"logger={name}: is not installed (pip install {package})") from None
+        except Exception as error:  # of a package that we do not know
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(f"logger={name}: cannot be used ({reason})") from None
+        if not isinstance(found[-1], Logger):
+            raise UserError(f"logger={name}: is no logger of Lightning")
+    return found
+
+
+def make_trainer(config: Any, folder: Path, callbacks: Sequence[Callback]) -> L.Trainer:
+    """Return a trainer with the flags of a run; a progress bar is for terminals only."""
+    bar = config.progress and sys.stdout.isatty() and rank() == 0
+    last = ModelCheckpoint(
+        folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False
+    )
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    try:
+        with quiet():
+            trainer = L.Trainer(
+                **{
+                    "accelerator": "auto",
+                    "devices": int(os.environ.get("LOCAL_WORLD_SIZE") or 1),  # as torchrun says
+                    "log_every_n_steps": 10,
+                    **config.trainer,
+                },
+                max_epochs=config.training.epochs,
+                default_root_dir=folder,
+                enable_progress_bar=bool(bar),
+                enable_model_summary=False,
+                use_distributed_sampler=False,
+                logger=make_loggers(config.logger, folder) if rank() == 0 else False,
+                callbacks=[*callbacks, *([Bar()] if bar else []), last],
+                plugins=[AtomicCheckpoints()],
+            )
+    except UserError:
+        raise
     except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:
-        given = ", ".join(f"trainer.{name}={value}" for name, value in flags.items())
-        raise ValueError(f"{given}: {error}") from error
-    norms.device = trainer.strategy.root_device.type
+        given = " ".join(f"trainer.{name}={value}" for name, value in config.trainer.items())
+        raise UserError(f"{given}: {' '.join(str(error).split())}") from None
     return trainer
 
 
-def check_flags(flags: Mapping[str, Any]) -> None:
-    """Refuse flags that Lightning does not know, that runs set themselves, or that cannot work."""
-    known = [*inspect.signature(L.Trainer.__init__).parameters][1:]
-    for name in flags:
-        if name in _OWN:
-            raise ValueError(f"trainer.{name} cannot be set: {_OWN[name]}")
-        if name not in known:
-            choices = ", ".join(choice for choice in known if choice not in _OWN)
-            raise ValueError(f"trainer.{name} is not a flag of Lightning; it has {choices}")
-    if flags.get("limit_train_batches", 1) in (0, 0.0):
-        raise ValueError(
-            "trainer.limit_train_batches is 0: nothing would be trained; use 1 or more"
-        )
-    steps = flags.get("max_steps", -1)
-    if not isinstance(steps, int) or steps == 0 or steps < -1:
-        raise ValueError(f"trainer.max_steps is {steps}: use 1 or more, or leave it out")
-    strategy = str(flags.get("strategy", "auto"))
-    if not strategy.startswith(("auto", "ddp", "single")):
-        raise ValueError(
-            f"trainer.strategy={strategy}: runs keep whole networks in every process: use ddp or "
-            'ddp_fork; in a loop of your own, losses with group="world" work under FSDP too'
-        )
-    if strategy.startswith("ddp_spawn"):
-        raise ValueError(
-            f"trainer.strategy={strategy}: use ddp, whose processes start as this one does, or "
-            "ddp_fork"
-        )
-    if flags.get("precision") in ("16-true", 16, "16"):
-        raise ValueError(
-            f"trainer.precision={flags['precision']}: Adam needs numbers that float16 does not "
-            "have: use 16-mixed, bf16-mixed or bf16-true"
-        )
-
-
-def train_to_the_end(
-    trainer: L.Trainer,
-    module: L.LightningModule,
-    batches: L.LightningDataModule,
-    checkpoint: Path | None,
+def run_trainer(
+    trainer: L.Trainer, module: TrainingModule, batches: Batches, checkpoint: Path
 ) -> None:
-    """Train to the end, from a checkpoint if there is one.
+    """Train to the end, from the checkpoint if there is one.
 
     Raises:
-        KeyboardInterrupt: If the user interrupts; Lightning would leave the program.
-        ConnectionError: If another process of the training is gone.
+        KeyboardInterrupt: For Ctrl-C; Lightning would leave the program with exit code 1.
+        UserError: For a checkpoint of another model.
     """
-    threads = torch.get_num_threads()  # of which several processes of one machine have a part each
-    press = signal.getsignal(signal.SIGINT)
+    threads = torch.get_num_threads()  # Lightning divides them among processes
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    start = checkpoint if checkpoint.exists() else None
     try:
-        trainer.fit(module, datamodule=batches, ckpt_path=checkpoint, weights_only=True)
-        if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group()  # all at the same time: what follows one does alone
-    except MisconfigurationException as error:
-        raise ValueError(f"trainer: {error}") from error
-    except SystemExit as error:
+        with quiet():
+            trainer.fit(module, datamodule=batches, ckpt_path=start, weights_only=True)
+        if trainer.world_size > 1 and dist.is_initialized():
+            dist.destroy_process_group()  # all at the same time; what follows the first does alone
+    except SystemExit:
         if not trainer.interrupted:
             raise
-        signal.signal(signal.SIGINT, press)  # Lightning ignores it from here
-        raise KeyboardInterrupt from error
+        raise KeyboardInterrupt from None
     except Exception as error:
-        forget(trainer)
-        if (found := cause(error)) is not error:
+        found = cause(trainer, error)
+        if start is not None and ("state_dict" in str(found) or isinstance(found, KeyError)):
+            raise UserError(
+                f"{checkpoint}: not a checkpoint of this model; --restart begins the run again"
+            ) from error
+        if found is not error:
             raise found from error
         raise
     finally:
         torch.set_num_threads(threads)
+        if in_main_thread:
+            signal.signal(signal.SIGINT, handler)  # which Lightning sets to ignore
 
 
-@contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Without the hints that Lightning prints about itself; errors and real warnings remain."""
-    names = ("lightning.pytorch", "lightning.fabric")
-    before = [logging.getLogger(name).level for name in names]
-    for name in names:
-        logging.getLogger(name).setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            for message in (
-                # Images in memory are indexed, not decoded: workers would only copy them.
-                ".*does not have many workers.*",
-                ".*smaller than the logging interval.*",
-                # A folder that holds a run's config is not empty, and should not be.
-                ".*Checkpoint directory .* exists and is not empty.*",
-                # Lightning's own use of torch.
-                ".*isinstance.treespec, LeafSpec.*",
-            ):
-                warnings.filterwarnings("ignore", message)
-            yield
-    finally:
-        for name, level in zip(names, before, strict=True):
-            logging.getLogger(name).setLevel(level)
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without Lightning's advice about itself; other warnings remain."""
+    with warnings.catch_warnings():
+        for message in (
+            ".*does not have many workers.*",  # samples in memory are indexed
+            ".*logging interval.*",
+            ".*Checkpoint directory .* exists and is not empty.*",
+            ".*treespec, LeafSpec.*",  # Lightning's own use of torch
+            ".*lr_scheduler.step.*before.*optimizer.step.*",  # restored from a checkpoint
+            ".*available but not used.*",
+            ".*litlogger.*",
+            ".*find_unused_parameters=True.*",
+        ):
+            warnings.filterwarnings("ignore", message)
+        yield
+
+
+# --- several processes ---------------------------------------------------------------------------
+
+
+def rank() -> int:
+    """Return the number of this process, also before they are connected; 0 if there is one."""
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+
+
+def share_batches(model: nn.Module, trainer: L.Trainer, batch_size: int, sweep: bool) -> str | None:
+    """Prepare a model for several processes: the losses are those of the batch of all.
+
+    Each ``group`` in the model is set, in place. Returns a sentence about it; None for one process.
+
+    Raises:
+        UserError: If there are more processes than samples in a batch, or if each process that
+            Lightning starts would do a whole sweep.
+    """
+    world = trainer.world_size
+    if world == 1:
+        return None
+    if world > batch_size:
+        raise UserError(
+            f"trainer.devices: {world} processes share each batch of {batch_size}; "
+            "use fewer devices or a larger training.batch_size"
+        )
+    if sweep and isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
+        raise UserError(
+            "trainer.devices: a sweep cannot train each run in several processes with "
+            "trainer.strategy=ddp; use trainer.strategy=ddp_fork, or --workers for several runs"
+        )
+    for part in model.modules():
+        if hasattr(part, "group"):
+            part.group = "world"  # type: ignore[assignment]
+    note = f"{world} processes share each batch of {batch_size}; the loss is that of the batch"
+    if trainer.strategy.root_device.type != "cpu":
+        # Lightning's sync_batchnorm loses the activation in timm's layers of both.
+        convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    elif any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
+        note += (
+            ", but batch normalisation is that of each process's share, which PyTorch cannot "
+            "synchronise on a CPU: the numbers differ from those of one process"
+        )
+    return note
+
+
+def forked(trainer: L.Trainer) -> bool:
+    """Whether callbacks ran in forked processes, so that their state is in the checkpoint only."""
+    return isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
+
+
+def cause(trainer: L.Trainer, error: Exception) -> Exception:
+    """Return the error of a training, as one sentence if another process ended or raised it."""
+    if isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
+        # Otherwise Lightning's observer kills this process before it has printed the error.
+        trainer.strategy.launcher.procs.clear()
+    text = str(error).strip()
+    if isinstance(error, ProcessRaisedException):
+        # The text is a traceback; its last line names the error.
+        name, _, text = text.splitlines()[-1].partition(": ")
+        is_plain = issubclass(getattr(builtins, name, object), ValueError | OSError)
+        if is_plain or name.startswith(("tricouple.", "tricouple_lab.")):
+            return UserError(text)
+    lost = isinstance(error, dist.DistError | ProcessExitedException)
+    if lost or (trainer.world_size > 1 and any(word in text for word in ("gloo", "NCCL"))):
+        return ConnectionError(
+            "a process of this training has ended, perhaps for lack of memory; the same command "
+            "continues from the last finished epoch"
+        )
+    return error

@@ -1,10 +1,6 @@
-/* Triplets with a hinge for ψ, by sorted rows (mathematics §9), included by module.c like primitive.h.
- *
- * The kernel of t = x_j − x_k, in units of ε, is K = e^{δt} · min(1, e^{t − γ}), γ the margin and δ the slope. Of a
+/* Triplets with a hinge for ψ, by sorted rows (mathematics §9), included by module.c like primitive.h. The kernel of t = x_j − x_k, in units of ε, is K = e^{δt} · min(1, e^{t − γ}), γ the margin and δ the slope. Of a
  * row there are, in ascending order and without `own`, x less its median, the columns that they came from, and `low`,
- * the first negative that each does not satisfy as a positive.
- *
- * A row is summed in doubles, or if its exponents have no room there with numbers of any size (`wide`), by the same
+ * the first negative that each does not satisfy as a positive. A row is summed in doubles, or if its exponents have no room there with numbers of any size (`wide`), by the same
  * code (hinge_row.h). */
 #ifndef HINGE
 #define HINGE
@@ -125,14 +121,6 @@ FAST long NAME(hinge_sort)(long n, long m, double gap, double factor, double rou
         real *ordered = (real *)(other + m), *s = X + i * m;
         uint32_t count[BYTES][256] = {{0}};
         const long self = own[i], length = self < 0 ? m : m - 1;
-        double least = INFINITY, most = -INFINITY;
-        for (int side = 0; side < 2; side++) { /* before own, and behind it (all are if there is none) */
-            const long end = side ? m : self;
-#pragma omp simd reduction(min : least) reduction(max : most)
-            for (long j = side ? self + 1 : 0; j < end; j++)
-                least = s[j] < least ? s[j] : least, most = s[j] > most ? s[j] : most;
-        }
-        const double margin = gap + rounding * factor * fmax(fabs(least), fabs(most));
         for (long j = 0, r = 0; j < m; j++) {
             if (j == self) continue;
             bits key;
@@ -154,7 +142,9 @@ FAST long NAME(hinge_sort)(long n, long m, double gap, double factor, double rou
         }
         for (long r = 0; r < length; r++) ordered[r] = s[word[r].column];
         const double middle = length ? ordered[length / 2] : 0; /* most scores are near the median: digits are there */
-        width[i] = length ? 2 * factor * fmax(most - middle, middle - least) : 0;
+        const double least = length ? ordered[0] : 0, most = length ? ordered[length - 1] : 0;
+        const double margin = gap + rounding * factor * fmax(fabs(least), fabs(most));
+        width[i] = 2 * factor * fmax(most - middle, middle - least);
         for (long r = 0, k = 0; r < length; r++) {
             while (k < r && factor * ((double)ordered[r] - ordered[k]) > margin) k++; /* of s: x has fewer digits */
             s[r] = (real)(factor * (ordered[r] - middle));

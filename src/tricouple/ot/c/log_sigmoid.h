@@ -16,7 +16,7 @@
 #define UNFLUSH
 #endif
 /* The rule, as log_sigmoid.py writes it. */
-enum { FACTOR, POWER, STEP, SPLITS, LEFT, RIGHT, CONSTANT, MOST, BLOCK, ALIVE, GROWTH };
+enum { FACTOR, POWER, STEP, SPLITS, LEFT, RIGHT, CONSTANT, MOST, CHAINS, BLOCK, ALIVE, GROWTH };
 enum { TAIL = LEFT, HEAD = RIGHT }; /* of the mean cost: logarithms of the rates where it ends */
 /* A call with a constant number of levels, so that its loops are unrolled. */
 #define BY_LEVELS(levels, function, ...)                   \
@@ -27,7 +27,7 @@ enum { TAIL = LEFT, HEAD = RIGHT }; /* of the mean cost: logarithms of the rates
 #endif
 #undef WIDTH
 #undef TWICE
-#define WIDTH ((long)(64 / sizeof(real)))
+#define WIDTH ((long)(32 / sizeof(real)))
 #define TWICE (2 * WIDTH)
 
 /* The nodes of each row: those within the bell of a pair (j, k), j ≠ k, around −max(x_j, x_k). Also the smallest
@@ -81,7 +81,7 @@ FAST long NAME(term_nodes)(long n, long m, long width, long room, long threads, 
 /* --- The fast passes. A block is some nodes in a row from v on; of A_q(x_j) e^{f_j} it has the weights
  * G_j = e^{m x_j + f_j − peak}, the factors e^{mh(q − first)} of its nodes and B. Entries whose rate is beyond the
  * bell from the first node on have no weight, so that an underflow loses less than rule[LOST] (§10). */
-typedef real NAME(lanes) __attribute__((vector_size(64), aligned(sizeof(real)), may_alias));
+typedef real NAME(lanes) __attribute__((vector_size(32), aligned(sizeof(real)), may_alias));
 
 /* x less the largest one, 1 + what that is off by rounding, and its exponential; nowhere at own and beyond the
  * end. Returns the smallest. */
@@ -180,113 +180,97 @@ static long NAME(block_end)(const int32_t *list, long first, long count, long mo
 }
 
 /* The weights of a block's entries: G times `columns` (or 1) for A, `columns` for B, in units whose logarithm is
- * returned, and which `unit` multiplies. */
-FAST static double NAME(weigh)(long m, long size, int attract, double c, real limit, const real *s, const real *x,
-                               const double *f, const double *columns, real *out, double *unit) {
-    double peak = -1e300, most = 0;
+ * returned, and which `unit` multiplies. A row's m x + f and G stay in `g` from block to block, with `base`, their
+ * units: limits fall, so that G is computed again only where what is left would underflow. */
+FAST static double NAME(weigh)(long m, long size, int attract, int new, double c, real limit, const real *s,
+                               const real *x, const double *f, const double *columns, real *g, double *base,
+                               real *out, double *unit) {
+    double most = 0;
+    real *logs = g + size, high = (real)-1e30;
     for (long j = m; j < size; j++) out[j] = 0;
     if (columns)
 #pragma omp simd reduction(max : most)
         for (long j = 0; j < m; j++) most = x[j] <= limit && fabs(columns[j]) > most ? fabs(columns[j]) : most;
-    if (attract) {
+    if (attract && new) {
+        double peak = -1e300;
 #pragma omp simd reduction(max : peak)
         for (long j = 0; j < m; j++) peak = x[j] <= limit && c * s[j] + f[j] > peak ? c * s[j] + f[j] : peak;
 #pragma omp simd
-        for (long j = 0; j < m; j++) {
-            const real e = (real)(c * s[j] + f[j] - peak);
-            out[j] = NAME(exponential)(x[j] <= limit ? e : (real)-1e4);
+        for (long j = 0; j < m; j++) logs[j] = (real)(c * s[j] + f[j] - peak);
+        base[0] = peak;
+    }
+    if (attract) {
+#pragma omp simd reduction(max : high)
+        for (long j = 0; j < m; j++) high = x[j] <= limit && logs[j] > high ? logs[j] : high;
+        if (new || high < base[1] + EXP_LOW / 2) {
+            base[1] = high;
+#pragma omp simd
+            for (long j = 0; j < m; j++) g[j] = NAME(exponential)(logs[j] < high ? logs[j] - high : 0);
         }
     }
     const double inverse = most > 1e-300 ? 1 / most : 0;
-    if (attract && columns)
-#pragma omp simd
-        for (long j = 0; j < m; j++) out[j] *= (real)(columns[j] * inverse);
-    else if (columns)
-#pragma omp simd
-        for (long j = 0; j < m; j++) out[j] = x[j] <= limit ? (real)(columns[j] * inverse) : 0;
     *unit = columns ? most : 1;
-    return attract ? peak : 0;
+#pragma omp simd
+    for (long j = 0; j < m; j++) out[j] = x[j] <= limit ? (attract ? g[j] : 1) : 0;
+    if (columns)
+#pragma omp simd
+        for (long j = 0; j < m; j++) out[j] = x[j] <= limit ? out[j] * (real)(columns[j] * inverse) : 0;
+    return attract ? base[0] + base[1] : 0;
 }
 
-/* A pass over some rows: sums Σ_j A_q(x_ij) e^{φ_i + f_j} columns_j (near 1; `columns` NULL for ones) or
- * Σ_j B_q(x_ij) columns_j (near 0), or none (−1); weights of them, N×width; and the columns
- * Σ_iq weights_iq A_q(x_ij) e^{φ_i + f_j} (far 1) or Σ_iq weights_iq B_q(x_ij) (far 0), or none. Between them
- *     total_i += Σ_q partner_q sums_q,    φ_i += log(given_i / total_i) (mode 1: marginal 1),
- *     weights = sums + extra  (times given_i total_i in mode 2).
- * A thread's work: (7 + width) rows of `size`, m rounded up to TWICE. */
-FAST long NAME(term_pass)(long n, long m, long width, long near, long far, long mode, long threads, const double *rule,
-                          const real *S, const int64_t *own, const int64_t *counts, const int32_t *lists,
-                          const double *tops, double *phi, const double *f, const double *columns,
-                          const double *partner, double *total, const double *given, const double *extra,
-                          double *weights, double *received, real *work) {
-    const long size = (m + TWICE - 1) / TWICE * TWICE, splits = (long)rule[SPLITS], most = (long)rule[BLOCK];
+/* A pass over some rows, with K_q = A_q(x_ij) e^{φ_i + f_j} (`attract`) or B_q(x_ij): sums_iq = Σ_j K_q values_j, or
+ * (`values` NULL) out_j += Σ_iq sums_iq K_q. A thread's work: 9 rows of `size`, m rounded up to TWICE. */
+FAST long NAME(term_pass)(long n, long m, long width, long attract, long threads, const double *rule, const real *S,
+                          const int64_t *own, const int64_t *counts, const int32_t *lists, const double *tops,
+                          const double *phi, const double *f, const double *values, double *sums, double *received,
+                          real *work) {
+    const long size = (m + TWICE - 1) / TWICE * TWICE, splits = (long)rule[SPLITS];
     const double c = rule[POWER] * rule[FACTOR], step = rule[STEP], *growth = rule + GROWTH;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 8)
     for (long i = 0; i < n; i++) {
-        real *x = work + omp_get_thread_num() * (7 + width) * size, *next = x + 3 * size;
-        real *weighted = next + size, *sum = weighted + size, *rate = sum + size, *chains = rate + size;
-        real units[LEVELS], *beta = chains;
-        double *mine = weights + i * width, *out = received + omp_get_thread_num() * m, unit, all = 0;
+        real *x = work + omp_get_thread_num() * 9 * size, *beta = x + 3 * size, *next = beta + size;
+        real *weighted = next + size, *sum = weighted + size, *g = sum + size, units[LEVELS];
+        double *mine = sums + i * width, *out = received + omp_get_thread_num() * m, base[2];
+        int fresh = 1;
         FLUSH
         const int32_t *list = lists + i * width;
         const real *s = S + i * m;
         const int deep = NAME(enter)(m, size, own[i], rule[FACTOR], tops[i], s, x) < EXP_LOW + 20;
         for (long first = 0, end; first < counts[i]; first = end) {
-            end = NAME(block_end)(list, first, counts[i], most);
+            end = NAME(block_end)(list, first, counts[i], (long)rule[attract ? BLOCK : CHAINS]);
             const double v = step * list[first];
-            double scale = 1;
-            if (near >= 0) {
-                const real limit = (real)(rule[ALIVE] - v - tops[i]);
-                const double peak = NAME(weigh)(m, size, near > 0, c, limit, s, x, f, columns, weighted, &unit);
-                scale = unit * (near > 0 ? exp(phi[i] + peak + rule[CONSTANT] + rule[POWER] * v) : 1);
-            }
-            for (long chain = 0; chain < splits && first + chain < end; chain++, beta += size) {
-                NAME(begin)(size, v + step * chain + tops[i], deep, x, rate, beta);
-                const real *b = beta;
-                for (long k = first + chain; near >= 0 && k < end; k += splits * LEVELS, b = next) {
-                    double found[LEVELS];
-                    const long levels = (end - k + splits - 1) / splits;
-                    BY_LEVELS(levels, chain_rows, size, b, next, weighted, found)
-                    for (long l = 0; l < LEVELS && l < levels; l++)
-                        mine[k + l * splits] = found[l] * scale * (near > 0 ? growth[k + l * splits - first] : 1);
-                }
-            }
-        }
-        if (near >= 0) {
-            for (long q = 0; partner && q < counts[i]; q++) all += partner[i * width + q] * mine[q];
-            if (partner) total[i] += all;
-            if (mode == 1) phi[i] = given[i] > 0 ? phi[i] + log(given[i] / total[i]) : -INFINITY;
-            const double part = mode == 2 ? given[i] * total[i] : 1;
-            for (long q = 0; extra && q < counts[i]; q++) mine[q] += part * extra[i * width + q];
-        }
-        beta = chains;
-        for (long first = 0, end; far >= 0 && first < counts[i]; first = end) {
-            end = NAME(block_end)(list, first, counts[i], most);
-            double top = 0;
-            for (long q = first; q < end; q++) {
-                const double one = fabs(mine[q]) * (far > 0 ? growth[q - first] : 1);
+            double top = 0, unit = 1, peak = 0;
+            for (long q = first; !values && q < end; q++) {
+                const double one = fabs(mine[q]) * (attract ? growth[q - first] : 1);
                 top = one > top ? one : top;
             }
+            if (!values && top == 0) continue;
+            if (values || attract)
+                peak = NAME(weigh)(m, size, attract, fresh, c, (real)(rule[ALIVE] - v - tops[i]), s, x, f, values, g,
+                                   base, weighted, &unit);
+            fresh = 0;
+            const double scale = unit * (attract ? exp(phi[i] + peak + rule[CONSTANT] + rule[POWER] * v) : 1);
             memset(sum, 0, size * sizeof(real));
-            for (long chain = 0; chain < splits && first + chain < end; chain++, beta += size) {
+            for (long chain = 0; chain < splits && first + chain < end; chain++) {
+                NAME(begin)(size, v + step * chain + tops[i], deep, x, next, beta);
                 const real *b = beta;
-                for (long k = first + chain; top > 0 && k < end; k += splits * LEVELS, b = next) {
+                for (long k = first + chain; k < end; k += splits * LEVELS, b = next) {
+                    double found[LEVELS];
                     const long levels = (end - k + splits - 1) / splits;
-                    for (long l = 0; l < LEVELS && l < levels; l++) /* dividing last: `top` may be tiny */
-                        units[l] = (real)(mine[k + l * splits] * (far > 0 ? growth[k + l * splits - first] : 1) / top);
-                    BY_LEVELS(levels, chain_columns, size, b, next, units, sum)
+                    if (values) {
+                        BY_LEVELS(levels, chain_rows, size, b, next, weighted, found)
+                        for (long l = 0, q = k; l < LEVELS && l < levels; l++, q += splits)
+                            mine[q] = found[l] * scale * (attract ? growth[q - first] : 1);
+                    } else {
+                        for (long l = 0, q = k; l < LEVELS && l < levels; l++, q += splits) /* `top` may be tiny */
+                            units[l] = (real)(mine[q] * (attract ? growth[q - first] : 1) / top);
+                        BY_LEVELS(levels, chain_columns, size, b, next, units, sum)
+                    }
                 }
             }
-            if (top > 0 && far > 0) {
-                const double v = step * list[first];
-                const real limit = (real)(rule[ALIVE] - v - tops[i]);
-                const double peak = NAME(weigh)(m, size, 1, c, limit, s, x, f, NULL, weighted, &unit);
-                top *= exp(phi[i] + peak + rule[CONSTANT] + rule[POWER] * v);
 #pragma omp simd
-                for (long j = 0; j < m; j++) out[j] += top * (double)(sum[j] * weighted[j]);
-            } else if (!(top <= 0))
-#pragma omp simd
-                for (long j = 0; j < m; j++) out[j] += top * sum[j];
+            for (long j = 0; j < (values ? 0 : m); j++)
+                out[j] += top * scale * (double)(attract ? sum[j] * weighted[j] : sum[j]);
         }
         UNFLUSH
     }
@@ -295,7 +279,7 @@ FAST long NAME(term_pass)(long n, long m, long width, long near, long far, long 
 
 /* Rows of the gradient with respect to s, added to G: Σ_q slope_q Σ_t left_tq right_tj over both kernels (§4), where
  * the slope of A is (m − e^{x+v}) A e^{φ + f} and that of B −e^{x+v} B (§3). left: N×rank×width; right as for
- * chain_slopes. A thread's work: m doubles; 8 rows and LEVELS·(both ranks). */
+ * chain_slopes. A thread's work: m doubles; 10 rows and LEVELS·(both ranks). */
 FAST long NAME(term_slopes)(long n, long m, long width, long rank_a, long rank_b, long threads, const double *rule,
                             const real *S, const int64_t *own, const int64_t *counts, const int32_t *lists,
                             const double *tops, const double *phi, const double *f, const double *left_a,
@@ -307,10 +291,10 @@ FAST long NAME(term_slopes)(long n, long m, long width, long rank_a, long rank_b
     const real *const right[2] = {right_a, right_b};
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 8)
     for (long i = 0; i < n; i++) {
-        real *x = work + omp_get_thread_num() * (8 * size + LEVELS * (rank_a + rank_b));
+        real *x = work + omp_get_thread_num() * (10 * size + LEVELS * (rank_a + rank_b));
         real *beta = x + 3 * size, *rate = beta + size, *g = rate + size, *const out[2] = {g + size, g + 2 * size};
-        real *const few[2] = {g + 3 * size, g + 3 * size + LEVELS * rank_a};
-        double *sum = wide + omp_get_thread_num() * m; /* parts of blocks cancel */
+        real *const few[2] = {g + 5 * size, g + 5 * size + LEVELS * rank_a};
+        double *sum = wide + omp_get_thread_num() * m, base[2]; /* parts of blocks cancel */
         memset(sum, 0, m * sizeof(double));
         FLUSH
         const int32_t *list = lists + i * width;
@@ -339,7 +323,8 @@ FAST long NAME(term_slopes)(long n, long m, long width, long rank_a, long rank_b
                     BY_LEVELS(levels, chain_slopes, size, rank, (real)rule[POWER], beta, rate, few, right, out)
                 }
             }
-            const double peak = NAME(weigh)(m, size, 1, c, (real)(rule[ALIVE] - v - tops[i]), s, x, f, NULL, g, &unit);
+            const real limit = (real)(rule[ALIVE] - v - tops[i]);
+            const double peak = NAME(weigh)(m, size, 1, !first, c, limit, s, x, f, NULL, g + 3 * size, base, g, &unit);
             const double a = top[0] * exp(phi[i] + peak + rule[CONSTANT] + rule[POWER] * v) * rule[FACTOR];
             const double b = top[1] * rule[FACTOR];
 #pragma omp simd
@@ -417,14 +402,14 @@ FAST long NAME(term_push)(long n, long m, long width, long threads, const double
 
 /* Of each row Σ_jk plus_j minus_k log(1 + e^{x_k − x_j}) and its gradient with respect to s, by Frullani's integral
  * (§3): h Σ_q near_q far_q, near_q = Σ_j plus_j B_q(x_j), far_q = Σ_k minus_k (1 − B_q(x_k)), from the node on where
- * the largest rate is e^TAIL; below it the first two powers of the rates are summed to the end. In double alone.
+ * the largest rate is e^TAIL; below it the rates are summed to the end. In double alone.
  * A thread's work: 10 rows. */
 #if MANTISSA == 52
 #define pair_costs_float pair_costs_double
 FAST long NAME(pair_costs)(long n, long m, long threads, const double *rule, const real *S, const real *plus,
                            const real *minus, double *totals, real *gradient, real *work) {
     const long size = (m + TWICE - 1) / TWICE * TWICE, splits = (long)rule[SPLITS], rank[2] = {1, 1};
-    const double h = rule[STEP], growth = exp(h);
+    const double h = rule[STEP];
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 8)
     for (long i = 0; i < n; i++) {
         real *x = work + omp_get_thread_num() * 10 * size, *u = x + 2 * size, *beta = u + size, *rate = beta + size;
@@ -448,12 +433,8 @@ FAST long NAME(pair_costs)(long n, long m, long threads, const double *rule, con
         FLUSH
         const int deep = NAME(enter)(m, size, -1, rule[FACTOR], top, s, x) < EXP_LOW + 20;
         const long start = (long)floor((rule[TAIL] - top) / h), end = (long)ceil((rule[HEAD] - low) / h) + 1;
-        /* Σ_{q < start} t_q and Σ_{q < start} t_q², t the rate of the largest x. */
-        const double t = exp(h * start + top), first = h * t / (growth - 1), second = h * t * t / (growth * growth - 1);
-        double u_plus = 0, u_minus = 0, u_square = 0;
-        for (long j = 0; j < m; j++)
-            u_plus += positive[j] * u[j], u_minus += negative[j] * u[j], u_square += negative[j] * u[j] * u[j];
-        double total = n_plus * u_minus * first - (u_plus * u_minus + n_plus * u_square / 2) * second;
+        const double first = n_plus * h * exp(h * start + top) / expm1(h); /* Σ_{q < start} of the largest rate */
+        double total = 0;
         for (long begin = start; begin < end; begin += splits * 3 * LEVELS) {
             const long stop = begin + splits * 3 * LEVELS < end ? begin + splits * 3 * LEVELS : end;
             for (long chain = begin; chain < begin + splits && chain < stop; chain++) {
@@ -472,11 +453,11 @@ FAST long NAME(pair_costs)(long n, long m, long threads, const double *rule, con
                 }
             }
         }
-        totals[i] = total;
         for (long j = 0; j < m; j++) {
-            const double v = u[j], beyond = negative[j] * v * (n_plus * first - (u_plus + n_plus * v) * second);
-            slope[j] = (real)(rule[FACTOR] * (out[0][j] + out[1][j] + beyond - positive[j] * v * u_minus * second));
+            const double beyond = negative[j] * u[j] * first;
+            total += beyond, slope[j] = (real)(rule[FACTOR] * (out[0][j] + out[1][j] + beyond));
         }
+        totals[i] = total;
         UNFLUSH
     }
     return 0;

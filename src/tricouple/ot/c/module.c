@@ -1,8 +1,6 @@
-/* The compiled half of the solver: the primitive (primitive.h), the fast run (scaling.h), and the sums of
- * the log-sigmoid and hinge kernels, each for float and for double. Every function has a twin in PyTorch;
- * formulas are those of docs/mathematics.md, named by section. Vectors are double, matrices `real`; all
- * arrays are contiguous, row-major and allocated by the caller. Optional: without a compiler the package
- * works through PyTorch. */
+/* The compiled half of the solver. Every function has a twin in PyTorch, which serves where there is no compiler.
+ * Formulas are those of docs/mathematics.md, named by section. Vectors are double, matrices `real`; all
+ * arrays are contiguous, row-major and allocated by the caller. */
 #ifdef Py_GIL_DISABLED
 #error "a free-threaded Python has no limited API: there the package works through PyTorch"
 #endif
@@ -40,9 +38,9 @@ INLINE double log_add(double x, double y) {
     return high > -INFINITY ? high + log1p(exp(low - high)) : high;
 }
 
-static double largest_size(const double *v, long m) {
+static double largest_size(const double *v, long m, long but) {
     double high = 0;
-    for (long j = 0; j < m; j++) high = fabs(v[j]) > high ? fabs(v[j]) : high;
+    for (long j = 0; j < m; j++) high = fabs(v[j]) > high && j != but ? fabs(v[j]) : high;
     return high > 0 ? high : 1;
 }
 
@@ -56,66 +54,43 @@ static void *ask(void *function, long first, long second) {
     return found;
 }
 
-#define real float
-#define bits uint32_t
-#define NAME(name) name##_float
-#define DEGREE 7
-#define SHIFT 12582912.0f /* 1.5·2²³ */
-#define MANTISSA 23
-#define BIAS 127
-#define LN2_HIGH 0.693359375f
-#define LN2_LOW -2.12194440e-4f
-#define EXP_LOW -86.6f
-#define LEAST 1e-25 /* sums below this may have lost terms to underflow */
-#define SMALLEST 1e-37
+/* What differs between the types; the headers are read once for each. */
+#define real REAL(float, double)
+#define bits REAL(uint32_t, uint64_t)
+#define NAME(name) REAL(name##_float, name##_double)
+#define DEGREE REAL(7, 13)
+#define SHIFT REAL(12582912.0f, 6755399441055744.0) /* 1.5·2²³, 1.5·2⁵² */
+#define MANTISSA REAL(23, 52)
+#define BIAS REAL(127, 1023)
+#define LN2_HIGH REAL(0.693359375f, 0.693147180369123816490)
+#define LN2_LOW REAL(-2.12194440e-4f, 1.90821492927058770002e-10)
+#define EXP_LOW REAL(-86.6f, -707.0)
+#define LEAST REAL(1e-25, 1e-280) /* sums below this may have lost terms to underflow */
+#define SMALLEST REAL(1e-37, 1e-300)
+
+#define REAL(single, wide) single
 #include "primitive.h"
 #include "scaling.h"
 #include "log_sigmoid.h"
 #include "hinge.h"
-#undef real
-#undef bits
-#undef NAME
-#undef DEGREE
-#undef SHIFT
-#undef MANTISSA
-#undef BIAS
-#undef LN2_HIGH
-#undef LN2_LOW
-#undef EXP_LOW
-#undef LEAST
-#undef SMALLEST
-
-#define real double
-#define bits uint64_t
-#define NAME(name) name##_double
-#define DEGREE 13
-#define SHIFT 6755399441055744.0 /* 1.5·2⁵² */
-#define MANTISSA 52
-#define BIAS 1023
-#define LN2_HIGH 0.693147180369123816490
-#define LN2_LOW 1.90821492927058770002e-10
-#define EXP_LOW -707.0
-#define LEAST 1e-280
-#define SMALLEST 1e-300
+#undef REAL
+#define REAL(single, wide) wide
 #include "primitive.h"
 #include "scaling.h"
 #include "log_sigmoid.h"
 #include "hinge.h"
 
-/* Arguments of a call: the size of the type in bytes, whole numbers, reals, then addresses (or functions
- * that C may ask, or None). */
-enum { INTEGERS = 8, REALS = 4, ARRAYS = 24 };
+/* The size of the type in bytes, whole numbers, reals, then addresses (or functions that C may ask, or None). */
 typedef struct {
-    long bytes, i[INTEGERS];
-    double x[REALS];
-    void *p[ARRAYS];
+    long bytes, i[8];
+    double x[4];
+    void *p[24];
 } arguments;
 
 static int read_arguments(PyObject *const *args, Py_ssize_t nargs, int integers, int reals, int arrays,
                           arguments *own) {
-    const Py_ssize_t expected = 1 + integers + reals + arrays;
-    if (nargs != expected) {
-        PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", expected, nargs);
+    if (nargs != 1 + integers + reals + arrays) {
+        PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", 1 + integers + reals + arrays, nargs);
         return 0;
     }
     own->bytes = PyLong_AsLong(*args++);
@@ -126,8 +101,7 @@ static int read_arguments(PyObject *const *args, Py_ssize_t nargs, int integers,
     return !PyErr_Occurred();
 }
 
-/* A function of this module: reads its arguments, releases the interpreter's lock, and calls the function
- * of that name for the type with the arguments that follow. */
+/* A function of this module: the one of that name for the type, without the interpreter's lock. */
 #define METHOD(name, integers, reals, arrays, ...)                                                   \
     static PyObject *name(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {                 \
         arguments own;                                                                               \
@@ -145,20 +119,20 @@ static int read_arguments(PyObject *const *args, Py_ssize_t nargs, int integers,
 
 METHOD(update, 3, 1, 11, i[0], i[1], x[0], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10],
        i[2])
-METHOD(push, 3, 2, 13, i[0], i[1], x[0], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10],
-       p[11], x[1], p[12], i[2])
+METHOD(push, 3, 1, 13, i[0], i[1], x[0], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10],
+       p[11], p[12], i[2])
 METHOD(kernel, 3, 2, 3, i[0], i[1], x[0], x[1], p[0], p[1], p[2], i[2])
-METHOD(combine, 4, 0, 3, i[0], i[1], p[0], p[1], p[2], i[2], i[3])
-METHOD(triplet_solve, 6, 2, 14, i[0], i[1], i[2], i[3], x[0], x[1], i[4], p, i[5])
-METHOD(triplet_adjoint, 6, 0, 21, i[0], i[1], i[2], i[3], i[4], p, i[5])
-METHOD(pair_solve, 7, 1, 9, i[0], i[1], i[2], i[3], i[4], x[0], i[5], p, i[6])
-METHOD(pair_adjoint, 7, 0, 12, i[0], i[1], i[2], i[3], i[4], i[5], p, i[6])
+METHOD(combine, 3, 0, 3, i[0], i[1], p[0], p[1], p[2], i[2])
+METHOD(triplet_solve, 8, 2, 14, i, x, p)
+METHOD(triplet_adjoint, 8, 0, 23, i, p)
+METHOD(pair_solve, 8, 2, 11, i, x, p)
+METHOD(pair_adjoint, 8, 0, 15, i, p)
 METHOD(term_nodes, 5, 0, 10, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8],
        p[9])
 METHOD(term_push, 4, 0, 17, i[0], i[1], i[2], i[3], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9],
        p[10], p[11], p[12], p[13], p[14], p[15], p[16])
-METHOD(term_pass, 7, 0, 16, i[0], i[1], i[2], i[3], i[4], i[5], i[6], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
-       p[8], p[9], p[10], p[11], p[12], p[13], p[14], p[15])
+METHOD(term_pass, 5, 0, 12, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8],
+       p[9], p[10], p[11])
 METHOD(term_slopes, 6, 0, 15, i[0], i[1], i[2], i[3], i[4], i[5], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
        p[8], p[9], p[10], p[11], p[12], p[13], p[14])
 METHOD(pair_costs, 3, 0, 7, i[0], i[1], i[2], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
@@ -194,7 +168,7 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 /* To be raised here and in native.py whenever a call changes: a module built from older sources is not used. */
-enum { CALLS = 106 };
+enum { CALLS = 112 };
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *own = PyModule_Create(&module);

@@ -1,15 +1,10 @@
-/* The primitive: a softmax of one row with its largest term apart, and the two passes made of it.
+/* The primitive: rows.py in C, call for call, with its formulas and names (mathematics §2).
  *
- * A row's weights exp(c s_j + v_j), j ≠ own, are split into the largest one, j*, and the rest:
- *     softmax_j = top  for j = j*,      softmax_j = rest · R_j  for the others,   top + rest = 1, Σ R = 1.
- * At most one term can hold more than half of a sum. So "all but j" is 1 − rest·R_j ≥ 1/2, a harmless
- * difference, for every j but j*, and for j* it is `rest` itself: nothing cancels (mathematics §2), and
- * since exponents are added in double and R is relative to its own largest term, nothing underflows.
- */
+ * A row's weights exp(c s_j + v_j), j ≠ own, are split: softmax_j = top for the largest, j*, and rest · R_j for
+ * the others, top + rest = 1, Σ R = 1. */
 typedef struct {
-    long at;                     /* j* */
-    double total;                /* log Σ_j exp(c s_j + v_j) */
-    double log_top, log_rest;    /* logarithms of the two shares */
+    long at;                         /* j* */
+    double total, log_top, log_rest; /* log Σ_j exp(c s_j + v_j), and of the two shares */
 } NAME(soft_row);
 
 enum { NAME(CHUNK) = 128, NAME(BLOCK) = 16 };
@@ -90,33 +85,32 @@ INLINE NAME(soft_row) NAME(soft)(long m, long own, double c, const real *s, cons
     return (NAME(soft_row)){at, total, high - total, rest - total};
 }
 
-/* log(1 − Σ_j p_j q_j): that a positive and a negative, drawn apart, are not the same sample. */
-INLINE double NAME(log_distinct)(long m, NAME(soft_row) p, NAME(soft_row) q, const real *P, const real *Q) {
-    if (p.at < 0 || q.at < 0) return -INFINITY;
-    const double rest_p = exp(p.log_rest), rest_q = exp(q.log_rest);
-    double meet = 0;
+/* Σ_j x_j y_j. */
+INLINE double NAME(dot)(long m, const real *x, const real *y) {
+    double sum = 0;
     for (long start = 0; start < m; start += NAME(CHUNK)) {
         const long end = start + NAME(CHUNK) < m ? start + NAME(CHUNK) : m;
         real part = 0;
 #pragma omp simd reduction(+ : part)
-        for (long j = start; j < end; j++) part += P[j] * Q[j];
-        meet += part;
+        for (long j = start; j < end; j++) part += x[j] * y[j];
+        sum += part;
     }
+    return sum;
+}
+
+/* log(1 − Σ_j p_j q_j): that a positive and a negative, drawn apart, are not the same sample. */
+INLINE double NAME(log_distinct)(long m, NAME(soft_row) p, NAME(soft_row) q, const real *P, const real *Q) {
+    if (p.at < 0 || q.at < 0) return -INFINITY;
+    const double rest_p = exp(p.log_rest), rest_q = exp(q.log_rest), meet = NAME(dot)(m, P, Q);
     if (p.at == q.at) /* both rests apart, or one of them with the other's top */
         return log_add(p.log_rest + log1p(-rest_q * meet), p.log_top + q.log_rest);
     const double here = rest_q * Q[p.at], there = rest_p * P[q.at]; /* q at p's top, p at q's top */
     return log(exp(p.log_top) * (1 - here) + there * rest_q + rest_p - there - rest_p * rest_q * meet);
 }
 
-/* A pass of a sweep over some rows: sets φ, if asked to, and adds up the columns for what comes next.
- *
- *   partner given (triplets, §2):  columns_j = log Σ_i exp(φ_i + c s_ij) Σ_{k≠j} exp(−c s_ik + partner_k)
- *   partner NULL  (pairs, §5):     columns_j = log Σ_i exp(φ_i + c s_ij)
- *   log_mass given: first φ_i = log_mass_i − log Σ_j exp(c s_ij + v_j) Σ_{k≠j} exp(−c s_ik + partner_k)
- *
- * So marginals 1 and 2 of §2; with −c, and v and partner exchanged, marginal 3. `marginal` receives the
- * logarithms of the plan's masses before φ is set. A column is exp(peak_j) sum_j, one row of each a thread;
- * `top`: a row of doubles a thread, `work`: 2 + BLOCK rows of reals a thread. */
+/* A pass of a sweep over some rows: sets φ, if asked to, and adds up the columns for what comes next. Partner
+ * NULL: pairs. `marginal` receives the logarithms of the plan's masses before φ is set. A column is
+ * exp(peak_j) sum_j, one row of each a thread; `top`: a row of doubles a thread, `work`: 2 + BLOCK rows of reals. */
 FAST long NAME(update)(long n, long m, double c, const real *S, const int64_t *own, double *phi,
                        const double *v, const double *partner, const double *log_mass, double *marginal,
                        double *peak, double *sum, double *top_, real *work, long threads) {
@@ -192,20 +186,15 @@ FAST long NAME(update)(long n, long m, double c, const real *S, const int64_t *o
     return 0;
 }
 
-/* Weights w on the axes of a plan, carried through it (§4: J w without its diagonal), and the derivative of
- * Σ w · marginals with respect to the scores c s_ij. For each row, with A = exp(φ + log r⁺ + log r⁻),
- * P¹²_ij = A p_j (1 − q_j), P¹³_ij = A q_j (1 − p_j), and means W⁺ = Σ p w¹, W⁻ = Σ q w²:
+/* Weights w on the axes of a plan, carried through it (§4: J w without its diagonal), and c times the derivative
+ * of Σ w · marginals with respect to c s_ij, added to G. What j = k takes is equal in both of its halves:
  *
- *   out⁰_i  = Σ_j P¹²_ij w¹_j + P¹³_ij w²_j
- *   out¹_j += P¹²_ij w⁰_i + A p_j (W⁻ − q_j w²_j)             (P¹² w⁰ + P²³ w²)
- *   out²_j += P¹³_ij w⁰_i + A q_j (W⁺ − p_j w¹_j)             (P¹³ w⁰ + P²³ w¹)
- *   G_ij   += A p_j (w⁰_i + w¹_j + W⁻) − A q_j (w⁰_i + w²_j + W⁺)      (what j = k takes is equal in both)
+ *   G_ij += c A p_j (w⁰_i + w¹_j + W⁻) − c A q_j (w⁰_i + w²_j + W⁺)
  *
  * The largest terms j* of p and k* of q are done apart, exactly. Pairs: g NULL, q = 0. */
 FAST long NAME(push)(long n, long m, double c, const real *S, const int64_t *own, const double *phi,
                      const double *f, const double *g, const double *w0, const double *w1, const double *w2,
-                     double *out0, double *out1, double *out2, real *G, double scale, real *work,
-                     long threads) {
+                     double *out0, double *out1, double *out2, real *G, real *work, long threads) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         const long me = omp_get_thread_num();
@@ -232,20 +221,13 @@ FAST long NAME(push)(long n, long m, double c, const real *S, const int64_t *own
             const long at[2] = {p.at, q.at};
             const double q_at = p.at == q.at ? exp(q.log_top) : rest_q * Q[p.at];
             const double p_at = q.at < 0 ? 0 : p.at == q.at ? exp(p.log_top) : rest_p * P[q.at];
-            double mean_p = 0, mean_q = 0; /* of the rests */
-            for (long start = 0; start < m; start += NAME(CHUNK)) {
-                const long end = start + NAME(CHUNK) < m ? start + NAME(CHUNK) : m;
-                real a = 0, b = 0;
-#pragma omp simd reduction(+ : a, b)
-                for (long j = start; j < end; j++) a += P[j] * v1[j], b += Q[j] * v2[j];
-                mean_p += a, mean_q += b;
-            }
+            const double mean_p = NAME(dot)(m, P, v1), mean_q = g ? NAME(dot)(m, Q, v2) : 0; /* of the rests */
             const double W_p = rest_p * mean_p + exp(p.log_top) * v1[p.at];
             const double W_q = q.at < 0 ? 0 : rest_q * mean_q + exp(q.log_top) * v2[q.at];
             Q[p.at] = 0;
             if (q.at >= 0) P[q.at] = 0;
             const real a_p = (real)A_p, a_q = (real)A_q, r_p = (real)rest_p, r_q = (real)rest_q;
-            const real w_ = (real)w, Wp = (real)W_p, Wq = (real)W_q, k = (real)scale;
+            const real w_ = (real)w, Wp = (real)W_p, Wq = (real)W_q, k = (real)c;
             double sum = 0;
             for (long start = 0; start < m; start += NAME(CHUNK)) {
                 const long end = start + NAME(CHUNK) < m ? start + NAME(CHUNK) : m;
@@ -274,7 +256,7 @@ FAST long NAME(push)(long n, long m, double c, const real *S, const int64_t *own
                 sum += near * x1 + far * x2;
                 sum1[j] += near * w + to1;
                 sum2[j] += far * w + to2;
-                if (G) G[i * m + j] += (real)(scale * (near * (w + x1) + to1 - far * (w + x2) - to2));
+                if (G) G[i * m + j] += (real)(c * (near * (w + x1) + to1 - far * (w + x2) - to2));
             }
             out0[i] = sum;
             if (++since == NAME(BLOCK)) {

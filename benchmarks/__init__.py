@@ -1,0 +1,1 @@
+"""Time and memory of the losses: ``tricouple bench`` or ``python -m benchmarks``."""

@@ -1,0 +1,209 @@
+"""Who is measured: our losses and plans, the published algorithm, other libraries. One row each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax, normalize
+
+import tricouple as tc
+from benchmarks.problem import Batch, Problem
+
+# Tasks: contenders are comparable within one.
+LOSS = "loss: value and gradient"
+TRIPLET_PLAN = "triplet plan: potentials"
+PAIR_PLAN = "pair plan: matrix"
+STEP = "training step"
+OURS = "NegMMIOT"
+SUP_CON = "pytorch_metric_learning.losses.SupConLoss"
+LARGEST_STORED = 8192  # above, N×N matrices take gigabytes
+
+Call = Callable[[], object]
+Criterion = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A row of the table of contenders."""
+
+    name: str
+    task: str
+    # Does what is not measured (inputs, compilation), returns the call that is.
+    prepare: Callable[[Batch, Problem], Call]
+    module: str = ""  # of another library
+    cubic: bool = False  # whether it holds N×N×N tensors
+    smallest: int = 0  # sizes at which it runs
+    largest: float = LARGEST_STORED
+
+    def bytes_at_most(self, size: int, problem: Problem) -> int:
+        """Return an upper bound on its memory, so that nothing swaps.
+
+        The cubic ones keep, for backward, two tensors for each of three updates per iteration.
+        """
+        if self.cubic:
+            return 4 * size**3 * (6 * problem.n_iters + 20)
+        return 4 * min(size, LARGEST_STORED) ** 2 * 20  # larger batches are streamed
+
+
+def installed(module: str) -> bool:
+    """Whether the library that a contender needs can be imported; ours always."""
+    return not module or find_spec(module.partition(".")[0]) is not None
+
+
+def loss(name: str, build: Callable[[Problem], Criterion], **about: Any) -> Contender:
+    """Return a contender for value and gradient of the criterion that ``build`` makes."""
+    return Contender(name, LOSS, lambda b, p: b.value_and_gradient(build(p)), **about)
+
+
+def ours(name: str, **options: Any) -> Callable[[Problem], Criterion]:
+    """Return what makes one of our losses."""
+
+    def build(problem: Problem) -> Criterion:
+        tau, epsilon, n_iters = problem.temperature, problem.epsilon, problem.n_iters
+        arguments: dict[str, tuple[Any, ...]] = {
+            "NegMMIOT": (tau, epsilon, n_iters),
+            "PushPull": (tau, epsilon, epsilon, n_iters),
+            "IOT": (epsilon, n_iters),
+            "InfoNCE": (tau,),
+        }
+        criterion: Criterion = getattr(tc, name)(*arguments[name], **options)
+        return criterion
+
+    return build
+
+
+def hard(name: str) -> Contender:
+    """Neg-MMIOT on what is left of a batch when an encoder fails."""
+
+    def prepare(batch: Batch, problem: Problem) -> Call:
+        embeddings, centre = batch.embeddings, normalize(batch.embeddings[:1], dim=1)
+        near = centre + 0.1 * normalize(embeddings, dim=1)  # cosines of 0.99
+        row = torch.arange(len(embeddings))[:, None]
+        changed = {
+            "outlier": torch.where(row == 0, -near, near),
+            "collapsed": near,
+            "two clusters": torch.where(row % 2 == 0, near, near - 2 * centre),
+            "duplicated": embeddings[row[:, 0] // 4],
+        }[name]
+        return Batch(changed, batch.labels).value_and_gradient(ours(OURS)(problem))
+
+    return Contender(f"{OURS}, {name}", LOSS, prepare, largest=2048)
+
+
+def triplet_plan(batch: Batch, p: Problem) -> Call:
+    """Our plan of three marginals."""
+    s = batch.similarities()
+    return lambda: tc.ot.triplet_sinkhorn(s, p.temperature, p.epsilon, n_iters=p.n_iters)
+
+
+def pair_plan(batch: Batch, problem: Problem) -> Call:
+    """Our plan of pairs, as a matrix because POT returns one."""
+    cost = batch.pair_cost()
+    return lambda: tc.ot.sinkhorn(cost, problem.epsilon, n_iters=problem.n_iters).dense()
+
+
+# --- the published algorithm, and other libraries -------------------------------------------------
+
+
+def peer(path: str, *arguments: Any, **options: Any) -> Any:
+    """Call what is at a path, imported only then."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)(*arguments, **options)
+
+
+def dense_neg_mmiot(problem: Problem, embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Neg-MMIOT as published: the N×N×N kernel in memory, autograd through every iteration."""
+    n = len(labels)
+    unit = normalize(embeddings, dim=1)
+    similarity = unit @ unit.T / problem.temperature
+    cost = similarity[:, None, :] - similarity[:, :, None]  # (i, j, k)
+    same, other = labels[:, None] == labels[None, :], ~torch.eye(n, dtype=torch.bool)
+    distinct = other[:, :, None] & other[:, None, :] & other[None, :, :]
+    log_kernel = (-cost / problem.epsilon).masked_fill(~distinct, -torch.inf)
+    log_mass = -math.log(n)
+    f, g, h = (log_kernel.new_zeros(n) for _ in range(3))
+    for _ in range(problem.n_iters):
+        f = log_mass - torch.logsumexp(log_kernel + g[:, None] + h, dim=(1, 2))
+        g = log_mass - torch.logsumexp(log_kernel + f[:, None, None] + h, dim=(0, 2))
+        h = log_mass - torch.logsumexp(log_kernel + f[:, None, None] + g[:, None], dim=(0, 1))
+    log_plan = log_kernel + f[:, None, None] + g[:, None] + h
+    # P̃ is uniform on the admissible triplets A: KL = −log|A| − mean over A of log P.
+    chosen = log_plan[distinct & same[:, :, None] & ~same[:, None, :]]
+    return -math.log(len(chosen)) - chosen.mean()
+
+
+def plain_info_nce(problem: Problem, embeddings: Tensor, labels: Tensor) -> Tensor:
+    """InfoNCE with class labels, as one would write it in a training script."""
+    unit = normalize(embeddings, dim=1)
+    itself = torch.eye(len(labels), dtype=torch.bool)
+    logits = (unit @ unit.T / problem.temperature).masked_fill(itself, -torch.inf)
+    positives = (labels[:, None] == labels[None, :]) & ~itself
+    log_probabilities = log_softmax(logits, dim=1).masked_fill(~positives, 0.0)
+    counts = positives.sum(1)
+    anchors = counts > 0
+    return -(log_probabilities.sum(1)[anchors] / counts[anchors]).mean()
+
+
+def pot(method: str) -> Contender:
+    """POT's Sinkhorn on torch tensors; tolerance 0, so that all iterations are done."""
+
+    def prepare(batch: Batch, problem: Problem) -> Call:
+        import ot
+
+        cost = batch.pair_cost()
+        uniform = torch.full((len(cost),), 1.0 / len(cost))
+        options = {"method": method, "numItermax": problem.n_iters, "stopThr": 0.0, "warn": False}
+        return lambda: ot.sinkhorn(uniform, uniform, cost, problem.epsilon, **options)
+
+    return Contender(f"{method} (POT)", PAIR_PLAN, prepare, "ot")
+
+
+def ott(name: str, task: str, function: str, **options: Any) -> Contender:
+    """Return a contender that a function of ``ott_peer`` prepares."""
+
+    def prepare(batch: Batch, problem: Problem) -> Call:
+        prepared: Call = peer(f"benchmarks.ott_peer.{function}", batch, problem, **options)
+        return prepared
+
+    return Contender(f"MMSinkhorn {name} (OTT-JAX)", task, prepare, "ott", cubic=True)
+
+
+STREAMED: dict[str, Any] = {"smallest": LARGEST_STORED, "largest": math.inf}
+SMOOTH, HINGE = f"{OURS} log-sigmoid", f"{OURS} hinge"
+ANCHORS = f"{SMOOTH}, anchor by anchor"
+HARD = tuple(map(hard, ("outlier", "collapsed", "two clusters", "duplicated")))
+
+CONTENDERS = (
+    loss("NegMMIOT", ours("NegMMIOT")),
+    loss("NegMMIOT implicit", ours("NegMMIOT", gradient="implicit")),
+    loss("NegMMIOT envelope", ours("NegMMIOT", gradient="envelope")),
+    loss("NegMMIOT streamed", ours("NegMMIOT", memory="streamed"), **STREAMED),
+    loss(SMOOTH, ours("NegMMIOT", memory="matrices", shaping="log_sigmoid"), largest=2048),
+    loss(HINGE, ours("NegMMIOT", memory="matrices", shaping=tc.shaping.Hinge(0.5)), largest=2048),
+    loss(ANCHORS, ours("NegMMIOT", shaping=tc.shaping.log_sigmoid), largest=512),
+    *HARD,
+    loss("PushPull", ours("PushPull")),
+    loss("PushPull streamed", ours("PushPull", memory="streamed"), **STREAMED),
+    loss("IOT", ours("IOT")),
+    loss("IOT streamed", ours("IOT", memory="streamed"), **STREAMED),
+    loss("InfoNCE", ours("InfoNCE"), largest=math.inf),
+    loss("InfoNCE (plain PyTorch)", partial(partial, plain_info_nce)),
+    loss("SupConLoss (PML)", lambda p: peer(SUP_CON, p.temperature), module=SUP_CON),
+    loss("dense Neg-MMIOT (PyTorch)", partial(partial, dense_neg_mmiot), cubic=True),
+    ott("unrolled", LOSS, "prepare_loss"),
+    ott("Danskin", LOSS, "prepare_loss", use_danskin=True),
+    Contender("triplet_sinkhorn", TRIPLET_PLAN, triplet_plan),
+    ott("plan only", TRIPLET_PLAN, "prepare_plan"),
+    Contender("sinkhorn", PAIR_PLAN, pair_plan),
+    pot("sinkhorn"),
+    pot("sinkhorn_log"),
+)
+BY_NAME = {contender.name: contender for contender in CONTENDERS}

@@ -1,0 +1,264 @@
+"""What a run says: times, memory, growth and targets, as pandas tables; its file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import linear_regression
+from typing import Any
+
+import pandas as pd
+
+from benchmarks import contenders as c
+from benchmarks.contenders import HINGE, OURS, SMOOTH
+from tricouple_lab.names import UserError
+
+Run = dict[str, Any]  # problem, measurements (rows), provenance
+Target = tuple[str, object, float, str, float]  # what, N, value, ≤ or ≥, limit
+LARGE, HUGE, STREAMED = 8192, 32768, f"{OURS} streamed"
+SUP_CON, CLIP = "SupConLoss (PML)", "ClipLoss (open_clip)"
+CAPTIONS = {
+    c.LOSS: "Value and gradient of a loss, best time in ms",
+    c.TRIPLET_PLAN: "Potentials of a triplet plan, best time in ms",
+    c.PAIR_PLAN: "Matrix of a pair plan, best time in ms",
+}
+MATRICES = "extra memory, N×N float32 matrices"
+PEAK, EXTRA, SENT = "peak of the process, GiB", "extra memory, GiB", "MiB sent"
+COLUMNS = (
+    *("contender", "task", "size", "seconds", "median_seconds", "extra_bytes", "peak_bytes"),
+    *("sent_bytes", "messages", "processes", "dim", "note", "backbone", "ratio"),
+)
+# Time of the first over that of the second at N; growth from N to N as a power; numbers at N.
+RATIOS = (
+    *((f"MMSinkhorn {way} (OTT-JAX)", OURS, 256, "≥", 300) for way in ("unrolled", "Danskin")),
+    ("MMSinkhorn plan only (OTT-JAX)", OURS, 256, "≥", 300),
+    *((SUP_CON, OURS, n, "≥", 1) for n in (256, 1024, 4096)),
+    (c.ANCHORS, SMOOTH, 512, "≥", 20),
+    *((OURS, "InfoNCE", n, "≤", 1.25) for n in (256, 1024, 4096)),
+    (SMOOTH, OURS, 512, "≤", 20),
+    (HINGE, OURS, 512, "≤", 10),
+    *((case.name, OURS, 2048, "≤", 10) for case in c.HARD),
+)
+GROWTH = (
+    *((OURS, key, 1024, LARGE, 2.1) for key in ("seconds", "extra_bytes")),
+    *((name, "seconds", 512, 2048, 2.2) for name in (SMOOTH, HINGE)),
+)
+NUMBERS = (
+    *((OURS, MATRICES, LARGE, 6), (SMOOTH, MATRICES, 2048, 4), (HINGE, MATRICES, 2048, 4)),
+    *((OURS, PEAK, LARGE, 3), (STREAMED, EXTRA, HUGE, 1.5)),
+)
+STEPS = {OURS: 1.05, SMOOTH: 1.1, HINGE: 1.1}  # of a training step, over InfoNCE's
+
+
+def read(path: Path) -> Run:
+    """Read the file of a run.
+
+    Raises:
+        UserError: If it is none.
+    """
+    try:
+        run: Run = json.loads(path.read_text(encoding="utf-8"))
+        if "plan" in run:  # training steps of 2026
+            plan = run["problem"] = run["plan"]
+            name = plan.get("backbone") or f"clip_{plan['model']}"
+            place = {"task": c.STEP, "size": plan["batch_size"], "backbone": name}
+            run["measurements"] = [
+                {"contender": row["loss"], "seconds": row["best"], "median_seconds": row["median"],
+                 "ratio": row["ratio"], **place} for row in run["times"]
+            ]  # fmt: skip
+        if {"contender", "task", "size"} <= set(run["measurements"][0]) and run["provenance"]:
+            return run
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, IndexError):
+        pass
+    raise UserError(f"{path}: is not the file of a run of tricouple bench")
+
+
+def frame(run: Run) -> pd.DataFrame:
+    """Return the measurements, a row each, in other units too."""
+    rows = pd.DataFrame(run["measurements"]).reindex(columns=COLUMNS)
+    rows = rows.astype({name: float for name in COLUMNS if "bytes" in name or "seconds" in name})
+    rows[MATRICES] = rows["extra_bytes"] / (4 * rows["size"] ** 2)
+    rows[EXTRA], rows[PEAK] = rows["extra_bytes"] / 2**30, rows["peak_bytes"] / 2**30
+    return rows.assign(**{"ms": 1e3 * rows["seconds"], SENT: rows["sent_bytes"] / 2**20})
+
+
+def tables(run: Run) -> dict[str, pd.DataFrame]:
+    """Return all tables of a run, by caption."""
+    rows = frame(run)
+    if rows["task"][0] == c.STEP:
+        found = {
+            f"Training step of {name}, batch {own['size'].max()}": step_table(own)
+            for name, own in rows.groupby("backbone", sort=False)
+        }
+    elif rows["processes"].max() > 1:
+        found = {}
+        for count, own in rows[rows["dim"].notna()].groupby("processes"):
+            who, high = f"{count:.0f} processes of one thread", own["size"].max()
+            own = own.assign(d=[f"d = {d:.0f}" for d in own["dim"]])
+            own["at"] = [f"N = {n}, {d}" for n, d in zip(own["size"], own["d"], strict=True)]
+            found[f"{who}: best time of value and gradient in ms"] = named(wide(own, "at", "ms"))
+            last, units = own[own["size"] == high], {"N²": MATRICES, SENT: SENT}
+            units["messages"] = "messages"
+            more = [wide(last, "d", key).add_prefix(f"{word}, ") for word, key in units.items()]
+            caption = f"{who}: {MATRICES} (N²), bytes sent and messages per process, N = {high}"
+            found[caption] = named(pd.concat(more, axis=1))
+    else:
+        found = {caption: times(run, task) for task, caption in CAPTIONS.items()}
+        found[f"Growth as N^… from 1024 to {LARGE}, and extra memory"] = growth_table(rows)
+    found["Targets"] = targets(run)
+    return {caption: table for caption, table in found.items() if len(table)}
+
+
+def wide(rows: pd.DataFrame, columns: str, values: str) -> pd.DataFrame:
+    """Return contenders in their order, a column per value of another column, three digits."""
+    found = rows.assign(shown=rows[values].map(number))
+    table = found.pivot(index="contender", columns=columns, values="shown").fillna("–")
+    return table.loc[rows["contender"].unique(), rows[columns].unique()]
+
+
+def named(table: pd.DataFrame, name: str = "") -> pd.DataFrame:
+    """Return the contenders as a column."""
+    return table.rename_axis(index=name, columns=None).reset_index()
+
+
+def times(run: Run, task: str, *, memory: bool = False) -> pd.DataFrame:
+    """Return the best times of one task, a column per size, on request one of memory."""
+    rows = frame(run)
+    own = rows[rows["task"] == task]
+    table = wide(own, "size", "ms").reindex(columns=sorted(rows["size"].unique()), fill_value="–")
+    if memory:
+        table["extra memory"] = [largest_memory(own, name) for name in table.index]
+    return named(table, "N =")
+
+
+def growth_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return growth exponents, and the extra memory at the largest size that has one."""
+    cells = []
+    for name in rows["contender"].unique():
+        slopes = [number(growth(rows, name, key)) for key in ("seconds", "extra_bytes")]
+        cells.append([name, *slopes, largest_memory(rows, name)])
+    return pd.DataFrame(
+        [line for line in cells if set(line[1:]) != {"–"}],
+        columns=["", "time", "memory", "extra memory"],
+    )
+
+
+def largest_memory(rows: pd.DataFrame, name: str) -> str:
+    """Return extra memory at the largest size that has one."""
+    own = rows[(rows["contender"] == name) & (rows["extra_bytes"] > 0)].sort_values("size")
+    return f"{number(own[MATRICES].iloc[-1])} N² at {own['size'].iloc[-1]}" if len(own) else "–"
+
+
+def growth(rows: pd.DataFrame, name: str, key: str, low: int = 1024, high: int = LARGE) -> float:
+    """Return the power of N, by least squares; NaN unless both ends were measured."""
+    own = rows[(rows["contender"] == name) & (rows[key] > 0) & rows["size"].between(low, high)]
+    if not {low, high} <= set(own["size"]):
+        return math.nan
+    return linear_regression(*(list(map(math.log, own[part])) for part in ("size", key))).slope
+
+
+def step_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the times of whole training steps beside their targets."""
+    limits = rows["contender"].map(STEPS)
+    return pd.DataFrame({
+        "loss": rows["contender"],
+        "best, ms": rows["ms"].map("{:.1f}".format),
+        "median, ms": (1e3 * rows["median_seconds"]).map("{:.1f}".format),
+        "× InfoNCE": rows["ratio"].map("{:.3f}".format),
+        "target": limits.map("≤ {:.2f}".format).where(limits.notna(), ""),
+        "met": (rows["ratio"] <= limits).map(MET).where(limits.notna(), ""),
+    })  # fmt: skip
+
+
+# --- targets --------------------------------------------------------------------------------------
+
+MET = {True: "yes", False: "no"}
+
+
+def targets(run: Run) -> pd.DataFrame:
+    """Return the targets of the project for which a run has the numbers, met or missed."""
+    rows = frame(run)
+    shared = rows["processes"].max() > 1
+    cells = [
+        [what, n, number(value), f"{sense} {limit:g}", MET[(value <= limit) == (sense == "≤")]]
+        for what, n, value, sense, limit in (process_targets if shared else loss_targets)(rows)
+        if not math.isnan(value)
+    ]
+    return pd.DataFrame(cells, columns=["measured", "N", "value", "target", "met"])
+
+
+def loss_targets(rows: pd.DataFrame) -> Iterator[Target]:
+    """Targets of losses in one process."""
+    first = rows[rows["task"] != c.STEP].set_index(["contender", "size"])
+
+    def of(name: str, n: int, key: str = "seconds") -> float:
+        return float(first[key].get((name, n), math.nan))
+
+    for above, below, n, sense, limit in RATIOS:
+        yield f"time of {above} / {below}", n, of(above, n) / of(below, n), sense, limit
+    for name, key, low, high, limit in GROWTH:
+        what = {"seconds": "time", "extra_bytes": "extra memory"}[key]
+        value = growth(rows, name, key, low, high)
+        yield f"{name}: {what} grows as N^…", f"{low} to {high}", value, "≤", limit
+    for name, key, n, limit in NUMBERS:
+        yield f"{name}: {key}", n, of(name, n, key), "≤", limit
+    pairs = of(STREAMED, HUGE) / of(OURS, LARGE) * (LARGE / HUGE) ** 2
+    yield f"time per pair of {STREAMED} / {OURS} at {LARGE}", HUGE, pairs, "≤", 8
+
+
+def process_targets(rows: pd.DataFrame) -> Iterator[Target]:
+    """Targets of a batch that several processes share."""
+    rows = rows[rows["dim"].notna()].set_index(["contender", "processes", "size", "dim"])
+    value = rows[MATRICES].get((OURS, 4, LARGE, 128), math.nan)
+    yield f"4 processes, d = 128: {MATRICES}, per process", LARGE, value, "≤", 0.4
+    ours, theirs = (rows[SENT].get((x, 4, LARGE, 512), math.nan) for x in (OURS, CLIP))
+    what = f"4 processes, d = 512: bytes per embedding / {CLIP}'s"  # which has two sets of N
+    yield what, LARGE, 2 * ours / theirs, "≤", 0.7
+    two = rows["seconds"].dropna().unstack(["processes", "size", "dim"]).sort_index(axis=1)
+    for count, n, d in two.columns:
+        if count == 2 and n in (4096, LARGE):
+            own = two[count, n, d].dropna()
+            peers = own[own.index.str.contains("(", regex=False)]
+            if len(peers) and OURS in own:
+                what = f"2 processes, d = {d:.0f}: time / {peers.idxmin()}, the fastest peer"
+                yield what, n, own[OURS] / peers.min(), "≤", 1
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def notes(run: Run) -> list[str]:
+    """Say what is missing, and how the numbers were obtained."""
+    facts, rows = run["provenance"], run["measurements"]
+    about = ", ".join(f"{key} {value}" for key, value in run["problem"].items() if key != "seed")
+    missing = {f"{row['contender']}: {row['note']}" for row in rows if row.get("note")}
+    return [
+        *sorted(missing),
+        f"{facts['cores']} cores of {facts['cpu']} (load {facts['load']:.1f} before the run), "
+        f"torch {facts['versions']['torch']}, float32; {about}; best of interleaved rounds on "
+        f"{facts['date'][:10]}, commit {str(facts['commit'])[:7]}.",
+    ]
+
+
+def markdown(run: Run) -> str:
+    """Return the whole run as Markdown."""
+    parts = [f"{caption}:\n\n{as_markdown(table)}" for caption, table in tables(run).items()]
+    return "\n\n".join([*parts, *notes(run)]) + "\n"
+
+
+def as_markdown(table: pd.DataFrame) -> str:
+    """Return a table as Markdown, numbers to the right."""
+    lines = [table.columns, ["---", *["--:"] * (table.shape[1] - 1)]]
+    lines += table.replace("no", "**no**").itertuples(index=False)
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
+
+
+def number(value: float) -> str:
+    """Three digits, or a dash for nothing."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:.0f}" if value >= 99.95 or value == int(value) else f"{value:#.3g}"

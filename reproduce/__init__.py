@@ -1,0 +1,1 @@
+"""The paper's tables and figures, run again beside the paper's numbers."""

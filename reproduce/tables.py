@@ -1,0 +1,184 @@
+"""Our runs beside the paper's numbers, as one table per item."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+from reproduce.items import AXES, LOSSES, USUAL, Item
+from tricouple_lab import names
+from tricouple_lab.names import UserError
+from tricouple_lab.report.comparison import mean_std
+from tricouple_lab.report.frame import frame
+
+# Steps of the paper's image runs: epochs × training images / 256.
+STEPS = {
+    data: names.IMAGES[data].paper["training.epochs"] * images // 256
+    for data, images in (("mnist", 60_000), ("svhn", 73_257), ("cifar10", 50_000),
+                         ("cifar100", 50_000), ("tiny_imagenet", 100_000))
+}  # fmt: skip
+COMMITTED = {"old.epsilon_pos": "loss.epsilon_pos", "old.n_iters": "loss.n_iters"}
+CLIP = {  # columns of the paper's table, and our metrics
+    **{f"{way}_at{k}": f"after/recall_in_batch/{way}@{k}"
+       for way in ("image_to_text", "text_to_image") for k in (1, 5)},
+    **{f"{data}_top{k}": f"after/zero_shot/{data}@{k}"
+       for data in ("cifar10", "cifar100") for k in (1, 5)},
+}  # fmt: skip
+
+
+def table_of(item: Item, folder: Path) -> pd.DataFrame:
+    """The table of an item from the runs in a folder, new or committed ones."""
+    parts = [read(folder)] if any(folder.rglob("runs.jsonl")) else []
+    files = sorted(folder.rglob(f"{item.name}.csv"))
+    parts += [pd.read_csv(file).assign(stage="final") for file in files]
+    if not parts:
+        raise UserError(f"{folder}: no runs of {item.name} here; tricouple reproduce {item.name}")
+    runs = pd.concat(parts, ignore_index=True)
+    runs = runs[runs["stage"] == "final"]
+    if "backbone.name" in runs:
+        old = {"vit_base_patch16_224": "vit_b16"}
+        runs = runs.assign(**{"backbone.name": runs["backbone.name"].replace(old)})
+    makers = {"mixture": mixture, "images": images, "clip": clip, "ablation": ablation,
+              "efficiency": efficiency, "times": times}  # fmt: skip
+    return makers[item.kind](item, runs)
+
+
+def papers(name: str) -> pd.DataFrame:
+    """Numbers of the paper; of two tables they are texts, with the digits that it has."""
+    texts = {"ablation": ("linear", "knn"), "clip": tuple(CLIP)}.get(name, ())
+    return pd.read_csv(
+        Path(__file__).parent / f"paper_{name}.csv", dtype=dict.fromkeys(texts, "str")
+    )
+
+
+@cache
+def read(folder: Path) -> pd.DataFrame:
+    """The runs in a folder."""
+    return frame(folder)
+
+
+def summary(runs: pd.DataFrame, by: list[str], metrics: Mapping[str, str]) -> pd.DataFrame:
+    """Mean ± standard deviation of metrics (title: key) per group; shares in %; n and steps."""
+    rows = []
+    for values, own in runs.groupby(by, sort=False, dropna=False):
+        row = dict(zip(by, values, strict=True))
+        for title, key in metrics.items():
+            if key in own and own[key].notna().any():
+                share = "geometry" not in key
+                found = own[key].astype(float) * (100 if share else 1)
+                row[title] = mean_std(found.mean(), found.std(), share)
+        rows.append({**row, "n": len(own), "steps": int(own["steps"].max())})
+    return pd.DataFrame(rows)
+
+
+def mixture(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
+    """Where each method ends; the paper has curves, no numbers."""
+    shaping = runs["loss.shaping"].fillna("linear") if "loss.shaping" in runs else "linear"
+    known = runs.assign(**{"loss.shaping": shaping})
+    alike = known["loss.name"].isin(["neg_mmiot", "pushpull"])
+    known = known[(known["loss.shaping"] == item.shaping) & (alike | (item.shaping == "linear"))]
+    if "loss.sharpness" not in known:
+        known = known.assign(**{"loss.sharpness": float("nan")})
+    keys = ("nc1", "nc2_std", "nc2_deviation", "directions", "effective_rank")
+    by = ["data.n_classes", "method", "loss.sharpness"]
+    return summary(known, by, {key: f"after/geometry/{key}" for key in keys})
+
+
+def images(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
+    """Linear probe and k-NN accuracy of the features."""
+    by = ["data.name", "setting", "backbone.name", "loss.name"]
+    chosen = runs["data.name"].isin([*item.sets, "digits"]) & runs["setting"].isin(item.settings)
+    chosen &= runs["backbone.name"].isin([*item.backbones, "resnet10_small"])
+    metrics = {"linear": "after/features/linear", "knn": "after/features/knn"}
+    ours = summary(runs[chosen], by, metrics)
+    known = {key.removesuffix(".name"): key for key in by}
+    paper = papers("images").rename(columns=lambda key: known.get(key, key))
+    for name in metrics:
+        paper[f"{name}, paper"] = [
+            mean_std(*pair, share=True)
+            for pair in zip(paper[name], paper[f"{name}_std"], strict=True)
+        ]
+    paper = paper[[*by, *(f"{name}, paper" for name in metrics)]]
+    both = ours.merge(paper, on=by, how="left")
+    both["steps, paper"] = both["data.name"].map(STEPS)
+    order = ["linear", "linear, paper", "knn", "knn, paper", "n", "steps", "steps, paper"]
+    return both[[*by, *order]]
+
+
+def clip(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
+    """Recall in batches and zero-shot accuracy."""
+    runs = runs.rename(columns=lambda key: key.replace("/top", "@"))  # of committed runs
+    ours = summary(runs, ["loss.name"], CLIP)
+    both = ours.merge(papers("clip").rename(columns={"loss": "loss.name"}), on="loss.name",
+                      how="left", suffixes=("", ", paper"))  # fmt: skip
+    pairs = [(key, f"{key}, paper") for key in CLIP if key in ours]
+    return both[["loss.name", *(key for pair in pairs for key in pair), "n", "steps"]]
+
+
+def ablation(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
+    """One setting at a time."""
+    runs = runs.rename(columns=COMMITTED)
+    runs = runs[runs["loss.name"] == "pushpull"]
+    columns = {"learning_rate": "training.learning_rate", "n_iters": "loss.n_iters",
+               "temperature": "temperature", "epsilon": "loss.epsilon_pos"}  # fmt: skip
+    temperature = 1 / (runs["loss.sharpness"] * runs["loss.epsilon_pos"])
+    runs, parts = runs.assign(temperature=temperature.astype(float).round(6)), []
+    for axis, values in AXES.items():
+        for value in values:
+            cell = {**USUAL, axis: value}
+            alike = [runs[column].astype(float) == cell[key] for key, column in columns.items()]
+            own = runs[pd.concat(alike, axis=1).all(axis=1)].drop_duplicates("seed")
+            parts.append(own.assign(axis=axis, value=float(value)))
+    metrics = {"linear": "after/features/linear", "knn": "after/features/knn"}
+    ours = summary(pd.concat(parts), ["axis", "value"], metrics)
+    both = ours.merge(papers("ablation"), on=["axis", "value"], suffixes=("", ", paper"))
+    return both[["axis", "value", "linear", "linear, paper", "knn", "knn, paper", "n", "steps"]]
+
+
+def efficiency(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy and time per step, and memory; the paper has curves, no numbers."""
+    by, shown = ["loss", "batch_size"], ["linear (%)", "s per step", "MiB"]
+    if "after/linear" in runs:  # committed
+        names_of = dict(zip(["loss.name", "after/size"], by, strict=True))
+        keys = ["after/linear", "after/seconds", "after/mebibytes"]
+        runs = runs.rename(columns={**names_of, **dict(zip(keys, shown, strict=True))})
+    else:
+        runs = runs.assign(
+            loss=runs["loss"].fillna(runs["loss.name"]),
+            batch_size=runs["batch_size"].fillna(runs["training.batch_size"]),
+            **{"linear (%)": 100 * runs["after/features/linear"],
+               "s per step": runs["seconds"] / runs["steps"]},
+        )  # fmt: skip
+    return runs.groupby(by, sort=False)[shown].first().reset_index()
+
+
+def times(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
+    """The time of a training step over InfoNCE's, and the paper's of an epoch."""
+    by = ["data", "backbone", "loss"]
+    if "ratio" in runs:
+        ours = runs[[*by, "setting", "ratio"]]
+    else:  # committed: seconds of an epoch
+        found = runs.rename(columns={"data.name": "data", "backbone.name": "backbone"})
+        found = found.rename(columns={f"after/{loss}": loss for loss in LOSSES})
+        for loss in reversed(LOSSES):
+            found[loss] = found[loss] / found["infonce"]
+        ours = found.melt([*by[:2], "setting"], [*LOSSES], "loss", "ratio")
+    paper = papers("times")
+    base = paper[paper["loss"] == "infonce"].set_index(["setting", "data", "backbone"])["seconds"]
+    keys = pd.MultiIndex.from_frame(paper[["setting", "data", "backbone"]])
+    paper["ratio, paper"] = paper["seconds"] / base.reindex(keys).to_numpy()
+    ours = ours[ours["setting"].isin(item.settings)]
+    both = ours.merge(paper[[*by, "setting", "ratio, paper"]], on=[*by, "setting"], how="left")
+    return both.drop(columns="setting").sort_values(by[:2], kind="stable", ignore_index=True)
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table as Markdown; missing values are dashes."""
+    texts = table.map(
+        lambda x: "–" if pd.isna(x) else f"{x:.4g}" if isinstance(x, float) else str(x)
+    )
+    rows = [texts.columns, ["---"] * texts.shape[1], *texts.itertuples(index=False)]
+    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)

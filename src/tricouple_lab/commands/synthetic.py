@@ -1,0 +1,199 @@
+"""``tricouple demo`` and ``tricouple synthetic``: seven methods on the paper's Gaussian mixture."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tricouple_lab.names import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DEMO = """\
+Seven methods learn ten Gaussian classes with the same small network and the same number of steps:
+Neg-MMIOT, PushPull, IOT, InfoNCE at the temperature of the others and at their sharpness, BYOL and
+VICReg. Theory says where the losses with negatives end: every class in one point, the class means a
+simplex (all angles equal, K−1 equal eigenvalues). The table and the page show how near each came.
+
+c is the sharpness of a loss: 1/(τε) for Neg-MMIOT and PushPull, 1/ε for IOT, 1/τ for InfoNCE.
+Compare losses at equal c. Ctrl-C keeps what is done; the same command continues.
+
+examples:
+  tricouple demo
+  tricouple demo --classes 4 --out runs/four
+  tricouple demo --epochs 3 --out runs/short     300 steps
+"""
+SYNTHETIC = """\
+Train the methods of `tricouple demo`, and Neg-MMIOT and PushPull with log-sigmoid ψ, at several K
+with several seeds ("main"), and vary one setting at a time at the first K ("maps").
+
+examples:
+  tricouple synthetic                              the main comparison
+  tricouple synthetic --part all                   and the maps
+  tricouple synthetic --classes 10 --seeds 1       a first look
+  tricouple synthetic data.kappa=25 --out noisy    another setting for all runs
+"""
+SHAPED = ("neg_mmiot", "pushpull")
+METHODS = ("neg_mmiot", "pushpull", "iot", "infonce", "byol", "vicreg")
+# Settings of the maps, their values, and the methods that depend on them.
+AXES: dict[str, tuple[tuple[float, ...], tuple[str, ...]]] = {
+    "epsilon": ((0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0), ("neg_mmiot", "pushpull", "iot")),
+    "temperature": ((0.05, 0.1, 0.2, 0.5, 1.0, 2.0), ("neg_mmiot", "pushpull", "infonce")),
+    "n_iters": ((1, 2, 3, 5, 10, 30), ("neg_mmiot", "pushpull", "iot")),
+    "data.imbalance": ((1.0, 2.0, 5.0, 10.0, 25.0), METHODS),
+    "network.dim": ((2, 3, 5, 8, 9, 16, 64), METHODS),
+    "data.kappa": ((0.2, 1.0, 5.0, 25.0, 100.0), METHODS),
+}
+BATCH_PER_CLASS = 4
+
+
+def configure(parser: argparse.ArgumentParser, which: str) -> None:
+    """Add options."""
+    parser.description = DEMO if which == "demo" else SYNTHETIC
+    add = parser.add_argument
+    add("words", nargs="*", metavar="key=value", help="settings of all runs, such as data.kappa=25")
+    workers = os.cpu_count() or 1
+    add("--workers", type=int, default=workers, help=f"runs at a time (default: {workers})")
+    add("--out", type=Path, default=Path("runs") / which, help=f"folder (default: runs/{which})")
+    if which == "demo":
+        add("--classes", default="10", metavar="K", help="number of classes (default: 10)")
+        add("--epochs", type=int, default=20, help="of 100 steps each (default: 20)")
+        add("--seed", type=int, default=0, help="of data, networks and batches (default: 0)")
+        parser.set_defaults(part="main", seeds=1)
+    else:
+        add("--classes", default="10,20,50", metavar="K,…", help="default: 10,20,50")
+        add("--epochs", type=int, default=30, help="of 100 steps each (default: 30)")
+        add("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+        add("--part", choices=("main", "maps", "all"), default="main", help="default: main")
+        parser.set_defaults(seed=0)
+
+
+def run(options: argparse.Namespace, words: Sequence[str]) -> int:
+    """Do the runs that are missing, print the table and write the page."""
+    from tricouple_lab.runs.sweep import Plan, sweep
+    from tricouple_lab.tasks.base import task_of
+
+    try:
+        classes = [int(k) for k in options.classes.split(",")]
+    except ValueError:
+        raise UserError(f"--classes {options.classes}: expected whole numbers") from None
+    base = (f"training.epochs={options.epochs}", *words)
+    shapings = ("linear",) if options.wraps == "demo" else ("linear", "log_sigmoid")
+    rows = tuple(row for shaping in shapings for row in methods(shaping))
+    blocks = tuple((f"data.n_classes={k}", f"training.batch_size={BATCH_PER_CLASS * k}")
+                   for k in classes)  # fmt: skip
+    plan = Plan(
+        task_of("mixture"),
+        rows if options.part != "maps" else (),
+        base,
+        blocks=blocks,
+        seeds=tuple(range(options.seed, options.seed + options.seeds)),
+        extra=tuple(maps(blocks[0])) if options.part != "main" else (),
+    )
+    total = len(tuple(plan.jobs({})))
+    with progress(options.out / "runs", total, options.epochs) as say:
+        sweep(plan, options.out, workers=options.workers, say=say)
+    table = summary(options.out)
+    print(table.to_string(index=False))
+    print(f"written: {options.out / 'report.html'}")
+    return 0
+
+
+def methods(shaping: str = "linear", epsilon: float = 0.5) -> Iterator[tuple[str, ...]]:
+    """Words of each method at τ = 1; InfoNCE also at the sharpness of the others, τ = ε."""
+    tau = "loss.temperature=1"
+    if shaping != "linear":
+        for row in methods():
+            if row[0].removeprefix("loss=") in SHAPED:
+                yield (*row, f"loss.shaping={shaping}")
+        return
+    yield "loss=neg_mmiot", tau, f"loss.epsilon={epsilon:g}"
+    yield "loss=pushpull", tau, f"loss.epsilon_pos={epsilon:g}", f"loss.epsilon_neg={epsilon:g}"
+    yield "loss=iot", f"loss.epsilon={epsilon:g}"
+    yield "loss=infonce", tau
+    yield "loss=infonce", f"loss.temperature={epsilon:g}"
+    yield ("loss=byol",)
+    yield ("loss=vicreg",)
+
+
+def maps(block: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Words of each method at each value of each setting, all else as in the main part."""
+    for name, (values, affected) in AXES.items():
+        for value in values:
+            rows = list(methods())
+            if name in ("epsilon", "temperature"):
+                rows += methods("log_sigmoid")
+            for row in rows:
+                method = row[0].removeprefix("loss=")
+                if method not in affected:
+                    continue
+                if "." in name:
+                    sampler = ("data.sampler=shuffled",) if name == "data.imbalance" else ()
+                    yield (*block, *row, *sampler, f"{name}={value:g}")
+                    continue
+                if name == "temperature" and row == ("loss=infonce", "loss.temperature=0.5"):
+                    continue  # the same runs as those from τ = 1
+                keys = [f"loss.{name}"]
+                if method == "pushpull" and name == "epsilon":
+                    keys = ["loss.epsilon_pos", "loss.epsilon_neg"]
+                kept = tuple(word for word in row if word.split("=")[0] not in keys)
+                yield (*block, *kept, *(f"{key}={value:g}" for key in keys))
+
+
+SHOWN = {
+    "NC1": ("geometry/nc1", "{:.2g}"),
+    "NC2": ("geometry/nc2_deviation", "{:.1e}"),
+    "directions": ("geometry/directions", "{:.1f}"),
+    "k-NN": ("embedding/knn", "{:.1%}"),
+}
+
+
+def summary(out: Path) -> pd.DataFrame:
+    """One row per run: scatter within classes, angles, directions, accuracy, outcome."""
+    from tricouple_lab.report.frame import frame
+    from tricouple_lab.tasks.mixture import outcome
+
+    runs = frame(out)
+    after = runs.filter(like="after/").rename(columns=lambda key: key.removeprefix("after/"))
+    table = runs[["data.n_classes", "method"]].set_axis(["K", "method"], axis=1)
+    for title, (key, form) in SHOWN.items():
+        table[title] = after[key].map(form.format).replace("nan", "–") if key in after else "–"
+    table["outcome"] = [outcome(row.dropna().to_dict()) for _, row in after.iterrows()]
+    return table.assign(seed=runs["seed"], s=runs["seconds"].map("{:.0f}".format))
+
+
+@contextmanager
+def progress(runs: Path, total: int, epochs: int) -> Iterator[Any]:
+    """Show what has been said and, on a terminal, how many epochs of all runs are done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    if not console.is_terminal:
+        yield console.print
+        return
+    columns = (TextColumn("epochs of all runs"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
+        bar, ended = bars.add_task("", total=total * epochs), threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(0.5):
+                histories = (
+                    file.read_text(encoding="utf-8") for file in runs.glob("*/history.csv")
+                )
+                done = sum(text.count("\n") - 2 for text in histories)  # a head and epoch 0
+                bars.update(bar, completed=max(0, done))
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield console.print
+        finally:
+            ended.set()
+            watcher.join()

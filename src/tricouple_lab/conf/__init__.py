@@ -1,1 +1,0 @@
-"""Configuration: Hydra groups of values (YAML) with their types (``schema``)."""

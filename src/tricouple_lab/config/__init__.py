@@ -1,0 +1,1 @@
+"""Settings: their types, defaults and help; words of the command line to a configuration."""

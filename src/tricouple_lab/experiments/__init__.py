@@ -1,1 +1,0 @@
-"""Runs that print tables: demonstrations, benchmarks and studies built on the core."""

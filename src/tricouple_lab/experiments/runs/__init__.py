@@ -1,1 +1,0 @@
-"""What training runs of every kind share: their folder, weights, records, sweeps and studies."""

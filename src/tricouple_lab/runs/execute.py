@@ -1,0 +1,304 @@
+"""One training run from its configuration to its page; each step once, in this order.
+
+check → load → folder → lock → finished? → config.yaml → build → evaluate → fit
+→ encoder.safetensors → evaluate → metrics.json → report.html
+
+Of several processes the first does all of it, the others only load, build and fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+
+from tricouple_lab.files import derived_seed, load_checkpoint, locked, provenance, write_text
+from tricouple_lab.names import UserError
+from tricouple_lab.report.run_page import run_page
+from tricouple_lab.runs.folder import Record, RunFolder, load_weights, read_config
+from tricouple_lab.tasks.base import (
+    Data,
+    Evaluation,
+    Model,
+    Task,
+    collapse_note,
+    make_loss,
+    task_of,
+)
+from tricouple_lab.training import trainer as lightning
+from tricouple_lab.training.module import Batches, History, TrainingModule
+
+SMALLEST_BATCH = 4
+FEW_STEPS = 50
+
+Say = Callable[[str], object]
+
+
+def execute(
+    task: Task[Any],
+    config: Any,
+    *,
+    say: Say = print,
+    callbacks: Sequence[Callback] = (),
+    origin: Mapping[str, Any] | None = None,
+    restart: bool = False,
+) -> Record:
+    """Train, evaluate and record one run; continue it, or return it if it has finished.
+
+    Args:
+        task: What to learn.
+        config: Every setting.
+        say: Receives each line of progress.
+        callbacks: More of Lightning's callbacks.
+        origin: What the provenance of a run that is one of many says about that.
+        restart: Delete the run in its folder, and begin again.
+
+    Returns:
+        The record, also written as ``metrics.json``. A process that Lightning or torchrun has
+        started beside the first one ends here instead.
+
+    Raises:
+        UserError: For what the user can correct.
+        OSError: One sentence, for a full or read-only disk.
+        KeyboardInterrupt: For Ctrl-C; its text says how to continue.
+    """
+    check(config)
+    if lightning.rank():
+        _help(task, config, callbacks)
+    data = task.load(config)
+    for note in data.notes:
+        say(f"note: {note}")
+    folder = RunFolder.of(task.name, config, data.digest)
+    with locked(folder.path):
+        if restart:
+            folder.clear()
+        folder.check()
+        found = folder.record()
+        sizes = ", ".join(f"{len(split)} {name}" for name, split in data.splits.items())
+        say(f"run: {folder.path}\ndata: {sizes}")
+        if found is not None:
+            if _measured_as(found, config):
+                say("this run has finished before; --restart trains it again")
+                return found
+            say("this run has finished before; it is measured again with the new settings")
+            measured, after = measure(task, config, data, folder.path, found)
+            finish(config, folder, measured, after)
+            return measured
+        folder.begin(config)
+        try:
+            return _train(task, config, data, folder, say, callbacks, origin)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                "the same command continues from the last finished epoch, as does tricouple train "
+                f"--resume {folder.path}"
+            ) from None
+
+
+def resume(folder: Path, words: Sequence[str] = (), *, say: Say = print) -> Record:
+    """Continue the run in a folder with its own configuration, changed by words.
+
+    Only settings that are no part of what the run computes can change, such as ``trainer.devices``.
+    """
+    config = read_config(folder, words)
+    config.run = str(folder)
+    return execute(task_of(config.task), config, say=say)
+
+
+def check(config: Any) -> None:
+    """Raise for values that no run can have, before anything is read."""
+    training = config.training
+    for key, smallest in (("epochs", 1), ("batch_size", SMALLEST_BATCH), ("warmup_steps", 0)):
+        value = getattr(training, key)
+        if value < smallest:
+            raise UserError(f"training.{key}={value}: must be at least {smallest}")
+    if not training.learning_rate > 0:
+        raise UserError(f"training.learning_rate={training.learning_rate}: must be above 0")
+    if config.evaluation.every < 1:
+        raise UserError(f"evaluation.every={config.evaluation.every}: must be at least 1")
+    lightning.check_flags(config.trainer, config.logger)
+    make_loss(config.loss)
+
+
+def _train(
+    task: Task[Any],
+    config: Any,
+    data: Data,
+    folder: RunFolder,
+    say: Say,
+    callbacks: Sequence[Callback],
+    origin: Mapping[str, Any] | None,
+) -> Record:
+    split = config.evaluation.split
+    _check_split(data, split)
+    model = build(task, config, data)
+    history, train = prepare(task, config, data, model, folder, say, callbacks, origin is not None)
+    before = task.evaluate(config, data, model.encoder.eval(), split, full=True)
+    train()
+    folder.save_encoder(model.encoder, "encoder", config, data)
+    if origin is None and hasattr(task, "export"):
+        task.export(config, model.encoder.eval(), folder.path / "encoder")
+    after = task.evaluate(config, data, model.encoder.eval(), split, full=True)
+    record = Record(
+        id=folder.path.name,
+        task=task.name,
+        config=asdict(config),
+        data={
+            "name": config.data.name,
+            "digest": data.digest,
+            "sizes": {name: len(part) for name, part in data.splits.items()},
+            "classes": list(data.classes),
+            "notes": list(data.notes),
+        },
+        metric=data.about.get("metric", task.metric),
+        chance=after.chance,
+        before=before.metrics,
+        after=after.metrics,
+        validation=history.rows[-1].get(history.metric),
+        curves=history.rows,
+        per_class=accuracy_per_class(after, data.classes),
+        steps=history.rows[-1]["step"],
+        seconds=round(history.seconds, 3),
+        provenance={**provenance(), **(origin or {})},
+    )
+    for embedding in ("embedding", "image", "text"):
+        note = collapse_note(after.arrays.get(embedding, np.empty((0, 1))), len(data.classes))
+        if note:
+            say(f"warning: {note}")
+            break
+    finish(config, folder, record, after)
+    if not config.training.keep_checkpoint:
+        folder.checkpoint.unlink(missing_ok=True)
+    return record
+
+
+def build(task: Task[Any], config: Any, data: Data) -> Model:
+    """Build the model of a run; its weights depend on the seed alone."""
+    torch.manual_seed(derived_seed(config.seed, "weights"))
+    return task.build(config, data)
+
+
+def prepare(
+    task: Task[Any],
+    config: Any,
+    data: Data,
+    model: Model,
+    folder: RunFolder,
+    say: Say = lambda line: None,
+    callbacks: Sequence[Callback] = (),
+    sweep: bool = False,
+) -> tuple[History, Callable[[], None]]:
+    """Return the history of a run, and a function that trains the model in place.
+
+    The encoder is moved to the device of the training.
+    """
+    n_samples = len(data.train)
+    batch_size = min(config.training.batch_size, n_samples)
+    if batch_size < SMALLEST_BATCH:
+        raise UserError(f"{n_samples} training samples: at least {SMALLEST_BATCH} are needed")
+    if batch_size < config.training.batch_size:
+        say(f"note: a batch has {batch_size} samples, all there are")
+
+    def validate(encoder: nn.Module) -> dict[str, float]:
+        if not len(data.splits.get("validation", ())):
+            return {}
+        return task.evaluate(config, data, encoder, "validation", full=False).metrics
+
+    history = History(
+        folder.path / "history.csv",
+        validate,
+        data.about.get("metric", task.metric),
+        save_best=lambda encoder: folder.save_encoder(encoder, "best", config, data),
+        say=say,
+        every=config.evaluation.every,
+    )
+    trainer = lightning.make_trainer(config, folder.path, [history, *callbacks])
+    note = lightning.share_batches(model, trainer, batch_size, sweep)
+    steps = config.training.epochs * (getattr(data.train, "epoch_size", n_samples) // batch_size)
+    say(f"training: {config.training.epochs} epochs, {steps} steps of {batch_size} samples")
+    if steps < FEW_STEPS:
+        say(f"note: {steps} steps are few to learn from; raise training.epochs")
+    if note:
+        say(f"note: {note}")
+    model.encoder.to(trainer.strategy.root_device)
+
+    def train() -> None:
+        model.train()  # Lightning keeps the mode it finds, and an evaluation leaves eval()
+        if config.training.compile:
+            model.encoder.compile()  # in place: names in the state dict stay as they are
+        module = TrainingModule(task, config, model)
+        batches = Batches(data.train, batch_size, config)
+        lightning.run_trainer(trainer, module, batches, folder.checkpoint)
+        if lightning.forked(trainer) or not history.rows:
+            state = load_checkpoint(folder.checkpoint)
+            history.load_state_dict(state["callbacks"][history.state_key])
+
+    return history, train
+
+
+def finish(config: Any, folder: RunFolder, record: Record, after: Evaluation) -> None:
+    """Write ``examples.npz``, the page, and last ``metrics.json``, which says that it is done."""
+    arrays = after.arrays if config.evaluation.figures else {}
+    write_text(folder.path / "report.html", run_page(record, arrays))
+    folder.finish(record, arrays)
+
+
+def accuracy_per_class(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, float]:
+    """Return the share of correct predictions for each class that occurs; empty without classes."""
+    if not {"labels", "predicted"} <= evaluation.arrays.keys() or not classes:
+        return {}
+    labels, predicted = evaluation.arrays["labels"], evaluation.arrays["predicted"]
+    return {
+        classes[label]: float((predicted[labels == label] == label).mean())
+        for label in np.unique(labels)
+    }
+
+
+def measure(
+    task: Task[Any], config: Any, data: Data, folder: Path, record: Record, which: str = "last"
+) -> tuple[Record, Evaluation]:
+    """Measure a finished run with other evaluation settings or data; nothing is written."""
+    split = config.evaluation.split
+    _check_split(data, split)
+    encoder = build(task, config, data).encoder.eval()
+    before = task.evaluate(config, data, encoder, split, full=True)
+    load_weights(folder, encoder, which)
+    after = task.evaluate(config, data, encoder.eval(), split, full=True)
+    measured = replace(
+        record,
+        config={**record.config, "evaluation": asdict(config.evaluation)},
+        chance=after.chance,
+        before=before.metrics,
+        after=after.metrics,
+        per_class=accuracy_per_class(after, data.classes),
+        provenance={**record.provenance, "evaluated": provenance()["date"]},
+    )
+    return measured, after
+
+
+def _help(task: Task[Any], config: Any, callbacks: Sequence[Callback]) -> None:
+    """Load, build and fit in a process beside the first one, quietly; then end the process."""
+    with contextlib.suppress(UserError):  # the first process prints the same
+        data = task.load(config)
+        folder = RunFolder.of(task.name, config, data.digest)
+        if folder.record() is None:
+            model = build(task, config, data)
+            prepare(task, config, data, model, folder, callbacks=callbacks)[1]()
+    sys.exit(0)
+
+
+def _measured_as(record: Record, config: Any) -> bool:
+    old, new = record.config["evaluation"], asdict(config.evaluation)
+    return all(old.get(key) == value for key, value in new.items() if key != "every")
+
+
+def _check_split(data: Data, split: str) -> None:
+    if not len(data.splits.get(split, ())):
+        raise UserError(f"evaluation.split={split}: these data have no {split} samples")

@@ -1,0 +1,185 @@
+"""What a task is: six methods, and the types that pass between them and ``execute``.
+
+A task holds no state: ``execute`` calls ``load``, ``build``, ``loss`` and ``evaluate``,
+``load_encoder`` calls ``restore`` and ``embed``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import tricouple as tc
+from tricouple_lab import names
+from tricouple_lab.config.compose import check_arguments
+from tricouple_lab.names import UserError
+
+Config = TypeVar("Config", contravariant=True)
+
+
+class BatchedSet(Protocol):
+    """Training samples that are read in whole batches."""
+
+    def __len__(self) -> int: ...
+    def __getitems__(self, indices: Sequence[int]) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """What ``load`` returns."""
+
+    train: BatchedSet
+    splits: Mapping[str, Any]  # "train", "validation", "test": what evaluate() reads
+    classes: tuple[str, ...]  # empty if there are none
+    digest: str  # sha256 of the decoded content
+    notes: tuple[str, ...] = ()  # printed once: reduced sets, equal images, a smaller batch
+    about: Mapping[str, Any] = field(default_factory=dict)  # for restore(); must fit into JSON
+
+
+class Model(nn.Module):
+    """What is trained. Only the encoder is kept.
+
+    With several processes, ``group`` of each loss inside is set to ``"world"``: the loss is that of
+    the batch of all processes.
+    """
+
+    def __init__(self, encoder: nn.Module, objective: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.objective = objective  # a loss; it may have parameters of its own
+
+
+class Share(NamedTuple):
+    """Which part of each batch a process has: rows rank, rank + world, and so on."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def rows(self) -> slice:
+        """The rows of this process in what is drawn for the whole batch."""
+        return slice(self.rank, None, self.world)
+
+
+class Header(NamedTuple):
+    """What a file of weights says about its encoder, so that no training data are needed."""
+
+    classes: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, ...]]  # of each tensor, by its name
+    about: Mapping[str, Any]  # ``Data.about`` of the run
+
+
+class Step(NamedTuple):
+    """Where in a run a batch is."""
+
+    seed: int  # of everything drawn for this step; derived from run, epoch and step
+    number: int  # steps since the start of training
+    total: int  # steps of the whole training
+    share: Share = Share()
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Measurements on one split; accuracies are shares in [0, 1]."""
+
+    metrics: dict[str, float]  # "features/knn", "embedding/linear", …
+    chance: dict[str, float]  # the same keys: what a guess without an encoder has
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)  # for the page; empty unless full
+
+
+class Task(Protocol[Config]):
+    """Images, image-text, text and the mixture are tasks."""
+
+    name: str
+    metric: str  # what the best epoch and the sharpness are chosen by
+
+    def load(self, config: Config) -> Data:
+        """Read and decode the data."""
+
+    def build(self, config: Config, data: Data) -> Model:
+        """Build the model; the random state is seeded by the caller."""
+
+    def loss(self, config: Config, model: Model, batch: Any, step: Step) -> Tensor:
+        """Return the loss of a batch, a scalar with a gradient."""
+
+    def evaluate(
+        self, config: Config, data: Data, encoder: Any, split: str, *, full: bool
+    ) -> Evaluation:
+        """Measure the encoder on a split; unless ``full``, only what is cheap.
+
+        The encoder is in evaluation mode and may be on another device: inputs are moved there.
+        """
+
+    def restore(self, config: Config, header: Header) -> tuple[nn.Module, Callable[[Any], Any]]:
+        """Return an encoder without its trained weights, and its transform.
+
+        The encoder takes what the transform gives, as a batch. Weights are loaded into it by the
+        caller; a child module without any tensor in the file, such as a frozen backbone, has its
+        own already.
+        """
+
+    def embed(self, config: Config, encoder: Any, items: Sequence[Any]) -> np.ndarray:
+        """Return embeddings of items, images (paths or PIL images) or texts, shape (n, d).
+
+        ``encoder`` is that of ``restore``, with its weights, in evaluation mode.
+        """
+
+
+_CLASSES = {"images": "Images", "clip": "Clip", "text": "Text", "mixture": "Mixture"}
+
+
+def task_of(name: str) -> Any:
+    """Return the task of a name; its module is imported when it is asked for."""
+    return getattr(import_module(f"tricouple_lab.tasks.{name}"), _CLASSES[name])()
+
+
+def collapse_note(embedding: np.ndarray, n_classes: int = 0) -> str | None:
+    """Return a warning if embeddings, shape (n, d), nearly all point in the same direction.
+
+    The test: the median cosine of pairs is 0.99 or more, or the effective rank is below 1.05 (which
+    for two classes is as it should be).
+    """
+    rows = torch.from_numpy(np.asarray(embedding[:1000], dtype=np.float32))
+    if len(rows) < 3:
+        return None
+    unit = torch.nn.functional.normalize(rows, dim=1)
+    cosines = (unit @ unit.T)[tuple(torch.triu_indices(len(unit), len(unit), 1))]
+    median, rank = float(cosines.median()), tc.geometry.effective_rank(rows)
+    if median < 0.99 and (rank >= 1.05 or n_classes == 2):
+        return None
+    return (
+        f"the embeddings have collapsed: the median cosine of two of them is {median:.3f}, their "
+        f"effective rank {rank:.1f}; train longer, lower the learning rate or raise loss.sharpness"
+    )
+
+
+def make_loss(arguments: Mapping[str, object]) -> nn.Module:
+    """Build the loss that a configuration names, with the arguments it gives.
+
+    Batches without a positive or negative pair have loss 0, unless ``empty`` is given.
+    """
+    options = {key: value for key, value in arguments.items() if key != "name"}
+    loss = loss_class(str(arguments["name"]))
+    check_arguments("loss.", options, loss)
+    if "empty" in inspect.signature(loss).parameters:
+        options.setdefault("empty", "zero")
+    try:
+        made: nn.Module = loss(**options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"loss={arguments['name']}: {error}") from None
+    return made
+
+
+def loss_class(name: str) -> Callable[..., Any]:
+    """Return the class of a loss, by its name in ``names.LOSSES``."""
+    path = names.LOSSES[name].class_name or "tricouple_lab.models.byol.BYOL"
+    module, _, own = path.rpartition(".")
+    found: Callable[..., Any] = getattr(import_module(module or "tricouple"), own)
+    return found

@@ -1,0 +1,7 @@
+"""What every test of the laboratory needs before Lightning or timm is imported."""
+
+import os
+
+import tricouple_lab.runs  # noqa: F401 (lets torchvision be imported beside another torch)
+
+os.environ["HF_HUB_OFFLINE"] = "1"

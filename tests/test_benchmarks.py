@@ -1,0 +1,286 @@
+"""The benchmark compares like with like, measures what it says, and survives missing peers."""
+
+import gc
+import json
+import math
+import mmap
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # while there is no group, which its defaults would keep
+from benchmarks import contenders, measure, processes, table
+from benchmarks.contenders import BY_NAME, LOSS, OURS
+from benchmarks.problem import Problem, make_batch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from conftest import UNCONVERGED
+from tricouple_lab import cli
+from tricouple_lab.names import UserError
+
+ROOT = Path(__file__).parents[1]
+PROBLEM = Problem(dim=16, classes=4)
+STORED = sorted(path.stem for path in (ROOT / "results/bench").glob("*.json"))
+FACTS = {"cores": 2, "cpu": "a cpu", "load": 0.0, "date": "2030-01-02", "commit": "abc"}
+FACTS |= {"versions": {"torch": "2"}}
+
+
+def call(name, size=24, problem=PROBLEM):
+    if not contenders.installed(BY_NAME[name].module):
+        pytest.skip(f"{name} is not installed")
+    return BY_NAME[name].prepare(make_batch(size, problem), problem)()
+
+
+def row(name, size, seconds=None, task=LOSS, **more):
+    return {"contender": name, "task": task, "size": size, "seconds": seconds, **more}
+
+
+def run_of(*rows):
+    return {"problem": {}, "measurements": list(rows), "provenance": FACTS}
+
+
+PAIRS = {
+    "dense Neg-MMIOT (PyTorch)": OURS,
+    "MMSinkhorn unrolled (OTT-JAX)": OURS,
+    "MMSinkhorn Danskin (OTT-JAX)": "NegMMIOT envelope",
+    "SupConLoss (PML)": "InfoNCE (plain PyTorch)",
+}
+
+
+@pytest.mark.parametrize("peer", PAIRS)
+def test_peer_has_the_value_and_gradient_of_our_loss(peer):
+    problem = replace(PROBLEM, seed=3)
+    labels = make_batch(24, problem).labels
+    assert labels.bincount()[labels].min() > 1, "SupConLoss counts anchors without a positive"
+    value, gradient = map(np.asarray, call(PAIRS[peer], problem=problem))
+    peer_value, peer_gradient = map(np.asarray, call(peer, problem=problem))
+    assert "Danskin" in peer or peer_value == pytest.approx(value, rel=1e-4)
+    assert np.abs(peer_gradient - gradient).max() < 1e-3 * np.abs(gradient).max()
+
+
+def test_plans_of_peers_are_ours():
+    ours, theirs = call("triplet_sinkhorn").potentials, call("MMSinkhorn plan only (OTT-JAX)")
+    for mine, other in zip(ours, theirs, strict=True):  # up to constants
+        assert np.ptp(mine.numpy() - np.asarray(other)) < 1e-3
+    for name in ("sinkhorn (POT)", "sinkhorn_log (POT)"):  # columns first; the cost is symmetric
+        torch.testing.assert_close(call(name).T, call("sinkhorn"), rtol=1e-3, atol=1e-7)
+
+
+@UNCONVERGED
+def test_every_loss_of_ours_returns_a_finite_value_and_gradient():
+    for contender in BY_NAME.values():
+        if contender.task == LOSS and not contender.module:
+            value, gradient = call(contender.name)
+            assert value.isfinite(), contender.name
+            assert gradient.isfinite().all()
+            assert gradient.abs().max() > 0
+
+
+def test_batches_repeat_and_have_unbalanced_classes():
+    batch, again = make_batch(512, Problem()), make_batch(512, Problem())
+    assert torch.equal(batch.embeddings, again.embeddings)
+    assert batch.labels.bincount().max() > 3 * batch.labels.bincount().min()
+
+
+def test_turns_rotate_and_their_first_call_counts_only_if_it_fills_them():
+    calls = []
+    steps = {name: lambda name=name: calls.append(name) for name in "abc"}
+    durations = measure.time_together(steps, rounds=2, seconds_per_round=0.0)
+    assert "".join(calls) == "abc" + "bca"
+    assert {name: len(values) for name, values in durations.items()} == dict.fromkeys("abc", 2)
+    clock = iter([0.01, *[0.001] * 5])  # a first call is slow after another library's turn
+    found = measure.time_together({"a": gc.isenabled}, 1, 0.05, clock=lambda step: next(clock))
+    assert found == {"a": [0.001] * 5}
+
+
+def test_extra_memory_is_the_peak_of_the_call_not_what_it_returns():
+    gc.collect()  # what earlier tests left must not be freed during the call
+
+    def step():  # pages of its own: malloc may hold some that earlier tests freed
+        with mmap.mmap(-1, 2**26) as pages:  # given back before the call ends
+            for start in range(0, 2**26, mmap.PAGESIZE):
+                pages[start] = 1
+
+    found = measure.peak_memory_of(step)
+    assert found["extra_bytes"] == pytest.approx(2**26, rel=0.05)
+    assert found["peak_bytes"] > found["extra_bytes"]
+
+
+def test_memory_is_measured_in_a_process_of_its_own(monkeypatch):
+    ballast = torch.ones(2**28)  # 1 GiB in this process must not be seen by the other
+    found = measure.measure_memory("InfoNCE (plain PyTorch)", 1024, Problem())
+    del ballast
+    assert 2 < found["extra_bytes"] / (4 * 1024**2) < 20
+    assert found["peak_bytes"] < 2**30
+    monkeypatch.setattr(measure.sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        measure.measure_memory(OURS, 64, Problem())
+
+
+def failing(*arguments):
+    raise RuntimeError("out of everything")
+
+
+def test_missing_and_failing_peers_are_rows(monkeypatch):
+    broken = contenders.Contender("fails", LOSS, failing)
+    absent = replace(broken, name="absent", module="no_such_library")
+    monkeypatch.setattr(measure, "CONTENDERS", (BY_NAME[OURS], broken, absent))
+    ours, other, missing = measure.measure(replace(measure.QUICK, sizes=(16,)), PROBLEM)
+    assert ours["seconds"] > 0
+    assert (other["note"], missing["note"]) == ("failed: out of everything", "not installed")
+
+
+def test_cubic_contenders_are_skipped_before_they_fill_the_memory(monkeypatch):
+    effort, dense = measure.Effort(), BY_NAME["dense Neg-MMIOT (PyTorch)"]
+    assert [effort.meets(dense, size) for size in (256, 512)] == [True, False]
+    assert [effort.weighs(BY_NAME[OURS], size) for size in (256, 1024)] == [False, True]
+    monkeypatch.setattr(measure, "available_bytes", lambda: 2**30)
+    assert measure.obstacle_to(dense, 1024, Problem()).startswith("skipped: may need 320 GiB")
+    assert measure.obstacle_to(dense, 64, Problem()) == ""
+
+
+def test_step_ratios_are_those_of_best_steps_to_infonce():
+    losses = ["neg_mmiot", "infonce", "NegMMIOT hinge"]
+    small = {"batch_size": 8, "image_size": 8, "rounds": 2, "setting": "ucl"}
+    found = measure.step_ratios(["resnet10_small", "clip_tiny"], losses, **small)
+    assert list(found["loss"]) == losses * 2
+    for _, own in found.groupby("backbone"):
+        best = own.set_index("loss")["seconds"]
+        assert list(own["ratio"]) == list(best / best["infonce"])
+
+
+@pytest.mark.parametrize("kind", ["clip", "images"])
+def test_a_step_trains_the_whole_encoder(kind):
+    images = measure._images("resnet10_small", "scl", 8, 8, 4) if kind == "images" else None
+    optimiser, encode, labels = images or measure._pairs("clip_tiny", 8)
+    learning = [p for p in optimiser.param_groups[0]["params"] if p.requires_grad]
+    before = [parameter.detach().clone() for parameter in learning]
+    measure._step(measure.step_loss("PushPull"), optimiser, encode, labels)()
+    changed = [not torch.equal(a, b) for a, b in zip(before, learning, strict=True)]
+    assert sum(changed) > 0.9 * len(changed)  # a bias before a normalisation has no gradient
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peers call what is to be renamed
+def test_bytes_are_those_of_a_ring():
+    # This process as the first of four; the others repeat what it says.
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    ring = 4 * 64 * PROBLEM.dim * 3 / 4  # all embeddings of one set, once around
+    wanted = {
+        processes.CLIP: (4, 4 * ring),  # two sets, gathered and scattered back
+        "NTXentLoss (lightly)": (4, 3 * ring),  # gathered, and all of it reduced
+        "SupConLoss (PML)": (2, ring + 8 * 64 * 3 / 4),
+        "MultipleNegativesRankingLoss (ST)": (4, 4 * ring),
+    }
+    found = {}
+    for name in wanted:
+        step = processes.GATHERED[name].prepare(64, PROBLEM)
+        with (counted := processes.Counted()):
+            step()
+        step()  # is not counted, and works as before
+        found[name] = counted.messages, counted.sent_bytes
+    dist.destroy_process_group()
+    assert found == wanted
+
+
+def test_two_processes_share_one_batch_and_a_failure_is_a_row(tmp_path, monkeypatch):
+    parts = [processes.share(rank, 3, 20, PROBLEM) for rank in range(3)]
+    assert torch.equal(torch.cat([part[1] for part in parts]), make_batch(20, PROBLEM).labels)
+    out = tmp_path / "processes.json"
+    only = ["--only", OURS, "--only", "InfoNCE"]
+    assert cli.main(["bench", "--quick", "--processes", "2", *only, "--out", str(out)]) == 0
+    found = {line["contender"]: line for line in table.read(out)["measurements"]}
+    assert set(found) == {OURS, "InfoNCE"}
+    assert all(0 < line["seconds"] <= line["median_seconds"] for line in found.values())
+    assert found[OURS]["messages"] >= 2
+
+    monkeypatch.setattr(processes, "ask", failing)
+    effort = replace(processes.QUICK_GROUP, only=(OURS,), processes=(2,))
+    (line,) = processes.measure_processes(effort, PROBLEM)
+    assert line["note"] == "failed: out of everything"
+
+
+def test_growth_is_that_from_1024_to_8192_and_only_if_measured():
+    # The overhead at 256 would flatten the slope.
+    rows = [row(OURS, n, 1.0 if n == 256 else 3e-9 * n**1.7) for n in (256, 1024, 2048, 8192)]
+    assert table.growth(table.frame(run_of(*rows)), OURS, "seconds") == pytest.approx(1.7)
+    assert math.isnan(table.growth(table.frame(run_of(*rows[:-1])), OURS, "seconds"))
+    assert table.targets(run_of(*rows[:-1])).empty  # nothing is claimed without measurements
+
+
+@pytest.mark.parametrize(("change", "met"), [(0.97, "yes"), (1.03, "no")])
+def test_targets_are_met_or_missed(change, met):
+    two, four = {"processes": 2, "dim": 128}, {"processes": 4, "dim": 512}
+    for rows in (
+        [row(OURS, 256, 1e-3 * change), row("MMSinkhorn unrolled (OTT-JAX)", 256, 0.3)],
+        [row("InfoNCE", 1024, 1.0), row(OURS, 1024, 1.25 * change)],
+        [row("NegMMIOT streamed", 32768, extra_bytes=1.5 * 2**30 * change)],
+        [row(OURS, 8192, extra_bytes=0.4 * change * 4 * 8192**2, processes=4, dim=128)],
+        [row(OURS, 8192, sent_bytes=0.35 * change, **four),
+         row(processes.CLIP, 8192, sent_bytes=1.0, **four)],
+        [row("InfoNCE", 4096, 0.1, **two), row(OURS, 4096, change, **two),  # ours both
+         row(processes.CLIP, 4096, 1.0, **two), row("SupConLoss (PML)", 4096, 2.0, **two)],
+    ):  # fmt: skip
+        assert list(table.targets(run_of(*rows))["met"]) == [met], rows
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_documents_include_the_tables_of_stored_runs(name, capsys):
+    path = ROOT / f"results/bench/{name}.json"
+    if name in ("augmentation", "versions"):  # of other programs
+        with pytest.raises(UserError, match="is not the file of a run of tricouple bench"):
+            table.read(path)
+        return
+    run = table.read(path)
+    assert cli.main(["bench", "--read", str(path)]) == 0
+    assert OURS in capsys.readouterr().out
+    page = ROOT / f"docs/assets/bench-{name}.md"
+    assert page.read_text() == table.markdown(run), f"bench --read {path} --markdown {page}"
+    assert f"assets/bench-{name}.md" in (ROOT / "docs/benchmarks.md").read_text()
+    if name == "core":
+        readme = (ROOT / "README.md").read_text()
+        assert table.as_markdown(table.times(run, LOSS, memory=True)) in readme
+        seconds = table.frame(run).set_index(["contender", "size"])["seconds"]
+        for above, below in ((OURS, "InfoNCE"), ("SupConLoss (PML)", OURS)):
+            *most, last = (seconds[above] / seconds[below]).map(table.number).dropna()
+            assert f"{', '.join(most)} and {last} times as" in readme
+
+
+def test_only_some_contenders_run_on_request_and_the_file_says_how(tmp_path, capsys):
+    out = tmp_path / "new" / "bench.json"
+    words = ["bench", "--quick", "--sizes", "16", "--only", "IOT", "--only", "*(POT)"]
+    assert cli.main([*words, "--out", str(out), "--markdown", str(tmp_path / "a.md")]) == 0
+    content = json.loads(out.read_text())
+    names = [line["contender"] for line in content["measurements"]]
+    assert names == ["IOT", "sinkhorn (POT)", "sinkhorn_log (POT)"]
+    facts = content["provenance"]
+    assert facts["versions"]["torch"] == torch.__version__
+    assert {"date", "command", "commit", "cpu", "cores", "load", "torch_threads"} <= set(facts)
+    assert "| IOT | " in (tmp_path / "a.md").read_text()
+    assert cli.main(["bench", "--only", "nothing", "--out", str(tmp_path / "b")]) == 2
+    assert "--only nothing: matches none of NegMMIOT" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+def test_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch, capsys):
+    def interrupted(effort, problem, say):
+        yield row(OURS, 16, 1e-3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "measure", interrupted)
+    out = tmp_path / "bench.json"
+    assert cli.main(["bench", "--quick", "--out", str(out)]) == 130
+    assert "has what was measured" in capsys.readouterr().err
+    assert table.read(out)["measurements"] == [row(OURS, 16, 1e-3)]
+
+
+def test_bench_fails_if_a_step_misses_its_target(tmp_path, monkeypatch):
+    def steps(backbones, **options):
+        yield row("InfoNCE", 256, 1.0, "training step", ratio=1.0, backbone="a", median_seconds=1.0)
+        yield row(OURS, 256, 1.1, "training step", ratio=1.1, backbone="a", median_seconds=1.1)
+
+    monkeypatch.setattr(measure, "measure_steps", steps)
+    assert cli.main(["bench", "--step", "--out", str(tmp_path / "step.json")]) == 1
+    assert cli.main(["bench", "--read", str(tmp_path / "step.json")]) == 0

@@ -1,0 +1,350 @@
+"""The paper's theory as checks that run, and that fail when a loss is wrong."""
+
+import itertools
+import json
+import math
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import theory.__main__ as command
+import torch
+from theory import decoupling, frames, gradients, lemmas, quadrature, setting
+from theory.setting import Losses, Setting, worst
+from theory.statements import BY_NAME, STATEMENTS, verify
+from torch.nn.functional import normalize
+
+from tricouple.losses import IOT, InfoNCE, NegMMIOT, PushPull
+from tricouple_lab import cli
+
+ROOT = Path(__file__).parents[1]
+STORED = ROOT / "results/theory"
+PAGES = [ROOT / f"docs/{name}.md" for name in ("theory", "quadrature", "shaping")]
+# The decoupling at full size takes longer: it is in the stored run, and smaller below.
+HOLDING = [one.name for one in STATEMENTS if one.bound is not None and one.name != "decoupling"]
+
+
+def outcomes_of(*names, seed=0, **losses):
+    return {one["name"]: one for one in verify(Losses(**losses), seed=seed, only=names)}
+
+
+SMALL = {
+    frames: {"SIZES": ((3, 2, 2), (10, 9, 4)), "STARTS": 1},
+    lemmas: {"SIZES": ((3, 2),), "SEGMENTS": 2, "SHARPNESSES": (2.0, 100.0),
+             "LINEAR_SIZES": ((2, 3), (10, 4)), "SHAPED_SIZES": ((2, 3),)},
+    gradients: {"SIZES": ((3, 2),), "BALANCED": ((2, 2, 2),)},
+    decoupling: {"IDENTITY_SIZES": ((4, 3, 2),), "IDENTITY_SHARPNESSES": (2.0,)},
+}  # fmt: skip
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Fewer and smaller problems: those of full size are in the stored run."""
+    frames.descents.cache_clear()
+    for module, values in SMALL.items():
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
+    yield
+    frames.descents.cache_clear()
+
+
+# What holds
+
+
+@pytest.mark.usefixtures("small")
+def test_every_statement_with_a_bound_holds():
+    outcomes = outcomes_of(*HOLDING, seed=1)
+    verdicts = {name: outcome["verdict"] for name, outcome in outcomes.items()}
+    assert verdicts == dict.fromkeys(HOLDING, "holds")
+
+
+@pytest.mark.usefixtures("small")
+def test_a_statement_measures_the_same_alone_and_in_company():
+    together = outcomes_of("envelope", "symmetrisation")
+    assert outcomes_of("symmetrisation")["symmetrisation"] == together["symmetrisation"]
+
+
+# Wrong losses fail
+
+
+def changed(change):
+    """Neg-MMIOT whose value is changed by a function of it, the vectors and the labels."""
+
+    def make(**options):
+        criterion = NegMMIOT(**options)
+        return lambda z, labels: change(criterion(z, labels), z, labels)
+
+    return make
+
+
+def nan_at_the_optimum(value, z, labels):
+    deviation = (setting.gram(z) - setting.etf_gram(labels)).abs().max()
+    return value * math.nan if deviation < 1e-5 else value
+
+
+NAN_FOR_LARGE_BATCHES = changed(lambda value, z, _: z.sum() * math.nan if len(z) > 30 else value)
+NAN_AT_THE_OPTIMUM = changed(nan_at_the_optimum)
+STEEPER = changed(lambda value, *_: 1.01 * value - 0.01 * value.detach())  # the right value
+
+
+def negatives_ignored(temperature, epsilon, shaping="linear", **rest):
+    return IOT(epsilon=temperature * epsilon, **rest)
+
+
+def lopsided(**options):
+    return lambda z, labels: PushPull(**options)(z, labels) + 0.01 * normalize(z, dim=1)[0].sum()
+
+
+def wrong_sharpness(temperature, **rest):
+    return NegMMIOT(temperature=1.01 * temperature, **rest)
+
+
+def info_nce(temperature, epsilon, **rest):
+    return InfoNCE(temperature=temperature * epsilon)
+
+
+def push_pull(epsilon, extra=0.0, **rest):
+    criterion = PushPull(epsilon_pos=epsilon, epsilon_neg=epsilon, **rest)
+    return lambda z, labels: criterion(z, labels) + extra
+
+
+ABOUT_THE_VALUE = {"convexity", "symmetrisation", "closed-form", "monotonicity", "etf"}
+AT_LARGE = {"homogeneity", "closed-form", "monotonicity", "etf"}
+
+
+@pytest.mark.parametrize(
+    ("losses", "failing"),
+    [
+        ({"neg_mmiot": changed(lambda value, *_: -value)}, ABOUT_THE_VALUE | {"homogeneity"}),
+        ({"neg_mmiot": negatives_ignored}, ABOUT_THE_VALUE),
+        ({"neg_mmiot": wrong_sharpness}, ABOUT_THE_VALUE | {"stationarity"}),
+        ({"neg_mmiot": STEEPER}, {"stationarity", "envelope"}),
+        ({"push_pull": lopsided}, {"stationarity"}),
+        ({"neg_mmiot": info_nce}, ABOUT_THE_VALUE | {"stationarity"}),
+        ({"neg_mmiot": push_pull}, ABOUT_THE_VALUE | {"stationarity"}),
+        ({"neg_mmiot": partial(push_pull, extra=0.01)}, ABOUT_THE_VALUE),
+        ({"neg_mmiot": changed(lambda value, *_: value + 1e-3)}, ABOUT_THE_VALUE),
+        ({"neg_mmiot": NAN_FOR_LARGE_BATCHES}, AT_LARGE),
+        ({"neg_mmiot": NAN_AT_THE_OPTIMUM}, AT_LARGE | {"stationarity"}),
+    ],
+)
+@pytest.mark.usefixtures("small")
+def test_a_wrong_loss_fails(losses, failing):
+    outcomes = outcomes_of(*failing, **losses)
+    assert {name for name, one in outcomes.items() if one["verdict"] == "fails"} == failing
+
+
+def test_the_command_exits_with_1_and_names_what_fails(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "verify", partial(verify, Losses(neg_mmiot=info_nce)))
+    assert cli.main(["verify", "--only", "closed-form", "--out", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert re.search(r"^closed-form .* fails +Lemma C\.1: at two distances", shown, re.MULTILINE)
+    assert "0 of 1 statements" in shown
+    content = json.loads((tmp_path / "theory.json").read_text(encoding="utf-8"))
+    assert [row["verdict"] for row in content["statements"]] == ["fails"]
+    assert command.main(["--read", str(tmp_path / "theory.json")]) == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_the_worst_of_numbers_overlooks_none(bad):
+    for values in itertools.permutations((-1.0, -2.0, bad)):
+        assert worst(values) == math.inf
+
+
+@pytest.fixture
+def small_decoupling(monkeypatch):
+    monkeypatch.setattr(decoupling, "SIZES", (16, 64))
+    monkeypatch.setattr(decoupling, "LARGE", 64)
+    monkeypatch.setattr(decoupling, "SHARPNESSES", (3.0, 100.0))
+
+
+@pytest.mark.usefixtures("small_decoupling")
+def test_neg_mmiot_with_linear_shaping_is_push_pull_in_balanced_batches():
+    outcome = BY_NAME["decoupling"].test(Setting())
+    assert outcome["verdict"] == "holds"
+    for row in outcome["rows"]:
+        if row["ψ"] == "linear" and row["N"] == 64 and row["sweeps"] == "converged":
+            assert (row["c = 100"] < 1e-3) is (row["batch"] != "unbalanced")
+        if row["ψ"] == "log-sigmoid":
+            assert row["c = 100"] > 1
+            assert row["smallest cosine"] < 0.5
+
+
+@pytest.mark.usefixtures("small_decoupling")
+@pytest.mark.parametrize("loss", [info_nce, wrong_sharpness, NAN_FOR_LARGE_BATCHES])
+def test_other_losses_are_not_push_pull(loss, monkeypatch):
+    monkeypatch.setattr(decoupling, "BATCHES", decoupling.BALANCED)
+    assert BY_NAME["decoupling"].test(Setting(0, Losses(neg_mmiot=loss)))["verdict"] == "fails"
+
+
+def test_the_identity_needs_its_last_term_and_the_excluded_triplets():
+    labels = setting.class_labels((4, 3, 2))
+    z = setting.random_unit(9, 4, torch.Generator().manual_seed(0))
+    target = setting.triplet_target(labels)
+    imposed = setting.imposed_marginals(target)
+    whole, parts = decoupling.divergences(z @ z.T, 0.1, target, imposed)
+    assert parts[2] > 0.01
+    assert whole == pytest.approx(parts[0] + parts[1] - parts[2], abs=1e-10)
+    cost = setting.triplet_cost(z @ z.T, setting.SHAPINGS["linear"])
+    assert abs(float(setting.divergence(cost, 0.1, target, imposed)) - whole) > 1e-4
+
+
+def test_other_pairs_of_losses_coincide_where_their_settings_say_so():
+    for row in decoupling.coincidences(Setting()):
+        if row["losses"].startswith("DBOT"):
+            # No column sum reaches a bound until the loss is sharp.
+            assert (row["relative difference"] < 1e-12) is (row["c"] <= 3)
+        else:
+            assert row["relative difference"] < 0.02
+
+
+def test_sweeps_that_do_not_converge_are_an_error(monkeypatch):
+    monkeypatch.setattr(setting, "SWEEPS", (5, 10))
+    cost = torch.randn((5, 5, 5), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with pytest.raises(ValueError, match="no convergence in 10 sweeps"):
+        setting.log_plan(cost, 1e-3, setting.imposed_marginals(cost))
+
+
+@pytest.mark.parametrize(("within", "sizes", "size"), [(False, (2, 2, 2), 48), (True, (3, 2), 12)])
+def test_averages_by_pattern_are_those_over_a_group(within, sizes, size):
+    labels = setting.class_labels(sizes)
+    kept = (lambda y: y) if within else (lambda y: y[:, None] == y)
+    n = len(labels)
+    tensor = torch.randn((n, n, n), generator=torch.Generator().manual_seed(0)).double()
+    orders = map(list, itertools.permutations(range(n)))
+    group = [order for order in orders if torch.equal(kept(labels[order]), kept(labels))]
+    assert len(group) == size
+    expected = sum(tensor[order][:, order][:, :, order] for order in group) / len(group)
+    distinct = setting.distinct(n, 3)
+    found = lemmas.average(tensor, labels, within=within)
+    assert torch.allclose(found[distinct], expected[distinct])
+
+
+@pytest.mark.parametrize("marginals", ["uniform", "target"])
+def test_curvature_equals_autograd(marginals):
+    target = setting.triplet_target(setting.class_labels((3, 2)))
+    imposed = setting.imposed_marginals(target, marginals)
+    allowed = setting.distinct(5, 3)
+    cost = torch.randn((5, 5, 5), generator=torch.Generator().manual_seed(3)).double() / 4
+
+    def value(entries):
+        return setting.divergence(cost.masked_scatter(allowed, entries), 0.5, target, imposed)
+
+    expected = torch.autograd.functional.hessian(value, cost[allowed])
+    assert torch.allclose(lemmas.hessian(cost, 0.5, target, imposed), expected, atol=1e-10)
+
+
+def test_in_too_few_dimensions_the_optimum_is_not_two_distance(monkeypatch):
+    monkeypatch.setattr(frames, "LOW_CLASSES", 5)
+    monkeypatch.setattr(frames, "LOW_DIMS", (3, 4))
+    low, enough = frames.low_dimension(Setting())
+    assert low["loss above closed form"] > 1e-3
+    assert low["loss below total collapse"] > 0.1
+    assert low["spread of β"] > 0.1
+    assert enough["spread of β"] < 1e-5
+
+
+def test_unbalanced_classes_break_convexity_unless_the_marginals_are_the_target_s(monkeypatch):
+    monkeypatch.setattr(lemmas, "UNBALANCED_SIZES", ((4, 2),))
+    uniform, target = lemmas.unbalanced_convexity(Setting())
+    assert uniform["smallest curvature"] < -0.01
+    assert uniform["excess over chord there"] > 1e-3
+    assert target["smallest curvature"] > -1e-12
+
+
+def test_unbalanced_classes_break_the_envelope_unless_the_marginals_are_the_target_s():
+    for row in outcomes_of("unbalanced-envelope")["unbalanced-envelope"]["rows"]:
+        assert row["library, implicit"] < 1e-10
+        assert row["library, unrolled"] < 1e-10
+        assert (row["library, envelope"] > 0.05) is (row["marginals"] == "uniform")
+
+
+def test_wrong_costs_are_caught(monkeypatch):
+    right = quadrature.pair_costs
+    monkeypatch.setattr(quadrature, "pair_costs", lambda *args: [1.001 * x for x in right(*args)])
+    assert outcomes_of("quadrature-cost")["quadrature-cost"]["verdict"] == "fails"
+
+
+# The command and the stored results
+
+
+def test_command_writes_numbers_tables_and_figures_and_reads_them(tmp_path, capsys):
+    names = ["shaping-three-way", "quadrature-poisson"]
+    threads = torch.get_num_threads()
+    assert (
+        cli.main(["verify", "--only", ",".join(names), "--seed", "3", "--out", str(tmp_path)]) == 0
+    )
+    assert torch.get_num_threads() == threads
+    shown = capsys.readouterr().out
+    assert "1 of 1 statements hold; 1 observations." in shown
+    report = command.read(tmp_path / "theory.json")
+    assert [outcome["name"] for outcome in report["statements"]] == names
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == command.tables(report)
+    assert (tmp_path / "shaping-three-way.png").read_bytes()[1:4] == b"PNG"
+    assert cli.main(["verify", "--read", str(tmp_path / "theory.json")]) == 0
+    assert capsys.readouterr().out.splitlines()[:4] == shown.splitlines()[:4]
+
+
+def test_list_names_every_statement_and_its_place_in_the_paper(capsys):
+    assert cli.main(["verify", "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()] == list(BY_NAME)
+    for place in ("Lemma 3.1", "Lemma 3.2", "Lemma 3.3", "Theorem 3.4", "Proposition 3.5"):
+        assert f"({place})" in shown
+    assert cli.main(["verify", "--list", "--only", "quadrature"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--only", "gravity"], "gravity: no such statement"),
+        (["--read", "missing.json"], "missing.json: cannot be read (No such file"),
+        (["--read", "file.txt"], "file.txt: not the theory.json of a verification"),
+        (["--read", "list.json"], "list.json: not the theory.json of a verification"),
+    ],
+)
+def test_user_errors_are_one_line(words, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("file.txt").write_text("just text")
+    Path("list.json").write_text('{"seed": 0, "statements": [1]}')
+    assert cli.main(["verify", *words]) == 2
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert error.count("\n") == 1
+
+
+def test_stored_results_cover_every_statement_and_none_fails():
+    report = command.read(STORED / "theory.json")
+    assert [outcome["name"] for outcome in report["statements"]] == list(BY_NAME)
+    assert all(one["verdict"] != "fails" for one in report["statements"])
+    for outcome in report["statements"]:
+        for key in ("claim", "paper", "measured", "bound"):
+            assert outcome[key] == getattr(BY_NAME[outcome["name"]], key)
+    assert (STORED / "README.md").read_text(encoding="utf-8") == command.tables(report)
+
+
+def test_stored_measurements_are_repeated():
+    statements = command.read(STORED / "theory.json")["statements"]
+    stored = next(one for one in statements if one["name"] == "quadrature-kernel")["rows"]
+    for ours, kept in zip(
+        outcomes_of("quadrature-kernel")["quadrature-kernel"]["rows"], stored, strict=True
+    ):
+        assert ours["terms Q"] == kept["terms Q"]
+        assert ours["error of K"] == pytest.approx(kept["error of K"], rel=0.01, abs=1e-13)
+
+
+def test_pages_include_tables_and_figures_that_are_stored():
+    tables = (STORED / "README.md").read_text(encoding="utf-8")
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    included = re.findall(
+        r":start-after: (<!-- [a-z-]+ -->)\n:end-before: (<!-- /[a-z-]+ -->)", text
+    )
+    assert len(included) >= 18
+    for start, end in included:
+        assert start[5:] == end[6:]
+        assert tables.count(start) == tables.count(end) == 1
+    for name, *_ in command.FIGURES.values():
+        assert f"../results/theory/{name}.png" in text
+        assert (STORED / f"{name}.png").read_bytes()[1:4] == b"PNG"

@@ -1,0 +1,1 @@
+"""The paper's theory as numerical experiments with verdicts: ``python -m theory``."""
