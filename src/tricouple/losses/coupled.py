@@ -101,18 +101,17 @@ _Found = tuple[Tensor, tuple[Tensor, Tensor | None], Tensor]
 def _evaluate(batch: Batch, how: Sweeps, parts: Parts, both: bool, wanted: bool) -> _Found:
     """The value, the gradients of anchors and references, and the derivative by log(1/τ)."""
     if not both:
-        return Sum(batch, how, parts(batch), 1.0, wanted).finish()
-    back = batch.mirrored()
+        return Sum(batch, how, parts(batch), 1.0, wanted).result()
+    back, there = batch.mirrored(), Sum(batch, how, parts(batch), 0.5, wanted)
     if batch.gathered is None:
-        there = Sum(batch, how, parts(batch), 0.5, wanted)
-        more = Sum(back, how, parts(back), 0.5, wanted, there).finish()
-        found = there.finish()
-    else:  # each process has other rows of the second direction
-        found, more = (Sum(x, how, parts(x), 0.5, wanted).finish() for x in (batch, back))
-    (value, to, slope), (value_back, to_back, slope_back) = found, more
+        Sum(back, how, parts(back), 0.5, wanted, there).finish()
+        return there.result()
+    # Each process has other rows of the second direction.
+    value, to, slope = there.result()
+    more, to_back, slope_back = Sum(back, how, parts(back), 0.5, wanted).result()
     assert to[1] is not None
     assert to_back[1] is not None
-    return value + value_back, (to[0] + to_back[1], to[1] + to_back[0]), slope + slope_back
+    return value + more, (to[0] + to_back[1], to[1] + to_back[0]), slope + slope_back
 
 
 @dataclass
@@ -120,7 +119,7 @@ class Sum:
     """Parts of a loss that share their scores: their values, and their ∂L/∂s.
 
     The second direction of two sets is a sum of its own. It shares the scores of the first,
-    ``there``: its kernels are those transposed, and their gradient is added there.
+    ``there``: its kernels are those transposed, and value and gradient are added there.
     """
 
     batch: Batch
@@ -135,12 +134,14 @@ class Sum:
         ahead = self.there
         self.scores = scores = self.batch.scores() if ahead is None else ahead.scores.transposed
         self.value = scores.anchors.new_zeros((), dtype=wide_dtype(scores.anchors.device))
-        sides = scores.anchors, scores.references
-        self.to = [torch.zeros_like(x, dtype=scores.dtype) for x in sides if x is not None]
+        self.flags: list[Tensor] = []  # of a device: whether kernels kept their digits
         self.kernels: dict[float, Kernel | None] = {}  # by c
         self.half: list[Tensor | None] = [None, None]  # weights of rows and columns, of InfoNCE
         self.forces = Forces(scores)  # ∂L/∂s beside that of kernels,
         self.tiles: list[Tiles] = []  # and tiles of it, computed in ``finish``
+        sides = [] if ahead is not None else [scores.anchors, scores.references]
+        fresh = [torch.zeros_like(x, dtype=scores.dtype) for x in sides if x is not None]
+        self.to: list[Tensor] = fresh if ahead is None else ahead.to[::-1]
         if ahead is None and scores.references is not None:
             ways = 1 if self.weight == 1.0 else 2
             kernels = {part.sharpness.most: part.matrices * ways for part in self.parts}
@@ -156,10 +157,11 @@ class Sum:
         own, gathered, weight = self.batch.rows, self.batch.gathered, self.weight
         first = gathered is None or gathered.processes.rank == 0  # counts what all have alike
         if part.linear is not None:
-            self._linear(part.linear, weight * part.sharpness.value)
+            self._linear(part.linear.scaled(-weight * part.sharpness.value))
         if first:
             self.value = self.value - weight * part.entropy
-        cotangents = [-weight * part.target[0][own], *(-weight * x for x in part.target[1:])]
+        cotangents = [-weight * mass for mass in part.target]
+        cotangents[0] = cotangents[0][own]
         if part.form is None:  # one pass over the tiles does both ways
             self.sharpness = part.sharpness
             half, axis = (self.half, 0) if self.there is None else (self.there.half, 1)
@@ -171,10 +173,9 @@ class Sum:
         imposed = [part.imposed[0][own], *part.imposed[1:]]
         fast = self._fast(form, part.sharpness) if self.batch.fast else None
         run = solver.solve(form, imposed, self.how, fast)
-        counted = cotangents if first else cotangents[:1]
-        for cotangent, potential in zip(counted, run.potentials, strict=False):
-            inside = torch.where(cotangent == 0, 0.0, cotangent * potential)
-            self.value = self.value + inside.sum()
+        axes = len(cotangents) if first else 1
+        weights, potentials = torch.cat(cotangents[:axes]), torch.cat(run.potentials[:axes])
+        self.value = self.value + torch.where(weights == 0, 0.0, weights * potentials).sum()
         if not self.wanted:
             return
         solver.differentiate(run, self.how.gradient, cotangents, self.forces)
@@ -196,26 +197,23 @@ class Sum:
         found = self.kernels[c.most]
         return None if found is None else Scaling(found, form)
 
-    def _linear(self, target: PairTarget, factor: float | Tensor) -> None:
-        """−c ⟨P̃, s⟩ from products of P̃ with the embeddings, O(N·d).
+    def _linear(self, target: PairTarget) -> None:
+        """⟨target, s⟩ from products of the target with the embeddings, O(N·d).
 
         Added up in float64, as it nearly cancels against the potentials.
         """
-        scores, wide = self.scores, self.value.dtype
+        scores, wide, received = self.scores, self.value.dtype, None
         if self.batch.gathered is not None:
             target = target.of_rows(self.batch.rows)
-        here, received, half = scores.anchors, None, 1.0
         if scores.references is None:
-            here, moved = here.to(wide), target.dense()
-        elif scores.symmetric:  # one sum has the gradient of both sides
-            moved, half = target.symmetric_times(here), 0.5
+            here, moved = scores.anchors.to(wide), target.dense()
         else:
-            moved = target.times(scores.references)
+            here, moved = scores.anchors, target.times(scores.references)
             received = target.transposed_times(here) if self.wanted else None
-        self.value = self.value - (here * moved).sum(dtype=wide) * (factor * half)
+        self.value = self.value + (here * moved).sum(dtype=wide)
         for to, found in zip(self.to, (moved, received), strict=False):
             if found is not None:
-                to -= found.mul_(factor).to(to.dtype)
+                to += found.to(to.dtype)
 
     def _costs(self, form: Any, weights: Any) -> Tiles:
         """⟨P̃, C⟩/ε, added to the value, and its gradient, tile by tile."""
@@ -225,12 +223,6 @@ class Sum:
         ):
             self.value = self.value + sums.sum() * self.weight
             yield block, tile * self.weight
-
-    def _log_sums(self) -> Tiles:
-        """The log-sums of InfoNCE, likewise."""
-        half = HalfSweep(self.scores, *self.sharpness, *self.half)
-        yield from half.gradient()
-        self.value = self.value + half.value
 
     def _take(self, tiles: Tiles) -> None:
         """Add tiles of ∂L/∂s to the matrix, or keep them; without a gradient only run them."""
@@ -242,16 +234,28 @@ class Sum:
             if matrix is not None:
                 matrix[block] += tile
 
-    def finish(self) -> _Found:
-        """The value, and the gradients from ∂L/∂s."""
+    def finish(self) -> None:
+        """Complete the value, and the gradients from ∂L/∂s."""
+        kernels = [kernel for kernel in self.kernels.values() if kernel is not None]
+        self.flags += [kernel.kept for kernel in kernels if kernel.kept is not None]
+        half = None
         if any(weights is not None for weights in self.half):
-            self._take(self._log_sums())
-        flags = [k.kept for k in self.kernels.values() if k is not None and k.kept is not None]
+            half = HalfSweep(self.scores, *self.sharpness, *self.half)
+            self._take(half.gradient())
         if self.wanted:
             self._pull()
+        if half is not None:  # complete when its tiles have come
+            self.value = self.value + half.value
+        if self.there is not None:
+            self.there.value = self.there.value + self.value
+            self.there.flags += self.flags
+
+    def result(self) -> _Found:
+        """The value, the gradients of the batch's embeddings, and the derivative by log(1/τ)."""
+        self.finish()
         self.scores.shared(self.value)
-        if flags:  # on a device: never a number without its digits
-            kept = torch.stack(flags).all()
+        if self.flags:  # never a number without its digits
+            kept = torch.stack(self.flags).all()
             self.batch.flags.append(~kept)
             self.value = torch.where(kept, self.value, torch.nan)
             self.to = [torch.where(kept, to, torch.nan) for to in self.to]

@@ -118,7 +118,7 @@ class PushPull(ContrastiveLoss):
         for sign, target, epsilon in ends:
             c, masses = batch.sharpness(epsilon), target.pairs.marginals
             form = partial(Linear, sharpness=c.value, axes=2, sign=sign)
-            linear = target.pairs if sign > 0 else target.pairs.negated()
+            linear = target.pairs if sign > 0 else target.pairs.scaled(-1)
             parts.append(Part(masses, c, target.entropy, form, self.sweeps.imposed(masses), linear))
         return parts
 

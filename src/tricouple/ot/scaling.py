@@ -9,7 +9,7 @@ products in PyTorch (scaling_torch.py). The score gradient is E ∘ (left⁺ᵀ 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,7 @@ WORST = 0.1  # share that must be left after a subtraction: one digit may go
 WIDE_WORST = 1e-7  # if E has more digits than the similarities
 # Largest log E that a type has room for, E and 1/E; vectors, float64, have four times that.
 RANGE = {torch.float32: 75.0, torch.float64: 150.0}
+CALM = 12.0  # up to here also factors of the gradient are numbers of float32, as they are
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Kernel:
     dtype: torch.dtype  # of E
     kept: Tensor | None  # on a device: whether no digits were lost so far
     wanted: bool  # whether runs are to be differentiated
+    calm: bool  # whether factors of the gradient have room in any case
     there: Kernel | None = None  # that of the way there, if this one is of the way back
     # ∂L/∂E (sign 1) and ∂L/∂E⁻ (−1) as sums of products, (K, N) and (K, M).
     factors: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
@@ -58,13 +60,14 @@ class Kernel:
             middle, reach = (low + high) / 2, (high - low) / 2 * c
         elif most * 1.01 > RANGE[dtype]:
             return None
+        calm = scores.references is not None and most * 1.01 <= CALM
         if not host:
             kept = torch.as_tensor(reach <= RANGE[dtype], device=like.device)
-            return cls(scores, c, middle, dtype, kept, wanted)
+            return cls(scores, c, middle, dtype, kept, wanted, calm)
         dtype = dtype if reach <= RANGE[dtype] else wide
         if not reach <= RANGE[dtype]:  # also if it is NaN
             return None
-        return cls(scores, float(c), float(middle), dtype, None, wanted)
+        return cls(scores, float(c), float(middle), dtype, None, wanted, calm)
 
     @property
     def whole(self) -> bool:
@@ -92,15 +95,15 @@ class Kernel:
 
     @cached_property
     def apart(self) -> Tensor:
-        """The reference least like the anchors, which one outlier is: True there, shape (M,)."""
+        """The reference least like the anchors, which one outlier is."""
         scores, mine = self.scores, self.scores.shared(self.scores.anchors.sum(0))
-        sums = mine if scores.references is None else scores.references @ mine
-        return torch.arange(len(sums), device=sums.device) == sums.argmin()
+        return (mine if scores.references is None else scores.references @ mine).argmin()
 
     @cached_property
     def sides(self) -> Tensor:
         """1 where a reference is not apart, and where it is, (M, 2)."""
-        return torch.stack([~self.apart, self.apart], 1).to(self.dtype)
+        apart = torch.arange(self.scores.shape[1], device=self.apart.device) == self.apart
+        return torch.stack([~apart, apart], 1).to(self.dtype)
 
     @cached_property
     def meets(self) -> Tensor:
@@ -141,18 +144,10 @@ class Kernel:
 
     def transposed(self) -> Kernel:
         """The kernel of the way back; what it adds to the gradient is for this one."""
-        scores = self.scores.transposed
-        return Kernel(scores, self.c, self.middle, self.dtype, self.kept, self.wanted, self)
+        return replace(self, scores=self.scores.transposed, there=self, factors={})
 
-    def add(self, sign: int, left: Tensor, right: Tensor, rest: Tensor | None = None) -> None:
-        """left: (K, N), right: (K, M): more of ∂L/∂E (sign 1) or ∂L/∂E⁻ (−1).
-
-        ``rest`` is left for the column that is apart.
-        """
-        if rest is not None:
-            column = right[:, self.apart].T @ (rest * self.meets[:, 1])
-            right = torch.cat([right.masked_fill(self.apart, 0.0), self.apart[None].to(right)])
-            left = torch.cat([left, column])
+    def add(self, sign: int, left: Tensor, right: Tensor) -> None:
+        """left: (K, N), right: (K, M): more of ∂L/∂E (sign 1) or ∂L/∂E⁻ (−1)."""
         if self.there is None:
             self.factors.setdefault(sign, []).append((left, right))
         else:
@@ -165,15 +160,16 @@ class Kernel:
         """
         factors, dtype = {}, self.dtype
         for sign, pairs in self.factors.items():
-            left, right = (torch.cat(side) for side in zip(*pairs, strict=True))
+            lefts, rights = zip(*pairs, strict=True)
             if both:
-                left, right = torch.cat([left, right]), torch.cat([right, left])
-            factors[sign] = _centred(left * self.c, right)
-            if on_host(left) and not all(map(_has_room, factors[sign])):
+                lefts, rights = lefts + rights, rights + lefts
+            left, right = torch.cat(lefts) * self.c, torch.cat(rights)
+            factors[sign] = (left, right) if self.calm else _centred(left, right)
+            if not self.calm and on_host(left) and not all(map(_has_room, factors[sign])):
                 dtype = torch.float64
-        factors = {sign: [side.to(dtype) for side in pair] for sign, pair in factors.items()}
+        sides = {sign: [side.to(dtype) for side in pair] for sign, pair in factors.items()}
         for rows in self.scores.blocks() if factors else ():
-            products = {sign: x[:, rows].T @ y for sign, (x, y) in factors.items()}
+            products = {sign: x[:, rows].T @ y for sign, (x, y) in sides.items()}
             yield rows, _combined(self.rows(rows).to(dtype), products.get(1), products.get(-1))
 
 
@@ -212,13 +208,13 @@ def _combined(e: Tensor, near: Tensor | None, far: Tensor | None) -> Tensor:
     return away if near is None else away.addcmul_(near, e)
 
 
-def _centred(left: Tensor, right: Tensor) -> list[Tensor]:
+def _centred(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """The same product; the logarithms of each right vector's entries are centred at 0."""
     size = right.abs()
     high = size.amax(1, keepdim=True)
     low = torch.where(size > 0, size, torch.inf).amin(1, keepdim=True)
     middle = torch.where(high > 0, low.sqrt() * high.sqrt(), 1.0)
-    return [left * middle, right / middle]
+    return left * middle, right / middle
 
 
 def _has_room(values: Tensor) -> bool:
@@ -295,11 +291,11 @@ class CompiledSweeps:
             self.call("adjoint", t, (), [*self.history, *parts, left, right])
             kernel.add(form.sign, left, right)
         else:
-            near, far, *rests = zeros(4, 2 * t + 1, n)
-            b, h = (torch.cat([x[: t + 1], zeros(t, m)]) for x in self.history[1:3])
+            (near, far), (b, h) = zeros(2, 2 * t + 2, n), zeros(2, 2 * t + 2, m)
+            rests = zeros(2, 2 * t + 1, n)
             self.call("adjoint", t, (), [*self.history, *parts, near, b, far, h, *rests])
-            kernel.add(1, near, b, rests[0])
-            kernel.add(-1, far, h, rests[1])
+            kernel.add(1, near, b)
+            kernel.add(-1, far, h)
         parts[0].zero_()  # nothing depends on the first potential of the start
         return parts
 
@@ -320,7 +316,7 @@ class CompiledSweeps:
 
         whole, alone = kernel.whole, scores.group is None
         source = kernel.matrix if whole else None, None if whole else fetch
-        apart = int(kernel.apart.int().argmax()) if form.axes == 3 else -1
+        apart = int(kernel.apart) if form.axes == 3 else -1
         numbers = n, m, form.sign, sweeps, int(self.later), scores.height, threads, apart
         ends = None if alone else reduce, scores.own, like, *arrays, message, spare, work
         name = f"{'pair' if form.axes == 2 else 'triplet'}_{what}"

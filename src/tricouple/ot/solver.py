@@ -155,8 +155,8 @@ def solve(form: Form, masses: Vectors, how: Sweeps, fast: Any = None) -> Run:
 
     ``fast`` is the fast run of the form, if it has one, such as ``scaling.Scaling``.
     """
-    n_iters, tol, logs = how.n_iters, how.tol, [mass.log() for mass in masses]
-    run = Run(form, masses, [torch.zeros_like(log) for log in logs])
+    n_iters, tol = how.n_iters, how.tol
+    run = Run(form, masses, [torch.zeros_like(mass) for mass in masses])
     host, done, late = on_host(masses[0]), 0, None
     while done < n_iters:
         if fast is not None:
@@ -171,6 +171,7 @@ def solve(form: Form, masses: Vectors, how: Sweeps, fast: Any = None) -> Run:
                 break
             if ended:
                 continue
+        logs = [mass.log() for mass in masses]
         after, error = form.sweep(run.potentials, logs, watch=tol is not None and done > 0)
         if error is not None and tol is not None:
             over = error <= tol

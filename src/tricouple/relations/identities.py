@@ -171,37 +171,38 @@ class GroupedPairs:
 
     def times(self, values: Tensor) -> Tensor:
         """``Σ_j P̃_ij values_j``, (M, d) → (N, d), by sums over groups."""
-        groups, (same, other, weights) = self.groups, self._columns(values.dtype)
-        near = groups.sums(groups.references, values)[groups.anchors]
+        groups, (near, same, other, _) = self.groups, self._factors(values.dtype)
+        sums = groups.sums(groups.references, values)
+        out = sums[groups.anchors].mul_(near[:, None])
+        out.addr_(other, self._of_groups.to(values.dtype) @ sums)
         if not groups.apart:
-            near = near - values[groups.own.clamp(min=0)] * (groups.own >= 0)[:, None]
-        sums = groups.sums(groups.references, values * weights)
-        return near * same + (sums.sum(0) - sums)[groups.anchors] * other
+            if not groups.within:
+                values = values[groups.own.clamp(min=0)] * (groups.own >= 0)[:, None]
+            out -= values * same[:, None]
+        return out
 
     def transposed_times(self, values: Tensor) -> Tensor:
         """``Σ_i P̃_ij values_i``, (N, d) → (M, d)."""
-        groups, (same, other, weights) = self.groups, self._columns(values.dtype)
-        sent = values * same
-        near = groups.sums(groups.anchors, sent)[groups.references]
+        groups, (near, same, other, weights) = self.groups, self._factors(values.dtype)
+        out = groups.sums(groups.anchors, values * near[:, None])[groups.references]
+        out.addr_(weights, other @ values)
         if not groups.apart:
-            near -= self._to_own(sent)
-        sums = groups.sums(groups.anchors, values * other)
-        return near.addcmul_((sums.sum(0) - sums)[groups.references], weights)
+            out -= self._to_own(values * same[:, None])
+        return out
 
-    def symmetric_times(self, values: Tensor) -> Tensor:
-        """``Σ_j (P̃_ij + P̃_ji) values_j`` within one set, where weights are those of groups."""
-        groups, columns = self.groups, self._columns(values.dtype)
-        members = torch.arange(len(groups.anchors), device=values.device)
-        first = members.new_zeros(groups.number).index_copy_(0, groups.anchors, members)
-        same, other, weights = (column[first] for column in columns)  # of each group, (K, 1)
-        sums = groups.sums(groups.references, values)  # (K, d)
-        of_groups = torch.addmm(2 * (same - other * weights) * sums, other, weights.T @ sums)
-        of_groups.addmm_(weights, other.T @ sums)
-        return of_groups[groups.anchors].addcmul_(columns[0], values, value=-2)
+    @cached_property
+    def _of_groups(self) -> Tensor:
+        """Weight v of the references of each group, which is the same for all of them, (K,)."""
+        groups = self.groups
+        return self.weights.new_zeros(groups.number).index_copy_(0, groups.references, self.weights)
 
-    def _columns(self, dtype: torch.dtype) -> list[Tensor]:
-        """``same``, ``other`` and ``weights`` as columns, (N, 1) and (M, 1)."""
-        return [part.to(dtype)[:, None] for part in (self.same, self.other, self.weights)]
+    def _factors(self, dtype: torch.dtype) -> list[Tensor]:
+        """``same`` less what a group has as one of all, ``same``, ``other`` and ``weights``."""
+        return [part.to(dtype) for part in (self._near, self.same, self.other, self.weights)]
+
+    @cached_property
+    def _near(self) -> Tensor:
+        return self.same - self.other * self._of_groups[self.groups.anchors]
 
     def _to_own(self, values: Tensor) -> Tensor:
         """Values (N, …) of anchors, added up at the references that they are, (M, …)."""
@@ -228,9 +229,9 @@ class GroupedPairs:
         far = self.weights * _difference(sums.sum(), sums)[groups.references]
         return _difference(received, self._to_own(self.same)), far
 
-    def negated(self) -> GroupedPairs:
-        """−P̃."""
-        return replace(self, same=-self.same, other=-self.other)
+    def scaled(self, factor: float | Tensor) -> GroupedPairs:
+        """P̃ times a number."""
+        return replace(self, same=self.same * factor, other=self.other * factor)
 
     def of_rows(self, rows: slice) -> GroupedPairs:
         """The same of some anchors."""

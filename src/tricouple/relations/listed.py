@@ -40,9 +40,9 @@ class ListedPairs:
         """1 for pairs that have mass."""
         return (self.weights > 0).to(self.weights.dtype)
 
-    def negated(self) -> ListedPairs:
-        """−P̃."""
-        return replace(self, weights=-self.weights)
+    def scaled(self, factor: float | Tensor) -> ListedPairs:
+        """P̃ times a number."""
+        return replace(self, weights=self.weights * factor)
 
     @cached_property
     def marginals(self) -> tuple[Tensor, Tensor]:
@@ -52,10 +52,6 @@ class ListedPairs:
             rows.index_add_(0, self.rows, self.weights),
             columns.index_add_(0, self.columns, self.weights),
         )
-
-    def symmetric_times(self, values: Tensor) -> Tensor:
-        """``Σ_j (P̃_ij + P̃_ji) values_j`` within one set."""
-        return self.times(values) + self.transposed_times(values)
 
     def times(self, values: Tensor) -> Tensor:
         """``Σ_j P̃_ij values_j``, (M, d) → (N, d)."""

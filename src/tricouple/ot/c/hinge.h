@@ -137,8 +137,7 @@ FAST long NAME(hinge_sort)(long n, long m, double gap, double factor, double rou
                 to[digit] = next, next += some;
             }
             for (long r = 0; r < length; r++) other[to[word[r].key >> 8 * byte & 255]++] = word[r];
-            NAME(word) *swapped = word;
-            word = other, other = swapped;
+            NAME(word) *swapped = word; word = other, other = swapped;
         }
         for (long r = 0; r < length; r++) ordered[r] = s[word[r].column];
         const double middle = length ? ordered[length / 2] : 0; /* most scores are near the median: digits are there */
@@ -163,13 +162,13 @@ FAST long NAME(hinge_rows)(long n, long m, long logs, double gap, double slope, 
                        .sums = a[12]};
     const hinge_form *p = &form;
     const long room = p->room;
-    const real *X = a[0];
-    real *into = a[15];
-    double *F = a[16], *G = F + m, *columns = G + m, *works, range = 0;
+    real *X = a[0], *into = a[15];
+    double *F = a[16], *G = F + m, *columns = G + m, range = 0;
     wide *wides = (wide *)(columns + 2 * threads * m), *F_ = wides + 2 * threads * m, *G_ = F_ + m;
+    double *works = (double *)(G_ + m);
     long number = 0;
     const double mid_f = scale(a[7], a[8], m, F_, F, &range), mid_g = scale(a[9], a[10], m, G_, G, &range);
-    form.mids = mid_f + mid_g, works = (double *)(G_ + m);
+    form.mids = mid_f + mid_g;
     for (long k = 0; k < 2 * threads * m; k++) columns[k] = 0, wides[k] = NOTHING;
 #pragma omp parallel for num_threads(threads) if (threads > 1) reduction(+ : number)
     for (long i = 0; i < n; i++) {

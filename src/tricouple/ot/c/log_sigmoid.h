@@ -24,11 +24,9 @@ enum { TAIL = LEFT, HEAD = RIGHT }; /* of the mean cost: logarithms of the rates
     else if (levels == 3) NAME(function)(3, __VA_ARGS__);  \
     else if (levels == 2) NAME(function)(2, __VA_ARGS__);  \
     else NAME(function)(1, __VA_ARGS__);
-#endif
-#undef WIDTH
-#undef TWICE
-#define WIDTH ((long)(32 / sizeof(real)))
+#define WIDTH ((long)(32 / sizeof(real))) /* of this type */
 #define TWICE (2 * WIDTH)
+#endif
 
 /* The nodes of each row: those within the bell of a pair (j, k), j ≠ k, around −max(x_j, x_k). Also the smallest
  * entry `low`, for which alone the sum over these nodes of A_q B_q is not 2^{−m}: its logarithm and the slope of
@@ -369,9 +367,8 @@ FAST long NAME(term_push)(long n, long m, long width, long threads, const double
                 }
                 const NAME(soft_row) p = NAME(soft)(m, own[i], 0, s, near, P), q = NAME(soft)(m, own[i], 0, s, far, Q);
                 if (p.at < 0 || q.at < 0 || phi[i] + p.total + q.total < -745) continue;
-                double rest1 = 0, rest2 = 0; /* means over all but the largest terms, which P and Q leave out */
-#pragma omp simd reduction(+ : rest1, rest2)
-                for (long j = 0; j < m; j++) rest1 += P[j] * v1[j], rest2 += Q[j] * v2[j];
+                /* Means over all but the largest terms, which P and Q leave out. */
+                const double rest1 = NAME(dot)(m, P, v1), rest2 = NAME(dot)(m, Q, v2);
                 const real share_p = (real)exp(p.log_rest), share_q = (real)exp(q.log_rest);
                 const real mean1 = (real)(share_p * rest1 + exp(p.log_top) * v1[p.at]);
                 const real mean2 = (real)(share_q * rest2 + exp(q.log_top) * v2[q.at]);

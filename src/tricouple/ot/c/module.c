@@ -89,10 +89,8 @@ typedef struct {
 
 static int read_arguments(PyObject *const *args, Py_ssize_t nargs, int integers, int reals, int arrays,
                           arguments *own) {
-    if (nargs != 1 + integers + reals + arrays) {
-        PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", 1 + integers + reals + arrays, nargs);
-        return 0;
-    }
+    const int expected = 1 + integers + reals + arrays;
+    if (nargs != expected) return PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", expected, nargs), 0;
     own->bytes = PyLong_AsLong(*args++);
     for (int k = 0; k < integers; k++) own->i[k] = PyLong_AsLong(*args++);
     for (int k = 0; k < reals; k++) own->x[k] = PyFloat_AsDouble(*args++);
@@ -109,36 +107,31 @@ static int read_arguments(PyObject *const *args, Py_ssize_t nargs, int integers,
         if (!read_arguments(args, nargs, integers, reals, arrays, &own)) return NULL;                \
         const long *i = own.i;                                                                       \
         const double *x = own.x;                                                                     \
-        void **p = own.p;                                                                            \
-        (void)x;                                                                                     \
+        void **p = ((void)x, own.p);                                                                 \
         Py_BEGIN_ALLOW_THREADS                                                                       \
         result = own.bytes == 4 ? name##_float(__VA_ARGS__) : name##_double(__VA_ARGS__);            \
         Py_END_ALLOW_THREADS                                                                         \
         return PyErr_Occurred() ? NULL : PyLong_FromLong(result);                                    \
     }
 
-METHOD(update, 3, 1, 11, i[0], i[1], x[0], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10],
-       i[2])
-METHOD(push, 3, 1, 13, i[0], i[1], x[0], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10],
-       p[11], p[12], i[2])
+#define SEVEN p[0], p[1], p[2], p[3], p[4], p[5], p[6]
+#define TEN SEVEN, p[7], p[8], p[9]
+METHOD(update, 3, 1, 11, i[0], i[1], x[0], TEN, p[10], i[2])
+METHOD(push, 3, 1, 13, i[0], i[1], x[0], TEN, p[10], p[11], p[12], i[2])
 METHOD(kernel, 3, 2, 3, i[0], i[1], x[0], x[1], p[0], p[1], p[2], i[2])
 METHOD(combine, 3, 0, 3, i[0], i[1], p[0], p[1], p[2], i[2])
 METHOD(triplet_solve, 8, 2, 14, i, x, p)
 METHOD(triplet_adjoint, 8, 0, 23, i, p)
 METHOD(pair_solve, 8, 2, 11, i, x, p)
 METHOD(pair_adjoint, 8, 0, 15, i, p)
-METHOD(term_nodes, 5, 0, 10, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8],
-       p[9])
-METHOD(term_push, 4, 0, 17, i[0], i[1], i[2], i[3], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9],
-       p[10], p[11], p[12], p[13], p[14], p[15], p[16])
-METHOD(term_pass, 5, 0, 12, i[0], i[1], i[2], i[3], i[4], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8],
-       p[9], p[10], p[11])
-METHOD(term_slopes, 6, 0, 15, i[0], i[1], i[2], i[3], i[4], i[5], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7],
-       p[8], p[9], p[10], p[11], p[12], p[13], p[14])
-METHOD(pair_costs, 3, 0, 7, i[0], i[1], i[2], p[0], p[1], p[2], p[3], p[4], p[5], p[6])
+METHOD(term_nodes, 5, 0, 10, i[0], i[1], i[2], i[3], i[4], TEN)
+METHOD(term_push, 4, 0, 17, i[0], i[1], i[2], i[3], TEN, p[10], p[11], p[12], p[13], p[14], p[15], p[16])
+METHOD(term_pass, 5, 0, 12, i[0], i[1], i[2], i[3], i[4], TEN, p[10], p[11])
+METHOD(term_slopes, 6, 0, 15, i[0], i[1], i[2], i[3], i[4], i[5], TEN, p[10], p[11], p[12], p[13], p[14])
+METHOD(pair_costs, 3, 0, 7, i[0], i[1], i[2], SEVEN)
 METHOD(hinge_sort, 3, 3, 6, i[0], i[1], x[0], x[1], x[2], p[0], p[1], p[2], p[3], p[4], p[5], i[2])
 METHOD(hinge_rows, 4, 3, 17, i[0], i[1], i[2], x[0], x[1], x[2], p, i[3])
-METHOD(hinge_costs, 3, 2, 9, i[0], i[1], x[0], x[1], p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], i[2])
+METHOD(hinge_costs, 3, 2, 9, i[0], i[1], x[0], x[1], SEVEN, p[7], p[8], i[2])
 
 /* Ask for huge pages, before the first touch: small ones cost a page fault every 4 KiB, more than a product. */
 static PyObject *advise(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
@@ -159,16 +152,15 @@ static PyObject *advise(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 #define ENTRY(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
-    ENTRY(update),     ENTRY(push),       ENTRY(kernel), ENTRY(combine), ENTRY(triplet_solve), ENTRY(triplet_adjoint),
-    ENTRY(pair_solve), ENTRY(pair_adjoint), ENTRY(term_nodes), ENTRY(term_push), ENTRY(term_pass),
-    ENTRY(term_slopes), ENTRY(pair_costs), ENTRY(hinge_sort), ENTRY(hinge_rows), ENTRY(hinge_costs), ENTRY(advise),
-    {NULL, NULL, 0, NULL},
+    ENTRY(update), ENTRY(push), ENTRY(kernel), ENTRY(combine), ENTRY(triplet_solve), ENTRY(triplet_adjoint),
+    ENTRY(pair_solve), ENTRY(pair_adjoint), ENTRY(term_nodes), ENTRY(term_push), ENTRY(term_pass), ENTRY(term_slopes),
+    ENTRY(pair_costs), ENTRY(hinge_sort), ENTRY(hinge_rows), ENTRY(hinge_costs), ENTRY(advise), {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 /* To be raised here and in native.py whenever a call changes: a module built from older sources is not used. */
-enum { CALLS = 112 };
+enum { CALLS = 113 };
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *own = PyModule_Create(&module);

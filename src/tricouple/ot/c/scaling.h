@@ -262,9 +262,18 @@ static void NAME(weights)(long m, const double *gradient, const double *mass, co
     if (!(*high > 0)) *high = 1;
 }
 
+/* Column o of Σ_k left_k right_kᵀ has other left vectors, `rest`: it becomes one more product, the last one. */
+static void NAME(split)(long rows, long n, long m, long o, const int64_t *own, double *left, double *right,
+                        const double *rest) {
+    for (long k = 0; k < rows; right[k++ * m + o] = 0)
+        for (long i = 0; i < n; i++) left[rows * n + i] += own[i] == o ? 0 : right[k * m + o] * rest[k * n + i];
+    right[rows * m + o] = 1;
+}
+
 /* The adjoint of `sweeps` sweeps (§4, unrolled), two passes each. ∂L/∂E⁺ = Σ_t left⁺_t right⁺_tᵀ with
- * left⁺ = (to_b_0 … to_b_T, a r⁻_0 … a r⁻_{T−1}), right⁺ = (b_0 … b_T, wb_1 … wb_T); E⁻ the same with h; LPO, LMO: of
- * column o. If there were sweeps before (`later`), grad_b and grad_h are those of the start after the call. `spare`: m. */
+ * left⁺ = (to_b_0 … to_b_T, a r⁻_0 … a r⁻_{T−1}), right⁺ = (b_0 … b_T, wb_1 … wb_T), and one for column o, whose
+ * left vectors come in LPO and LMO; E⁻ the same with h. Left and right begin as zeros. If there were sweeps before
+ * (`later`), grad_b and grad_h are those of the start after the call. `spare`: m. */
 long NAME(triplet_adjoint)(const long *k, void **p) {
     const long n = k[0], m = k[1], sweeps = k[3], later = k[4], threads = k[6], o = k[7];
     const NAME(source) source = {p[0], p[1], p[2], k[5], o};
@@ -310,6 +319,9 @@ long NAME(triplet_adjoint)(const long *k, void **p) {
         if (!NAME(shared)(&source, m)) return -1;
         for (long j = 0; j < m; j++) grad_b[j] += B[j] * out[j];
     }
+    memcpy(WB, B, (sweeps + 1) * m * sizeof(double)), memcpy(WH, H, (sweeps + 1) * m * sizeof(double));
+    NAME(split)(2 * sweeps + 1, n, m, o, own, LP, WB, LPO);
+    NAME(split)(2 * sweeps + 1, n, m, o, own, LM, WH, LMO);
     return 0;
 }
 
