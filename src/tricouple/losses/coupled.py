@@ -118,8 +118,8 @@ def _evaluate(batch: Batch, how: Sweeps, parts: Parts, both: bool, wanted: bool)
 class Sum:
     """Parts of a loss that share their scores: their values, and their ∂L/∂s.
 
-    The second direction of two sets is a sum of its own. It shares the scores of the first,
-    ``there``: its kernels are those transposed, and value and gradient are added there.
+    The second direction of two sets has the scores and kernels of the first, ``there``, transposed,
+    and adds its value and gradient there.
     """
 
     batch: Batch
@@ -163,9 +163,8 @@ class Sum:
         cotangents = [-weight * mass for mass in part.target]
         cotangents[0] = cotangents[0][own]
         if part.form is None:  # one pass over the tiles does both ways
-            self.sharpness = part.sharpness
             half, axis = (self.half, 0) if self.there is None else (self.there.half, 1)
-            half[axis] = -cotangents[0]
+            half[axis], self.sharpness = -cotangents[0], part.sharpness
             return
         form: Form = part.form(self.scores)
         if part.weights is not None:
