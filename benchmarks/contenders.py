@@ -80,24 +80,6 @@ def ours(name: str, **options: Any) -> Callable[[Problem], Criterion]:
     return build
 
 
-def hard(name: str) -> Contender:
-    """Neg-MMIOT on what is left of a batch when an encoder fails."""
-
-    def prepare(batch: Batch, problem: Problem) -> Call:
-        embeddings, centre = batch.embeddings, normalize(batch.embeddings[:1], dim=1)
-        near = centre + 0.1 * normalize(embeddings, dim=1)  # cosines of 0.99
-        row = torch.arange(len(embeddings))[:, None]
-        changed = {
-            "outlier": torch.where(row == 0, -near, near),
-            "collapsed": near,
-            "two clusters": torch.where(row % 2 == 0, near, near - 2 * centre),
-            "duplicated": embeddings[row[:, 0] // 4],
-        }[name]
-        return Batch(changed, batch.labels).value_and_gradient(ours(OURS)(problem))
-
-    return Contender(f"{OURS}, {name}", LOSS, prepare, largest=2048)
-
-
 def triplet_plan(batch: Batch, p: Problem) -> Call:
     """Our plan of three marginals."""
     s = batch.similarities()
@@ -179,7 +161,6 @@ def ott(name: str, task: str, function: str, **options: Any) -> Contender:
 STREAMED: dict[str, Any] = {"smallest": LARGEST_STORED, "largest": math.inf}
 SMOOTH, HINGE = f"{OURS} log-sigmoid", f"{OURS} hinge"
 ANCHORS = f"{SMOOTH}, anchor by anchor"
-HARD = tuple(map(hard, ("outlier", "collapsed", "two clusters", "duplicated")))
 
 CONTENDERS = (
     loss("NegMMIOT", ours("NegMMIOT")),
@@ -189,7 +170,6 @@ CONTENDERS = (
     loss(SMOOTH, ours("NegMMIOT", memory="matrices", shaping="log_sigmoid"), largest=2048),
     loss(HINGE, ours("NegMMIOT", memory="matrices", shaping=tc.shaping.Hinge(0.5)), largest=2048),
     loss(ANCHORS, ours("NegMMIOT", shaping=tc.shaping.log_sigmoid), largest=512),
-    *HARD,
     loss("PushPull", ours("PushPull")),
     loss("PushPull streamed", ours("PushPull", memory="streamed"), **STREAMED),
     loss("IOT", ours("IOT")),

@@ -6,8 +6,6 @@ import gc
 import json
 import math
 import os
-import re
-import resource
 import shlex
 import subprocess
 import sys
@@ -28,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import tricouple as tc
+from benchmarks import memory
 from benchmarks.contenders import (
     BY_NAME,
     CONTENDERS,
@@ -173,7 +172,7 @@ def obstacle_to(contender: Contender, size: int, problem: Problem) -> str:
     """Return why a contender cannot run at a size; empty if it can."""
     if not installed(contender.module):
         return "not installed"
-    needed, free = contender.bytes_at_most(size, problem), available_bytes()
+    needed, free = contender.bytes_at_most(size, problem), memory.available_bytes()
     if needed <= free:
         return ""
     return f"skipped: may need {needed / 2**30:.0f} GiB, {free / 2**30:.0f} GiB are free"
@@ -207,37 +206,7 @@ def answer(contender: str, size: int, problem: Mapping[str, Any]) -> Row:
     """Do in this process what ``measure_memory`` asks for."""
     fixed, prepare = Problem(**problem), BY_NAME[contender].prepare
     prepare(make_batch(32, fixed), fixed)()
-    return peak_memory_of(prepare(make_batch(size, fixed), fixed))
-
-
-def peak_memory_of(step: Call) -> Row:
-    """Call once; return the peak of this process during it, and what the call added."""
-    with suppress(OSError):  # Linux: the mark of the peak, VmHWM, starts again
-        Path("/proc/self/clear_refs").write_text("5")
-    before = resident_bytes("VmRSS")
-    step()
-    peak = resident_bytes("VmHWM")
-    return {"peak_bytes": peak, "extra_bytes": max(0, peak - before)}
-
-
-def resident_bytes(field: str) -> int:
-    """Return resident memory now (VmRSS) or at its peak (VmHWM); elsewhere always the peak."""
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts in bytes
-    other = largest * (1 if sys.platform == "darwin" else 1024)
-    return 1024 * int(_linux("self/status", rf"{field}:\s*(\d+)", other / 1024))
-
-
-def available_bytes() -> float:
-    """Return the memory that is free for processes; infinity where the system does not tell."""
-    return 1024 * float(_linux("meminfo", r"MemAvailable:\s*(\d+)", math.inf))
-
-
-def _linux(file: str, pattern: str, otherwise: Any) -> Any:
-    """Return what a file of the kernel says."""
-    with suppress(OSError):
-        found = re.search(pattern, Path("/proc", file).read_text())
-        return found[1] if found else otherwise
-    return otherwise
+    return memory.peak_memory_of(prepare(make_batch(size, fixed), fixed))
 
 
 # --- training steps: encoder, loss, both gradients and the optimiser; only the loss differs -------
@@ -357,7 +326,7 @@ def circumstances(words: Sequence[str]) -> dict[str, Any]:
             facts["versions"] = facts["versions"] | {name: version(name)}
     return facts | {
         "command": shlex.join(["tricouple", "bench", *words]),
-        "cpu": _linux("cpuinfo", r"model name\s*: (.*)", facts["machine"]),
+        "cpu": memory.linux("cpuinfo", r"model name\s*: (.*)", facts["machine"]),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "compiled": tc.ot.compiled(),

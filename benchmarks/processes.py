@@ -1,8 +1,7 @@
 """One batch over several processes of one thread each, beside losses that gather their batch.
 
 All contenders compare N×N pairs: N samples with themselves, or N pairs of two sets. A call takes as
-long as its slowest process. Bytes are what a process sends where messages go around a ring: of V
-bytes and R processes 2V(R − 1)/R in an all-reduce, V(R − 1)/R in a gather of V in all.
+long as its slowest process.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.utils._pytree import tree_leaves
 
 import tricouple as tc
-from benchmarks import measure
+from benchmarks import measure, memory
 from benchmarks.contenders import LOSS, OURS, SUP_CON, Call, installed, ours, peer
 from benchmarks.measure import Effort, Row, Say
 from benchmarks.problem import Problem, make_batch
@@ -38,10 +36,6 @@ declare_missing()  # peers import torchvision
 FORKS = multiprocessing.get_context("forkserver")  # forks of a process that has imported the peers
 SMALLER = 1056  # samples of a first call, which loads what the measured one needs
 PATIENCE = timedelta(minutes=10)
-COLLECTIVES = (
-    *("allreduce", "allgather", "_allgather_base", "alltoall", "alltoall_base", "broadcast"),
-    *("reduce", "reduce_scatter", "_reduce_scatter_base", "scatter", "gather"),
-)
 
 
 @dataclass(frozen=True)
@@ -144,7 +138,7 @@ def measure_processes(
 ) -> Iterator[Row]:
     """Yield a row per number of processes, size, dimension and contender.
 
-    A first call in fresh processes gives memory and messages. If each process has a core of its
+    A first call in fresh processes gives memory. If each process has a core of its
     own, interleaved rounds follow; more processes than cores are timed once.
     """
     chosen = {name: c for name, c in GATHERED.items() if measure.matches(name, effort.only)}
@@ -174,7 +168,7 @@ def _first_call(name: str, contender: Gathered, world: int, size: int, problem: 
     needed = contender.bytes_at_most(size, world)
     if not installed(contender.module):
         return {"note": "not installed"}
-    if needed > measure.available_bytes():
+    if needed > memory.available_bytes():
         return {"note": f"skipped: may need {needed / 2**30:.0f} GiB"}
     try:
         return {"note": "", **ask(world, first, name, size, problem)}
@@ -219,17 +213,11 @@ def work(rank: int, world: int, meeting: str, function: Callable[..., Row], *arg
 
 
 def first(name: str, size: int, problem: Problem) -> Row:
-    """Memory, messages and time of a call, after a smaller one."""
-    contender, counted, seconds = GATHERED[name], Counted(), []
+    """Memory and time of a call, after a smaller one."""
+    contender, seconds = GATHERED[name], []
     contender.prepare(min(size, SMALLER), problem)()
     step = contender.prepare(size, problem)
-
-    def call() -> None:
-        with counted:
-            step()
-
-    found = measure.peak_memory_of(lambda: seconds.append(slowest(call)))
-    found |= {"messages": counted.messages, "sent_bytes": counted.sent_bytes}
+    found = memory.peak_memory_of(lambda: seconds.append(slowest(step)))
     numbers = largest(*found.values())
     return dict(zip(found, map(int, numbers), strict=True)) | measure.timed(seconds)
 
@@ -257,43 +245,3 @@ def largest(*numbers: float) -> list[float]:
     values = torch.tensor(numbers, dtype=torch.float64)
     dist.all_reduce(values, dist.ReduceOp.MAX)
     return list(values.tolist())
-
-
-class Counted:
-    """Counts collectives while this context is open, and the bytes that this process sends.
-
-    They are counted where they are called: a dispatch mode would change how long tensors live.
-    """
-
-    def __init__(self) -> None:
-        self.messages, self.sent_bytes = 0, 0.0
-
-    def __enter__(self) -> None:
-        # As the class has them: an attribute asked for would no longer bind its group.
-        self._originals = {name: vars(dist.ProcessGroup)[name] for name in COLLECTIVES}
-        for name in COLLECTIVES:
-            noting = self._noting(name, getattr(dist.ProcessGroup, name))
-            setattr(dist.ProcessGroup, name, noting)
-
-    def __exit__(self, *error: object) -> None:
-        for name, original in self._originals.items():
-            setattr(dist.ProcessGroup, name, original)
-
-    def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(group: Any, *arguments: Any, **options: Any) -> Any:
-            self.messages += 1
-            self.sent_bytes += sent(name, arguments)
-            return original(group, *arguments, **options)
-
-        return call
-
-
-def sent(name: str, arguments: Sequence[Any]) -> float:
-    """Bytes that this process sends in a collective; the first argument is what it ends with."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    result = sum(part.nbytes for part in tree_leaves(arguments[0]) if isinstance(part, Tensor))
-    if name == "scatter":  # the root sends all blocks but its own
-        return float(result * (world - 1)) if arguments[2].rootRank == rank else 0.0
-    if "reduce_scatter" in name:
-        return float(result * (world - 1))
-    return result * (world - 1) / world * (2 if name == "allreduce" else 1)

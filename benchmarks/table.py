@@ -18,17 +18,17 @@ from tricouple_lab.names import UserError
 Run = dict[str, Any]  # problem, measurements (rows), provenance
 Target = tuple[str, object, float, str, float]  # what, N, value, ≤ or ≥, limit
 LARGE, HUGE, STREAMED = 8192, 32768, f"{OURS} streamed"
-SUP_CON, CLIP = "SupConLoss (PML)", "ClipLoss (open_clip)"
+SUP_CON = "SupConLoss (PML)"
 CAPTIONS = {
     c.LOSS: "Value and gradient of a loss, best time in ms",
     c.TRIPLET_PLAN: "Potentials of a triplet plan, best time in ms",
     c.PAIR_PLAN: "Matrix of a pair plan, best time in ms",
 }
 MATRICES = "extra memory, N×N float32 matrices"
-PEAK, EXTRA, SENT = "peak of the process, GiB", "extra memory, GiB", "MiB sent"
+PEAK, EXTRA = "peak of the process, GiB", "extra memory, GiB"
 COLUMNS = (
     *("contender", "task", "size", "seconds", "median_seconds", "extra_bytes", "peak_bytes"),
-    *("sent_bytes", "messages", "processes", "dim", "note", "backbone", "ratio"),
+    *("processes", "dim", "note", "backbone", "ratio"),
 )
 # Time of the first over that of the second at N; growth from N to N as a power; numbers at N.
 RATIOS = (
@@ -39,7 +39,6 @@ RATIOS = (
     *((OURS, "InfoNCE", n, "≤", 1.25) for n in (256, 1024, 4096)),
     (SMOOTH, OURS, 512, "≤", 20),
     (HINGE, OURS, 512, "≤", 10),
-    *((case.name, OURS, 2048, "≤", 10) for case in c.HARD),
 )
 GROWTH = (
     *((OURS, key, 1024, LARGE, 2.1) for key in ("seconds", "extra_bytes")),
@@ -83,7 +82,7 @@ def frame(run: Run) -> pd.DataFrame:
     rows = rows.astype({name: float for name in COLUMNS if "bytes" in name or "seconds" in name})
     rows[MATRICES] = rows["extra_bytes"] / (4 * rows["size"] ** 2)
     rows[EXTRA], rows[PEAK] = rows["extra_bytes"] / 2**30, rows["peak_bytes"] / 2**30
-    return rows.assign(**{"ms": 1e3 * rows["seconds"], SENT: rows["sent_bytes"] / 2**20})
+    return rows.assign(ms=1e3 * rows["seconds"])
 
 
 def tables(run: Run) -> dict[str, pd.DataFrame]:
@@ -101,11 +100,8 @@ def tables(run: Run) -> dict[str, pd.DataFrame]:
             own = own.assign(d=[f"d = {d:.0f}" for d in own["dim"]])
             own["at"] = [f"N = {n}, {d}" for n, d in zip(own["size"], own["d"], strict=True)]
             found[f"{who}: best time of value and gradient in ms"] = named(wide(own, "at", "ms"))
-            last, units = own[own["size"] == high], {"N²": MATRICES, SENT: SENT}
-            units["messages"] = "messages"
-            more = [wide(last, "d", key).add_prefix(f"{word}, ") for word, key in units.items()]
-            caption = f"{who}: {MATRICES} (N²), bytes sent and messages per process, N = {high}"
-            found[caption] = named(pd.concat(more, axis=1))
+            last = own[own["size"] == high]
+            found[f"{who}: {MATRICES} per process, N = {high}"] = named(wide(last, "d", MATRICES))
     else:
         found = {caption: times(run, task) for task, caption in CAPTIONS.items()}
         found[f"Growth as N^… from 1024 to {LARGE}, and extra memory"] = growth_table(rows)
@@ -215,9 +211,6 @@ def process_targets(rows: pd.DataFrame) -> Iterator[Target]:
     rows = rows[rows["dim"].notna()].set_index(["contender", "processes", "size", "dim"])
     value = rows[MATRICES].get((OURS, 4, LARGE, 128), math.nan)
     yield f"4 processes, d = 128: {MATRICES}, per process", LARGE, value, "≤", 0.4
-    ours, theirs = (rows[SENT].get((x, 4, LARGE, 512), math.nan) for x in (OURS, CLIP))
-    what = f"4 processes, d = 512: bytes per embedding / {CLIP}'s"  # which has two sets of N
-    yield what, LARGE, 2 * ours / theirs, "≤", 0.7
     two = rows["seconds"].dropna().unstack(["processes", "size", "dim"]).sort_index(axis=1)
     for count, n, d in two.columns:
         if count == 2 and n in (4096, LARGE):

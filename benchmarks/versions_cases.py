@@ -12,7 +12,7 @@ class Case:
     """One call, forward and backward, of one version or of both."""
 
     name: str
-    loss: str  # a name of tricouple, or of PEERS
+    loss: str  # a name of tricouple, or ClipLoss
     n: int
     d: int = 128
     # What is wanted, and at most how much: "other" (time this/other), the name of another case of
@@ -124,15 +124,6 @@ def processes(sizes: Sequence[int], _: bool) -> Groups:
     yield [Case("NegMMIOT, 4 processes", "NegMMIOT", max(sizes), **more)]
 
 
-def peers(sizes: Sequence[int], _: bool) -> Groups:
-    """NegMMIOT beside what others use."""
-    for n in sizes:
-        plain = 2.5 if n <= 256 else 1.5 if n < 4096 else 0.65
-        limits = {"SupConLoss": 1.0, "plain InfoNCE": plain}
-        group = [Case(name, name, n, versions=THIS) for name in limits]
-        yield [*group, Case("NegMMIOT", "NegMMIOT", n, limits=limits)]
-
-
 SECTIONS: dict[str, tuple[Callable[[Sequence[int], bool], Groups], tuple[int, ...]]] = {
     "easy": (easy, (256, 1024, 4096, 8192)),
     "clip": (clip, (1024, 4096)),
@@ -141,5 +132,4 @@ SECTIONS: dict[str, tuple[Callable[[Sequence[int], bool], Groups], tuple[int, ..
     "hard": (hard, (1024, 2048)),
     "shaped": (shaped, (512,)),
     "processes": (processes, (4096, 8192)),
-    "peers": (peers, (256, 1024, 4096)),
 }

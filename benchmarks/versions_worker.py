@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -21,24 +20,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from versions_cases import Case
+from benchmarks.memory import peak_memory_of
+from benchmarks.versions_cases import Case
 
+ROOT = Path(__file__).resolve().parents[1]
 TURN = 0.02  # seconds of a turn: a short call is repeated, each one timed alone
-PEERS = "ClipLoss", "SupConLoss", "plain InfoNCE"
 
 
 class Worker:
     """The process of a version, or several that share a batch."""
 
     def __init__(self, tree: Path, threads: int, world: int = 1) -> None:
-        path = f"{tree / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        path = f"{tree / 'src'}{os.pathsep}{ROOT}"
         threads = threads if world == 1 else 1
         env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
         self.folder = tempfile.TemporaryDirectory()
         place = [world, threads, f"{self.folder.name}/meeting"]
         self.processes = [
             subprocess.Popen(
-                [sys.executable, __file__, json.dumps([rank, *place])],
+                [sys.executable, "-m", "benchmarks.versions_worker", json.dumps([rank, *place])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -71,33 +71,18 @@ class Worker:
 # --- in the process ------------------------------------------------------------------------------
 
 
-def peer(name: str, c: float) -> Callable[..., Any]:
-    """A loss of somebody else, called with embeddings of one set or of two, and labels."""
+def clip_loss(c: float) -> Callable[..., Any]:
+    """open_clip's, called with embeddings of two sets."""
     import torch
-    from torch.nn.functional import log_softmax, normalize
+    from torch.nn.functional import normalize
 
-    if name == "ClipLoss":
-        from tricouple.torchvision_ops import declare_missing
+    from tricouple.torchvision_ops import declare_missing
 
-        declare_missing()
-        from open_clip.loss import ClipLoss
+    declare_missing()
+    from open_clip.loss import ClipLoss
 
-        clips, scale = ClipLoss(), torch.tensor(c)
-        return lambda x, y, _: clips(normalize(x, dim=1), normalize(y, dim=1), scale)
-    if name == "SupConLoss":
-        from pytorch_metric_learning.losses import SupConLoss
-
-        return SupConLoss(temperature=1 / c)
-
-    def plain_info_nce(embeddings: Any, labels: Any) -> Any:
-        unit = normalize(embeddings, dim=1)
-        itself = torch.eye(len(labels), dtype=torch.bool)
-        logits = (unit @ unit.T * c).masked_fill(itself, -torch.inf)
-        positives = (labels[:, None] == labels[None, :]) & ~itself
-        log_probabilities = log_softmax(logits, dim=1).masked_fill(~positives, 0.0)
-        return -(log_probabilities.sum(1) / positives.sum(1)).mean()
-
-    return plain_info_nce
+    criterion, scale = ClipLoss(), torch.tensor(c)
+    return lambda x, y, _: criterion(normalize(x, dim=1), normalize(y, dim=1), scale)
 
 
 def prepare(case: Case, rank: int, cpu_time: bool) -> Callable[[], float]:
@@ -119,8 +104,8 @@ def prepare(case: Case, rank: int, cpu_time: bool) -> Callable[[], float]:
     part = slice(rank * n // case.world, (rank + 1) * n // case.world)
     leaves = [s[part].clone().requires_grad_() for s in ((x,) if case.sets == "one" else (x, y))]
     labels = labels[part]
-    if case.loss in PEERS:
-        criterion = peer(case.loss, case.c)
+    if case.loss == "ClipLoss":
+        criterion = clip_loss(case.c)
     else:
         room = {} if case.budget is None else {"memory_budget": int(case.budget * 4 * n * n)}
         criterion = getattr(tc, case.loss)(sharpness=case.c, **case.options, **room)
@@ -141,13 +126,6 @@ def prepare(case: Case, rank: int, cpu_time: bool) -> Callable[[], float]:
         return clock() - began
 
     return step
-
-
-def resident(name: str) -> int:
-    """VmRSS or VmHWM of this process, bytes."""
-    found = re.search(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return 1024 * int(found[1])
 
 
 def serve(rank: int, world: int, threads: int, meeting: str) -> None:
@@ -178,9 +156,9 @@ def serve(rank: int, world: int, threads: int, meeting: str) -> None:
                 times.append(step())
             return {"seconds": min(times)}
         prepared(json.dumps(case | {"n": min(256, case["n"])}))()
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again
-        before, seconds = resident("VmRSS"), step()
-        return {"memory": (resident("VmHWM") - before) / (4 * case["n"] ** 2), "seconds": seconds}
+        seconds = []
+        found = peak_memory_of(lambda: seconds.append(step()))
+        return {"memory": found["extra_bytes"] / (4 * case["n"] ** 2), "seconds": seconds[0]}
 
     for line in sys.stdin:
         try:
