@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         PushPull,
         VICReg,
     )
-    from tricouple.relations import pair_views
+    from tricouple.relations import class_weights, pair_views
     from tricouple_lab.runs.encoder import Encoder
 
 __version__ = "0.1.0"
@@ -36,6 +36,7 @@ __all__ = [
     "NegMMIOT",
     "PushPull",
     "VICReg",
+    "class_weights",
     "geometry",
     "load_encoder",
     "ot",
@@ -80,7 +81,7 @@ def __getattr__(name: str) -> object:
         if name in ("geometry", "ot", "shaping"):
             return import_module(f"tricouple.{name}")
         if name in __all__:
-            home = "relations" if name == "pair_views" else "losses"
+            home = "relations" if name in ("class_weights", "pair_views") else "losses"
             return getattr(import_module(f"tricouple.{home}"), name)
     raise AttributeError(f"module 'tricouple' has no attribute {name!r}")
 

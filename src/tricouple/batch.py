@@ -26,7 +26,7 @@ from tricouple.numeric import (
 from tricouple.ot.scaling import RANGE
 from tricouple.ot.scores import CACHED, DEVICE_TILE, Scores
 from tricouple.ot.solver import Sweeps
-from tricouple.relations import Identities, ListedTriplets, MinedPairs, Relation
+from tricouple.relations import Identities, ListedTriplets, MinedPairs, PairMatrix, Relation
 
 IndicesTuple = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]
 """Triplets (anchors, positives, negatives), or pairs (a1, positives, a2, negatives)."""
@@ -56,6 +56,8 @@ class Call(NamedTuple):
     ref_emb: Tensor | None = None
     ref_labels: Any = None
     ref_index: Any = None
+    pairs: Tensor | None = None
+    weights: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -144,7 +146,7 @@ class Batch:
 
     def mirrored(self) -> Batch:
         """With anchors for references, of two sets with identities."""
-        assert isinstance(self.relation, Identities)
+        assert isinstance(self.relation, Identities | PairMatrix)
         assert self.references is not None
         return replace(
             self,
@@ -251,6 +253,9 @@ def check_batch(
     elif call.ref_labels is not None:
         raise ValueError("ref_labels were given without ref_emb: pass both or neither")
     relation, wrong = _relation(call, later)
+    if call.weights is not None:
+        weights = checks.weights("weights", call.weights, embeddings, call.shape[:1], later)
+        relation = replace(relation, anchor_weights=weights.to(wide))
     if wrong is not None:
         anchors = torch.where(wrong, torch.nan, anchors)
     return Batch(
@@ -258,7 +263,9 @@ def check_batch(
     )
 
 
-def _relation(call: Call, later: checks.Deferred) -> tuple[Relation, Tensor | None]:
+def _relation(
+    call: Call, later: checks.Deferred
+) -> tuple[Identities | ListedTriplets | MinedPairs | PairMatrix, Tensor | None]:
     """The relation; and whether ``ref_index`` is wrong, where no error is raised for it."""
     (n, m), across = call.shape, call.ref_emb is not None
     if call.ref_index is not None and (not across or call.indices_tuple is not None):
@@ -266,13 +273,15 @@ def _relation(call: Call, later: checks.Deferred) -> tuple[Relation, Tensor | No
         raise ValueError(
             f"ref_index says which reference an anchor is: it needs ref_emb and labels, not {where}"
         )
+    if call.pairs is not None:
+        return _matrix(call, later)
     if call.indices_tuple is not None:
         return listed(call, later), None
     anchors = call.integers("labels", n, later)
     if anchors is None:
         raise ValueError(
             "labels are missing: pass labels, or triplets as indices_tuple=(a, p, n), or pairs as "
-            "indices_tuple=(a1, p, a2, n)"
+            "indices_tuple=(a1, p, a2, n) or as a matrix, pairs=W"
         )
     if not across:
         return Identities.of(anchors), None
@@ -284,6 +293,23 @@ def _relation(call: Call, later: checks.Deferred) -> tuple[Relation, Tensor | No
         return Identities.of(anchors, references), None
     wrong = _check_own(own.long(), anchors, references, later)
     return Identities.of(anchors, references, own.long().clamp(-1, m - 1)), wrong
+
+
+def _matrix(call: Call, later: checks.Deferred) -> tuple[PairMatrix, Tensor | None]:
+    """The relation of a call with a pair matrix."""
+    for name in ("labels", "indices_tuple", "ref_labels"):
+        if getattr(call, name) is not None:
+            raise ValueError(f"pairs and {name} both say what is a positive: leave one out")
+    n, m = call.shape
+    matrix = checks.weights("pairs", call.pairs, call.embeddings, (n, m), later)
+    own, wrong = call.integers("ref_index", n), None
+    if call.ref_emb is None:
+        own = torch.arange(n, device=matrix.device)
+    elif own is None:
+        own = torch.full((n,), -1, device=matrix.device)
+    else:
+        wrong = _check_own(own.long(), own.new_zeros(n), own.new_zeros(m), later)
+    return PairMatrix(matrix, own.long().clamp(-1, m - 1)), wrong
 
 
 def listed(call: Call, later: checks.Deferred) -> ListedTriplets | MinedPairs:
@@ -465,4 +491,10 @@ def check_call(call: Call) -> Call:
             f"{int(own.max())}"
         )
     labels, ref_labels = call.integers("labels", n), call.integers("ref_labels", m)
+    if call.pairs is not None:
+        raise ValueError("pairs is of one process alone: leave out group, or pass labels")
+    if call.weights is not None:
+        later = checks.Deferred(full=False)
+        checked = checks.weights("weights", call.weights, call.embeddings, (n,), later)
+        call = call._replace(weights=checked.to(wide_dtype(checked.device)))
     return call._replace(labels=labels, ref_labels=ref_labels, ref_index=own)

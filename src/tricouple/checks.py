@@ -165,6 +165,31 @@ def labels(
     return value.long()
 
 
+def weights(name: str, value: Any, like: Tensor, shape: tuple[int, ...], later: Deferred) -> Tensor:
+    """Require finite numbers that are zero or above, or bools; they get no gradient."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.shape != shape or value.is_complex():
+        meant = "one row per anchor, one column per reference" if shape[1:] else "one per anchor"
+        raise ValueError(
+            f"{name} must be bool or non-negative numbers of shape {shape}, {meant}, got "
+            f"{value.dtype} of shape {tuple(value.shape)}"
+        )
+    if value.device != like.device:
+        raise ValueError(f"{name} is on {value.device}, the embeddings on {like.device}: move one")
+    held: Tensor = value.detach()
+    if later.full and held.numel() and held.dtype != torch.bool:
+        lowest, highest = torch.aminmax(held)
+
+        def explain() -> str:
+            place = (~((held >= 0) & (held < torch.inf))).nonzero()[0].tolist()
+            found = f"{float(held[tuple(place)])} in row {place[0]}"
+            return f"{name} must be finite and non-negative, got {found}"
+
+        later.unless(~((lowest >= 0) & (highest < torch.inf)), explain)
+    return held
+
+
 def probability(name: str, value: Tensor, length: int) -> None:
     """Require a vector of non-negative masses that sum to one."""
     if not isinstance(value, Tensor) or value.shape != (length,):

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.special import xlogy
 
 from tricouple.numeric import divide_or_zero, on_host, wide_dtype
 from tricouple.relations.target import Relation, TargetPairs, TripletTarget
@@ -108,36 +109,41 @@ class Listed(Relation):
     @cached_property
     def n_positives(self) -> Tensor:  # type: ignore[override]
         """The number of distinct (anchor, positive) pairs."""
-        return self.listed(positive=True).kept.sum()
+        pairs = self.listed(positive=True)
+        return self._shares(pairs, pairs.kept, 1.0).weights.sum()
 
     def triplets(self) -> TripletTarget:
         """Pair marginals by counting: P̃¹²_ij and P̃¹³_ik are numbers of triplets over |A|."""
-        near, far = self.counted(positive=True), self.counted(positive=False)
-        size = self.n_triplets.clamp_min(1.0)
+        pairs = [self.counted(positive=positive) for positive in (True, False)]
+        near, far = (self._shares(part, part.weights, self.n_triplets) for part in pairs)
         contrast = ListedPairs(
             torch.cat([near.rows, far.rows]),
             torch.cat([near.columns, far.columns]),
-            torch.cat([near.weights, -far.weights]) / size,
+            torch.cat([near.weights, -far.weights]),
             near.shape,
         )
-        first, second = (part / size for part in near.marginals)
-        third = far.marginals[1] / size
-        each, ones = torch.ones_like(first) / size, torch.ones_like(third)
-        return TripletTarget(size.log(), contrast, (first, second, third), each, ones)
+        first, second = near.marginals
+        each = divide_or_zero(self.weighed(torch.ones_like(first)), self.n_triplets)
+        return TripletTarget(-xlogy(first, each).sum(), contrast, (first, second, far.marginals[1]))
 
     def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
-        """Uniform on distinct pairs: on all, or on those of triplets."""
+        """Uniform on distinct pairs, but for weights: on all, or on those of triplets."""
         pairs = (self.counted if of_triplets else self.listed)(positive=positive)
-        size = pairs.kept.sum().clamp_min(1.0)
-        return TargetPairs(size.log(), replace(pairs, weights=pairs.kept / size))
+        total = self._shares(pairs, pairs.kept, 1.0).weights.sum()
+        pairs = self._shares(pairs, pairs.kept, total)
+        return TargetPairs(-xlogy(pairs.weights, pairs.weights).sum(), pairs)
 
     def per_anchor(self) -> ListedPairs:
         """Distinct (anchor, positive) pairs, each weighing 1/n⁺_i of what its anchor weighs."""
         pairs = self.listed(positive=True)
-        pairs = replace(pairs, weights=pairs.kept)
-        counts = pairs.marginals[0]
-        each = divide_or_zero(pairs.weights, torch.count_nonzero(counts) * counts[pairs.rows])
-        return replace(pairs, weights=each)
+        counts = replace(pairs, weights=pairs.kept).marginals[0]
+        total = self.weighed((counts > 0).to(counts.dtype)).sum()
+        return self._shares(pairs, pairs.kept, total * counts[pairs.rows])
+
+    def _shares(self, pairs: ListedPairs, numbers: Tensor, total: Tensor | float) -> ListedPairs:
+        """Pairs that weigh numbers, times those of their anchors, over a total."""
+        masses = self.weighed(torch.ones_like(self.own, dtype=numbers.dtype))[pairs.rows]
+        return replace(pairs, weights=divide_or_zero(numbers * masses, torch.as_tensor(total)))
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,7 @@ class ListedTriplets(Listed):
     shape: Shape  # (N, M)
     own: Tensor  # the reference that each anchor is, −1 for none, (N,)
     kept: Tensor  # 1 for each; 0 for repeated ones, which stay on a device
+    anchor_weights: Tensor | None = None
 
     def margins(self, anchors: Tensor, references: Tensor | None) -> Tensor:
         """``s_ij − s_ik`` of each triplet, float64; without references of a given matrix s."""
@@ -173,11 +180,17 @@ class ListedTriplets(Listed):
     @cached_property
     def n_triplets(self) -> Tensor:  # type: ignore[override]
         """|A|."""
-        return self.kept.sum()
+        return self._weights.sum()
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        """Of each triplet."""
+        given = self.anchor_weights
+        return self.kept if given is None else self.kept * given[self.anchors]
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of a value of each triplet."""
-        return values.mean() if on_host(values) else (values * self.kept).sum() / self.n_triplets
+        return (values * self._weights).sum() / self.n_triplets
 
     def counted(self, *, positive: bool) -> ListedPairs:
         """Distinct pairs, weighted by the number of their triplets."""
@@ -201,6 +214,7 @@ class MinedPairs(Listed):
     near: ListedPairs  # the positive pairs, each with weight 1, or 0 if it is listed twice
     far: ListedPairs  # the negative pairs
     own: Tensor  # the reference that each anchor is, −1 for none, (N,)
+    anchor_weights: Tensor | None = None
 
     @classmethod
     def distinct(
@@ -221,7 +235,7 @@ class MinedPairs(Listed):
     @cached_property
     def n_triplets(self) -> Tensor:  # type: ignore[override]
         """|A| = Σ_i n⁺_i n⁻_i."""
-        return self.near.marginals[0] @ self.far.marginals[0]
+        return self.weighed(self.near.marginals[0]) @ self.far.marginals[0]
 
     def listed(self, *, positive: bool) -> ListedPairs:
         """The listed pairs."""

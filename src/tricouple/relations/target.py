@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor
 
+from tricouple.numeric import divide_or_zero
+
 if TYPE_CHECKING:
     from tricouple.relations.identities import GroupedPairs
     from tricouple.relations.listed import ListedPairs
+    from tricouple.relations.matrix import MatrixPairs
 
-PairTarget: TypeAlias = "GroupedPairs | ListedPairs"
+PairTarget: TypeAlias = "GroupedPairs | ListedPairs | MatrixPairs"
 """P̃ on pairs of anchors and references, (N, M)."""
 
 
@@ -26,31 +29,33 @@ class TargetPairs:
 
 @dataclass(frozen=True)
 class TripletTarget:
-    """The target coupling of triplets, P̃_ijk = w_i v_k on A, seen through its pair marginals."""
+    """The target coupling of triplets, seen through its pair marginals."""
 
     entropy: Tensor  # −Σ P̃ log P̃: log|A| where all triplets weigh the same
     contrast: PairTarget  # P̃¹² − P̃¹³, whose inner product with s is the mean margin
     marginals: tuple[Tensor, Tensor, Tensor]  # masses as anchor, as positive, as negative
-    anchor_weights: Tensor  # w, (N,)
-    negative_weights: Tensor  # v, (M,)
 
     def weights(self, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """w_i at the positives of some anchors i, and v_k at their negatives, (R, M) each.
+        """P̃¹²_ij and P̃¹³_ik/p_i of some anchors i, (R, M) each.
 
         Their products are P̃, where triplets are all products of pairs.
         """
-        entries, kind = self.contrast.dense(rows), self.anchor_weights.dtype
-        positives, negatives = (entries > 0).to(kind), (entries < 0).to(kind)
-        positives.mul_(self.anchor_weights[rows, None])
-        return positives, negatives.mul_(self.negative_weights)
+        entries = self.contrast.dense(rows)
+        negatives = (-entries).clamp_(min=0)
+        return entries.clamp_(min=0), divide_or_zero(negatives, self.marginals[0][rows, None])
 
 
 class Relation(ABC):
     """The admissible triplets of a batch and their projections on pairs."""
 
     own: Tensor  # the reference that each anchor is, −1 for none, (N,)
-    n_triplets: Tensor  # |A|, float64: it grows as N³
-    n_positives: Tensor  # positive pairs, with or without a negative for their anchor
+    anchor_weights: Tensor | None  # factors of the anchors' masses in all targets, (N,)
+    n_triplets: Tensor  # |A|, float64: it grows as N³; of weighted triplets their sum
+    n_positives: Tensor  # positive pairs, with or without a negative for their anchor; likewise
+
+    def weighed(self, numbers: Tensor) -> Tensor:
+        """Numbers of anchors, (N,), times their weights."""
+        return numbers if self.anchor_weights is None else numbers * self.anchor_weights
 
     @abstractmethod
     def triplets(self) -> TripletTarget:
@@ -85,6 +90,6 @@ class Relation(ABC):
         if marginals != "classes":
             return self
         raise ValueError(
-            'marginals="classes" needs classes: pass labels; triplets and pairs of indices_tuple '
+            'marginals="classes" needs classes: pass labels; triplets, pairs and matrices of pairs '
             'have none, use marginals="target"'
         )
