@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tricouple.numeric import wide_dtype
+
 Call = Any  # batch.Call: the arguments of a loss
 
 Group = Any
@@ -245,7 +247,9 @@ def gather_call(
             sent.append((torch.as_tensor(values) + starts[axis], first if place < 2 else second))
     labels, ref_labels, ref_index, *listed = _integers(processes, sent, embeddings.device)
     indices = None if indices is None else tuple(listed)
-    weights = None if call.weights is None else processes.gather(call.weights, rows)
+    weights = call.weights
+    if weights is not None:
+        weights = processes.gather(weights.to(wide_dtype(weights.device)), rows)
     whole = embeddings, labels, indices, ref_emb, ref_labels, ref_index, None, weights
     return call._make(whole), gathered
 

@@ -195,13 +195,13 @@ Y = torch.tensor([0, 0, 1, 1])
         ({"pairs": W, "labels": Y}, "pairs and labels both"),
         ({"pairs": W, "indices_tuple": (Y, Y, Y)}, "pairs and indices_tuple both"),
         ({"pairs": W, "ref_emb": X, "ref_labels": Y}, "pairs and ref_labels both"),
-        ({"pairs": W[:3]}, r"pairs must be .* shape \(4, 4\), one row per anchor.*\(3, 4\)"),
+        ({"pairs": W[:3]}, r"pairs must be .* shape \(4, 4\).*\(3, 4\)"),
         ({"pairs": W, "ref_emb": draw(5, 0)}, r"pairs must be .* shape \(4, 5\)"),
         ({"pairs": W + 0j}, "pairs must be bool or non-negative numbers .*complex64"),
         ({"pairs": W - 2}, r"pairs must be finite and non-negative, got -1.0 in row 0"),
         ({"pairs": W / (W.triu() - W)}, "pairs must be finite .*row 0"),
         ({"pairs": W * torch.tensor([[1], [1], [torch.nan], [1]])}, "pairs .*got nan in row 2"),
-        ({"labels": Y, "weights": ONES[:3]}, r"weights must be .* shape \(4,\), one per anchor"),
+        ({"labels": Y, "weights": ONES[:3]}, r"weights must be .* shape \(4,\)"),
         ({"labels": Y, "weights": -ONES}, "weights must be finite and non-negative, got -1.0"),
         ({"labels": Y, "weights": ONES / 0}, "weights must be finite .*got inf in row 0"),
     ],
@@ -217,9 +217,9 @@ def test_what_has_no_meaning_is_refused():
     for given in ({"pairs": W.triu()}, {"labels": Y, "weights": ONES}):
         with pytest.raises(ValueError, match=r"pairs, weights, .* have no meaning for VICReg"):
             tc.VICReg()(X, **given)
-    with pytest.raises(ValueError, match=r'weights and marginals="classes" both'):
+    with pytest.raises(ValueError, match=r'marginals="classes" needs .* without weights'):
         tc.NegMMIOT(marginals="classes")(X, Y, weights=ONES)
     with pytest.raises(ValueError, match=r'marginals="classes" needs classes.*matrices'):
         tc.IOT(marginals="classes")(X, pairs=W.triu())
-    with pytest.raises(ValueError, match="as many texts as images, got 5 and 4"):
+    with pytest.raises(ValueError, match="one text per image, got 5 and 4"):
         tc.BothDirections(tc.IOT())(X, draw(5, 0), pairs=torch.ones(4, 5), weights=ONES)

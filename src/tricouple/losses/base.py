@@ -214,7 +214,7 @@ class ContrastiveLoss(nn.Module, ABC):
                 the reference that each anchor is, −1 for none, to leave these pairs out.
             pairs: Instead of labels, a matrix W, shape (N, M), or (N, N) within one set: W_ij > 0
                 is a positive of anchor i with that weight, 0 a negative; the anchor itself is
-                neither. Bools or non-negative numbers, without a gradient; of one process.
+                neither. Bools or non-negative numbers, without a gradient; of one process alone.
             weights: What each anchor counts, shape (N,), non-negative, without a gradient: its mass
                 in the target is multiplied by it, and that of all is one again. A mean over anchors
                 is a weighted mean; a plan follows with ``marginals="target"``.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tricouple.batch import Call
+from tricouple.checks import Labels
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.numeric import number_of
 
@@ -47,7 +48,7 @@ class BothDirections(nn.Module):
         self,
         images: Tensor,
         texts: Tensor,
-        identities: Tensor | None = None,
+        identities: Labels | None = None,
         *,
         sharpness: Tensor | None = None,
         pairs: Tensor | None = None,
@@ -59,10 +60,7 @@ class BothDirections(nn.Module):
         texts), replaces identities; ``weights`` are those of row i on both sides.
         """
         if weights is not None and len(images) != len(texts):
-            raise ValueError(
-                f"weights need as many texts as images, got {len(texts)} and {len(images)}: put "
-                "them into pairs"
-            )
+            raise ValueError(f"weights need one text per image, got {len(texts)} and {len(images)}")
         temperature = None
         if sharpness is not None:
             temperature = self.initial * self.initial_sharpness / sharpness

@@ -37,7 +37,8 @@ class Part:
     # The kernel of some scores, and the plan's marginals; None for half a sweep of pairs.
     form: Callable[[Scores], Any] | None = None
     imposed: Sequence[Tensor] = ()
-    linear: PairTarget | None = None  # c Σ_ij linear_ij s_ij is subtracted
+    linear: PairTarget | None = None  # c Σ_ij linear_ij s_ij is subtracted,
+    sign: int = 1  # or added, with −1
     # Of another ψ than the linear one: weights of the positives and of the negatives of some
     # anchors, whose product is P̃, (R, M) each.
     weights: Callable[[slice], tuple[Tensor, Tensor]] | None = None
@@ -156,7 +157,7 @@ class Sum:
         own, gathered, weight = self.batch.rows, self.batch.gathered, self.weight
         first = gathered is None or gathered.processes.rank == 0  # counts what all have alike
         if part.linear is not None:
-            self._linear(part.linear, weight * part.sharpness.value)
+            self._linear(part.linear, weight * part.sign * part.sharpness.value)
         if first:
             self.value = self.value - weight * part.entropy
         cotangents = [-weight * part.target[0][own], *(-weight * x for x in part.target[1:])]

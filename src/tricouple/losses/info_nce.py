@@ -22,8 +22,7 @@ class InfoNCE(ContrastiveLoss):
 
     This is SupCon for class labels, NT-Xent for two views, and across modalities one direction of
     CLIP, with every reference of the anchor's identity as a positive. With explicit triplets the
-    positives are the distinct listed (anchor, positive) pairs; the softmax is over all others. With
-    ``pairs=`` the mean over the positives of an anchor is weighted.
+    positives are the distinct listed (anchor, positive) pairs; the softmax is over all others.
 
     Args:
         sharpness: c = 1/τ; 10, the paper's, if neither is given.

@@ -118,8 +118,8 @@ class PushPull(ContrastiveLoss):
         for sign, target, epsilon in ends:
             c, masses = batch.sharpness(epsilon), target.pairs.marginals
             form = partial(Linear, sharpness=c.value, axes=2, sign=sign)
-            linear = target.pairs if sign > 0 else target.pairs.negated()
-            parts.append(Part(masses, c, target.entropy, form, self.sweeps.imposed(masses), linear))
+            solved = masses, c, target.entropy, form, self.sweeps.imposed(masses)
+            parts.append(Part(*solved, linear=target.pairs, sign=sign))
         return parts
 
     def _shaped(self, batch: Batch) -> Batch:

@@ -59,15 +59,11 @@ class Identities(Relation):
             own = torch.arange(n, device=codes.device) if within else torch.full_like(codes[:n], -1)
         return cls(codes[:n], codes if within else codes[n:], own, number, within, apart)
 
-    def with_marginals(self, marginals: str) -> Identities:
+    def with_marginals(self, marginals: str) -> Relation:
         """For ``"classes"`` with class marginals (mathematics §11)."""
-        if marginals != "classes":
-            return self
-        if self.anchor_weights is not None:
-            raise ValueError(
-                'weights and marginals="classes" both say what an anchor counts: leave one out'
-            )
-        return replace(self, classes=True)
+        if marginals == "classes" and self.anchor_weights is None:
+            return replace(self, classes=True)
+        return super().with_marginals(marginals)
 
     def mirrored(self) -> Identities:
         """With anchors for references, of two sets without common samples."""
@@ -94,8 +90,7 @@ class Identities(Relation):
     @cached_property
     def n_triplets(self) -> Tensor:  # type: ignore[override]
         """|A| = Σ_i n⁺_i n⁻_i."""
-        positives, negatives = self.partners
-        return torch.dot(self.weighed(positives), negatives)
+        return torch.dot(self.weighed(self.partners[0]), self.partners[1])
 
     @cached_property
     def n_positives(self) -> Tensor:  # type: ignore[override]
@@ -237,10 +232,6 @@ class GroupedPairs:
         sums = groups.sums(groups.anchors, self.other)
         far = self.weights * _difference(sums.sum(), sums)[groups.references]
         return _difference(received, self._to_own(self.same)), far
-
-    def negated(self) -> GroupedPairs:
-        """−P̃."""
-        return replace(self, same=-self.same, other=-self.other)
 
     def of_rows(self, rows: slice) -> GroupedPairs:
         """The same of some anchors."""

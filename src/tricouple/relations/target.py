@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
+import torch
 from torch import Tensor
+from torch.special import xlogy
 
 from tricouple.numeric import divide_or_zero
+from tricouple.ot.scores import blocks
 
 if TYPE_CHECKING:
     from tricouple.relations.identities import GroupedPairs
@@ -17,6 +22,53 @@ if TYPE_CHECKING:
 
 PairTarget: TypeAlias = "GroupedPairs | ListedPairs | MatrixPairs"
 """P̃ on pairs of anchors and references, (N, M)."""
+
+_ENTRIES = 1 << 20  # of rows of P̃ that are computed together
+
+
+class PairsByRows(ABC):
+    """P̃ by its entries, of which some rows are computed at a time."""
+
+    shape: tuple[int, int]  # (N, M)
+
+    @abstractmethod
+    def dense(self, rows: slice = slice(None)) -> Tensor:
+        """The entries of some anchors, (R, M)."""
+
+    @cached_property
+    def marginals(self) -> tuple[Tensor, Tensor]:
+        """Row sums, (N,), and column sums, (M,)."""
+        sums = [(part.sum(1), part.sum(0)) for part in map(self.dense, self.blocks())]
+        rows, columns = zip(*sums, strict=True)
+        return torch.cat(rows), torch.stack(columns).sum(0)
+
+    def mask(self) -> Tensor:
+        """The pairs that have mass, (N, M)."""
+        return self.dense() != 0
+
+    def blocks(self) -> Iterator[slice]:
+        """Some rows at a time."""
+        return blocks(self.shape[0], _ENTRIES // self.shape[1])
+
+    def entropy(self) -> Tensor:
+        """−Σ P̃ log P̃."""
+        entries = (self.dense(rows) for rows in self.blocks())
+        return -torch.stack([xlogy(part, part).sum() for part in entries]).sum()
+
+    def times(self, values: Tensor) -> Tensor:
+        """``Σ_j P̃_ij values_j``, (M, d) → (N, d)."""
+        return torch.cat([self.dense(rows).to(values.dtype) @ values for rows in self.blocks()])
+
+    def transposed_times(self, values: Tensor) -> Tensor:
+        """``Σ_i P̃_ij values_i``, (N, d) → (M, d)."""
+        out = values.new_zeros(self.shape[1], values.shape[1])
+        for rows in self.blocks():
+            out.addmm_(self.dense(rows).to(values.dtype).T, values[rows])
+        return out
+
+    def symmetric_times(self, values: Tensor) -> Tensor:
+        """``Σ_j (P̃_ij + P̃_ji) values_j`` within one set."""
+        return self.times(values) + self.transposed_times(values)
 
 
 @dataclass(frozen=True)
@@ -90,6 +142,6 @@ class Relation(ABC):
         if marginals != "classes":
             return self
         raise ValueError(
-            'marginals="classes" needs classes: pass labels; triplets, pairs and matrices of pairs '
-            'have none, use marginals="target"'
+            'marginals="classes" needs classes: pass labels without weights; triplets, pairs and '
+            'matrices of pairs have none, use marginals="target"'
         )
