@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tricouple import geometry, ot, shaping
+    from tricouple.bags import match_bags
     from tricouple.losses import (
         DBOT,
         IOT,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
         PushPull,
         VICReg,
     )
-    from tricouple.relations import pair_views
+    from tricouple.relations.views import class_weights, pair_views
     from tricouple_lab.runs.encoder import Encoder
 
 __version__ = "0.1.0"
@@ -36,8 +37,10 @@ __all__ = [
     "NegMMIOT",
     "PushPull",
     "VICReg",
+    "class_weights",
     "geometry",
     "load_encoder",
+    "match_bags",
     "ot",
     "pair_views",
     "shaping",
@@ -80,7 +83,8 @@ def __getattr__(name: str) -> object:
         if name in ("geometry", "ot", "shaping"):
             return import_module(f"tricouple.{name}")
         if name in __all__:
-            home = "relations" if name == "pair_views" else "losses"
+            homes = {"match_bags": "bags", "class_weights": "relations.views"}
+            home = homes.get(name, "relations" if name == "pair_views" else "losses")
             return getattr(import_module(f"tricouple.{home}"), name)
     raise AttributeError(f"module 'tricouple' has no attribute {name!r}")
 

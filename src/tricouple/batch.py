@@ -26,7 +26,7 @@ from tricouple.numeric import (
 from tricouple.ot.scaling import RANGE
 from tricouple.ot.scores import CACHED, DEVICE_TILE, Scores
 from tricouple.ot.solver import Sweeps
-from tricouple.relations import Identities, ListedTriplets, MinedPairs, Relation
+from tricouple.relations import Identities, ListedTriplets, PairMatrix, Relation
 
 IndicesTuple = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]
 """Triplets (anchors, positives, negatives), or pairs (a1, positives, a2, negatives)."""
@@ -56,6 +56,8 @@ class Call(NamedTuple):
     ref_emb: Tensor | None = None
     ref_labels: Any = None
     ref_index: Any = None
+    pairs: Tensor | None = None
+    weights: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -144,7 +146,7 @@ class Batch:
 
     def mirrored(self) -> Batch:
         """With anchors for references, of two sets with identities."""
-        assert isinstance(self.relation, Identities)
+        assert isinstance(self.relation, Identities | PairMatrix)
         assert self.references is not None
         return replace(
             self,
@@ -234,7 +236,7 @@ def check_batch(
     make the loss NaN. ``sharp`` asks for similarities in float64.
     """
     embeddings, ref_emb = call.embeddings, call.ref_emb
-    vectors = _unit if unit_length else _finite
+    vectors = unit_vectors if unit_length else _finite
     others = embeddings if ref_emb is None else ref_emb
     dtype = compute_dtype(torch.promote_types(embeddings.dtype, others.dtype))
     # In a tiny batch nothing averages rounding errors out, and float64 costs nothing.
@@ -251,6 +253,9 @@ def check_batch(
     elif call.ref_labels is not None:
         raise ValueError("ref_labels were given without ref_emb: pass both or neither")
     relation, wrong = _relation(call, later)
+    if call.weights is not None:
+        weights = checks.weights("weights", call.weights, embeddings, call.shape[:1], later)
+        relation = replace(relation, anchor_weights=weights.to(wide))
     if wrong is not None:
         anchors = torch.where(wrong, torch.nan, anchors)
     return Batch(
@@ -258,7 +263,7 @@ def check_batch(
     )
 
 
-def _relation(call: Call, later: checks.Deferred) -> tuple[Relation, Tensor | None]:
+def _relation(call: Call, later: checks.Deferred) -> tuple[Any, Tensor | None]:
     """The relation; and whether ``ref_index`` is wrong, where no error is raised for it."""
     (n, m), across = call.shape, call.ref_emb is not None
     if call.ref_index is not None and (not across or call.indices_tuple is not None):
@@ -266,13 +271,22 @@ def _relation(call: Call, later: checks.Deferred) -> tuple[Relation, Tensor | No
         raise ValueError(
             f"ref_index says which reference an anchor is: it needs ref_emb and labels, not {where}"
         )
+    if call.pairs is not None:
+        for name in ("labels", "indices_tuple", "ref_labels"):
+            if getattr(call, name) is not None:
+                raise ValueError(f"pairs and {name} both say what is a positive: leave one out")
+        matrix = checks.weights("pairs", call.pairs, call.embeddings, call.shape, later)
+        one = torch.zeros(max(n, m), dtype=torch.long, device=matrix.device)  # a class, for own
+        given = call._replace(pairs=None, labels=one[:n], ref_labels=one[:m] if across else None)
+        relation, wrong = _relation(given, later)
+        return PairMatrix(matrix, relation.own), wrong
     if call.indices_tuple is not None:
         return listed(call, later), None
     anchors = call.integers("labels", n, later)
     if anchors is None:
         raise ValueError(
             "labels are missing: pass labels, or triplets as indices_tuple=(a, p, n), or pairs as "
-            "indices_tuple=(a1, p, a2, n)"
+            "indices_tuple=(a1, p, a2, n) or as a matrix, pairs=W"
         )
     if not across:
         return Identities.of(anchors), None
@@ -286,7 +300,7 @@ def _relation(call: Call, later: checks.Deferred) -> tuple[Relation, Tensor | No
     return Identities.of(anchors, references, own.long().clamp(-1, m - 1)), wrong
 
 
-def listed(call: Call, later: checks.Deferred) -> ListedTriplets | MinedPairs:
+def listed(call: Call, later: checks.Deferred) -> ListedTriplets | PairMatrix:
     """Triplets (a, p, n), or pairs (a1, p) and (a2, n), of a call with indices."""
     indices_tuple: Any = call.indices_tuple
     shape, within = call.shape, call.ref_emb is None
@@ -313,10 +327,18 @@ def listed(call: Call, later: checks.Deferred) -> ListedTriplets | MinedPairs:
         for pairs in ((a1, p), (a2, n)) if within else ():
             equal = pairs[0] == pairs[1]
             later.unless(equal.any(), partial(_not_distinct, "pairs", pairs, equal))
-        mined = MinedPairs.distinct((a1, p), (a2, n), shape, own)
-        keys, both = mined.repeated()
-        later.unless(both.any(), partial(_contradiction, keys, both, shape[1]))
-        return mined
+        matrix = torch.full(shape, -1, dtype=torch.int8, device=device)
+        matrix[a2, n] = 0
+        both = matrix[a1, p] == 0
+        later.unless(
+            both.any(),
+            lambda: (
+                f"indices_tuple lists the pair {int(a1[both][0]), int(p[both][0])} as positive "
+                "(a1, p) and as negative (a2, n): it can be one of them"
+            ),
+        )
+        matrix[a1, p] = 1
+        return PairMatrix(matrix, own)
     a, p, n = indices
     repeated = p == n
     if within:
@@ -342,14 +364,6 @@ def _not_distinct(what: str, entries: Sequence[Tensor], repeated: Tensor) -> str
     where = int(repeated.nonzero()[0])
     found = tuple(int(index[where]) for index in entries)
     return f"indices_tuple must list {what} of distinct samples, entry {where} is {found}"
-
-
-def _contradiction(keys: Tensor, both: Tensor, m: int) -> str:
-    pair = divmod(int(keys[both][0]), m)
-    return (
-        f"indices_tuple lists the pair {pair} as positive (a1, p) and as negative (a2, n): it can "
-        "be one of them"
-    )
 
 
 def _check_own(
@@ -415,7 +429,7 @@ class _FromFloat16(torch.autograd.Function):
         return half, None
 
 
-def _unit(name: str, values: Tensor, later: checks.Deferred) -> Tensor:
+def unit_vectors(name: str, values: Tensor, later: checks.Deferred) -> Tensor:
     """Unit rows."""
     norms: Tensor = torch.linalg.vector_norm(values.detach(), dim=1, keepdim=True)
     tiny = torch.finfo(values.dtype).tiny ** 0.5
@@ -465,4 +479,8 @@ def check_call(call: Call) -> Call:
             f"{int(own.max())}"
         )
     labels, ref_labels = call.integers("labels", n), call.integers("ref_labels", m)
+    if call.pairs is not None:
+        raise ValueError("pairs is of one process alone: leave out group, or pass labels")
+    if call.weights is not None:
+        checks.weights("weights", call.weights, call.embeddings, (n,))
     return call._replace(labels=labels, ref_labels=ref_labels, ref_index=own)

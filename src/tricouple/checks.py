@@ -165,12 +165,37 @@ def labels(
     return value.long()
 
 
-def probability(name: str, value: Tensor, length: int) -> None:
-    """Require a vector of non-negative masses that sum to one."""
-    if not isinstance(value, Tensor) or value.shape != (length,):
+def weights(
+    name: str, value: Any, like: Tensor, shape: tuple[int, ...], later: Deferred | None = None
+) -> Tensor:
+    """Require finite numbers that are zero or above, or bools; they get no gradient."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.shape != shape or value.device != like.device or value.is_complex():
+        raise ValueError(
+            f"{name} must be bool or non-negative numbers of shape {shape} on {like.device}, got "
+            f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
+        )
+    held: Tensor = value.detach()
+    if later is not None and later.full and held.dtype != torch.bool:
+        lowest, highest = torch.aminmax(held)
+
+        def explain() -> str:
+            row, *place = (~((held >= 0) & (held < torch.inf))).nonzero()[0].tolist()
+            found = f"{float(held[row, *place])} in row {row}"
+            return f"{name} must be finite and non-negative, got {found}"
+
+        later.unless(~((lowest >= 0) & (highest < torch.inf)), explain)
+    return held
+
+
+def probability(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
+    """Require a vector of non-negative masses that sum to one, or a stack of them."""
+    if not isinstance(value, Tensor) or value.shape != shape:
         found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{name} must be a vector of {length} masses, got {found}")
-    total = float(value.sum())
+        raise ValueError(f"{name} must be masses of shape {tuple(shape)}, got {found}")
+    totals = value.detach().sum(-1).flatten()
+    total = float(totals[(totals - 1).abs().argmax()])
     if not bool((value >= 0).all()) or not abs(total - 1) < 1e-4:
         raise ValueError(
             f"{name} must be non-negative and sum to 1, got minimum {float(value.min())} "

@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tricouple.numeric import wide_dtype
+
 Call = Any  # batch.Call: the arguments of a loss
 
 Group = Any
@@ -245,8 +247,11 @@ def gather_call(
             sent.append((torch.as_tensor(values) + starts[axis], first if place < 2 else second))
     labels, ref_labels, ref_index, *listed = _integers(processes, sent, embeddings.device)
     indices = None if indices is None else tuple(listed)
-    whole = call._make((embeddings, labels, indices, ref_emb, ref_labels, ref_index))
-    return whole, gathered
+    weights = call.weights
+    if weights is not None:
+        weights = processes.gather(weights.to(wide_dtype(weights.device)), rows)
+    whole = embeddings, labels, indices, ref_emb, ref_labels, ref_index, None, weights
+    return call._make(whole), gathered
 
 
 def _kind(call: Call) -> dict[str, str]:
@@ -260,7 +265,7 @@ def _kind(call: Call) -> dict[str, str]:
             facts = f"{values.shape[1]}", dtype, values.device.type, "yes" if wanted else "no"
         names = (f"{name}.{fact}" for fact in ("shape[1]", "dtype", "device", "requires_grad"))
         found |= dict(zip(names, facts, strict=True))
-    for name in ("labels", "ref_labels", "ref_index"):
+    for name in ("labels", "ref_labels", "ref_index", "weights"):
         found[name] = "missing" if getattr(call, name) is None else "given"
     indices = call.indices_tuple
     return found | {"indices_tuple": "missing" if indices is None else f"{len(indices)}"}

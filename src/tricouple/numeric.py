@@ -44,6 +44,11 @@ def divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(denominator > 0, numerator / denominator, 0.0)
 
 
+def weighed(numbers: Tensor, weights: Tensor | None) -> Tensor:
+    """Numbers times weights, if there are any."""
+    return numbers if weights is None else numbers * weights
+
+
 def fill_own(values: Tensor, own: Tensor, number: float) -> Tensor:
     """Overwrite entry (i, own_i) of each row, −1 for none, without reading ``own``."""
     at = own.clamp(min=0)[:, None]

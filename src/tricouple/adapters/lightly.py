@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from tricouple import checks
 from tricouple.adapters import for_any_batch
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.relations import pair_views
@@ -32,6 +33,12 @@ class TwoViewLoss(nn.Module):
         self.criterion = for_any_batch(criterion, together=gather_distributed)
         self.gather_distributed = gather_distributed
 
-    def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
-        """The loss of two views, shape (n, d) each; row i of both belongs to image i."""
-        return self.criterion(*pair_views(out0, out1, group=self.criterion.group))
+    def forward(self, out0: Tensor, out1: Tensor, labels: checks.Labels | None = None) -> Tensor:
+        """The loss of two views, shape (n, d) each; row i of both belongs to image i.
+
+        With labels, shape (n,), images of one class are positives, as in SupCon.
+        """
+        embeddings, identities = pair_views(out0, out1, group=self.criterion.group)
+        if labels is not None:
+            identities = checks.labels("labels", labels, len(out0), out0.device).repeat(2)
+        return self.criterion(embeddings, identities)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from tricouple.adapters import for_any_batch, pairs_before
+from tricouple.checks import Labels
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.losses.both_directions import BothDirections
 from tricouple.numeric import compute_dtype
@@ -51,6 +52,9 @@ class ClipLoss(nn.Module):
         logit_scale: Tensor,
         logit_bias: Tensor | None = None,
         output_dict: bool = False,
+        *,
+        ids: Labels | None = None,
+        pairs: Tensor | None = None,
     ) -> Tensor | dict[str, Tensor]:
         """The loss of features, shape (n, d) each; row i of both belongs together.
 
@@ -60,6 +64,9 @@ class ClipLoss(nn.Module):
             logit_scale: c, as the model exponentiated it.
             logit_bias: Without effect: a softmax or a plan does not change with it.
             output_dict: Whether to return ``{"contrastive_loss": loss}``.
+            ids: One integer per row, shape (n,), equal on rows of one image or of equal captions;
+                also over processes.
+            pairs: Instead, weights of the pairs, (n, n), as in every loss.
         """
         n, problem = len(image_features), None
         if len(text_features) != n:
@@ -68,10 +75,12 @@ class ClipLoss(nn.Module):
                 "must belong together"
             )
         first = pairs_before(self.both_directions.criterion, n, problem)
-        pairs = torch.arange(first, first + n, device=image_features.device)
+        if ids is None and pairs is None:
+            ids = torch.arange(first, first + n, device=image_features.device)
         scale = torch.as_tensor(logit_scale)
         scale = scale.to(compute_dtype(scale.dtype))  # half precision has too few digits
-        loss: Tensor = self.both_directions(image_features, text_features, pairs, sharpness=scale)
+        sides = image_features, text_features
+        loss: Tensor = self.both_directions(*sides, ids, sharpness=scale, pairs=pairs)
         if logit_bias is not None:
             loss = loss + 0.0 * logit_bias.sum()  # gives the parameter a gradient
         return {"contrastive_loss": loss} if output_dict else loss

@@ -193,6 +193,8 @@ class ContrastiveLoss(nn.Module, ABC):
         *,
         temperature: float | Tensor | None = None,
         ref_index: Labels | None = None,
+        pairs: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss of a batch.
 
@@ -210,12 +212,18 @@ class ContrastiveLoss(nn.Module, ABC):
                 one element that receives its gradient.
             ref_index: Where anchors are among the references, as in a memory or a gathered batch:
                 the reference that each anchor is, −1 for none, to leave these pairs out.
+            pairs: Instead of labels, a matrix W, shape (N, M), or (N, N) within one set: W_ij > 0
+                is a positive of anchor i with that weight, 0 a negative; the anchor itself is
+                neither. Bools or non-negative numbers, without a gradient; of one process alone.
+            weights: What each anchor counts, shape (N,), non-negative, without a gradient: its mass
+                in the target is multiplied by it, and that of all is one again. A mean over anchors
+                is a weighted mean; a plan follows with ``marginals="target"``.
 
         Returns:
             A scalar, float32 or float64.
         """
-        call = Call(embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index)
-        return self.of_call(call, temperature)
+        given = embeddings, labels, indices_tuple, ref_emb, ref_labels, ref_index, pairs, weights
+        return self.of_call(Call(*given), temperature)
 
     if TYPE_CHECKING:  # for editors and type checkers
         __call__ = forward

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tricouple.batch import Call
+from tricouple.checks import Labels
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.numeric import number_of
 
@@ -44,12 +45,22 @@ class BothDirections(nn.Module):
             self.initial_sharpness = criterion.sharpness
 
     def forward(
-        self, images: Tensor, texts: Tensor, identities: Tensor, *, sharpness: Tensor | None = None
+        self,
+        images: Tensor,
+        texts: Tensor,
+        identities: Labels | None = None,
+        *,
+        sharpness: Tensor | None = None,
+        pairs: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """The loss of embeddings, (n, d); identities, (n,), are equal for texts of one image.
 
-        ``sharpness`` is the c of this call, where the model itself learns it.
+        ``sharpness`` is the c of this call, where the model itself learns it. ``pairs``, (images,
+        texts), replaces identities; ``weights`` are those of row i on both sides.
         """
+        if weights is not None and len(images) != len(texts):
+            raise ValueError(f"weights need one text per image, got {len(texts)} and {len(images)}")
         temperature = None
         if sharpness is not None:
             temperature = self.initial * self.initial_sharpness / sharpness
@@ -60,7 +71,7 @@ class BothDirections(nn.Module):
             with torch.no_grad():
                 self.log_factor.clamp_(max=limit)
             temperature = self.initial * torch.exp(-self.log_factor)
-        call = Call(images, identities, ref_emb=texts, ref_labels=identities)
+        call = Call(images, identities, None, texts, identities, None, pairs, weights)
         return self.criterion.of_call(call, temperature, both=True)
 
     if TYPE_CHECKING:  # for editors and type checkers

@@ -35,7 +35,7 @@ class DBOT(ContrastiveLoss):
         lower: Lower bound of a column sum, a fraction of the mean one, between 0 and 1.
         upper: Upper bound of a column sum, a fraction of the mean one, at least 1.
         variant: ``"formula"``, −mean log P at the positives, or ``"published"``, the public code's
-            cross-entropy with the plan as logits, across two sets only.
+            cross-entropy with the plan as logits, across two sets only. ``pairs=`` weigh both.
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
 
     Example:
@@ -92,8 +92,8 @@ class DBOT(ContrastiveLoss):
         wide = wide_dtype(batch.anchors.device)
         scores = batch.without_own(batch.similarity(wide) * sharpness, -torch.inf)
         log_plan = self._scaled(scores)
-        positives = batch.relation.positives().pairs.mask()
-        return read_out(log_plan, positives, self.variant).to(batch.dtype)
+        target = batch.relation.positives().pairs.dense()
+        return read_out(log_plan, target, self.variant).to(batch.dtype)
 
     def _scaled(self, scores: Tensor) -> Tensor:
         """The log-plan after all rounds, shape (N, M)."""

@@ -38,7 +38,8 @@ class FusedGromov(ContrastiveLoss):
         variant: ``"formula"``, −mean log P at the positives of the transport plan. Or
             ``"published"``: the public code uses ε for the first plan only, then solves with
             regularisation 1 and the kernel ``exp(+C)``, so that its plan is large where
-            similarities are small, and takes a cross-entropy with the plan as logits.
+            similarities are small, and takes a cross-entropy with the plan as logits. ``pairs=``
+            weigh both.
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
 
     Example:
@@ -103,5 +104,5 @@ class FusedGromov(ContrastiveLoss):
         f, g = solved.potentials
         signed = (cost if flipped else -cost) / epsilon
         log_plan = f[:, None] + g + signed + math.log(mass)
-        positives = batch.relation.positives().pairs.mask()
-        return read_out(log_plan, positives, self.variant).to(batch.dtype)
+        target = batch.relation.positives().pairs.dense()
+        return read_out(log_plan, target, self.variant).to(batch.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor
 
 from tricouple import checks
@@ -28,6 +30,8 @@ class InfoNCE(ContrastiveLoss):
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
         memory: As in ``NegMMIOT``; all the same here: similarities always come in tiles.
         memory_budget: Bytes that the tiles may take.
+        marginals: ``"uniform"``: every anchor counts the same. ``"classes"``: every class does, and
+            its anchors share that evenly.
 
     Example:
         >>> criterion = InfoNCE(sharpness=10)
@@ -51,10 +55,13 @@ class InfoNCE(ContrastiveLoss):
         group: Group = None,
         memory: Memory = "auto",
         memory_budget: float = DEFAULT_BUDGET,
+        marginals: Literal["uniform", "classes"] = "uniform",
     ) -> None:
         super().__init__(empty=empty, check=check, group=group)
         self._set_scale(temperature, sharpness)
         checks.one_of("memory", memory, MEMORY_MODES)
+        checks.one_of("marginals", marginals, ("uniform", "classes"))
+        self.marginals = marginals
         self.sweeps = Sweeps(1, memory_budget=memory_budget)
 
     def compute(self, batch: Batch) -> Tensor:
@@ -65,7 +72,6 @@ class InfoNCE(ContrastiveLoss):
         """The mean of both directions, from one set of similarities."""
         return loss(batch, self.sweeps, self._parts, both=True)
 
-    @staticmethod
-    def _parts(batch: Batch) -> list[Part]:
-        target = batch.relation.per_anchor()
+    def _parts(self, batch: Batch) -> list[Part]:
+        target = batch.relation.with_marginals(self.marginals).per_anchor()
         return [Part(target.marginals, batch.sharpness(), linear=target)]

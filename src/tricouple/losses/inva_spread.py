@@ -20,7 +20,8 @@ class InvaSpread(ContrastiveLoss):
     ``−mean_{j positive} log p_ij − Σ_{k negative} log(1 − p_ik)``, averaged over the anchors that
     have a positive. For two views this is the published loss. No supervised form is published; ours
     averages over the positives, which are all samples of the anchor's identity. With explicit
-    triplets positives and negatives are the listed ones.
+    triplets positives and negatives are the listed ones; with ``pairs=`` the mean over positives is
+    weighted.
 
     Args:
         sharpness: c = 1/τ; 10, the paper's, if neither is given.
@@ -64,12 +65,11 @@ class InvaSpread(ContrastiveLoss):
         sharpness = inverse_product(batch.temperature, 1.0, batch.entries)
         scores = batch.without_own(similarity * sharpness, -torch.inf)
         log_p = torch.log_softmax(scores, 1)
-        positives = batch.relation.positives().pairs.mask()
+        target = batch.relation.per_anchor().dense()
         negatives = batch.relation.repelling().pairs.mask()
-        counts = positives.sum(1)
-        pull = log_p.masked_fill(~positives, 0.0).sum(1) / counts.clamp(min=1)
-        push = _log_complement(log_p).masked_fill(~negatives, 0.0).sum(1)
-        return (-(pull + push).sum() / torch.count_nonzero(counts)).to(batch.dtype)
+        pull = (target * log_p.masked_fill(target == 0, 0.0)).sum()
+        push = _log_complement(log_p).masked_fill(~negatives, 0.0).sum(1) * target.sum(1)
+        return -(pull + push.sum()).to(batch.dtype)
 
 
 def _log_complement(log_p: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class IOT(ContrastiveLoss):
     """Inverse optimal transport on positive pairs, optionally with a uniformity penalty.
 
     ``KL(P̃ ‖ P)`` with P the entropic plan for the cost ``1 − s`` and P̃ uniform on the positive
-    pairs. Its sharpness is c = 1/ε: there is no temperature.
+    pairs, or proportional to W of ``pairs=``. Its sharpness is c = 1/ε: there is no temperature.
 
     ``uniformity=λ`` adds ``λ · KL(Q ‖ P)``, Q being P with all entries but the positive pairs
     replaced by their mean. λ = 0.2 is from a re-implementation; the authors published no code.

@@ -38,7 +38,8 @@ class NegMMIOT(ContrastiveLoss):
     """Anchor, positive and negative in one coupling (paper: Neg-MMIOT-CL), in O(N²).
 
     ``KL(P̃ ‖ P)``, where P̃ is uniform on the admissible triplets and P is the entropic transport
-    plan of three copies of the batch for the cost ``C_ijk = ψ((s_ij − s_ik)/τ)``.
+    plan of three copies of the batch for the cost ``C_ijk = ψ((s_ij − s_ik)/τ)``. With ``pairs=W``
+    P̃_ijk ∝ W_ij.
 
     For ψ(t) = −t the loss depends on τ and ε only through the sharpness c = 1/(τε). Given the
     anchor, positive and negative are then independent but for j ≠ k. With balanced classes, two

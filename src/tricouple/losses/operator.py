@@ -62,9 +62,10 @@ def apply(
     # Inside ``vmap`` it is unknown whether a tensor requires a gradient.
     wanted = [
         torch.is_grad_enabled()
+        and name not in ("pairs", "weights")
         and tensor.is_floating_point()
         and (tensor.requires_grad or not compiling)
-        for tensor in tensors.values()
+        for name, tensor in tensors.items()
     ]
     settings = list(tensors), wanted, fixed, number, both
     if compiling:

@@ -34,7 +34,7 @@ class PushPull(ContrastiveLoss):
 
     ``KL(P̃₊ ‖ P₊) + KL(P̃₋ ‖ P₋)``: P₊ minimises and P₋ maximises the entropic transport cost
     ``C_ij = ψ(s_ij/τ)``; the targets are uniform on A⁺ and A⁻, the (anchor, positive) and the
-    (anchor, negative) pairs (mathematics §5).
+    (anchor, negative) pairs (mathematics §5). With ``pairs=`` P̃₊ is proportional to W.
 
     With ψ(t) = −t and ε₊ = ε₋ = ε this is ``NegMMIOT`` for balanced classes, two views or
     one-to-one captions, up to its exclusion j ≠ k (mathematics §8). With any ψ that is not affine
@@ -118,8 +118,8 @@ class PushPull(ContrastiveLoss):
         for sign, target, epsilon in ends:
             c, masses = batch.sharpness(epsilon), target.pairs.marginals
             form = partial(Linear, sharpness=c.value, axes=2, sign=sign)
-            linear = target.pairs if sign > 0 else target.pairs.scaled(-1)
-            parts.append(Part(masses, c, target.entropy, form, self.sweeps.imposed(masses), linear))
+            solved = masses, c, target.entropy, form, self.sweeps.imposed(masses)
+            parts.append(Part(*solved, linear=target.pairs.scaled(sign)))
         return parts
 
     def _shaped(self, batch: Batch) -> Batch:

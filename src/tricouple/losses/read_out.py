@@ -11,10 +11,10 @@ Variant = Literal["formula", "published"]
 VARIANTS = ("formula", "published")
 
 
-def read_out(log_plan: Tensor, positives: Tensor, variant: str) -> Tensor:
-    """The loss of log P, (N, M), whose rows sum to about one, at a mask of positive pairs, (N, M).
+def read_out(log_plan: Tensor, target: Tensor, variant: str) -> Tensor:
+    """The loss of log P, (N, M), whose rows sum to about one, at the positive pairs of P̃, (N, M).
 
-    ``"formula"`` is ``−mean log P`` at the positive pairs: ``KL(P̃ ‖ P)`` up to a constant.
+    ``"formula"`` is ``−Σ P̃ log P``, the mean over them: ``KL(P̃ ‖ P)`` up to a constant.
 
     ``"published"`` is the public CLIP code's ``cross_entropy(P, diagonal)``. It takes the plan
     itself for logits, numbers between 0 and 1: for N = 256 the loss stays between 4.55 and 5.55.
@@ -22,4 +22,4 @@ def read_out(log_plan: Tensor, positives: Tensor, variant: str) -> Tensor:
     """
     if variant == "published":
         log_plan = torch.log_softmax(log_plan.exp(), 1)
-    return -torch.where(positives, log_plan, 0.0).sum() / positives.sum()
+    return -(target * torch.where(target > 0, log_plan, 0.0)).sum()

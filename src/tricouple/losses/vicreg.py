@@ -26,7 +26,7 @@ class VICReg(ContrastiveLoss):
     batch order, first with second, third with fourth, without an odd last one:
     ``pair_views(view0, view1)`` gives the published loss, class labels the paper's synthetic study.
     Across two sets the k-th anchor of an identity is paired with its k-th reference. Explicit
-    triplets raise an error.
+    triplets, pairs and weights raise an error.
 
     Args:
         invariance: Weight of the distance between the views.
@@ -67,10 +67,11 @@ class VICReg(ContrastiveLoss):
 
     def _check_setting(self, batch: Batch) -> None:
         relation = batch.relation
-        if not isinstance(relation, Identities) or not (relation.within or relation.apart):
+        views = isinstance(relation, Identities) and (relation.within or relation.apart)
+        if not views or relation.anchor_weights is not None:
             raise ValueError(
-                "indices_tuple and ref_index have no meaning for VICReg, which compares two views: "
-                "pass labels, or pair_views(view0, view1)"
+                "pairs, weights, indices_tuple and ref_index have no meaning for VICReg, which "
+                "compares two views: pass labels, or pair_views(view0, view1)"
             )
 
     def _needs(self, batch: Batch) -> Iterator[Need]:

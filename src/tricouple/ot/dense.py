@@ -37,7 +37,8 @@ def neg_mmiot(
             ``marginals``: of P, ``"uniform"``, ``"target"`` (those of P̃) or ``"classes"`` (§11).
             ``own``: the reference that each anchor is, (N,), −1 for none; by default itself within
             one set. ``triplets``: instead of labels, triplets (a, p, n), or pairs (a1, p, a2, n),
-            where every positive of an anchor goes with every negative of it.
+            where every positive of an anchor goes with every negative of it. ``pairs``: instead of
+            labels, weights of the positives, (N, M), 0 at negatives. ``weights``: of anchors, (N,).
 
     Example:
         >>> z, y = torch.eye(3), torch.tensor([0, 0, 1])
@@ -48,7 +49,9 @@ def neg_mmiot(
     s, triplets = batch.s, batch.triplets
     if triplets is not None and len(triplets) == 3:
         target = torch.zeros(*s.shape, s.shape[1], dtype=torch.float64)
-        target[tuple(triplets)] = 1 / len(torch.stack(tuple(triplets)).unique(dim=1)[0])
+        target[tuple(triplets)] = 1.0
+        target = target * batch.weights[:, None, None]
+        target = target / target.sum()
     else:  # P̃_ijk = p_i · 1/n⁺_i · v_k/Z_i
         mass, weights = batch.masses(batch.positive.sum(1) * batch.negative.sum(1))
         far = _with_sums(batch.negative * weights, torch.ones_like(mass))
@@ -105,9 +108,9 @@ def info_nce(*samples: Any, temperature: Number, **how: Any) -> Tensor:
         tensor(0.6931, dtype=torch.float64)
     """
     batch = _Batch(*samples, **how)
-    has = (batch.positive.sum(1) > 0).double()
+    mass, _ = batch.masses((batch.positive.sum(1) > 0).double())
     logs = torch.log_softmax((batch.s / temperature).masked_fill(batch.itself, NONE), 1)
-    return -(_with_sums(batch.positive, has / has.sum()) * logs).sum()
+    return -(_with_sums(batch.positive, mass) * logs).sum()
 
 
 def sinkhorn(
@@ -154,8 +157,10 @@ class _Batch:
         self, embeddings: Tensor, labels: Any = None, references: Tensor | None = None,
         ref_labels: Any = None, *, own: Tensor | None = None,
         triplets: Sequence[Tensor] | None = None, n_iters: int = 10, marginals: str = "uniform",
+        pairs: Tensor | None = None, weights: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.triplets, self.n_iters, self.marginals = triplets, n_iters, marginals
+        self.weights = (torch.ones(len(embeddings)) if weights is None else weights).double()
         self.labels, self.ref_labels = labels, labels if references is None else ref_labels
         anchors = others = normalize(embeddings.double(), dim=1, eps=0.0)
         known = torch.arange(len(anchors))
@@ -164,7 +169,10 @@ class _Batch:
             known = torch.full_like(known, -1)
         self.s = anchors @ others.T
         self.itself = (known if own is None else own)[:, None] == torch.arange(len(others))
-        if triplets is None:
+        if pairs is not None:
+            self.positive = pairs.double().masked_fill(self.itself, 0.0)
+            self.negative = ((pairs == 0) & ~self.itself).double()
+        elif triplets is None:
             same = labels[:, None] == self.ref_labels
             self.positive, self.negative = (same & ~self.itself).double(), (~same).double()
         else:
@@ -175,7 +183,7 @@ class _Batch:
     def masses(self, counts: Tensor) -> tuple[Tensor, Number]:
         """p_i, (N,), of anchors with so many pairs or triplets, and v_k, (M,) (§11)."""
         if self.marginals != "classes":
-            return counts / counts.sum(), 1.0
+            return counts * self.weights / (counts @ self.weights), 1.0
         taken = (counts > 0).double()
         alike = (self.labels[:, None] == self.labels).double()
         mass = taken / (alike @ taken).clamp_min(1.0)  # 1/m_g

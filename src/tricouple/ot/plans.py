@@ -14,6 +14,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.numeric import (
     compute_dtype,
+    divide_or_zero,
     final,
     full_precision,
     inverse_product,
@@ -22,7 +23,7 @@ from tricouple.numeric import (
     on_host,
     wide_dtype,
 )
-from tricouple.ot.forms import Forces, Form, Linear
+from tricouple.ot.forms import Forces, Form, Linear, log_scaling
 from tricouple.ot.kernels import epsilon_of_factor, kernel_of
 from tricouple.ot.rows import Vectors
 from tricouple.ot.scaling import Kernel, Scaling
@@ -55,7 +56,7 @@ class _Plan:
     def marginal_error(self) -> float:
         """The largest L1 distance between the plan's marginals and the imposed ones."""
         pairs = zip(self.marginals(), self.imposed, strict=True)
-        return max(float((found.detach() - mass).abs().sum()) for found, mass in pairs)
+        return max(float((found.detach() - mass).abs().sum(-1).max()) for found, mass in pairs)
 
     @property
     def converged(self) -> bool:
@@ -64,7 +65,8 @@ class _Plan:
 
     def __repr__(self) -> str:
         """Its shape, and how far it is from the marginals that were asked for."""
-        shape = "×".join(str(len(mass)) for mass in self.imposed)
+        sizes = *self.imposed[0].shape[:-1], *(mass.shape[-1] for mass in self.imposed)
+        shape = "×".join(map(str, sizes))
         return (
             f"{type(self).__name__}({shape}, epsilon={self.epsilon:g}, n_iters={self.n_iters}, "
             f"marginal_error={self.marginal_error:.2g}, converged={self.converged})"
@@ -73,10 +75,10 @@ class _Plan:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PairPlan(_Plan):
-    """An entropic transport plan ``P_ij = exp((f_i + g_j ∓ C_ij)/ε)``.
+    """An entropic transport plan ``P_ij = exp((f_i + g_j ∓ C_ij)/ε)``, or a stack of them.
 
     Attributes:
-        cost: C, shape (N, M); +∞ where transport is forbidden.
+        cost: C, shape (N, M) or (B, N, M); +∞ where transport is forbidden.
         epsilon: Entropic regularisation ε.
         potentials: Dual potentials (f, g) in units of the cost.
         imposed: The marginals that were asked for.
@@ -89,13 +91,14 @@ class PairPlan(_Plan):
     anti: bool
 
     def dense(self) -> Tensor:
-        """The plan as a matrix, shape (N, M)."""
+        """The plan as a matrix, shape (N, M), or a stack (B, N, M)."""
         f, g = (potential / self.epsilon for potential in self.potentials)
         rows, factor = [], (1 if self.anti else -1) / self.epsilon
+        f, g = torch.broadcast_tensors(f[..., None], g[..., None, :])
         # Potentials and costs nearly cancel: in float64, a block at a time. What is left is small.
-        for block in blocks(len(self.cost), _ENTRIES // max(1, self.cost.shape[1])):
+        for block in blocks(len(self.cost), _ENTRIES // max(1, self.cost[0].numel())):
             cost = self.cost[block]
-            logs = torch.add(f[block, None], g).add_(cost, alpha=factor)
+            logs = torch.add(f[block], g[block]).add_(cost, alpha=factor)
             logs = logs.masked_fill_(cost == torch.inf, -torch.inf)
             rows.append(logs.to(cost.dtype).exp_())
         return torch.cat(rows)
@@ -103,7 +106,7 @@ class PairPlan(_Plan):
     def marginals(self) -> tuple[Tensor, Tensor]:
         """The plan's own row and column sums."""
         plan = self.dense()
-        return plan.sum(1), plan.sum(0)
+        return plan.sum(-1), plan.sum(-2)
 
 
 @never_compiled
@@ -113,6 +116,7 @@ def sinkhorn(
     *,
     row_marginal: Tensor | None = None,
     column_marginal: Tensor | None = None,
+    mask: Tensor | None = None,
     n_iters: int = 100,
     tol: float | None = None,
     anti: bool = False,
@@ -124,14 +128,17 @@ def sinkhorn(
     The potentials of the answer are differentiable with respect to the cost.
 
     Args:
-        cost: C, shape (N, M); +∞ forbids an entry.
+        cost: C, shape (N, M), or a stack of small ones, (B, N, M), solved together in float64; +∞
+            forbids an entry.
         epsilon: Entropic regularisation, > 0.
-        row_marginal: Masses of the rows, shape (N,); uniform if None.
-        column_marginal: Masses of the columns, shape (M,); uniform if None.
+        row_marginal: Masses of the rows, shape (N,) or (B, N); uniform if None.
+        column_marginal: Masses of the columns, shape (M,) or (B, M); uniform if None.
+        mask: The entries that there are, bool, of the shape of the cost; all others are padding,
+            and rows and columns of padding alone have no mass if it is uniform.
         n_iters: Sweeps (rows, then columns), at most.
         tol: Stop when the marginal error (L1) is below this.
         anti: Maximise the transport cost instead (anti-transport); forbidden stays forbidden.
-        gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``.
+        gradient: ``"unrolled"``, ``"implicit"`` or ``"envelope"``; the first of a stack.
         check: ``"full"``, or ``"shapes"``: no check reads a value, so that nothing waits for an
             accelerator; a cost that has no plan gives one that is not finite.
 
@@ -141,21 +148,32 @@ def sinkhorn(
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.5000]])
     """
-    checks.matrix("cost", cost)
+    stack = isinstance(cost, Tensor) and cost.ndim == 3
+    checks.matrix("cost", cost.flatten(0, 1) if stack else cost)
     checks.positive_number("epsilon", epsilon)
     checks.one_of("check", check, ("full", "shapes"))
     epsilon, how = float(epsilon), Sweeps(n_iters, tol, gradient)
+    if stack and gradient != "unrolled":
+        raise ValueError(f'a stack of costs has gradient="unrolled" alone, got {gradient!r}')
     cost = cost.to(compute_dtype(cost.dtype))
     reads = check == "full"
     if reads and not float(cost.detach().amin()) > -math.inf:  # also if it is NaN
         raise ValueError("cost must hold finite numbers or +inf (forbidden), found NaN or -inf")
-    rows = _masses("row_marginal", row_marginal, len(cost), cost)
-    columns = _masses("column_marginal", column_marginal, cost.shape[1], cost)
+    there = cost.new_ones((), dtype=torch.bool).expand(cost.shape) if mask is None else mask
+    if there.shape != cost.shape or there.dtype != torch.bool:
+        given = f"{there.dtype} of shape {tuple(there.shape)}"
+        raise ValueError(f"mask must be bool of shape {tuple(cost.shape)}, got {given}")
+    cost = cost if mask is None else cost.masked_fill(~mask, torch.inf)
+    rows = _masses("row_marginal", row_marginal, there.any(-1))
+    columns = _masses("column_marginal", column_marginal, there.any(-2))
     # Scores are −C, for anti-transport C; what is forbidden is −∞ in both.
     scores = torch.where(cost == torch.inf, -torch.inf, cost) if anti else -cost
-    *logs, sweeps = potentials(scores, _own(cost, False), 1 / epsilon, [rows, columns], how)
+    if cost.ndim == 3:
+        *logs, sweeps = _stacked(scores.to(rows.dtype) / epsilon, rows, columns, how)
+    else:
+        *logs, sweeps = potentials(scores, _own(cost, False), 1 / epsilon, [rows, columns], how)
     if reads:
-        with_mass = torch.cat(logs).detach()[torch.cat([rows, columns]) > 0]
+        with_mass = torch.cat(logs, -1).detach()[torch.cat([rows, columns], -1) > 0]
         if not bool(torch.isfinite(with_mass).all()):
             raise ValueError(
                 "cost forbids too much: no plan has these marginals (a row or column with mass has "
@@ -165,11 +183,27 @@ def sinkhorn(
     return PairPlan(epsilon, found, (rows, columns), int(sweeps), tol, cost, anti)
 
 
-def _masses(name: str, masses: Tensor | None, length: int, like: Tensor) -> Tensor:
+def _masses(name: str, masses: Tensor | None, there: Tensor) -> Tensor:
+    wide = wide_dtype(there.device)
     if masses is None:
-        return like.new_full((length,), 1 / length, dtype=wide_dtype(like.device))
-    checks.probability(name, masses, length)
-    return masses.detach().to(wide_dtype(like.device))
+        return divide_or_zero(there.to(wide), there.sum(-1, keepdim=True))
+    checks.probability(name, masses, there.shape)
+    return masses.detach().to(wide)
+
+
+def _stacked(scores: Tensor, rows: Tensor, columns: Tensor, how: Sweeps) -> tuple[Any, ...]:
+    """Log-scalings of a stack, (B, N) and (B, M), by autograd, and the number of sweeps done."""
+    without = (rows == 0)[:, :, None] | (columns == 0)[:, None, :]
+    scores = scores.masked_fill(without, 0.0)  # a sum of nothing has no gradient
+    f, g = torch.zeros_like(rows), torch.where(columns > 0, 0.0, -torch.inf).to(rows.dtype)
+    for done in range(how.n_iters):
+        sums = torch.logsumexp(scores + g[:, None, :], 2)
+        error = ((f + sums).detach().exp() - rows).abs().sum(1).max()
+        if done and how.tol is not None and bool(error <= how.tol):
+            return f, g, done
+        f = log_scaling(rows.log(), sums)
+        g = log_scaling(columns.log(), torch.logsumexp(scores + f[:, :, None], 1))
+    return f, g, how.n_iters
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -312,7 +346,8 @@ def triplet_sinkhorn(
             f"marginals must be three vectors, anchors, positives and negatives, got {len(given)}"
         )
     names = zip(("anchor", "positive", "negative"), given, (n, m, m), strict=True)
-    imposed = [_masses(f"marginals ({name})", mass, size, similarity) for name, mass, size in names]
+    every = similarity.new_ones(max(n, m), dtype=torch.bool)
+    imposed = [_masses(f"marginals ({name})", mass, every[:size]) for name, mass, size in names]
     *logs, sweeps = potentials(similarity, _own(similarity, within), factor, imposed, how, form)
     found, tau = tuple(log * epsilon for log in logs), number_of(temperature)
     done = epsilon, found, tuple(imposed), int(sweeps), tol

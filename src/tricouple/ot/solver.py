@@ -83,8 +83,7 @@ class Sweep:
     before: Vectors
     potentials: Vectors  # after it
     later: bool  # whether there was a sweep before
-    # On a device: whether the run had ended before, so that this sweep does not count.
-    late: Tensor | None = None
+    late: Tensor | None = None  # on a device: whether the run had ended, so that it does not count
 
     @property
     def number(self) -> int | Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.special import xlogy
 
-from tricouple.numeric import divide_or_zero, fill_own, on_host, wide_dtype
+from tricouple.numeric import divide_or_zero, fill_own, on_host, weighed, wide_dtype
 from tricouple.relations.target import Relation, TargetPairs, TripletTarget
 
 
@@ -34,6 +34,7 @@ class Identities(Relation):
     within: bool  # whether anchor i is reference i, for all
     apart: bool  # whether no anchor is a reference
     classes: bool = False  # whether every class has the same mass, or every triplet (or pair)
+    anchor_weights: Tensor | None = None
 
     @classmethod
     def of(
@@ -60,7 +61,11 @@ class Identities(Relation):
 
     def with_marginals(self, marginals: str) -> Identities:
         """For ``"classes"`` with class marginals (mathematics §11)."""
-        return replace(self, classes=True) if marginals == "classes" else self
+        if marginals != "classes":
+            return self
+        if self.anchor_weights is not None:
+            super().with_marginals(marginals)  # raises an error
+        return replace(self, classes=True)
 
     def mirrored(self) -> Identities:
         """With anchors for references, of two sets without common samples."""
@@ -87,30 +92,29 @@ class Identities(Relation):
     @cached_property
     def n_triplets(self) -> Tensor:  # type: ignore[override]
         """|A| = Σ_i n⁺_i n⁻_i."""
-        return torch.dot(*self.partners)
+        return torch.dot(weighed(self.partners[0], self.anchor_weights), self.partners[1])
 
     @cached_property
     def n_positives(self) -> Tensor:  # type: ignore[override]
         """Σ_i n⁺_i."""
-        return self.partners[0].sum()
+        return weighed(self.partners[0], self.anchor_weights).sum()
 
     def triplets(self) -> TripletTarget:
-        """P̃_ijk = p_i/n⁺_i · v_k/Z_i: 1/|A|, but for class marginals."""
+        """P̃_ijk = p_i/n⁺_i · v_k/Z_i: 1/|A|, but for weights and class marginals."""
         positives, negatives = self.partners
         number = positives * negatives
         masses, (weights, totals) = self._masses(number), self._references(number)
         near, far = divide_or_zero(masses, positives), divide_or_zero(masses, totals)
         contrast = GroupedPairs(self, near, -far, weights)
         received = contrast.columns[0], -contrast.columns[1]
-        each = divide_or_zero(near, totals)
-        entropy = self._entropy(masses, each, received[1], weights)
-        return TripletTarget(entropy, contrast, (masses, *received), each, weights)
+        entropy = self._entropy(masses, divide_or_zero(near, totals), received[1], weights)
+        return TripletTarget(entropy, contrast, (masses, *received))
 
     def per_anchor(self) -> GroupedPairs:
         """Same label, each pair weighing 1/n⁺_i of what its anchor weighs."""
         positives = self.partners[0]
-        anchors = torch.count_nonzero(positives).to(positives.dtype)
-        return self._pairs(divide_or_zero(1 / anchors, positives))
+        masses = self._masses((positives > 0).to(positives.dtype))
+        return self._pairs(divide_or_zero(masses, positives))
 
     def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
         """Of one label or of two, for all anchors or for those that have both."""
@@ -138,6 +142,7 @@ class Identities(Relation):
     def _masses(self, number: Tensor) -> Tensor:
         """p_i, proportional to this number; or the same for every class that has any, evenly."""
         if not self.classes:
+            number = weighed(number, self.anchor_weights)
             return number / number.sum()
         taken = (number > 0).to(number.dtype)
         sizes = self.sums(self.anchors, taken)

@@ -1,22 +1,22 @@
-"""Relations as miners give them: explicit triplets, or explicit pairs and all their triplets."""
+"""The relation of triplets that are listed, as some miners do."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.special import xlogy
 
-from tricouple.numeric import divide_or_zero, on_host, wide_dtype
-from tricouple.relations.target import Relation, TargetPairs, TripletTarget
+from tricouple.numeric import divide_or_zero, on_host, weighed, wide_dtype
+from tricouple.relations.target import PairsByRows, Relation, TargetPairs, TripletTarget
 
 Shape = tuple[int, int]  # (N, M)
 
 
 @dataclass(frozen=True)
-class ListedPairs:
+class ListedPairs(PairsByRows):
     """P̃ with mass ``weights`` at (rows, columns) and none elsewhere."""
 
     rows: Tensor
@@ -30,47 +30,9 @@ class ListedPairs:
         keys, weights = _distinct(rows * shape[1] + columns, weights)
         return cls(keys // shape[1], keys % shape[1], weights, shape)
 
-    @property
-    def keys(self) -> Tensor:
-        """Places in a matrix that is read row by row."""
-        return self.rows * self.shape[1] + self.columns
-
-    @property
-    def kept(self) -> Tensor:
-        """1 for pairs that have mass."""
-        return (self.weights > 0).to(self.weights.dtype)
-
     def scaled(self, factor: float | Tensor) -> ListedPairs:
         """P̃ times a number."""
         return replace(self, weights=self.weights * factor)
-
-    @cached_property
-    def marginals(self) -> tuple[Tensor, Tensor]:
-        """Row sums, (N,), and column sums, (M,)."""
-        rows, columns = (self.weights.new_zeros(size) for size in self.shape)
-        return (
-            rows.index_add_(0, self.rows, self.weights),
-            columns.index_add_(0, self.columns, self.weights),
-        )
-
-    def times(self, values: Tensor) -> Tensor:
-        """``Σ_j P̃_ij values_j``, (M, d) → (N, d)."""
-        return self._sum(values, self.columns, self.rows, self.shape[0])
-
-    def transposed_times(self, values: Tensor) -> Tensor:
-        """``Σ_i P̃_ij values_i``, (N, d) → (M, d)."""
-        return self._sum(values, self.rows, self.columns, self.shape[1])
-
-    def _sum(self, values: Tensor, here: Tensor, there: Tensor, size: int) -> Tensor:
-        weights = self.weights.to(values.dtype)
-        if on_host(values):  # one sparse product
-            places, shape = torch.stack([there, here]), (size, len(values))
-            target = torch.sparse_coo_tensor(
-                places, weights, shape, device=values.device, check_invariants=False
-            )
-            return torch.sparse.mm(target, values)  # type: ignore[no-any-return]
-        out = values.new_zeros(size, values.shape[1])
-        return out.index_add_(0, there, values[here] * weights[:, None])
 
     def of_rows(self, rows: slice) -> ListedPairs:
         """The same of some anchors."""
@@ -83,61 +45,12 @@ class ListedPairs:
         """The entries of some anchors, (R, M)."""
         part = self.of_rows(slice(*rows.indices(self.shape[0])[:2]))
         flat = part.weights.new_zeros(part.shape[0] * part.shape[1])
-        return flat.index_add_(0, part.keys, part.weights).view(part.shape)
-
-    def mask(self) -> Tensor:
-        """The pairs that have mass, (N, M)."""
-        return self.dense() != 0
-
-
-class Listed(Relation):
-    """A relation that is given by lists."""
-
-    @abstractmethod
-    def counted(self, *, positive: bool) -> ListedPairs:
-        """Distinct positive or negative pairs, weighted by the number of their triplets."""
-
-    def listed(self, *, positive: bool) -> ListedPairs:
-        """The pairs of any positive weight, with or without a triplet."""
-        return self.counted(positive=positive)
-
-    @cached_property
-    def n_positives(self) -> Tensor:  # type: ignore[override]
-        """The number of distinct (anchor, positive) pairs."""
-        return self.listed(positive=True).kept.sum()
-
-    def triplets(self) -> TripletTarget:
-        """Pair marginals by counting: P̃¹²_ij and P̃¹³_ik are numbers of triplets over |A|."""
-        near, far = self.counted(positive=True), self.counted(positive=False)
-        size = self.n_triplets.clamp_min(1.0)
-        contrast = ListedPairs(
-            torch.cat([near.rows, far.rows]),
-            torch.cat([near.columns, far.columns]),
-            torch.cat([near.weights, -far.weights]) / size,
-            near.shape,
-        )
-        first, second = (part / size for part in near.marginals)
-        third = far.marginals[1] / size
-        each, ones = torch.ones_like(first) / size, torch.ones_like(third)
-        return TripletTarget(size.log(), contrast, (first, second, third), each, ones)
-
-    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
-        """Uniform on distinct pairs: on all, or on those of triplets."""
-        pairs = (self.counted if of_triplets else self.listed)(positive=positive)
-        size = pairs.kept.sum().clamp_min(1.0)
-        return TargetPairs(size.log(), replace(pairs, weights=pairs.kept / size))
-
-    def per_anchor(self) -> ListedPairs:
-        """Distinct (anchor, positive) pairs, each weighing 1/n⁺_i of what its anchor weighs."""
-        pairs = self.listed(positive=True)
-        pairs = replace(pairs, weights=pairs.kept)
-        counts = pairs.marginals[0]
-        each = divide_or_zero(pairs.weights, torch.count_nonzero(counts) * counts[pairs.rows])
-        return replace(pairs, weights=each)
+        places = part.rows * part.shape[1] + part.columns
+        return flat.index_add_(0, places, part.weights).view(part.shape)
 
 
 @dataclass(frozen=True)
-class ListedTriplets(Listed):
+class ListedTriplets(Relation):
     """A set of triplets; one that is listed twice counts once."""
 
     anchors: Tensor  # index of each triplet's anchor among the N anchors
@@ -146,6 +59,7 @@ class ListedTriplets(Listed):
     shape: Shape  # (N, M)
     own: Tensor  # the reference that each anchor is, −1 for none, (N,)
     kept: Tensor  # 1 for each; 0 for repeated ones, which stay on a device
+    anchor_weights: Tensor | None = None
 
     def margins(self, anchors: Tensor, references: Tensor | None) -> Tensor:
         """``s_ij − s_ik`` of each triplet, float64; without references of a given matrix s."""
@@ -162,75 +76,68 @@ class ListedTriplets(Listed):
     ) -> ListedTriplets:
         """Drop repeated triplets."""
         m = shape[1]
-        keys, counts = _distinct((anchors * m + positives) * m + negatives, _ones(anchors))
+        ones = torch.ones_like(anchors, dtype=wide_dtype(anchors.device))
+        keys, counts = _distinct((anchors * m + positives) * m + negatives, ones)
         pairs = keys // m
         return cls(pairs // m, pairs % m, keys % m, shape, own, (counts > 0).to(counts.dtype))
 
     @cached_property
+    def weights(self) -> Tensor:
+        """Of each triplet, that of its anchor."""
+        ones = torch.ones_like(self.own, dtype=self.kept.dtype)
+        return self.kept * weighed(ones, self.anchor_weights)[self.anchors]
+
+    @cached_property
     def n_triplets(self) -> Tensor:  # type: ignore[override]
         """|A|."""
-        return self.kept.sum()
+        return self.weights.sum()
+
+    @property
+    def n_positives(self) -> Tensor:  # type: ignore[override]
+        """As above: each has one."""
+        return self.n_triplets
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of a value of each triplet."""
-        return values.mean() if on_host(values) else (values * self.kept).sum() / self.n_triplets
+        return (values * self.weights).sum() / self.n_triplets
 
     def counted(self, *, positive: bool) -> ListedPairs:
         """Distinct pairs, weighted by the number of their triplets."""
         partners = self.positive_indices if positive else self.negative_indices
         return ListedPairs.distinct(self.anchors, partners, self.kept, self.shape)
 
+    def triplets(self) -> TripletTarget:
+        """Pair marginals by counting: P̃¹²_ij and P̃¹³_ik are numbers of triplets over |A|."""
+        pairs = (self.counted(positive=positive) for positive in (True, False))
+        near, far = (self._shares(part, part.weights) for part in pairs)
+        contrast = ListedPairs(
+            torch.cat([near.rows, far.rows]),
+            torch.cat([near.columns, far.columns]),
+            torch.cat([near.weights, -far.weights]),
+            near.shape,
+        )
+        first, second = near.marginals
+        each = divide_or_zero(weighed(torch.ones_like(first), self.anchor_weights), self.n_triplets)
+        return TripletTarget(-xlogy(first, each).sum(), contrast, (first, second, far.marginals[1]))
 
-@dataclass(frozen=True)
-class MinedPairs(Listed):
-    """Every listed positive of an anchor with every listed negative of it (mathematics §1).
+    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
+        """Uniform on distinct pairs, but for weights; all are of triplets."""
+        pairs = self.counted(positive=positive)
+        pairs = self._shares(pairs, pairs.weights.sign())
+        return TargetPairs(pairs.entropy(), pairs)
 
-    A pair that is listed twice counts once. Memory is that of the pairs, not of their triplets.
+    def per_anchor(self) -> ListedPairs:
+        """Distinct (anchor, positive) pairs, each weighing 1/n⁺_i of what its anchor weighs."""
+        pairs = self.counted(positive=True)
+        kept = pairs.weights.sign()
+        counts = replace(pairs, weights=kept).marginals[0]
+        return self._shares(pairs, divide_or_zero(kept, counts[pairs.rows]))
 
-    Example:
-        >>> a, p, n = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 0]), torch.tensor([3, 4, 4])
-        >>> pairs = MinedPairs.distinct((a, p), (a, n), (5, 5), torch.arange(5))
-        >>> int(pairs.n_triplets)   # 2·2 + 1·1
-        5
-    """
-
-    near: ListedPairs  # the positive pairs, each with weight 1, or 0 if it is listed twice
-    far: ListedPairs  # the negative pairs
-    own: Tensor  # the reference that each anchor is, −1 for none, (N,)
-
-    @classmethod
-    def distinct(
-        cls, near: tuple[Tensor, Tensor], far: tuple[Tensor, Tensor], shape: Shape, own: Tensor
-    ) -> MinedPairs:
-        """From anchors and references of positive and of negative pairs; drop repeated ones."""
-        both = [ListedPairs.distinct(*pairs, _ones(pairs[0]), shape) for pairs in (near, far)]
-        first, second = (replace(pairs, weights=pairs.kept) for pairs in both)
-        return cls(first, second, own)
-
-    def repeated(self) -> tuple[Tensor, Tensor]:
-        """Places of pairs, and whether each is listed as positive and as negative."""
-        both = self.near, self.far
-        weights = torch.cat([pairs.weights for pairs in both])
-        keys, counts = _distinct(torch.cat([pairs.keys for pairs in both]), weights)
-        return keys, counts > 1
-
-    @cached_property
-    def n_triplets(self) -> Tensor:  # type: ignore[override]
-        """|A| = Σ_i n⁺_i n⁻_i."""
-        return self.near.marginals[0] @ self.far.marginals[0]
-
-    def listed(self, *, positive: bool) -> ListedPairs:
-        """The listed pairs."""
-        return self.near if positive else self.far
-
-    def counted(self, *, positive: bool) -> ListedPairs:
-        """W⁺_ij n⁻_i, or W⁻_ik n⁺_i (mathematics §1)."""
-        pairs, others = self.listed(positive=positive), self.listed(positive=not positive)
-        return replace(pairs, weights=pairs.weights * others.marginals[0][pairs.rows])
-
-
-def _ones(values: Tensor) -> Tensor:
-    return torch.ones_like(values, dtype=wide_dtype(values.device))
+    def _shares(self, pairs: ListedPairs, numbers: Tensor) -> ListedPairs:
+        """Pairs that weigh these numbers times what their anchors do, and one together."""
+        ones = torch.ones_like(self.own, dtype=numbers.dtype)
+        weights = numbers * weighed(ones, self.anchor_weights)[pairs.rows]
+        return replace(pairs, weights=divide_or_zero(weights, weights.sum()))
 
 
 def _distinct(keys: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Several views as one labelled batch."""
+"""Several views as one labelled batch, and weights of classes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tricouple import checks
 from tricouple.groups import Group, Processes
+from tricouple.numeric import divide_or_zero
 
 
 def pair_views(*views: Tensor | Sequence[Tensor], group: Group = None) -> tuple[Tensor, Tensor]:
@@ -39,6 +40,28 @@ def pair_views(*views: Tensor | Sequence[Tensor], group: Group = None) -> tuple[
     first = 0 if processes is None else processes.before(n)
     identities = torch.arange(first, first + n, device=several[0].device)
     return torch.cat(tuple(several)), identities.repeat(len(several))
+
+
+def class_weights(labels: checks.Labels) -> Tensor:
+    """One weight per class, the inverse of its count, with mean one over the classes that occur.
+
+    Args:
+        labels: Classes of the training set, shape (N,), integers from 0 on.
+
+    Returns:
+        Shape (largest label + 1,), for ``criterion(embeddings, labels, weights=weights[labels])``.
+
+    Example:
+        >>> class_weights([0, 0, 0, 1])
+        tensor([0.5000, 1.5000])
+    """
+    given = torch.as_tensor(labels)
+    given = checks.labels("labels", given, given.numel(), given.device)
+    if not given.numel() or int(given.min()) < 0:
+        raise ValueError(f"labels must be integers from 0 on, one at least, got {given}")
+    counts = torch.bincount(given).float()
+    weights = divide_or_zero(torch.ones_like(counts), counts)
+    return weights / weights[counts > 0].mean()
 
 
 def _checked_views(views: Sequence[Any], *, empty: bool) -> Sequence[Tensor]:
