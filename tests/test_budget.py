@@ -9,11 +9,11 @@ ROOT = Path(__file__).parents[1]
 # Lines of the files below some folders. The aims: library 8,000, laboratory 7,500, scripts 4,500,
 # tests 15,000.
 LIMITS = {
-    (("src/tricouple",), (".py",)): 8_380,
+    (("src/tricouple",), (".py",)): 8_800,
     (("src/tricouple",), (".c", ".h")): 1_600,
     (("src/tricouple_lab",), (".py",)): 8_600,
     (("theory", "benchmarks", "studies", "reproduce"), (".py",)): 5_200,
-    (("tests",), (".py",)): 15_950,
+    (("tests",), (".py",)): 16_400,
 }
 
 
