@@ -18,7 +18,7 @@ CONVERGED: dict[str, Any] = {"n_iters": 20_000, "tol": 1e-10, "gradient": "impli
 
 def run(plan: Plan, runs: Runs) -> None:
     """Compare the gradients on every batch."""
-    for name, cell in plan["cells"].items():
+    for name, cell in plan["draws"].items():
         for row, c, seed in itertools.product(plan["rows"], plan["sharpness"], plan["seeds"]):
             config = {"cell": f"{name}, c = {c:g}", "row": row, "seed": seed}
             runs("final", config, lambda one=(cell, row, c, seed): compared(*one))  # type: ignore[misc]
@@ -29,9 +29,9 @@ def compared(cell: Mapping[str, Any], row: str, c: float, seed: int) -> dict[str
     embeddings, labels, triplets = draw(cell["labels"], cell["n"], seed)
     how = CONVERGED if cell["sweeps"] == "converged" else {}
     psi: dict[str, Any] = {
-        "neg_mmiot": {"shaping": "linear", "epsilon": 0.1},
-        "log_sigmoid": {"shaping": "log_sigmoid", "epsilon": 1.0, "kernel_tol": 1e-6},
-        "hinge": {"shaping": tc.shaping.Hinge(margin=MARGIN * c), "epsilon": 1.0},
+        "Neg-MMIOT, linear": {"shaping": "linear", "epsilon": 0.1},
+        "Neg-MMIOT, log-sigmoid": {"shaping": "log_sigmoid", "epsilon": 1.0, "kernel_tol": 1e-6},
+        "Neg-MMIOT, hinge": {"shaping": tc.shaping.Hinge(margin=MARGIN * c), "epsilon": 1.0},
     }[row]
     gradients = []
     for criterion in (tc.NegMMIOT(sharpness=c, **psi, **how), tc.PushPull(sharpness=c, **how)):

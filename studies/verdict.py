@@ -44,8 +44,8 @@ def judge(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> list[Verdict]:
     """Apply the rule of each hypothesis of a plan.
 
     The rules are ``above``: the lower end of the interval (Bonferroni over the comparisons of the
-    hypothesis) is above ``margin`` in all but ``allowed`` of them; and ``alike``: no difference is
-    as large as ``margin`` and significant (Holm, 5 %).
+    hypothesis) is above ``margin`` in all but ``allowed`` of them; ``alike``: no difference is as
+    large as ``margin`` and significant (Holm, 5 %); ``at most``: no value is above ``margin``.
     """
     scores = final_scores(lines)
     return [_judged(rule, plan, scores) for rule in plan["hypotheses"]]
@@ -54,25 +54,34 @@ def judge(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> list[Verdict]:
 def _judged(rule: Mapping[str, Any], plan: Plan, scores: pd.DataFrame) -> Verdict:
     wanted = [(cell, a, b) for cell in rule["cells"] for a, b in rule["compare"]]
     metrics = rule["metric"] if isinstance(rule["metric"], list) else [rule["metric"]] * 2
-    above = rule["rule"] == "above"
-    level = 1 - LEVEL / len(wanted) if above else 1 - LEVEL
-    found = [difference(scores, *one, metrics, level) for one in wanted]
+    kind, margin, name = rule["rule"], rule["margin"], rule["name"]
+    level = 1 - LEVEL / len(wanted) if kind == "above" else 1 - LEVEL
+    if kind == "at most":
+        found = [_largest(scores, cell, a, metrics[0]) for cell, a, _ in wanted]
+    else:
+        found = [difference(scores, *one, metrics, level) for one in wanted]
     corrected = holm([one.p for one in found])
     found = [one._replace(p=p) for one, p in zip(found, corrected, strict=True)]
-    seeds = {
-        cell: len(plan.get("cell_seeds", {}).get(cell, plan["seeds"])) for cell in rule["cells"]
-    }
-    if any(one.n < seeds[one.cell] for one in found):
-        return Verdict(rule["name"], "open", level, found)
-    if min(one.n for one in found) < LEAST:
-        return Verdict(rule["name"], "too few seeds for a test", level, found)
-    if above:
-        failed = sum(not one.low > rule["margin"] for one in found)
-        return Verdict(
-            rule["name"], "stands" if failed <= rule["allowed"] else "refuted", level, found
-        )
-    large = [abs(one.mean) >= rule["margin"] and one.p < LEVEL for one in found]
-    return Verdict(rule["name"], "refuted" if any(large) else "stands", level, found)
+    least = min(one.n for one in found)
+    if least < len(plan["seeds"]):
+        return Verdict(name, "open", level, found)
+    if kind != "at most" and least < LEAST:
+        return Verdict(name, "too few seeds for a test", level, found)
+    failed = {
+        "above": lambda one: not one.low > margin,
+        "alike": lambda one: abs(one.mean) >= margin and one.p < LEVEL,
+        "at most": lambda one: not one.high <= margin,
+    }[kind]
+    word = "stands" if sum(map(failed, found)) <= rule["allowed"] else "refuted"
+    return Verdict(name, word, level, found)
+
+
+def _largest(scores: pd.DataFrame, cell: str, row: str, metric: str) -> Difference:
+    """The mean and the ends of a metric over the seeds, as a difference from nothing."""
+    own, nan = values_of(scores, cell, row, metric), float("nan")
+    if not len(own):
+        return Difference(cell, row, 0, nan, nan, nan, nan)
+    return Difference(cell, row, len(own), own.mean(), own.min(), own.max(), nan)
 
 
 def final_scores(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
