@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tricouple_lab.files import commit, locked, versions
+from tricouple_lab.files import locked, versions
 from tricouple_lab.names import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,8 +120,7 @@ def clean_commit(plan: Plan) -> str:
     if changed:
         first = changed.splitlines()[0].strip()
         raise UserError(f"uncommitted changes ({first}): results need a clean commit; commit first")
-    found = commit()
-    return str(found).removesuffix("-dirty")
+    return git("rev-parse", "HEAD")
 
 
 def git(*words: str) -> str:
