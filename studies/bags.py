@@ -164,7 +164,7 @@ def measured(
 def draw_bags(pairs: Pairs, cell: Mapping[str, Any], seed: int) -> Bags:
     """Cut the training pairs into known pairs and bags; a share of the captions become orphans.
 
-    With classes, a bag has images of different classes.
+    With classes, a bag has images of different classes: its size divides their number.
     """
     generator = torch.Generator().manual_seed(seed)
     n, known, size, orphans = len(pairs.x), cell["known"], cell["bag"], cell["orphans"]

@@ -176,9 +176,9 @@ def trained(
     x, test, head = part.x, part.test_x, mlp(part.x.shape[1])
     if kind == "identity head":  # starts as 256 principal directions
         mean = x.mean(0)
-        _, _, directions = torch.linalg.svd(x - mean, full_matrices=False)
-        scale = ((x - mean) @ directions[:256].T).norm(dim=1).mean()
-        x, test = ((v - mean) @ directions[:256].T / scale for v in (x, test))
+        _, _, directions = torch.svd_lowrank(x - mean, q=min(256, *x.shape), niter=4)
+        scale = ((x - mean) @ directions).norm(dim=1).mean()
+        x, test = ((v - mean) @ directions / scale for v in (x, test))
         head = Residual(x.shape[1])
     if loss.startswith("BCL"):
         means = torch.stack([x[part.y == label].mean(0) for label in part.y.unique()])

@@ -283,7 +283,7 @@ def test_posteriors_are_distributions_and_the_matching_is_the_best():
 @pytest.mark.parametrize("orphans", [0.0, 0.4])
 def test_bags_hold_each_pair_once_and_orphans_have_no_image(orphans):
     cell = {"known": 20, "bag": 5, "orphans": orphans}
-    classes = None if orphans else torch.arange(12).repeat(10)
+    classes = None if orphans else torch.arange(10).repeat(12)
     pairs = bags.Pairs(drawn(120, 3), drawn(120, 3), classes, {}, {})
     found = bags.draw_bags(pairs, cell, 3)
     images, texts = ({*part.flatten().tolist()} for part in (found.images, found.texts))
@@ -321,10 +321,10 @@ def test_siglip_and_mil_nce_are_their_formulas():
     s = np.array([[float(cosine_similarity(a, b, dim=0)) for b in y] for a in x])
     loss = clip.SigLIP(c, learn=False)
     terms = [
-        np.log1p(np.exp(-(1 if i == j else -1) * (c * s[i, j] + float(loss.bias))))
+        np.log1p(np.exp(-(1 if i == j else -1) * (c * s[i, j] + loss.bias.item())))
         for i, j in product(range(4), range(4))
     ]
-    assert float(loss(x, y, torch.arange(4))) == pytest.approx(sum(terms) / 4, rel=1e-5)
+    assert loss(x, y, torch.arange(4)).item() == pytest.approx(sum(terms) / 4, rel=1e-5)
     weights = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
     e = np.exp(c * s)
     wanted = -np.mean(np.log((e * weights.numpy()).sum(1) / e.sum(1)))
