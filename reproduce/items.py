@@ -21,14 +21,6 @@ BACKBONES = ("resnet18", "resnet34", "resnet50", "vit_b16")
 QUIET = ("evaluation.figures=false", "evaluation.every=1000", "logger=csv", "progress=false")
 SMOKE = ("scale=smoke", "data=digits", "backbone=resnet10_small", "backbone.width=2",
          "data.train_size=96", "data.test_size=60", "training.epochs=1")  # fmt: skip
-# The table of hyper-parameters: one setting at a time.
-AXES = {
-    "learning_rate": (5e-4, 1e-3, 5e-3, 0.01, 0.03, 0.1),
-    "n_iters": (1, 2, 5, 10),
-    "temperature": (0.01, 0.1, 1, 10),
-    "epsilon": (0.01, 0.1, 0.5, 1, 10),
-}
-USUAL = {"learning_rate": 5e-3, "n_iters": 10, "temperature": 0.1, "epsilon": 0.1}
 SIZES = {"smoke": (16, 32), "cpu": (64, 128, 256, 512), "paper": (64, 128, 256, 512, 1024)}
 MEMORY = {"smoke": (1024,), "cpu": (1024, 2048, 4096), "paper": (1024, 2048, 4096, 8192)}
 
@@ -67,7 +59,6 @@ def _items() -> Iterator[Item]:
         title = f"{names.IMAGES[data].title}, {setting}: linear probe and k-NN"
         name = f"{setting}-{data.replace('_', '-')}"
         yield Item(f"Table {place}", name, title, "images", "", (data,), (setting,))
-    yield Item("Table 13", "ablation", "Hyper-parameters of PushPull", "ablation")
     yield Item("Figure 7", "efficiency", "Accuracy, time and memory over batch sizes", "efficiency",
                "efficiency")  # fmt: skip
 
@@ -86,7 +77,6 @@ def plans(item: Item, scale: str) -> dict[str, Plan]:
         "mixture": _mixture,
         "images": _images,
         "clip": _clip,
-        "ablation": _ablation,
         "efficiency": _efficiency,
     }
     return dict(kinds[item.kind](item, scale))
@@ -131,24 +121,6 @@ def _clip(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
     base = (f"scale={scale}", f"data={data}", *own, *QUIET)
     rows = tuple((f"loss={loss}",) for loss in losses)
     yield "clip", Plan(task_of("clip"), rows, base, seeds=(0,))
-
-
-def _ablation(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
-    cells = [{**USUAL, axis: value} for axis, values in AXES.items() for value in values]
-    rows = dict.fromkeys(
-        (
-            "loss=pushpull",
-            f"loss.epsilon_pos={cell['epsilon']:g}",
-            f"loss.epsilon_neg={cell['epsilon']:g}",
-            f"loss.sharpness={1 / (cell['temperature'] * cell['epsilon']):.6g}",
-            f"loss.n_iters={cell['n_iters']:g}",
-            f"training.learning_rate={cell['learning_rate']:g}",
-        )
-        for cell in (cells[:3] if scale == "smoke" else cells)
-    )
-    own = SMOKE if scale == "smoke" else (f"scale={scale}", "data=cifar10", "backbone=resnet18")
-    base = (*own, "setting=scl", *QUIET)
-    yield "ablation", Plan(task_of("images"), tuple(rows), base, seeds=(0,))
 
 
 def _efficiency(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from reproduce.items import AXES, USUAL, Item
+from reproduce.items import Item
 from tricouple_lab import names
 from tricouple_lab.names import UserError
 from tricouple_lab.report.comparison import mean_std
@@ -37,17 +37,15 @@ def table_of(item: Item, folder: Path) -> pd.DataFrame:
         raise UserError(f"{folder}: no runs of {item.name} here; tricouple reproduce {item.name}")
     runs = pd.concat(parts, ignore_index=True)
     runs = runs[runs["stage"] == "final"]
-    makers = {"mixture": mixture, "images": images, "clip": clip, "ablation": ablation,
-              "efficiency": efficiency}  # fmt: skip
+    makers = {"mixture": mixture, "images": images, "clip": clip, "efficiency": efficiency}
     return makers[item.kind](item, runs)
 
 
 def papers(name: str) -> pd.DataFrame:
-    """Numbers of the paper; of two tables they are texts, with the digits that it has."""
-    texts = {"ablation": ("linear", "knn"), "clip": tuple(CLIP)}.get(name, ())
-    return pd.read_csv(
-        Path(__file__).parent / f"paper_{name}.csv", dtype=dict.fromkeys(texts, "str")
-    )
+    """Numbers of the paper; of image-text they are texts, with the digits that it has."""
+    texts = tuple(CLIP) if name == "clip" else ()
+    file = Path(__file__).parent / f"paper_{name}.csv"
+    return pd.read_csv(file, dtype=dict.fromkeys(texts, "str"))
 
 
 @cache
@@ -111,25 +109,6 @@ def clip(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
                       how="left", suffixes=("", ", paper"))  # fmt: skip
     pairs = [(key, f"{key}, paper") for key in CLIP if key in ours]
     return both[["loss.name", *(key for pair in pairs for key in pair), "n", "steps"]]
-
-
-def ablation(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
-    """One setting at a time."""
-    runs = runs[runs["loss.name"] == "pushpull"]
-    columns = {"learning_rate": "training.learning_rate", "n_iters": "loss.n_iters",
-               "temperature": "temperature", "epsilon": "loss.epsilon_pos"}  # fmt: skip
-    temperature = 1 / (runs["loss.sharpness"] * runs["loss.epsilon_pos"])
-    runs, parts = runs.assign(temperature=temperature.astype(float).round(6)), []
-    for axis, values in AXES.items():
-        for value in values:
-            cell = {**USUAL, axis: value}
-            alike = [runs[column].astype(float) == cell[key] for key, column in columns.items()]
-            own = runs[pd.concat(alike, axis=1).all(axis=1)].drop_duplicates("seed")
-            parts.append(own.assign(axis=axis, value=float(value)))
-    metrics = {"linear": "after/features/linear", "knn": "after/features/knn"}
-    ours = summary(pd.concat(parts), ["axis", "value"], metrics)
-    both = ours.merge(papers("ablation"), on=["axis", "value"], suffixes=("", ", paper"))
-    return both[["axis", "value", "linear", "linear, paper", "knn", "knn, paper", "n", "steps"]]
 
 
 def efficiency(item: Item, runs: pd.DataFrame) -> pd.DataFrame:

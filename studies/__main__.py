@@ -20,7 +20,6 @@ PROGRAMS = {  # of results/NAME/plan.json; without one there are only stored run
     "clip": "clip",
     "tail": "tail",
     "images": "images",
-    "three-way": "three_way",
 }
 
 

@@ -9,7 +9,6 @@ Regularised CCA is a row and the start of the heads. Each row is scored four way
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ import tricouple as tc
 from studies import features
 from studies.features import Split
 from studies.linear import cca, cosine, recall, whitening
-from studies.study import Plan, Runs, choose
+from studies.study import Plan, Runs, choose, grid_of
 
 Splits = dict[str, Split]
 Scores = tuple[Tensor, Tensor]  # (N, N·K) for image → text, and for text → image
@@ -69,10 +68,6 @@ def run(plan: Plan, runs: Runs) -> None:
     """CCA and its settings; c and learning rate of each loss; then fixed and learnable c."""
     made = features.generated_pairs if plan.get("generated") else features.flickr8k
     data, runs.data = made()
-    grid = [
-        dict(zip(plan["cca"], values, strict=True))
-        for values in itertools.product(*plan["cca"].values())
-    ]
     whitened: dict[tuple[float, float], Splits] = {}
 
     def of_cca(config: Mapping[str, Any]) -> tuple[Splits, Tensor]:
@@ -87,10 +82,8 @@ def run(plan: Plan, runs: Runs) -> None:
         return plain_recall(embed(splits, torch.diag(weight), torch.diag(weight))["validation"])
 
     cell = {"cell": plan["cells"][0]}
-    best = {
-        key: value
-        for key, value in choose(runs, {**cell, "row": "CCA"}, grid, validated, "recall@1").items()
-    }
+    grid = grid_of(plan["cca"])
+    best = choose(runs, {**cell, "row": "CCA"}, grid, validated, "recall@1")
     splits, weight = of_cca(best)
     start = torch.diag(weight)
     base = {**cell, "row": "CCA"}
@@ -100,19 +93,12 @@ def run(plan: Plan, runs: Runs) -> None:
     for row, (loss, learn, random) in rows_of(plan).items():
 
         def heads(config: Mapping[str, Any], seed: int) -> tuple[Splits, float]:
-            left, right, c = train(
-                splits["train"],
-                None if random else weight,
-                loss,
-                learn,
-                config,
-                seed,
-                plan["steps"],
-            )
+            start = None if random else weight
+            left, right, c = train(splits["train"], start, loss, learn, config, seed, plan["steps"])
             return embed(splits, left, right), c
 
         own = plan["grids"].get(loss, plan["grids"]["all"])
-        options = [{"c": c, "learning_rate": rate} for c, rate in itertools.product(*own)]
+        options = grid_of(dict(zip(("c", "learning_rate"), own, strict=True)))
         chosen = {**cell, "row": row}
         if learn:  # starts where the fixed one ends
             chosen["row"] = row.removesuffix(", learnable c")

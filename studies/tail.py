@@ -5,7 +5,6 @@ Heads on frozen features. Accuracy by the nearest class mean, after centring; ba
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 import tricouple as tc
 from studies import features
-from studies.study import Plan, Runs, choose
+from studies.study import Plan, Runs, choose_and_run
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -36,20 +35,11 @@ def run(plan: Plan, runs: Runs) -> None:
         data, runs.data = getattr(features, cell["data"])()
         for row in plan["rows"] if cell.get("all", True) else plan["main_rows"]:
 
-            def measure(config: Mapping[str, Any], part: str = "pilot") -> dict[str, float]:
+            def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
                 return measured(data, cell, config, part)
 
-            kind = row.split(": ")[0]
-            options = plan["grids"].get(kind, {})
-            grid = [
-                dict(zip(options, values, strict=True))
-                for values in itertools.product(*options.values())
-            ]
-            base = {"cell": name, "row": row}
-            best = choose(runs, base, grid, measure, "balanced")
-            for seed in plan["seeds"]:
-                config = {**base, **best, "seed": seed}
-                runs("final", config, lambda config=config: measure(config, "final"))  # type: ignore[misc]
+            options = plan["grids"].get(row.split(": ")[0], {})
+            choose_and_run(runs, {"cell": name, "row": row}, options, measure, "balanced")
 
 
 def measured(

@@ -259,12 +259,14 @@ def test_each_sentence_of_which_loss_that_compares_is_a_claim():
     text = re.sub(r"```.*?```", "", (ROOT / "docs/which-loss.md").read_text(), flags=re.DOTALL)
     text = text[text.index("## ") :]
     tables = [line for line in text.splitlines() if line.startswith("|")]
-    prose = re.sub(r"\s+", " ", "\n".join(l for l in text.splitlines() if not l.startswith("|")))
+    prose = re.sub(
+        r"\s+", " ", "\n".join(line for line in text.splitlines() if not line.startswith("|"))
+    )
     for claim in CLAIMS:
         prose = prose.replace(rendered(claim), "")
     left = [one for one in re.split(r"(?<=[.:]) |## ", prose) if COMPARES.search(one)]
     assert not left, f"no claim in docs/claims.toml: {left}"
-    known = "".join((file.read_text() for file in RESULTS.glob("*/verdict.md")))
+    known = "".join(file.read_text() for file in RESULTS.glob("*/verdict.md"))
     known += "".join(map(rendered, CLAIMS)).replace("−", "-")
     strange = set(NUMBER.findall("".join(tables))) - set(NUMBER.findall(known))
     assert not strange, f"numbers that no verdict has: {strange}"
