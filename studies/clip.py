@@ -10,6 +10,7 @@ Regularised CCA is a row and the start of the heads. Each row is scored four way
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,14 +47,12 @@ class SigLIP(nn.Module):
         return -logsigmoid(sign * (self.log_sharpness.exp() * s + self.bias)).sum(1).mean()
 
 
-LOSSES: dict[str, Callable[[float], nn.Module]] = {
-    "InfoNCE": lambda c: tc.InfoNCE(sharpness=c),
-    "IOT": lambda c: tc.IOT(sharpness=c),
-    "IOT, uniformity": lambda c: tc.IOT(sharpness=c, uniformity=0.2),
-    "PushPull": lambda c: tc.PushPull(sharpness=c),
-    "Neg-MMIOT, log-sigmoid": lambda c: tc.NegMMIOT(
-        sharpness=c, epsilon=1.0, shaping="log_sigmoid"
-    ),
+LOSSES: dict[str, Callable[..., Any]] = {
+    "InfoNCE": tc.InfoNCE,
+    "IOT": tc.IOT,
+    "IOT, uniformity": partial(tc.IOT, uniformity=0.2),
+    "PushPull": tc.PushPull,
+    "Neg-MMIOT, log-sigmoid": partial(tc.NegMMIOT, epsilon=1.0, shaping="log_sigmoid"),
 }
 
 
@@ -61,7 +60,7 @@ def criterion(loss: str, c: float, learn: bool) -> nn.Module:
     """A loss of pairs in both directions, and its sharpness."""
     if loss == "SigLIP":
         return SigLIP(c, learn)
-    return tc.BothDirections(LOSSES[loss](c), learn=learn)  # type: ignore[arg-type]
+    return tc.BothDirections(LOSSES[loss](sharpness=c), learn=learn)
 
 
 def run(plan: Plan, runs: Runs) -> None:
@@ -102,13 +101,11 @@ def run(plan: Plan, runs: Runs) -> None:
         chosen = {**cell, "row": row}
         if learn:  # starts where the fixed one ends
             chosen["row"] = row.removesuffix(", learnable c")
-        found = choose(
-            runs,
-            chosen,
-            options,
-            lambda config: plain_recall(heads(config, config["seed"])[0]["validation"]),
-            "recall@1",
-        )
+
+        def tried(config: Mapping[str, Any]) -> dict[str, float]:
+            return plain_recall(heads(config, config["seed"])[0]["validation"])
+
+        found = choose(runs, chosen, options, tried, "recall@1")
         base = {**cell, "row": row}
         constants = constants_of(runs, base, lambda: heads(found, plan["pilot_seeds"][0])[0], plan)
         for seed in plan["seeds"]:
