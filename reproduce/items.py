@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-import pandas as pd
-
 from tricouple_lab import names
 from tricouple_lab.commands.synthetic import BATCH_PER_CLASS, methods
 from tricouple_lab.names import UserError
@@ -15,14 +13,13 @@ from tricouple_lab.runs.sweep import Plan
 from tricouple_lab.tasks.base import task_of
 
 LOSSES = ("infonce", "invaspread", "iot", "pushpull", "neg_mmiot")  # of the paper's image tables
-COUPLED = {"iot": "IOT", "pushpull": "PushPull", "neg_mmiot": "NegMMIOT"}
+COUPLED = ("iot", "pushpull", "neg_mmiot")
 SETS = ("mnist", "svhn", "cifar10", "cifar100", "tiny_imagenet")
 BACKBONES = ("resnet18", "resnet34", "resnet50", "vit_b16")
 QUIET = ("evaluation.figures=false", "evaluation.every=1000", "logger=csv", "progress=false")
 SMOKE = ("scale=smoke", "data=digits", "backbone=resnet10_small", "backbone.width=2",
          "data.train_size=96", "data.test_size=60", "training.epochs=1")  # fmt: skip
 SIZES = {"smoke": (16, 32), "cpu": (64, 128, 256, 512), "paper": (64, 128, 256, 512, 1024)}
-MEMORY = {"smoke": (1024,), "cpu": (1024, 2048, 4096), "paper": (1024, 2048, 4096, 8192)}
 
 
 @dataclass(frozen=True)
@@ -73,12 +70,7 @@ def plans(item: Item, scale: str) -> dict[str, Plan]:
             f"reproduce {item.name}: a few steps of a core rank nothing; use --scale paper on a "
             "GPU, or the small version of the image tables: tricouple study images"
         )
-    kinds = {
-        "mixture": _mixture,
-        "images": _images,
-        "clip": _clip,
-        "efficiency": _efficiency,
-    }
+    kinds = {"mixture": _mixture, "images": _images, "clip": _clip, "efficiency": _efficiency}
     return dict(kinds[item.kind](item, scale))
 
 
@@ -130,17 +122,3 @@ def _efficiency(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
     rows = tuple((f"loss={loss}",) for loss in COUPLED)
     base = (*own, *cut, "setting=scl", *QUIET)
     yield "efficiency", Plan(task_of("images"), rows, base, blocks, seeds=(0,))
-
-
-def measured(item: Item, scale: str) -> pd.DataFrame | None:
-    """The memory of the losses, which is measured without training."""
-    if item.kind != "efficiency":
-        return None
-    from benchmarks import measure
-    from benchmarks.problem import Problem
-
-    return pd.DataFrame(
-        {"loss": loss, "batch_size": size,
-         "MiB": measure.measure_memory(name, size, Problem())["extra_bytes"] / 2**20}
-        for (loss, name), size in product(COUPLED.items(), MEMORY[scale])
-    )  # fmt: skip

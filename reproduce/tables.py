@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -30,12 +29,9 @@ CLIP = {  # columns of the paper's table, and our metrics
 
 def table_of(item: Item, folder: Path) -> pd.DataFrame:
     """The table of an item from the runs in a folder, new or committed ones."""
-    parts = [read(folder)] if any(folder.rglob("runs.jsonl")) else []
-    files = sorted(folder.rglob(f"{item.name}.csv"))
-    parts += [pd.read_csv(file).assign(stage="final") for file in files]
-    if not parts:
+    if not any(folder.rglob("runs.jsonl")):
         raise UserError(f"{folder}: no runs of {item.name} here; tricouple reproduce {item.name}")
-    runs = pd.concat(parts, ignore_index=True)
+    runs = frame(folder)
     runs = runs[runs["stage"] == "final"]
     makers = {"mixture": mixture, "images": images, "clip": clip, "efficiency": efficiency}
     return makers[item.kind](item, runs)
@@ -46,12 +42,6 @@ def papers(name: str) -> pd.DataFrame:
     texts = tuple(CLIP) if name == "clip" else ()
     file = Path(__file__).parent / f"paper_{name}.csv"
     return pd.read_csv(file, dtype=dict.fromkeys(texts, "str"))
-
-
-@cache
-def read(folder: Path) -> pd.DataFrame:
-    """The runs in a folder."""
-    return frame(folder)
 
 
 def summary(runs: pd.DataFrame, by: list[str], metrics: Mapping[str, str]) -> pd.DataFrame:
@@ -112,19 +102,16 @@ def clip(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def efficiency(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy and time per step, and memory; the paper has curves, no numbers."""
+    """Accuracy, time per step and, stored, memory; the paper has curves, no numbers."""
     by, shown = ["loss", "batch_size"], ["linear (%)", "s per step", "MiB"]
     if "after/linear" in runs:  # committed
         names_of = dict(zip(["loss.name", "after/size"], by, strict=True))
         keys = ["after/linear", "after/seconds", "after/mebibytes"]
         runs = runs.rename(columns={**names_of, **dict(zip(keys, shown, strict=True))})
     else:
-        runs = runs.assign(
-            loss=runs["loss"].fillna(runs["loss.name"]),
-            batch_size=runs["batch_size"].fillna(runs["training.batch_size"]),
-            **{"linear (%)": 100 * runs["after/features/linear"],
-               "s per step": runs["seconds"] / runs["steps"]},
-        )  # fmt: skip
+        runs = runs.rename(columns={"loss.name": "loss", "training.batch_size": "batch_size"})
+        linear, seconds = 100 * runs["after/features/linear"], runs["seconds"] / runs["steps"]
+        runs = runs.assign(**{"linear (%)": linear, "s per step": seconds, "MiB": float("nan")})
     return runs.groupby(by, sort=False)[shown].first().reset_index()
 
 
