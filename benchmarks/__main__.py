@@ -93,15 +93,13 @@ def measured(args: argparse.Namespace, words: list[str]) -> dict[str, Any]:
     """Measure; the file is written after every row: an interrupted run keeps what it has."""
     from benchmarks import measure
     from benchmarks.problem import Problem
-    from tricouple_lab.files import write_text, written
+    from tricouple_lab.files import write_text
 
     problem = {"backbones": args.step} if args.step else asdict(Problem(seed=args.seed))
     facts = measure.circumstances(words)
     run: dict[str, Any] = {"problem": problem, "measurements": [], "provenance": facts}
     rows = chosen(args)
-    with written(args.out):  # before minutes of measuring
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.open("a").close()
+    write_text(args.out, "")  # fails now rather than after minutes of measuring
     if facts["load"] > BUSY:
         print(f"Other programs keep this machine busy (load {facts['load']:.1f}): times and "
               "ratios will be unreliable.")  # fmt: skip
@@ -111,7 +109,7 @@ def measured(args: argparse.Namespace, words: list[str]) -> dict[str, Any]:
             write_text(args.out, json.dumps(run, indent=1) + "\n")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{args.out} has what was measured") from None
-    say("")
+    measure.say("")
     print(f"All measurements: {args.out}")
     return run
 
@@ -125,29 +123,21 @@ def chosen(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     if args.step:
         tiny = {"batch_size": 16, "image_size": 16} if args.quick else {}
         rounds = args.rounds or (2 if args.quick else 40)
-        more: dict[str, Any] = {"rounds": rounds, "seed": args.seed, "say": say, **tiny}
-        return measure.measure_steps(args.step.split(","), **more)
-    small: Any = measure.QUICK if args.quick else measure.Effort()
-    measuring: Any = measure.measure
-    known: Any = contenders.BY_NAME
+        return measure.measure_steps(args.step.split(","), rounds=rounds, seed=args.seed, **tiny)
+    full, quick, known = measure.Effort(), measure.QUICK, contenders.BY_NAME
+    measuring = measure.measure
     if args.processes:
         from benchmarks import processes as p
 
-        small = p.QUICK_GROUP if args.quick else p.GroupEffort()
-        measuring, known = p.measure_processes, p.GATHERED
-    if not any(measure.matches(name, args.only) for name in known):
-        raise UserError(f"--only {' '.join(args.only)}: matches none of {', '.join(known)}")
+        full, quick, known, measuring = p.FULL, p.QUICK, p.BY_NAME, p.measure_processes
     given = {key: getattr(args, key) for key in ("sizes", "rounds", "largest_cubic", "processes")}
-    changed = {key: value for key, value in given.items() if value}
-    memory = small.memory and not args.no_memory
-    effort = replace(small, memory=memory, only=tuple(args.only), **changed)
-    return measuring(effort, Problem(seed=args.seed), say)  # type: ignore[no-any-return]
-
-
-def say(text: str) -> None:
-    """Say what runs, on one line of a terminal; drawn between the measurements."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    effort = replace(quick if args.quick else full, only=tuple(args.only),
+                     **{key: value for key, value in given.items() if value})  # fmt: skip
+    if not any(map(effort.matches, known)):
+        raise UserError(f"--only {' '.join(args.only)}: matches none of {', '.join(known)}")
+    if args.no_memory:
+        effort = replace(effort, memory=False)
+    return measuring(effort, Problem(seed=args.seed))
 
 
 if __name__ == "__main__":

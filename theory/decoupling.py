@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from theory import setting
-from theory.setting import MARGINALS, NOT, Measured, Row, Setting, gradient_of, statement
-from theory.setting import worst, worst_of
-from tricouple import ot
+from theory.setting import NOT, Measured, Row, Setting, gradient_of, statement, worst, worst_of
+from tricouple import DBOT, FusedGromov, ot
 from tricouple.shaping import Hinge, linear, resolve
 from tricouple_lab.report.figures import Series
 
@@ -65,7 +64,7 @@ def decoupling_identity(_: Setting) -> Measured:
         labels = setting.class_labels(sizes)
         z = setting.random_unit(len(labels), 4, generator)
         target = setting.triplet_target(labels)
-        for sharpness, kind in product(IDENTITY_SHARPNESSES, MARGINALS):
+        for sharpness, kind in product(IDENTITY_SHARPNESSES, setting.MARGINALS):
             whole, (pull, push, anchors) = divergences(z @ z.T, 1 / sharpness, target, kind)
             row = {"class sizes": f"{sizes}"[1:-1], "c": sharpness, "marginals": kind}
             row |= {"KL(P̃‖P)": whole, "KL(P̃¹²‖P⁺)": pull, "KL(P̃¹³‖P⁻)": push}
@@ -148,11 +147,10 @@ def coincidences(given: Setting) -> Measured:
         anchors, references = views.chunk(2)
         ids, scale = torch.arange(n), 1 / sharpness
         across = {"ref_emb": references, "ref_labels": ids}
-        sweeps = given.iot(epsilon=scale, n_iters=5), given.fused_gromov(epsilon=scale)
-        for name, pair in {
-            "DBOT, InfoNCE": (given.info_nce(temperature=scale), given.dbot(scale)),
-            "Fused-Gromov, IOT (5 sweeps each)": sweeps,
-        }.items():
+        sweeps = given.iot(epsilon=scale, n_iters=5), FusedGromov(epsilon=scale)
+        softmax = given.info_nce(temperature=scale), DBOT(scale)
+        pairs = {"DBOT, InfoNCE": softmax, "Fused-Gromov, IOT (5 sweeps each)": sweeps}
+        for name, pair in pairs.items():
             found = compare(*(gradient_of(loss, anchors, ids, **across) for loss in pair))
             row = {"losses": name, "N": n, "c": sharpness}
             yield row | {"relative difference": found[0], "cosine": found[1]}
@@ -203,11 +201,12 @@ def shaping_forces(given: Setting) -> Measured:
         force = forces(name, similarity, identities)[negative]
         push = force.clamp_min(0.0)
         attracted = (force < -1e-3 * push.mean()).double().mean()
-        row = {"loss": name if name == "InfoNCE" else f"Neg-MMIOT, {name}"}
-        row |= {"repulsion on the hardest tenth": float(push[hard].sum() / push.sum())}
-        row |= {"repulsion on false negatives": float(push[false].sum() / push.sum())}
-        row |= {"negatives that are attracted": float(attracted)}
-        yield row | {"attraction, relative to repulsion": float((push - force).sum() / push.sum())}
+        yield {"loss": name if name == "InfoNCE" else f"Neg-MMIOT, {name}",
+               "repulsion on the hardest tenth": float(push[hard].sum() / push.sum()),
+               "repulsion on false negatives": float(push[false].sum() / push.sum()),
+               "negatives that are attracted": float(attracted),
+               "attraction, relative to repulsion": float((push - force).sum() / push.sum()),
+               }  # fmt: skip
         line = Series(name, [], [])
         for low, high in pairwise(edges.tolist()):
             own = force[(cosines >= low) & (cosines <= high)]
@@ -218,7 +217,7 @@ def shaping_forces(given: Setting) -> Measured:
 
 
 @statement(NOT, "largest cosine of a ψ that is not affine", None,
-           lambda rows: worst_of((row for row in rows if row["ψ"] != "linear"), "cosine"))  # fmt: skip
+           lambda rows: worst(row["cosine"] for row in rows if row["ψ"] != "linear"))  # fmt: skip
 def shaping_three_way(given: Setting) -> Measured:
     """How far is each ψ's gradient from that of two pairwise plans?
 

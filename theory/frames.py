@@ -7,16 +7,15 @@ dimensions, other ψ, a sharp loss, unbalanced classes, other losses.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from theory import lemmas, setting
-from theory.setting import MARGINALS, NOT, SHAPINGS, Criterion, Measured, Row, Setting
-from theory.setting import largest_gradient, statement, worst, worst_of
+from theory.setting import NOT, Criterion, Measured, Row, Setting, statement, worst, worst_of
 from tricouple import geometry
 from tricouple_lab.data.generated import class_sizes
 
@@ -26,45 +25,25 @@ STARTS = 3
 SHARPNESS = 2.0
 REACHED = 1e-4  # deviation from the Gram matrix of the ETF below which a descent has reached it
 DEVIATION = "largest deviation of an inner product from the ETF"
+LBFGS: Any = {"history_size": 20, "tolerance_grad": 1e-10, "tolerance_change": 1e-15,
+              "line_search_fn": "strong_wolfe"}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class End:
-    """Where a descent ended: unit vectors (N, d), the loss there, and the lowest loss met.
+class End(NamedTuple):
+    """Where a descent ended; the start, NaN and −∞ where the loss or its gradient was no number."""
 
-    Where the loss or its gradient was no number, the end is the start, its loss NaN, the lowest −∞.
-    """
-
-    embeddings: Tensor
-    labels: Tensor
+    embeddings: Tensor  # unit vectors, (N, d)
     loss: float
-    lowest: float
-
-    @property
-    def deviation(self) -> float:
-        """Largest difference between an inner product and that of the simplex ETF."""
-        etf = setting.etf_gram(self.labels)
-        return float((setting.gram(self.embeddings) - etf).abs().max())
-
-    @property
-    def collapse(self) -> geometry.NeuralCollapse:
-        """NC1, NC2 and the spectrum of the class means."""
-        return geometry.neural_collapse(self.embeddings, self.labels)
-
-    @property
-    def across(self) -> Tensor:
-        """The similarities across classes."""
-        return setting.gram(self.embeddings)[self.labels[:, None] != self.labels]
+    lowest: float  # loss met on the way
+    deviation: float  # largest difference between an inner product and that of the simplex ETF
+    across: Tensor  # similarities of different classes
+    collapse: geometry.NeuralCollapse
 
 
 def descend(criterion: Criterion, start: Tensor, labels: Tensor, iterations: int) -> End:
     """Minimise a loss, which normalises its vectors, by at most so many steps of L-BFGS."""
-    free = start.clone().requires_grad_()
-    tolerances = {"tolerance_grad": 1e-10, "tolerance_change": 1e-15, "history_size": 20}
-    optimiser = torch.optim.LBFGS(
-        [free], max_iter=iterations, line_search_fn="strong_wolfe", **tolerances
-    )
-    losses: list[float] = []
+    free, losses = start.clone().requires_grad_(), []
+    optimiser = torch.optim.LBFGS([free], max_iter=iterations, **LBFGS)
 
     def evaluate() -> Tensor:
         optimiser.zero_grad()
@@ -77,11 +56,15 @@ def descend(criterion: Criterion, start: Tensor, labels: Tensor, iterations: int
 
     try:
         optimiser.step(evaluate)
+        final = normalize(free.detach(), dim=1)
+        losses.append(float(criterion(final, labels)))
+        found = final, losses[-1], -worst(-loss for loss in losses)
     except FloatingPointError:
-        return End(start, labels, math.nan, -math.inf)
-    final = normalize(free.detach(), dim=1)
-    losses.append(float(criterion(final, labels)))
-    return End(final, labels, losses[-1], -worst(-loss for loss in losses))
+        found = start, math.nan, -math.inf
+    gram = setting.gram(found[0])
+    deviation = float((gram - setting.etf_gram(labels)).abs().max())
+    across = gram[labels[:, None] != labels]
+    return End(*found, deviation, across, geometry.neural_collapse(found[0], labels))
 
 
 def from_random(
@@ -94,24 +77,22 @@ def from_random(
     return sorted(ends, key=lambda end: worst([end.loss]))  # a NaN last
 
 
-def reached(ends: list[End]) -> Row:
-    """How many descents ended at the simplex ETF, as a column."""
-    count = sum(end.deviation <= REACHED for end in ends)
-    return {"starts at the ETF": f"{count} of {len(ends)}"}
+def reached(ends: list[End]) -> str:
+    """How many descents ended at the simplex ETF."""
+    return f"{sum(end.deviation <= REACHED for end in ends)} of {len(ends)}"
 
 
 closed_form = partial(geometry.etf_loss, temperature=1.0, epsilon=1 / SHARPNESS)
 
 
 @lru_cache(maxsize=1)  # two statements are about the same descents
-def descents(given: Setting) -> dict[tuple[int, int, int], list[End]]:
-    """The ends from random starts, best first, for each (K, d, b)."""
-    generator, criterion = given.generator("frames"), given.triplets(SHARPNESS)
-    found = {}
+def descents(given: Setting) -> list[tuple[Row, list[End]]]:
+    """K, d, b as a row begun, and the ends from random starts, the best first."""
+    generator, criterion, found = given.generator("frames"), given.triplets(SHARPNESS), []
     for n_classes, dim, per_class in SIZES:
         labels = setting.class_labels((per_class,) * n_classes)
         ends = from_random(criterion, labels, dim, generator, STARTS)
-        found[n_classes, dim, per_class] = ends
+        found.append(({"K": n_classes, "d": dim, "b": per_class}, ends))
     return found
 
 
@@ -130,13 +111,12 @@ def etf(given: Setting) -> Measured:
     The best end is the ETF, its loss the closed form; nothing met on the way is lower. How many
     starts find it is a number of the table; only the best one decides.
     """
-    for (n_classes, dim, per_class), ends in descents(given).items():
-        optimum = closed_form(n_classes, per_class)
-        best, lowest = ends[0], min(end.lowest for end in ends)
-        row = {"K": n_classes, "d": dim, "b": per_class, **reached(ends)}
-        row |= {"Gram deviation": best.deviation, "loss above closed form": best.loss - optimum}
-        row |= {"lowest loss seen above it": lowest - optimum}
-        yield row | {"NC1": best.collapse.nc1, "NC2 std": best.collapse.nc2_std}
+    for row, ends in descents(given):
+        best, optimum = ends[0], closed_form(row["K"], row["b"])
+        yield {**row, "starts at the ETF": reached(ends), "Gram deviation": best.deviation,
+               "loss above closed form": best.loss - optimum,
+               "lowest loss seen above it": min(end.lowest for end in ends) - optimum,
+               "NC1": best.collapse.nc1, "NC2 std": best.collapse.nc2_std}  # fmt: skip
 
 
 @statement("Lemma 3.3", "largest standard deviation of either", 1e-5, "spread of α", "spread of β")
@@ -145,13 +125,13 @@ def homogeneity(given: Setting) -> Measured:
 
     The spreads are infinite where a loss on the way was no number.
     """
-    for (n_classes, dim, per_class), ends in descents(given).items():
-        found = geometry.two_distance(ends[0].embeddings, ends[0].labels)
+    for row, ends in descents(given):
+        labels = setting.class_labels((row["b"],) * row["K"])
+        found = geometry.two_distance(ends[0].embeddings, labels)
         no_number = 0.0 if math.isfinite(worst(end.lowest for end in ends)) else math.inf
-        row = {"K": n_classes, "d": dim, "b": per_class}
-        row |= {"α": found.alpha, "spread of α": found.alpha_std + no_number}
-        row |= {"β": found.beta, "spread of β": found.beta_std + no_number}
-        yield row | {"−1/(K−1)": -1 / (n_classes - 1)}
+        yield {**row, "α": found.alpha, "spread of α": found.alpha_std + no_number,
+               "β": found.beta, "spread of β": found.beta_std + no_number,
+               "−1/(K−1)": -1 / (row["K"] - 1)}  # fmt: skip
 
 
 # Where the conditions of the paper end
@@ -178,13 +158,12 @@ def low_dimension(given: Setting) -> Measured:
     for dim in LOW_DIMS:
         best = from_random(criterion, labels, dim, generator, STARTS)[0]
         positive = [value for value in best.collapse.spectrum.tolist() if value > 1e-6]
-        row = {"d": dim, "loss above closed form": best.loss - optimum}
-        row |= {"loss below total collapse": collapsed - best.loss}
-        row |= {"NC1": best.collapse.nc1, "NC2 std": best.collapse.nc2_std}
-        row |= {"spread of β": float(best.across.std(correction=0))}
-        row |= {"largest β": float(best.across.max()), "nonzero eigenvalues": len(positive)}
-        ratio = positive[-1] / positive[0] if positive else 0.0
-        yield row | {"smallest / largest of these": ratio}
+        yield {"d": dim, "loss above closed form": best.loss - optimum,
+               "loss below total collapse": collapsed - best.loss,
+               "NC1": best.collapse.nc1, "NC2 std": best.collapse.nc2_std,
+               "spread of β": float(best.across.std(correction=0)),
+               "largest β": float(best.across.max()), "nonzero eigenvalues": len(positive),
+               "smallest / largest of these": positive[-1] / positive[0]}  # fmt: skip
 
 
 @statement("open question", DEVIATION, None, "largest Gram deviation")
@@ -193,17 +172,18 @@ def other_shapings(given: Setting) -> Measured:
     generator = given.generator("other-shapings")
     for n_classes, dim, per_class in ((3, 2, 3), (4, 5, 2)):
         labels = setting.class_labels((per_class,) * n_classes)
-        for name, psi in SHAPINGS.items():
+        for name, psi in setting.SHAPINGS.items():
             # The envelope is exact for balanced classes, and fast.
             criterion = given.triplets(SHARPNESS, shaping=psi, gradient="envelope")
             ends = from_random(criterion, labels, dim, generator, STARTS, iterations=100)
             optimum = setting.loss_value(criterion, labels)(setting.etf_gram(labels))
-            norms = (largest_gradient(criterion, end.embeddings, labels) for end in ends)
-            row = {"ψ": name, "K": n_classes, "d": dim, "b": per_class, **reached(ends)}
-            row |= {"best loss − at the ETF": ends[0].loss - optimum}
-            row |= {"worst loss − at the ETF": ends[-1].loss - optimum}
-            row |= {"largest Gram deviation": worst(end.deviation for end in ends)}
-            yield row | {"largest gradient at an end": worst(map(float, norms))}
+            norms = (setting.largest_gradient(criterion, end.embeddings, labels) for end in ends)
+            yield {"ψ": name, "K": n_classes, "d": dim, "b": per_class,
+                   "starts at the ETF": reached(ends),
+                   "best loss − at the ETF": ends[0].loss - optimum,
+                   "worst loss − at the ETF": ends[-1].loss - optimum,
+                   "largest Gram deviation": worst(end.deviation for end in ends),
+                   "largest gradient at an end": worst(map(float, norms))}  # fmt: skip
 
 
 @statement(NOT, "largest deviation at c = 100", None,
@@ -241,9 +221,9 @@ def baselines(given: Setting) -> Measured:
         values = [value(setting.two_distance_gram(labels, *pair)) for pair in path]
         row |= {"largest step in Δ": lemmas.largest_step(values)}
         random = setting.random_unit(len(labels), BASE_DIM, generator)
-        here, there = (largest_gradient(criterion, z, labels) for z in (frame, random))
+        here, there = (setting.largest_gradient(criterion, z, labels) for z in (frame, random))
         ends = from_random(criterion, labels, BASE_DIM, generator, STARTS)
-        row |= {"gradient at the ETF": float(here / there), **reached(ends)}
+        row |= {"gradient at the ETF": float(here / there), "starts at the ETF": reached(ends)}
         row |= {"Gram deviation": worst(end.deviation for end in ends)}
         yield row | {"loss at the end − at the ETF": ends[0].loss - value(etf)}
 
@@ -253,7 +233,7 @@ def unbalanced_frames(given: Setting) -> Measured:
     """Where does descent end with unbalanced classes, for every loss?"""
     for sizes in UNBALANCED_SIZES:
         labels = setting.class_labels(sizes)
-        for name, kind, criterion in given.at_sharpness(SHARPNESS, MARGINALS):
+        for name, kind, criterion in given.at_sharpness(SHARPNESS, setting.MARGINALS):
             generator = given.generator("unbalanced-frames")  # the same starts for all
             best, other = from_random(criterion, labels, BASE_DIM, generator, 2)
             low, high = map(float, best.across.aminmax())
@@ -268,7 +248,7 @@ def unbalanced_classes(given: Setting) -> Measured:
     """Which directions do class means keep at ten to one, against K?"""
     for n_classes in (3, 5, 10):
         labels = setting.class_labels(class_sizes(n_classes, 20, imbalance=10.0))
-        for name, kind, criterion in given.at_sharpness(SHARPNESS, MARGINALS):
+        for name, kind, criterion in given.at_sharpness(SHARPNESS, setting.MARGINALS):
             generator = given.generator(f"unbalanced-classes {n_classes}")
             (end,) = from_random(criterion, labels, n_classes + 6, generator)
             row = {"K": n_classes, "loss": name, "marginals": kind}

@@ -40,15 +40,18 @@ def stationarity(given: Setting) -> Measured:
         for name, psi in {**SHAPINGS, "sine, dense": torch.sin}.items():
             triplets = partial(dense.neg_mmiot, epsilon=EPSILON, shaping=psi, **HOW)
             pairs = partial(dense.push_pull, **EPSILONS, shaping=psi, **HOW)
-            found = triplets, pairs
+            found = {"Neg-MMIOT": (triplets, triplets), "PushPull": (pairs, pairs)}
             if name in SHAPINGS:
-                found = (make(1 / EPSILON, shaping=psi) for make in (given.triplets, given.pairs))
-            for loss, one, exact in zip(("Neg-MMIOT", "PushPull"), found, (triplets, pairs)):
+                found = {"Neg-MMIOT": (given.triplets(1 / EPSILON, shaping=psi), triplets),
+                         "PushPull": (given.pairs(1 / EPSILON, shaping=psi), pairs)}  # fmt: skip
+            for loss, (one, exact) in found.items():
                 here = setting.largest_gradient(one, frame, labels)
                 there = setting.largest_gradient(one, random, labels)
                 row = {"loss": loss, "ψ": name, "K": n_classes, "b": per_class}
                 row |= {"at the ETF": float(here), "at random vectors": float(there)}
-                both = (setting.gradient_of(criterion, random, labels) for criterion in (one, exact))
+                both = (
+                    setting.gradient_of(criterion, random, labels) for criterion in (one, exact)
+                )
                 row |= {"ratio": float(here / there)}
                 yield row | {"error of the latter": setting.relative_error(*both)}
 

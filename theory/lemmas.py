@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from theory import setting
-from theory.setting import MARGINALS, NONE, NOT, SHAPINGS, Measured, Row, Setting
-from theory.setting import statement, worst, worst_of
+from theory.setting import NONE, SHAPINGS, Measured, Row, Setting, statement, worst, worst_of
 from tricouple.ot import dense
 from tricouple.shaping import Shaping, log_sigmoid, resolve
 
@@ -188,11 +187,11 @@ UNBALANCED_SIZES = ((4, 2), (6, 2), (3, 3, 2), (5, 2, 2))
 POINTS = 4
 
 
-@statement(NOT, "most negative curvature, relative to the largest", None,
+@statement(setting.NOT, "most negative curvature, relative to the largest", None,
            lambda rows: worst(-row["smallest curvature"] for row in rows))  # fmt: skip
 def unbalanced_convexity(given: Setting) -> Measured:
     """Lemmas 3.1 and 3.2 with unbalanced classes."""
-    for kind, sizes in product(MARGINALS, UNBALANCED_SIZES):
+    for kind, sizes in product(setting.MARGINALS, UNBALANCED_SIZES):
         generator = given.generator("unbalanced-convexity")  # the same costs for both kinds
         labels = setting.class_labels(sizes)
         value = dense_value(labels, kind)
@@ -272,7 +271,8 @@ def closed_form(given: Setting) -> Measured:
 
 
 @statement("Lemma C.1", "largest step, which must be downwards, plus the largest error", -1e-6,
-           lambda rows: worst_of(rows, "largest step") + worst_of(rows, "largest error"))  # fmt: skip
+           lambda rows: sum(worst_of(rows, f"largest {key}") for key in ("step", "error"))
+           )  # fmt: skip
 def monotonicity(given: Setting) -> Measured:
     """That loss strictly decreases in Δ for every strictly decreasing ψ.
 

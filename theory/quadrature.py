@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from theory import setting
-from theory.setting import NOT, Measured, Row, Setting, gradient_of, relative_error
-from theory.setting import statement, worst
+from theory.setting import NOT, Measured, Row, Setting, relative_error, statement, worst
 from tricouple.ot.quadrature import cost_splits, pair_costs, rule_of, trapezoid_error
 from tricouple.shaping import log_sigmoid
 from tricouple_lab.report.figures import Series
@@ -61,7 +60,8 @@ def quadrature_kernel(_: Setting) -> Measured:
 
 
 @statement(NOT, "largest error, beyond rounding, over that", 1.0,
-           lambda rows: worst((row["measured"] - 1e-14) / row["predicted"] for row in rows))  # fmt: skip
+           lambda rows: worst((row["measured"] - 1e-14) / row["predicted"] for row in rows)
+           )  # fmt: skip
 def quadrature_poisson(_: Setting) -> Measured:
     """The trapezoid rule errs by 2 Σ_k |Γ(m + 2πik/h)| / Γ(m), by Poisson's formula.
 
@@ -123,6 +123,8 @@ def quadrature_loss(given: Setting) -> Measured:
         for tolerance in (1e-2, 1e-4, 1e-6, 1e-8):
             quick = given.neg_mmiot(shaping="log_sigmoid", kernel_tol=tolerance, **how)
             value = relative_error(*(loss(z, labels).detach() for loss in (quick, exact)))
-            slope = relative_error(*(gradient_of(loss, z, labels) for loss in (quick, exact)))
+            slope = relative_error(
+                *(setting.gradient_of(loss, z, labels) for loss in (quick, exact))
+            )
             row = {"ε": epsilon, "kernel_tol": tolerance, "error of the loss": value}
             yield row | {"of its gradient": slope}

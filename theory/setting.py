@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tricouple import DBOT, IOT, FusedGromov, InfoNCE, NegMMIOT, PushPull
+from tricouple import IOT, InfoNCE, NegMMIOT, PushPull
 from tricouple.ot import dense
 from tricouple.shaping import Shaping, exponential, log_sigmoid
 from tricouple_lab.report.figures import Series
@@ -51,8 +51,6 @@ class Setting:
     push_pull: Any = PushPull
     iot: Any = IOT
     info_nce: Any = InfoNCE
-    dbot: Any = DBOT
-    fused_gromov: Any = FusedGromov
 
     def generator(self, name: str) -> torch.Generator:
         """Random numbers of one experiment: it measures the same alone as beside others."""
@@ -83,37 +81,31 @@ class Setting:
 class Statement:
     """A sentence that numbers can hold or contradict; an observation, if it has no bound."""
 
-    name: str
-    claim: str
-    paper: str  # where the paper says it
-    measured: str  # what the one number is that is compared with the bound
-    bound: float | None  # the largest value at which the statement holds
+    about: Row  # name, claim, paper (where it is), measured (what the bound is of), bound
     judged: tuple[Any, ...]  # columns, whose largest number counts; or one function of the rows
     experiment: Callable[[Setting], Measured]
 
-    def test(self, given: Setting) -> dict[str, Any]:
+    def test(self, given: Setting) -> Row:
         """Return what theory.json has of it; a value that is not a number fails."""
         found = list(self.experiment(given))
         rows = [one for one in found if isinstance(one, dict)]
-        judge = self.judged[0]
-        value = judge(rows) if callable(judge) else worst_of(rows, *self.judged)
-        verdict = "observed"
-        if self.bound is not None:
-            verdict = "holds" if value <= self.bound else "fails"
-        said = {key: getattr(self, key) for key in ("name", "claim", "paper", "measured", "bound")}
         curves = [one._asdict() for one in found if isinstance(one, Series)]
-        return said | {"value": value, "verdict": verdict, "rows": rows, "curves": curves}
+        judge, bound = self.judged[0], self.about["bound"]
+        value = judge(rows) if callable(judge) else worst_of(rows, *self.judged)
+        verdict = "observed" if bound is None else "holds" if value <= bound else "fails"
+        return {**self.about, "value": value, "verdict": verdict, "rows": rows, "curves": curves}
 
 
 def statement(
     paper: str, measured: str, bound: float | None, *judged: Any
 ) -> Callable[[Callable[[Setting], Measured]], Statement]:
-    """Make an experiment a ``Statement``; its docstring begins with the claim."""
+    """Make a function a ``Statement`` of its name; its docstring begins with the claim."""
 
     def made(experiment: Callable[[Setting], Measured]) -> Statement:
-        name, text = experiment.__name__.replace("_", "-"), str(experiment.__doc__)
-        claim = text.partition("\n")[0].removesuffix(".")
-        return Statement(name, claim, paper, measured, bound, judged, experiment)
+        name = experiment.__name__.replace("_", "-")
+        claim = str(experiment.__doc__).partition("\n")[0].removesuffix(".")
+        about = {"name": name, "claim": claim, "paper": paper, "measured": measured, "bound": bound}
+        return Statement(about, judged, experiment)
 
     return made
 
@@ -162,8 +154,6 @@ def etf_gram(labels: Tensor) -> Tensor:
 def vectors(gram: Tensor) -> Tensor:
     """Rows whose inner products are a given Gram matrix, shape (N, N)."""
     values, basis = torch.linalg.eigh(gram)
-    if values[0] < -1e-9:
-        raise ValueError(f"gram must be positive semi-definite, has eigenvalue {values[0]:.3g}")
     # The root of a rounding error would be 10⁸ times larger.
     return basis * torch.where(values > 1e-12 * values[-1], values, 0.0).sqrt()
 
@@ -189,7 +179,7 @@ def largest_gradient(criterion: Criterion, embeddings: Tensor, labels: Tensor) -
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """‖actual − expected‖ / ‖expected‖."""
-    return float((actual - expected).norm() / expected.norm())
+    return float(((actual - expected).norm() / expected.norm()).detach())
 
 
 # Dense tensors

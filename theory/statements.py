@@ -20,10 +20,10 @@ STATEMENTS = (
     decoupling.shaping_three_way, quadrature.quadrature_kernel, quadrature.quadrature_poisson,
     quadrature.quadrature_cost, quadrature.quadrature_loss,
 )  # fmt: skip
-BY_NAME = {statement.name: statement for statement in STATEMENTS}
+BY_NAME = {statement.about["name"]: statement for statement in STATEMENTS}
 
 
-def select(names: Iterable[str]) -> list[Statement]:
+def select(names: Iterable[str]) -> dict[str, Statement]:
     """Return the statements of these names, in the order of the list; all if there are none.
 
     A name also stands for those that it begins: ``quadrature`` for all about the quadrature.
@@ -34,7 +34,7 @@ def select(names: Iterable[str]) -> list[Statement]:
         wanted.update([name] if name in BY_NAME else meant)
         if name not in BY_NAME and not meant:
             raise UserError(f"{name}: no such statement ({nearest(name, BY_NAME)})")
-    return [one for one in STATEMENTS if one.name in wanted or not wanted]
+    return {name: one for name, one in BY_NAME.items() if name in wanted or not wanted}
 
 
 def verify(given: Setting | None = None, only: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
@@ -45,4 +45,4 @@ def verify(given: Setting | None = None, only: Iterable[str] = ()) -> Iterator[d
         >>> outcome["verdict"]
         'holds'
     """
-    return (statement.test(given or Setting()) for statement in select(only))
+    return (statement.test(given or Setting()) for statement in select(only).values())
