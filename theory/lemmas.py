@@ -67,13 +67,9 @@ def hessian(cost: Tensor, epsilon: float, target: Tensor, kind: str) -> Tensor:
     """∂²g/∂C², over the entries with distinct indices in the order of ``cost[distinct(N, 3)]``.
 
     Along a change D of the cost, log P changes at the rate ℓ = −D/ε + u_i + v_j + w_k, where u, v
-    and w keep the marginals. Differentiating the marginal constraints twice gives
-
-        d²g = Σ_ijk P_ijk W_ijk ℓ_ijk²,   W_ijk = ω¹_i + ω²_j + ω³_k,   J ω = marginals of P̃,
-
-    with J the 3N×3N matrix of the pair marginals of P. If P̃ has the imposed marginals, then
-    ω = (1, 0, 0) is a solution, W = 1, and g is convex: Lemma 3.1. If not, W may be negative
-    somewhere, and g need not be convex.
+    and w keep the marginals, and d²g = Σ P_ijk W_ijk ℓ_ijk² with W_ijk = ω¹_i + ω²_j + ω³_k and
+    J ω = marginals of P̃, J the 3N×3N matrix of the pair marginals of P. W = 1 if P̃ has the imposed
+    marginals; if not, W may be negative somewhere.
     """
     n = len(cost)
     allowed = setting.distinct(n, 3)
@@ -135,10 +131,9 @@ def convexity(given: Setting) -> Measured:
 def average(tensor: Tensor, labels: Tensor, *, within: bool = False) -> Tensor:
     """The mean of C∘π over all π that keep the classes together (Γ of Lemma 3.2).
 
-    With balanced classes two entries can be carried into each other exactly if the same of their
-    indices are equal and the same are of one class; so the mean over the (b!)^K K! permutations is
-    the mean over the entries of the same pattern. `within`: over the permutations of the samples of
-    each class alone, also of unbalanced classes.
+    With balanced classes it is the mean over the entries of the same pattern, in which the same
+    indices are equal and the same are of one class. `within`: over the permutations of the samples
+    of each class alone, also of unbalanced classes.
     """
     axes = range(tensor.dim())
     relation = (labels[:, None] == labels).long().fill_diagonal_(2)  # other class, same, itself
@@ -215,11 +210,8 @@ OFF_PATH = ((0.9, 0.5), (0.4, 0.0), (0.7, 0.7))  # the loss may depend on α −
 
 
 def two_distance_path(n_classes: int, per_class: int, count: int) -> list[tuple[float, float]]:
-    """Pairs (α, β) with Δ = α − β increasing from the lowest possible value to the ETF's.
-
-    On the path α = t, β = −t/(K−1) the Gram matrix has eigenvalues 1 − t and
-    1 − t + b Δ: it exists down to the t where the latter vanishes.
-    """
+    """Pairs (α, β) = (t, −t/(K−1)) from the lowest possible Δ = α − β to the ETF's."""
+    # The Gram matrix has eigenvalues 1 − t and 1 − t + b Δ.
     lowest = -1 / (per_class * n_classes / (n_classes - 1) - 1)
     steps = torch.linspace(lowest, 1.0, count, dtype=torch.float64).tolist()
     return [(t, -t / (n_classes - 1)) for t in steps]
