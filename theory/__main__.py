@@ -49,19 +49,14 @@ def main(arguments: list[str]) -> int:
         for one in chosen.values():
             print("{name:21}{claim} ({paper})".format(**one.about))
         return 0
-    report: dict[str, Any] = {"seed": options.seed, "statements": []}
+    torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
+    facts = provenance() | {"command": shlex.join(["tricouple", "verify", *arguments])}
+    outcomes = verify(Setting(options.seed), chosen)
+    report = {"seed": options.seed, "statements": outcomes, "provenance": facts}
     if options.read:
         report = read(options.read)
     print(LINE.format("statement", "measured", "bound", "verdict", ""))
-    for outcome in report["statements"]:
-        print(line(outcome))
-    if not options.read:
-        torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
-        for outcome in verify(Setting(options.seed), chosen):
-            print(line(outcome), flush=True)
-            report["statements"].append(outcome)
-        command = shlex.join(["tricouple", "verify", *arguments])
-        report["provenance"] = provenance() | {"command": command}
+    report["statements"] = [shown(outcome) for outcome in report["statements"]]
     print(count(report))
     if options.out:
         write(report, options.out)
@@ -81,11 +76,12 @@ def read(path: Path) -> dict[str, Any]:
     return report
 
 
-def line(outcome: Row) -> str:
-    """Return a line of the table on the terminal."""
+def shown(outcome: Row) -> Row:
+    """Print a line of the table on the terminal, as soon as it is known."""
     claim = f"{outcome['paper']}: {outcome['claim']}"
     numbers = cell(outcome["value"]), cell(outcome["bound"])
-    return LINE.format(outcome["name"], *numbers, outcome["verdict"], claim)
+    print(LINE.format(outcome["name"], *numbers, outcome["verdict"], claim), flush=True)
+    return outcome
 
 
 def count(report: dict[str, Any]) -> str:
