@@ -92,8 +92,8 @@ def measure(effort: Effort, problem: Problem) -> Iterator[Row]:
         for name, found in time_together(steps, effort).items():
             rows[name] |= timed(found)
         for name, row in rows.items():
-            large = BY_NAME[name].cubic or size >= SMALLEST_WEIGHED
-            if "seconds" in row and effort.memory and large:
+            weighed = effort.memory and "seconds" in row
+            if weighed and (size >= SMALLEST_WEIGHED or BY_NAME[name].cubic):
                 say(f"N = {size}: memory of {name}")
                 try:
                     row |= measure_memory(name, size, problem)

@@ -124,14 +124,16 @@ def failing(*arguments):
 def test_missing_failing_and_too_large_contenders_are_rows(monkeypatch):
     broken = contenders.Contender("fails", LOSS, failing)
     absent = replace(broken, name="absent", module="no_such_library")
-    cubic = replace(BY_NAME["dense Neg-MMIOT (PyTorch)"], name="cubic")
-    monkeypatch.setattr(measure, "CONTENDERS", (BY_NAME[OURS], broken, absent, cubic))
-    monkeypatch.setattr(memory, "available_bytes", lambda: 2**20)
-    effort = replace(measure.QUICK, sizes=(16, 128, 512))
-    ours, other, missing, small, *_, large, _, _, _ = measure.measure(effort, PROBLEM)
+    dense = BY_NAME["dense Neg-MMIOT (PyTorch)"]
+    monkeypatch.setattr(measure, "CONTENDERS", (BY_NAME[OURS], broken, absent, dense))
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**30)
+    effort = replace(measure.QUICK, sizes=(16, 256), largest_cubic=256)
+    ours, other, missing, small, *_, large = measure.measure(effort, PROBLEM)
     assert ours["seconds"] > 0 < small["seconds"]
     assert (other["note"], missing["note"]) == ("failed: out of everything", "not installed")
-    assert large["note"].startswith("skipped: may need 1 GiB")
+    assert large["note"] == "skipped: may need 5 GiB, 1 GiB are free"
+    again = replace(effort, sizes=(512,), only=("dense*",))
+    assert not list(measure.measure(again, PROBLEM))  # above --largest-cubic
 
 
 def test_step_ratios_are_those_of_best_steps_to_infonce():

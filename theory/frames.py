@@ -163,7 +163,8 @@ def low_dimension(given: Setting) -> Measured:
                "NC1": best.collapse.nc1, "NC2 std": best.collapse.nc2_std,
                "spread of β": float(best.across.std(correction=0)),
                "largest β": float(best.across.max()), "nonzero eigenvalues": len(positive),
-               "smallest / largest of these": positive[-1] / positive[0]}  # fmt: skip
+               "smallest / largest of these": positive[-1] / positive[0] if positive else 0.0,
+               }  # fmt: skip
 
 
 @statement("open question", DEVIATION, None, "largest Gram deviation")
