@@ -1,10 +1,9 @@
-"""What a run says: times, memory, growth and targets, as pandas tables; its file."""
+"""What a run says: times, memory and growth, as pandas tables; its file."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,43 +11,20 @@ import numpy as np
 import pandas as pd
 
 from benchmarks import contenders as c
-from benchmarks.contenders import HINGE, OURS, SMOOTH
 from tricouple_lab.names import UserError
 
 Run = dict[str, Any]  # problem, measurements (rows), provenance
-LARGE, HUGE, STREAMED = 8192, 32768, f"{OURS} streamed"
-SUP_CON = "SupConLoss (PML)"
+LARGE = 8192
 CAPTIONS = {
     c.LOSS: "Value and gradient of a loss, best time in ms",
     c.TRIPLET_PLAN: "Potentials of a triplet plan, best time in ms",
     c.PAIR_PLAN: "Matrix of a pair plan, best time in ms",
 }
 MATRICES = "extra memory, N×N float32 matrices"
-PEAK, EXTRA = "peak of the process, GiB", "extra memory, GiB"
 COLUMNS = (
-    *("contender", "task", "size", "seconds", "median_seconds", "extra_bytes", "peak_bytes"),
-    *("processes", "dim", "note", "backbone", "ratio"),
+    *("contender", "task", "size", "seconds", "median_seconds", "extra_bytes"),
+    *("processes", "dim", "backbone", "ratio"),
 )
-# Time of the first over that of the second at N; growth from N to N as a power; numbers at N.
-RATIOS = (
-    *((f"MMSinkhorn {way} (OTT-JAX)", OURS, 256, "≥", 300) for way in ("unrolled", "Danskin")),
-    ("MMSinkhorn plan only (OTT-JAX)", OURS, 256, "≥", 300),
-    *((SUP_CON, OURS, n, "≥", 1) for n in (256, 1024, 4096)),
-    (c.ANCHORS, SMOOTH, 512, "≥", 20),
-    *((OURS, "InfoNCE", n, "≤", 1.25) for n in (256, 1024, 4096)),
-    (SMOOTH, OURS, 512, "≤", 20),
-    (HINGE, OURS, 512, "≤", 10),
-)
-GROWTH = (
-    *((OURS, key, 1024, LARGE, 2.1) for key in ("seconds", "extra_bytes")),
-    *((name, "seconds", 512, 2048, 2.2) for name in (SMOOTH, HINGE)),
-)
-NUMBERS = (
-    *((OURS, MATRICES, LARGE, 6), (SMOOTH, MATRICES, 2048, 4), (HINGE, MATRICES, 2048, 4)),
-    *((OURS, PEAK, LARGE, 3), (STREAMED, EXTRA, HUGE, 1.5)),
-)
-STEPS = {OURS: 1.05, SMOOTH: 1.1, HINGE: 1.1}  # of a training step, over InfoNCE's
-MET = {True: "yes", False: "no"}
 
 
 def read(path: Path) -> Run:
@@ -73,7 +49,6 @@ def frame(run: Run) -> pd.DataFrame:
     rows = pd.DataFrame(run["measurements"]).reindex(columns=COLUMNS)
     rows = rows.astype({name: float for name in COLUMNS if "bytes" in name or "seconds" in name})
     rows[MATRICES] = rows["extra_bytes"] / (4 * rows["size"] ** 2)
-    rows[EXTRA], rows[PEAK] = rows["extra_bytes"] / 2**30, rows["peak_bytes"] / 2**30
     return rows.assign(ms=1e3 * rows["seconds"])
 
 
@@ -95,7 +70,6 @@ def tables(run: Run) -> dict[str, pd.DataFrame]:
     else:
         found = {caption: times(run, task) for task, caption in CAPTIONS.items()}
         found[f"Growth as N^… from 1024 to {LARGE}, and extra memory"] = growth_table(rows)
-    found["Targets"] = targets(run)
     return {caption: table for caption, table in found.items() if len(table)}
 
 
@@ -143,61 +117,13 @@ def growth(rows: pd.DataFrame, name: str, key: str, low: int = 1024, high: int =
 
 
 def step_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the times of whole training steps beside their targets."""
-    limits = rows["contender"].map(STEPS)
+    """Return the times of whole training steps."""
     return pd.DataFrame({
         "loss": rows["contender"],
         "best, ms": rows["ms"].map("{:.1f}".format),
         "median, ms": (1e3 * rows["median_seconds"]).map("{:.1f}".format),
         "× InfoNCE": rows["ratio"].map("{:.3f}".format),
-        "target": limits.map("≤ {:.2f}".format).where(limits.notna(), ""),
-        "met": (rows["ratio"] <= limits).map(MET).where(limits.notna(), ""),
     })  # fmt: skip
-
-
-def targets(run: Run) -> pd.DataFrame:
-    """Return the targets of the project for which a run has the numbers, met or missed."""
-    rows = frame(run)
-    shared = rows["processes"].max() > 1
-    cells = [
-        [what, n, number(value), f"{sense} {limit:g}", MET[(value <= limit) == (sense == "≤")]]
-        for what, n, value, sense, limit in (process_targets if shared else loss_targets)(rows)
-        if not math.isnan(value)
-    ]
-    return pd.DataFrame(cells, columns=["measured", "N", "value", "target", "met"])
-
-
-def loss_targets(rows: pd.DataFrame) -> Iterator[tuple[str, object, float, str, float]]:
-    """What, N, value, ≤ or ≥ and the limit, of losses in one process."""
-    first = rows[rows["task"] != c.STEP].set_index(["contender", "size"])
-
-    def of(name: str, n: int, key: str = "seconds") -> float:
-        return float(first[key].get((name, n), math.nan))
-
-    for above, below, n, sense, limit in RATIOS:
-        yield f"time of {above} / {below}", n, of(above, n) / of(below, n), sense, limit
-    for name, key, low, high, limit in GROWTH:
-        what = {"seconds": "time", "extra_bytes": "extra memory"}[key]
-        value = growth(rows, name, key, low, high)
-        yield f"{name}: {what} grows as N^…", f"{low} to {high}", value, "≤", limit
-    for name, key, n, limit in NUMBERS:
-        yield f"{name}: {key}", n, of(name, n, key), "≤", limit
-    pairs = of(STREAMED, HUGE) / of(OURS, LARGE) * (LARGE / HUGE) ** 2
-    yield f"time per pair of {STREAMED} / {OURS} at {LARGE}", HUGE, pairs, "≤", 8
-
-
-def process_targets(rows: pd.DataFrame) -> Iterator[tuple[str, object, float, str, float]]:
-    """The same of a batch that several processes share."""
-    rows = rows.set_index(["contender", "processes", "size", "dim"])
-    value = rows[MATRICES].get((OURS, 4, LARGE, 128), math.nan)
-    yield f"4 processes, d = 128: {MATRICES}, per process", LARGE, value, "≤", 0.4
-    two = rows["seconds"].dropna().unstack(["processes", "size", "dim"]).sort_index(axis=1)
-    for count, n, d in two.columns:
-        own = two[count, n, d].dropna()
-        peers = own[own.index.str.contains("(", regex=False)]
-        if count == 2 and n in (4096, LARGE) and len(peers) and OURS in own:
-            what = f"2 processes, d = {d:.0f}: time / {peers.idxmin()}, the fastest peer"
-            yield what, n, own[OURS] / peers.min(), "≤", 1
 
 
 def notes(run: Run) -> list[str]:
