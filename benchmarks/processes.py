@@ -74,7 +74,7 @@ def ranking(problem: Problem) -> Callable[..., Tensor]:
 
 def both_directions(problem: Problem) -> Any:
     """Our loss across two sets."""
-    return tc.BothDirections(ours(problem, OURS, group="world"))  # type: ignore[arg-type]
+    return tc.BothDirections(ours(problem, OURS, **WORLD))  # type: ignore[arg-type]
 
 
 def share(batch: Batch, problem: Problem, rank: int, world: int) -> list[Tensor]:
@@ -101,12 +101,12 @@ def gathered(
     return Contender(name, LOSS, prepare, module, matrices=matrices)
 
 
+WORLD = {"group": "world"}
 CONTENDERS = (
-    *(
-        gathered(name, partial(ours, name=name, group="world"))
-        for name in (OURS, "PushPull", "InfoNCE")
-    ),
+    gathered(OURS, partial(ours, name=OURS, **WORLD)),
     gathered(f"{OURS}, both directions", both_directions, pairs=True),
+    gathered("PushPull", partial(ours, name="PushPull", **WORLD)),
+    gathered("InfoNCE", partial(ours, name="InfoNCE", **WORLD)),
     gathered(CLIP, clip_loss, CLIP_LOSS, pairs=True),
     gathered("NTXentLoss (lightly)", nt_xent, NT_XENT),
     # Every process computes the loss of the whole batch.
