@@ -91,13 +91,15 @@ def measured(args: argparse.Namespace, words: list[str]) -> dict[str, Any]:
     """Measure; the file is written after every row: an interrupted run keeps what it has."""
     from benchmarks import measure
     from benchmarks.problem import Problem
-    from tricouple_lab.files import write_text
+    from tricouple_lab.files import write_text, written
 
     problem = {"backbones": args.step} if args.step else asdict(Problem(seed=args.seed))
     facts = measure.circumstances(words)
     run: dict[str, Any] = {"problem": problem, "measurements": [], "provenance": facts}
     rows = chosen(args)
-    write_text(args.out, "")  # fails now rather than after minutes of measuring
+    with written(args.out):  # before minutes of measuring
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.open("a").close()
     if facts["load"] > BUSY:
         print(f"Other programs keep this machine busy (load {facts['load']:.1f}): times and "
               "ratios will be unreliable.")  # fmt: skip

@@ -179,10 +179,8 @@ def step_ratios(
     Args:
         backbones: Of ``tricouple train`` (``resnet18``), or ``clip_`` and a model (``clip_small``).
         losses: Of ``STEP_LOSSES``, or names of ``tricouple train``, with the paper's arguments.
-        **options: ``setting``: ``scl``, random labels, or ``ucl``, two views per image; CLIP always
-            has pairs. ``batch_size``: images or pairs; by default 256, of CLIP 64. ``image_size``,
-            32; ``classes``: labels and dimensions of the embedding, 10; ``rounds``: steps per loss,
-            40; ``seed``.
+        **options: Those of ``measure_steps``. ``setting``: ``scl``, random labels, or ``ucl``, two
+            views per image; CLIP always has pairs. ``batch_size``: by default 256, of CLIP 64.
 
     Returns:
         A row per backbone and loss: ``backbone, loss, batch_size, seconds`` (of the best step),

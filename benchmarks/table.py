@@ -39,7 +39,7 @@ def read(path: Path) -> Run:
         notes(run)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise UserError(f"{path}: is not the file of a run of tricouple bench") from None
     return run
 
