@@ -22,7 +22,7 @@ NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 SECTIONS = ("Inputs", "Recommendations", "Relations to other losses", "Forces", "Parameters")
 # A sketch of the call; what tests/adapters run; what needs a trained run (tests/lab).
-ELSEWHERE = {"index.md", "adapters.md", "vision.md", "clip.md", "text.md"}
+ELSEWHERE = {"adapters.md", "vision.md", "clip.md", "text.md"}
 # Notebooks are shortened.
 SMALL = {
     "first-loss": {"steps=200": "steps=5", "range(50)": "range(2)"},
