@@ -66,7 +66,8 @@ def run(plan: Plan, runs: Runs) -> None:
             name = cell["data"]
             pairs, settings = load(name, plan, runs)
         for row in cell["rows"]:
-            options = {"c": plan["sharpness"]} if row not in WITHOUT_C else {}
+            grid = cell.get("sharpness", plan["sharpness"])
+            options = {"c": grid} if row not in WITHOUT_C else {}
 
             def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
                 assert pairs is not None
