@@ -217,11 +217,11 @@ class Sum:
     def _costs(self, form: Any, weights: Any) -> Tiles:
         """⟨P̃, C⟩/ε, added to the value, and its gradient, tile by tile."""
         start = self.batch.rows.start
-        for block, sums, tile in form.costs(
-            lambda block: weights(slice(start + block.start, start + block.stop))
-        ):
+        for block, part in form.parts():
+            rows = slice(start + block.start, start + block.stop)
+            sums, slopes = form.cost_rows(part, *weights(rows))
             self.value = self.value + sums.sum() * self.weight
-            yield block, tile * self.weight
+            yield block, slopes.to(self.scores.dtype) * self.weight
 
     def _take(self, tiles: Tiles) -> None:
         """Add tiles of ∂L/∂s to the matrix, or keep them; without a gradient only run them."""

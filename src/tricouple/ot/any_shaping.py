@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tricouple.numeric import wide_dtype
-from tricouple.ot.forms import Updated, log_scaling
+from tricouple.ot.forms import Form, Updated, log_scaling
 from tricouple.ot.rows import Vectors, Weights
-from tricouple.ot.shaped import Shaped, parts_of
+from tricouple.ot.scores import Tiles, blocks
 from tricouple.shaping import Shaping
 
 # Matrices of M×M that an anchor needs at once: margins, what ψ and its derivative keep, weights.
@@ -22,7 +22,7 @@ _CACHED = 1 << 19
 
 
 @dataclass
-class AnyShaping(Shaped):
+class AnyShaping(Form):
     """K_ijk = exp(−ψ(x_ij − x_ik)/ε), x = factor · s, for j ≠ k, neither of them own_i."""
 
     factor: float | Tensor  # 1/τ
@@ -81,7 +81,7 @@ class AnyShaping(Shaped):
         return [out, to_near.sum(0), to_far.sum(0)]
 
     def cost_rows(self, part: _Part, plus: Tensor, minus: Tensor) -> tuple[Tensor, Tensor]:
-        """Triplet by triplet."""
+        """Σ_jk plus_ij minus_ik C_ijk/ε of some rows, and its derivative with respect to s."""
         mass = plus[:, :, None] * minus[:, None, :]
         costs = (mass * self.psi(part.margins()) / self.epsilon).masked_fill_(mass == 0, 0.0)
         return costs.sum((1, 2)), -_forces(mass, part.slopes)
@@ -144,3 +144,10 @@ def update_by_pairs(
     sums = torch.logsumexp(found + f, 1)
     after = log_scaling(log_mass, sums)
     return after, torch.logsumexp(found + after[:, None], 0), phi + sums
+
+
+def parts_of(tiles: Tiles, step: int) -> Iterator[tuple[slice, Tensor]]:
+    """Tiles in parts of at most so many rows."""
+    for tile, s in tiles:
+        for part in blocks(len(s), step):
+            yield slice(tile.start + part.start, tile.start + part.stop), s[part]
