@@ -28,18 +28,6 @@ def rows_of(labels, ref_emb, ref_labels, triplets, n):
         yield i, sorted(set(range(m)) - itself), sorted(positives), sorted(negatives)
 
 
-def loop_info_nce(
-    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None, temperature=0.1
-) -> Tensor:
-    scores = cosine(embeddings, ref_emb) / temperature
-    terms = []
-    for i, others, positives, _ in rows_of(labels, ref_emb, ref_labels, triplets, len(scores)):
-        if positives:
-            log_p = [scores[i, j] - torch.logsumexp(scores[i, others], 0) for j in positives]
-            terms.append(-torch.stack(log_p).mean())
-    return torch.stack(terms).mean()
-
-
 def loop_inva_spread(
     embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None,
     temperature=0.1, variant="formula",

@@ -142,27 +142,6 @@ def loss(request: pytest.FixtureRequest) -> Loss:
     return LOSSES[request.param]
 
 
-# The envelope is that of KL(P̃‖P) alone, without a penalty.
-PLAIN = [name for name in LOSSES if "uniformity" not in LOSSES[name].soft]
-
-
-@pytest.fixture(params=PLAIN)
-def plain_loss(request: pytest.FixtureRequest) -> Loss:
-    """Every loss that is a divergence and nothing else."""
-    return LOSSES[request.param]
-
-
-@pytest.fixture(
-    params=[(name, mode) for mode in ("unrolled", "implicit") for name in LOSSES]
-    + [(name, "envelope") for name in PLAIN],
-    ids="-".join,
-)
-def loss_and_mode(request: pytest.FixtureRequest) -> tuple[Loss, str]:
-    """Every loss with every gradient that it has."""
-    name, mode = request.param
-    return LOSSES[name], mode
-
-
 @pytest.fixture(params=["neg_mmiot", "push_pull"])
 def tempered_loss(request: pytest.FixtureRequest) -> Loss:
     """The losses that have a temperature."""

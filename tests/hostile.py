@@ -1,15 +1,13 @@
 """``make hostile``: what must hold under pressure, too long for the tests. Under five minutes.
 
 ========  ==========================================================================================
-grid      degenerate batches × losses × sharpness × dtypes × gradients × storage against the dense
-          reference, value and gradient
 kill      trainings that are killed (SIGKILL), and interrupted (Ctrl-C) at ten moments with one calm
           line each, continue to the numbers of whole ones
 address   the C code under the address and undefined-behaviour sanitizers of gcc, through tests/ot
 memory    3000 steps of every loss with a coupling leave the process as large as 300 do
 ========  ==========================================================================================
 
-Prints a table; the exit code is 1 if anything does not hold. ``hostile.py grid`` runs one part.
+Prints a table; the exit code is 1 if anything does not hold. ``hostile.py kill`` runs one part.
 """
 
 from __future__ import annotations
@@ -17,9 +15,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import gc
-import itertools
 import json
-import math
 import os
 import re
 import shutil
@@ -32,105 +28,17 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.nn.functional import normalize
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
 
-import tricouple  # noqa: E402
-from baseline_reference import loop_dbot, loop_inva_spread  # noqa: E402
-from batches import DENSE, KINDS, batch, reference, scales, with_gradient  # noqa: E402
 from conftest import LOSSES  # noqa: E402
-from reference import dense_iot  # noqa: E402
 
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 Outcome = tuple[bool, str]
-
-# --- the grid ------------------------------------------------------------------------------------
-
-
-# Errors of the value, relative above 1, and of the gradient, in units of c (of c² for a penalty).
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-HALF = (torch.bfloat16, torch.float16)
-# Losses without a dense reference, their loops in float64, and the largest c that a loop follows.
-PLAIN = {
-    "InvaSpread": (lambda c: {"temperature": 1 / c}, loop_inva_spread, 1.0),
-    "DBOT": (lambda c: {"regularisation": 1 / c}, loop_dbot, 10.0),
-}
-SHARPNESS = (0.01, 0.1, 1.0, 10.0, 100.0, 1e4)
-
-
-def calls(c: float, dtype: torch.dtype) -> Iterator[tuple[str, Callable, str, dict, dict, float]]:
-    """Name, reference, gradient, options of both and of the loss alone, size of its forces."""
-    for name, dense in DENSE.items():
-        rules = ("unrolled",) if dtype in HALF or name == "InfoNCE" else ("unrolled", "envelope")
-        edges = ("uniform",) if dtype in HALF or name == "InfoNCE" else ("uniform", "target")
-        for memory, rule, edge in itertools.product(("matrices", "streamed"), rules, edges):
-            plan = {} if name == "InfoNCE" else {"marginals": edge}
-            own = {"memory": memory} | ({} if name == "InfoNCE" else {"gradient": rule})
-            yield name, dense, rule, scales(name, c) | plan, own, c
-        if c == 1 and dtype == torch.float64 and name != "InfoNCE":
-            many = scales(name, c) | {"n_iters": 300}
-            yield name, dense, "unrolled", many, {"gradient": "implicit"}, c
-    penalty = {"epsilon": 1 / c, "uniformity": 0.5}
-    yield "IOT", dense_iot, "unrolled", penalty, {}, c * max(1.0, c / 2)
-    for name, (options, loop, largest) in PLAIN.items():
-        if c <= largest:
-            yield name, loop, "unrolled", options(c), {}, c
-
-
-def grid() -> Outcome:
-    """Every combination; what is wrong is printed, with how to see it again."""
-    torch.set_num_threads(1)
-    count, wrong = 0, []
-    for kind, n, c, dtype in itertools.product(KINDS, (3, 9), SHARPNESS, TOLERANCE):
-        if dtype in HALF and c > 100:
-            continue  # gradients of half precision end at 65504
-        there = batch(kind, n)
-        unit = [part if part is None else normalize(part).to(dtype) for part in there.sides]
-        there = replace(there, embeddings=unit[0], ref_emb=unit[1])
-        truths: dict[str, tuple] = {}
-        for name, function, rule, options, own, force in calls(c, dtype):
-            if function not in DENSE.values() and there.own is not None:
-                continue  # the loops know no ref_index
-            if name == "InvaSpread" and there.ref_emb is not None:
-                continue
-            if n == 3 and own.get("gradient") == "implicit":
-                continue  # three samples may take thousands of sweeps
-            key = f"{name} {rule} {options}"
-            if key not in truths:
-                truths[key] = reference(there, function, rule, **options)
-            where = f"{key} {own} kind={kind} n={n} c={c:g} {dtype}"
-            count += 1
-            leaf = there.to(dtype)
-            try:
-                value = leaf.loss(getattr(tricouple, name)(**options, **own))
-            except ValueError as error:
-                wrong.append(f"refused: {where}: {error}")
-                continue
-            if bad := misses(with_gradient(value, leaf.leaves), truths[key], force, dtype):
-                wrong.append(f"{bad}: {where}")
-    for line in wrong[:20]:
-        print("  " + line, file=sys.stderr)
-    return not wrong, f"{count} calls, {len(wrong)} of them wrong or refused"
-
-
-def misses(found: tuple, wanted: tuple, force: float, dtype: torch.dtype) -> str:
-    """What is wrong with a value and a gradient; empty if nothing."""
-    (value, slope), (true_value, true_slope) = found, wanted
-    if not (math.isfinite(value) and slope.isfinite().all()):
-        return "not finite"
-    error = abs(value - true_value) / max(1.0, abs(true_value))
-    if error > TOLERANCE[dtype]:
-        return f"value off by {error:.1e}"
-    scale = max(force, float(true_slope.abs().max()))
-    error = float((slope - true_slope).abs().max()) / scale
-    return f"gradient off by {error:.1e}" if error > TOLERANCE[dtype] else ""
-
 
 # --- kill −9, Ctrl-C and resume ------------------------------------------------------------------
 
@@ -330,7 +238,7 @@ def resident() -> float:
 
 
 PARTS: dict[str, Callable[[], Outcome]] = {
-    "address": address, "grid": grid, "kill": kill, "memory": memory,
+    "address": address, "kill": kill, "memory": memory,
 }  # fmt: skip
 
 

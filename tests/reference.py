@@ -153,16 +153,11 @@ def dense_plan(cost: Tensor, epsilon, n_iters: int, imposed=None, *, anti=False)
     return dense_logs(cost, epsilon, n_iters, imposed, anti=anti).exp()
 
 
-def kl_to(target: Tensor, log_plan: Tensor) -> Tensor:
-    """KL(P̃‖P) = Σ P̃ (log P̃ − log P) over the support of P̃; P is not renormalised."""
-    support = target > 0
-    return (target[support] * (target[support].log() - log_plan[support])).sum()
-
-
 def divergence(cost, epsilon, target, marginals="uniform", n_iters=10) -> Tensor:
-    """KL(P̃‖P) of a target that was listed."""
+    """KL(P̃‖P) = Σ P̃ (log P̃ − log P) of a target that was listed; P is not renormalised."""
     imposed = None if marginals == "uniform" else own_marginals(target)
-    return kl_to(target, dense_logs(cost, epsilon, n_iters, imposed))
+    support, log_plan = target > 0, dense_logs(cost, epsilon, n_iters, imposed)
+    return (target[support] * (target[support].log() - log_plan[support])).sum()
 
 
 def dense_iot(

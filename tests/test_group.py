@@ -293,19 +293,6 @@ def test_training_in_several_processes_is_training_in_one(pools, make, sizes):
             assert float((ours - theirs).abs().max()) < 1e-10
 
 
-def test_it_does_not_matter_which_process_has_which_sample(pools):
-    (samples,) = batch(True)
-    order = torch.randperm(16, generator=torch.Generator().manual_seed(3))
-    gradients = []
-    for rows in (torch.arange(16), order):
-        parts = [shares([part[rows] for part in samples], [9, 3, 4])]
-        answers = pools(3).run(together, tc.NegMMIOT, {}, parts, None)
-        gradient = torch.cat([found[0] for _, found in answers])
-        gradients.append((answers[0][0], torch.empty_like(gradient).index_copy(0, rows, gradient)))
-    for first, second in zip(*gradients, strict=True):
-        assert float((first - second).abs().max()) < 1e-13
-
-
 def numbered(rank):
     rows = torch.zeros((3, 0, 2)[rank], 4)
     return tc.pair_views(rows, rows, group="world")[1].tolist()

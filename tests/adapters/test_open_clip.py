@@ -92,15 +92,6 @@ def test_a_pair_alone_gives_zero(criterion):
     assert loss.item() == pytest.approx(0.0, abs=1e-12)
 
 
-def test_half_precision_features_are_taken():
-    leaves = [*features(dtype=torch.bfloat16), scale()]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = ClipLoss(tc.NegMMIOT())(*leaves)
-    loss.backward()
-    assert loss.dtype == torch.float32
-    assert all(leaf.grad is not None and bool(leaf.grad.isfinite().all()) for leaf in leaves)
-
-
 def test_accumulated_features_of_other_steps_need_no_gradient():
     """As with --accum-freq 2: the loss of the whole, twice, with gradients of one half each."""
     images, texts = features(8)

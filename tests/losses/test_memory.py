@@ -90,15 +90,6 @@ def test_streamed_pass_allocates_no_matrix_of_all_pairs(name, memory):
     assert 0 < largest.entries <= 200 * 200 / 2
 
 
-def test_info_nce_in_small_tiles_is_the_same(batch):
-    wanted, wanted_gradient = with_gradients(batch.loss(tc.InfoNCE()), batch.leaves)
-    columns = len(batch.embeddings if batch.ref_emb is None else batch.ref_emb)
-    criterion = tc.InfoNCE(memory="streamed", memory_budget=2 * columns * ROW)
-    found, gradient = with_gradients(batch.loss(criterion), batch.leaves)
-    assert relative_error(found, wanted) <= 1e-12
-    assert relative_error(gradient, wanted_gradient) <= 1e-12
-
-
 BUDGET = 48 * 2**20
 PEAKS = """
 import os, torch, tricouple as tc

@@ -58,14 +58,6 @@ def test_the_papers_sharpness_is_one_word_away(module):
         assert module(sharpness="paper").sharpness == pytest.approx(*stated, rel=1e-15)
 
 
-def test_positional_settings_stay_the_papers():
-    assert tc.NegMMIOT(0.1, 0.1).sharpness == pytest.approx(100)
-    for module in (tc.NegMMIOT, tc.PushPull):
-        with pytest.warns(UserWarning, match=rf"{module.__name__}\(sharpness=10\).*c = 100"):
-            assert module(0.1).sharpness == pytest.approx(100)
-    assert tc.NegMMIOT(epsilon=0.5).temperature == pytest.approx(0.2)
-
-
 @EVERY
 @pytest.mark.parametrize("value", [0, -3.0, math.nan, math.inf, 1e-320])
 def test_bad_sharpness_is_named(module, value):

@@ -53,8 +53,11 @@ class PairMatrix(Relation):
 
     def mean_log(self, pairs: MatrixPairs) -> Tensor:
         """W is any; v is 1."""
-        parts = (pairs.of_rows(rows) for rows in pairs.blocks())
-        return torch.stack([xlogy(part.sides()[0], part.matrix).sum() for part in parts]).sum()
+        total = torch.zeros_like(pairs.same).sum()
+        for part in map(pairs.of_rows, pairs.blocks()):
+            near, _ = part.halves()
+            total += part.same @ xlogy(near, near).sum(1)
+        return total
 
 
 @dataclass(frozen=True)
@@ -80,22 +83,26 @@ class MatrixPairs(WeightedPairs):
         parts = self.matrix, self.own, self.same, self.other
         return MatrixPairs(*(part[rows] for part in parts))
 
-    def sides(self) -> Tensor:
-        """Entries of positives and of negatives, (2, N, M)."""
-        near = self.matrix.to(self.same.dtype).clamp(min=0) * self.same[:, None]
-        far = (self.matrix == 0) * self.other[:, None]
-        return torch.stack([fill_own(side, self.own, 0.0) for side in (near, far)])
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """W at positives, and 1 at negatives, (N, M) each."""
+        wide = self.matrix.to(self.same.dtype)
+        near, far = wide.clamp(min=0), wide.abs().eq_(0)
+        return fill_own(near, self.own, 0.0), fill_own(far, self.own, 0.0)
 
     def entries(self) -> Tensor:
         """All of P̃, (N, M)."""
-        return self.sides().sum(0)
+        near, far = self.halves()
+        return near.mul_(self.same[:, None]).add_(far.mul_(self.other[:, None]))
 
     @cached_property
     def sums(self) -> tuple[Tensor, Tensor]:
         """Row sums, (2, N), and column sums, (2, M), of positives and of negatives."""
-        parts = (self.of_rows(rows).sides() for rows in self.blocks())
-        rows, columns = zip(*((part.sum(2), part.sum(1)) for part in parts), strict=True)
-        return torch.cat(rows, 1), torch.stack(columns).sum(0)
+        rows, columns = [], self.same.new_zeros(2, self.shape[1])
+        for part in map(self.of_rows, self.blocks()):
+            near, far = part.halves()
+            rows.append(torch.stack([near.sum(1) * part.same, far.sum(1) * part.other]))
+            columns += torch.stack([part.same @ near, part.other @ far])
+        return torch.cat(rows, 1), columns
 
     @property
     def marginals(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -129,9 +136,7 @@ class ListedTriplets(Relation):
     ) -> ListedTriplets:  # fmt: skip
         """Sort the triplets and mark the repeated ones."""
         m = shape[1]
-        keys = ((anchors * m + positives) * m + negatives).sort().values
-        kept = torch.ones_like(keys, dtype=wide_dtype(keys.device))
-        kept[1:] = keys[1:] != keys[:-1]
+        keys, kept = _distinct((anchors * m + positives) * m + negatives)
         return cls(keys // m**2, keys // m % m, keys % m, shape, own, kept)
 
     def margins(self, anchors: Tensor, references: Tensor | None) -> Tensor:
@@ -146,9 +151,7 @@ class ListedTriplets(Relation):
     @cached_property
     def weights(self) -> Tensor:
         """Of each triplet, that of its anchor."""
-        if self.anchor_weights is None:
-            return self.kept
-        return self.kept * self.anchor_weights[self.anchors]
+        return self._weighed(self.kept, self.anchors)
 
     @cached_property
     def n_triplets(self) -> Tensor:
@@ -168,29 +171,31 @@ class ListedTriplets(Relation):
         """Uniform on the list, but for weights."""
         shares, (n, m) = divide_or_zero(self.weights, self.n_triplets), self.shape
         a, p, k = self.anchors, self.positive_indices, self.negative_indices
-        masses = (
-            shares.new_zeros(n).index_add_(0, a, shares),
-            shares.new_zeros(m).index_add_(0, p, shares),
-            shares.new_zeros(m).index_add_(0, k, shares),
-        )
+        masses = _sums(a, shares, n), _sums(p, shares, m), _sums(k, shares, m)
         both = torch.cat([shares, -shares])
         contrast = ListedPairs(a.repeat(2), torch.cat([p, k]), both, self.shape)
         return TripletTarget(-xlogy(shares, shares).sum(), contrast, masses)
 
-    def per_anchor(self) -> WeightedPairs:
-        """Distinct (anchor, positive) pairs."""
-        return self._matrix(self.positive_indices).per_anchor()
-
     def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
         """Uniform on distinct pairs, but for weights; all are of triplets."""
-        partners = self.positive_indices if positive else self.negative_indices
-        return self._matrix(partners).positives()
+        pairs = self._pairs(self.positive_indices if positive else self.negative_indices)
+        return TargetPairs(-xlogy(pairs.weights, pairs.weights).sum(), pairs)
 
-    def _matrix(self, partners: Tensor) -> PairMatrix:
-        """The pairs of anchors with these."""
-        matrix = torch.full(self.shape, -1, dtype=torch.int8, device=self.own.device)
-        matrix[self.anchors, partners] = 1
-        return PairMatrix(matrix, self.own, self.anchor_weights)
+    def per_anchor(self) -> ListedPairs:
+        """Distinct (anchor, positive) pairs, each weighing 1/n⁺_i of what its anchor weighs."""
+        return self._pairs(self.positive_indices, per_anchor=True)
+
+    def _pairs(self, partners: Tensor, *, per_anchor: bool = False) -> ListedPairs:
+        n, m = self.shape
+        keys, kept = _distinct(self.anchors * m + partners)
+        rows, columns = keys // m, keys % m
+        weights = self._weighed(kept, rows)
+        if per_anchor:
+            weights = weights / _sums(rows, kept, n)[rows]
+        return ListedPairs(rows, columns, divide_or_zero(weights, weights.sum()), self.shape)
+
+    def _weighed(self, numbers: Tensor, anchors: Tensor) -> Tensor:
+        return numbers if self.anchor_weights is None else numbers * self.anchor_weights[anchors]
 
 
 @dataclass(frozen=True)
@@ -201,6 +206,12 @@ class ListedPairs(PairTarget):
     columns: Tensor
     weights: Tensor  # float64
     shape: tuple[int, int]
+
+    @property
+    def marginals(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Row sums, (N,), and column sums, (M,)."""
+        n, m = self.shape
+        return _sums(self.rows, self.weights, n), _sums(self.columns, self.weights, m)
 
     def scaled(self, factor: float | Tensor) -> ListedPairs:
         """P̃ times a number."""
@@ -215,6 +226,17 @@ class ListedPairs(PairTarget):
 
     def entries(self) -> Tensor:
         """All of P̃, (N, M)."""
-        flat = self.weights.new_zeros(self.shape[0] * self.shape[1])
-        places = self.rows * self.shape[1] + self.columns
-        return flat.index_add_(0, places, self.weights).view(self.shape)
+        n, m = self.shape
+        return _sums(self.rows * m + self.columns, self.weights, n * m).view(n, m)
+
+
+def _sums(places: Tensor, values: Tensor, number: int) -> Tensor:
+    return values.new_zeros(number).index_add_(0, places, values)
+
+
+def _distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys in order, and 1 for each, 0 for repeated ones, which stay for a device's sake."""
+    keys = keys.sort().values
+    kept = torch.ones_like(keys, dtype=wide_dtype(keys.device))
+    kept[1:] = keys[1:] != keys[:-1]
+    return keys, kept

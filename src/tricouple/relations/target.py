@@ -22,6 +22,7 @@ class PairTarget(ABC):
     """P̃ on pairs of anchors and references, (N, M), of which some rows are computed at a time."""
 
     shape: tuple[int, int]  # (N, M)
+    marginals: tuple[Tensor, Tensor]  # row sums, (N,), and column sums, (M,)
 
     @abstractmethod
     def scaled(self, factor: float | Tensor) -> PairTarget:
@@ -63,7 +64,6 @@ class WeightedPairs(PairTarget):
     """P̃_ij = same_i W_ij at positives, other_i v_j at negatives, 0 for j = own_i."""
 
     weights: Any  # v, (M,)
-    marginals: tuple[Tensor, Tensor]  # row sums, (N,), and column sums, (M,)
     columns: tuple[Tensor, Tensor]  # column sums of positives and of negatives, (M,) each
 
 
@@ -72,7 +72,7 @@ class TargetPairs:
     """A pair target with its entropy."""
 
     entropy: Tensor  # −Σ P̃ log P̃: log of the number of pairs where all weigh the same
-    pairs: WeightedPairs
+    pairs: PairTarget
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Relation:
         entropy = self._entropy(masses, divide_or_zero(near, totals), contrast)
         return TripletTarget(entropy, contrast, (masses, *received))
 
-    def per_anchor(self) -> WeightedPairs:
+    def per_anchor(self) -> PairTarget:
         """p_i W_ij/n⁺_i, with masses p_i ∝ a_i of the anchors that have a positive."""
         positives = self.partners[0]
         each = divide_or_zero(self.masses((positives > 0).to(positives.dtype)), positives)
