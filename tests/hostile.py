@@ -215,7 +215,7 @@ def memory() -> Outcome:
     """Steps of all losses with a coupling, on batches of changing sizes, some with an error."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    criteria = [loss.criterion(**loss.soft) for loss in LOSSES.values()]
+    criteria = [make() for make in LOSSES.values()]
     before = 0.0
     for step in range(3000):
         rows = torch.randn((96, 112, 128)[step % 3], 16, requires_grad=True)

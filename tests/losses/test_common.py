@@ -15,7 +15,7 @@ from reference import relative_error, with_gradients
 def test_half_precision_input_is_computed_in_float32(loss, batch, dtype):
     half = batch.to(dtype)
     single = half.to(torch.float32)
-    criterion = loss.criterion(**loss.sharp)
+    criterion = loss()
     value, gradient = with_gradients(half.loss(criterion), half.leaves)
     wanted, wanted_gradient = with_gradients(single.loss(criterion), single.leaves)
     assert value.dtype == torch.float32
@@ -25,7 +25,7 @@ def test_half_precision_input_is_computed_in_float32(loss, batch, dtype):
 
 
 def test_arguments_may_be_given_by_position(loss, batch):
-    criterion = loss.criterion(**loss.soft)
+    criterion = loss()
     rest = batch.labels, batch.triplets, batch.ref_emb, batch.ref_labels
     assert torch.equal(criterion(batch.embeddings, *rest), batch.loss(criterion))
 
@@ -34,12 +34,12 @@ def test_arguments_may_be_given_by_position(loss, batch):
 def test_labels_of_any_integer_type_are_accepted(loss, settings, dtype):
     batch = settings["unbalanced"]
     labels = (batch.labels - batch.labels.min()).to(dtype)
-    criterion = loss.criterion(**loss.soft)
+    criterion = loss()
     assert torch.equal(criterion(batch.embeddings, labels), batch.loss(criterion))
 
 
 def test_embeddings_without_gradient_give_the_same_value(loss, batch):
-    criterion = loss.criterion(**loss.sharp)
+    criterion = loss()
     with torch.no_grad():
         value = batch.loss(criterion)
     assert not value.requires_grad
@@ -48,7 +48,7 @@ def test_embeddings_without_gradient_give_the_same_value(loss, batch):
 
 def test_gradient_reaches_references_alone(loss, settings):
     batch = settings["across_repeated"]
-    criterion = loss.criterion(**loss.soft)
+    criterion = loss()
     both = torch.autograd.grad(batch.loss(criterion), batch.ref_emb)[0]
     frozen = replace(batch, embeddings=batch.embeddings.detach()).loss(criterion)
     assert relative_error(torch.autograd.grad(frozen, batch.ref_emb)[0], both) <= 1e-14

@@ -28,10 +28,10 @@ def flat_gradient(network):
 @UNCONVERGED
 @pytest.mark.parametrize("mode", ["unrolled", "implicit", "envelope"])
 def test_loss_used_twice_in_one_graph_adds_up(loss, mode, settings):
-    if mode == "envelope" and "uniformity" in loss.soft:
+    if mode == "envelope" and "uniformity" in loss.keywords:
         return  # which needs the plan's own gradient
     first, second = settings["unbalanced"], settings["across_repeated"]
-    criterion = loss.criterion(**loss.soft, gradient=mode)
+    criterion = loss(gradient=mode)
     total = first.loss(criterion) + 3 * second.loss(criterion) + first.loss(criterion)
     leaves = first.leaves + second.leaves
     _, joint = with_gradients(total, leaves)
@@ -41,23 +41,21 @@ def test_loss_used_twice_in_one_graph_adds_up(loss, mode, settings):
     assert relative_error(joint, torch.cat([2 * alone, 3 * other])) <= tolerance
 
 
-@pytest.mark.parametrize("sharpness", ["sharp", "soft"])
-def test_graph_may_be_walked_twice(loss, settings, sharpness):
+def test_graph_may_be_walked_twice(loss, settings):
     batch = settings["unbalanced"]
-    value = batch.loss(loss.criterion(**getattr(loss, sharpness)))
+    value = batch.loss(loss())
     (once,) = torch.autograd.grad(value, batch.leaves, retain_graph=True)
     (twice,) = torch.autograd.grad(value, batch.leaves)
     assert torch.equal(once, twice)
 
 
 def learnable(loss, start=0.5):
-    options = loss.soft | {"temperature": nn.Parameter(torch.tensor(start, dtype=torch.float64))}
-    return loss.criterion(**options)
+    return loss(temperature=nn.Parameter(torch.tensor(start, dtype=torch.float64)))
 
 
 def test_learnable_temperature_is_a_parameter_of_the_module(tempered_loss):
     assert [name for name, _ in learnable(tempered_loss).named_parameters()] == ["temperature"]
-    assert list(tempered_loss.criterion().parameters()) == []
+    assert list(tempered_loss().parameters()) == []
 
 
 def test_copy_is_equal_and_independent(tempered_loss, settings):
@@ -81,18 +79,13 @@ def test_checkpoint_restores_the_temperature(tempered_loss, settings):
     file.seek(0)
     fresh.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(batch.loss(fresh), batch.loss(trained))
-    assert loss_has_no_state(tempered_loss)
-
-
-def loss_has_no_state(loss):
-    module = loss.criterion()
-    return module.load_state_dict(module.state_dict()).missing_keys == []
+    module = tempered_loss()
+    assert module.load_state_dict(module.state_dict()).missing_keys == []
 
 
 def test_module_follows_to_double(tempered_loss, settings):
     batch = settings["unbalanced"].to(torch.float32)
-    options = tempered_loss.soft | {"temperature": nn.Parameter(torch.tensor(0.5))}
-    criterion = tempered_loss.criterion(**options)
+    criterion = tempered_loss(temperature=nn.Parameter(torch.tensor(0.5)))
     single = batch.loss(criterion)
     double = batch.to(torch.float64).loss(criterion.double())
     assert double.dtype == torch.float64

@@ -10,14 +10,14 @@ from torch import nn
 
 import tricouple as tc
 from batches import Batch, batch
-from conftest import LOSSES, UNCONVERGED, draw
+from conftest import UNCONVERGED, draw
 from reference import relative_error, with_gradients
 from tricouple.shaping import Hinge, log_sigmoid
 
 # --- Losses with any ψ ---------------------------------------------------------------------------
 
 
-LOSS = LOSSES["neg_mmiot"]
+SOFT = {"temperature": 0.5, "epsilon": 0.4}
 FUNCTIONS = {
     "hinge": lambda t: torch.clamp(1 - t, min=0.0) - t / 100,
     "squared_hinge": lambda t: torch.clamp(1 - t, min=0.0) ** 2 - t / 100,
@@ -27,8 +27,8 @@ FUNCTIONS = {
 }
 
 
-def result(loss, batch, **options):
-    return with_gradients(batch.loss(loss.criterion(**options)), batch.leaves)
+def result(batch, **options):
+    return with_gradients(batch.loss(tc.NegMMIOT(**SOFT, **options)), batch.leaves)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -65,11 +65,11 @@ def test_fast_kernels_are_right_where_the_dense_tensor_is_large(name):
 def test_blocks_of_any_size_give_the_same(settings, setting, rule):
     batch = settings[setting]
     references = len(batch.embeddings if batch.ref_emb is None else batch.ref_emb)
-    options = LOSS.soft | {"shaping": "squared_hinge", "gradient": rule, "n_iters": 30}
-    value, gradient = result(LOSS, batch, **options)
+    options = {"shaping": "squared_hinge", "gradient": rule, "n_iters": 30}
+    value, gradient = result(batch, **options)
     for anchors in (1, 2, 3, 4):
         budget = anchors * 64 * references**2
-        streamed, streamed_gradient = result(LOSS, batch, **options, memory_budget=budget)
+        streamed, streamed_gradient = result(batch, **options, memory_budget=budget)
         assert relative_error(streamed, value) <= 1e-14
         assert relative_error(streamed_gradient, gradient) <= 1e-12
 
@@ -86,8 +86,8 @@ def test_smallest_budget_is_named_and_suffices(settings):
 
 def test_infinite_slopes_where_no_triplet_is_do_no_harm(settings):
     # Every j = k has the margin 0, where this one is vertical.
-    options = LOSS.soft | {"shaping": lambda t: -torch.sign(t) * t.abs().sqrt()}
-    _, gradient = result(LOSS, settings["unbalanced"], **options)
+    options = {"shaping": lambda t: -torch.sign(t) * t.abs().sqrt()}
+    _, gradient = result(settings["unbalanced"], **options)
     assert gradient.isfinite().all()
     assert gradient.norm() > 0
 

@@ -14,7 +14,7 @@ AT_CONVERGENCE = {"n_iters": 1000, "tol": 1e-13}
 
 
 def gradient_of(loss, batch, **options):
-    criterion = loss.criterion(**loss.soft, **AT_CONVERGENCE, **options)
+    criterion = loss(**AT_CONVERGENCE, **options)
     return with_gradients(batch.loss(criterion), batch.leaves)[1]
 
 
@@ -38,7 +38,7 @@ def test_envelope_is_exact_for_equal_class_sizes_or_target_marginals(
 def test_temperature_learns_alone_when_embeddings_are_frozen(tempered_loss, settings):
     batch = settings["singleton"]
     temperature = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
-    criterion = tempered_loss.criterion(**tempered_loss.soft | {"temperature": temperature})
+    criterion = tempered_loss(temperature=temperature)
     (joint,) = torch.autograd.grad(batch.loss(criterion), temperature)
     (alone,) = torch.autograd.grad(criterion(batch.embeddings.detach(), batch.labels), temperature)
     assert relative_error(alone, joint) <= 1e-14
