@@ -42,6 +42,10 @@ def draw(n: int, seed: int, dim: int = 5) -> Tensor:
     return rows * (0.5 + 2 * torch.rand(n, 1, generator=generator, dtype=torch.float64))
 
 
+# Losses of cosines, at a sharpness of ten.
+TEN = [tc.NegMMIOT(), tc.PushPull(), tc.IOT(), tc.InfoNCE(), tc.InvaSpread(), tc.DBOT()]
+
+
 def classes(*sizes: int, seed: int = 0) -> Tensor:
     """Shuffled labels with the given class sizes and arbitrary label values."""
     names = torch.tensor([7, -3, 40, 0, 12, 5])[: len(sizes)]

@@ -161,19 +161,15 @@ def divergence(cost, epsilon, target, marginals="uniform", n_iters=10) -> Tensor
 
 
 def dense_iot(
-    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None, uniformity=0.0,
+    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None, uniformity,
     epsilon=0.1, n_iters=10, marginals="uniform",
 ) -> Tensor:  # fmt: skip
-    """IOT-CL, eq. clot_final; λ·KL(Q‖P) levels the other entries that may have mass."""
+    """IOT-CL, eq. clot_final; λ·KL(Q‖P) levels the other entries that may have mass; no classes."""
     how = {"epsilon": epsilon, "n_iters": n_iters, "marginals": marginals}
     arguments = embeddings, labels, ref_emb, ref_labels
     loss = tc.ot.dense.iot(*arguments, triplets=triplets, **how)
-    if uniformity == 0:
-        return loss
     cost = pair_cost(1.0 - cosine(embeddings, ref_emb), ref_emb is None)
     target = uniform_on(positive_pairs(labels, ref_labels, triplets), tuple(cost.shape))
-    if marginals == "classes":
-        target = class_pairs(labels, ref_labels)
     imposed = None if marginals == "uniform" else own_marginals(target)
     logs = dense_logs(cost, epsilon, n_iters, imposed)
     others = logs[(logs > -1e20) & (target == 0)]

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -102,6 +102,7 @@ class Batch:
     flags: list[Tensor] = field(default_factory=list)  # on a device: whether digits were lost
     origin: Batch | None = None  # whose similarities are given
     there: Batch | None = None  # of the way there, if this one is of the way back
+    _products: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False)
 
     @property
     def own(self) -> Tensor:
@@ -176,11 +177,6 @@ class Batch:
             others = anchors if self.within else self.references.to(anchors.dtype)
             self._products[anchors.dtype] = cosines(anchors, others)
         return self._products[anchors.dtype]
-
-    @cached_property
-    def _products(self) -> dict[torch.dtype, Tensor]:
-        """What ``similarity`` has found."""
-        return {}
 
 
 def choose_storage(
@@ -397,33 +393,23 @@ def _check_own(
 
 
 def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:
-    if values.dtype != torch.float16:
-        return values.to(dtype)
-    return _FromFloat16.apply(values, dtype)  # type: ignore[no-any-return, no-untyped-call]
+    wide = values.to(dtype)
+    # On a device a GradScaler checks for infinities itself.
+    if values.dtype == torch.float16 and wide.requires_grad and on_host(values):
+        wide.register_hook(_warn_of_overflow)
+    return wide
 
 
-class _FromFloat16(torch.autograd.Function):
-    """Half precision, widened; warns if its gradient overflows."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, dtype: torch.dtype) -> Tensor:
-        return values.to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = gradients
-        half = gradient.to(torch.float16)
-        if not on_host(half):  # a GradScaler checks for infinities itself
-            return half, None
-        largest = float(gradient.detach().abs().max())
-        if math.isfinite(largest) and not bool(torch.isfinite(half.detach()).all()):
-            warnings.warn(
-                f"the gradient of the embeddings reaches {largest:.3g}, beyond what float16 holds "
-                "(65504): it became infinite there. A GradScaler skips such a step and lowers its "
-                "scale; without one use a smaller sharpness, or embeddings in bfloat16 or float32",
-                stacklevel=2,
-            )
-        return half, None
+def _warn_of_overflow(gradient: Tensor) -> None:
+    """Of embeddings in float16, before it is rounded to that."""
+    largest = float(gradient.detach().abs().max())
+    if 65520 <= largest < math.inf:  # what is rounded to infinity
+        warnings.warn(
+            f"the gradient of the embeddings reaches {largest:.3g}, beyond what float16 holds "
+            "(65504): it became infinite there. A GradScaler skips such a step and lowers its "
+            "scale; without one use a smaller sharpness, or embeddings in bfloat16 or float32",
+            stacklevel=2,
+        )
 
 
 def unit_vectors(name: str, values: Tensor, later: checks.Deferred) -> Tensor:
@@ -458,11 +444,6 @@ def check_call(call: Call) -> Call:
     if call.indices_tuple is not None:
         listed(call, checks.Deferred(read=True))
     own = call.integers("ref_index", n)
-    if own is not None and n and on_host(own) and int(own.max()) >= m:
-        raise ValueError(
-            f"ref_index must be between 0 and {m - 1}, the process's own references, got "
-            f"{int(own.max())}"
-        )
     labels, ref_labels = call.integers("labels", n), call.integers("ref_labels", m)
     if call.pairs is not None:
         raise ValueError("pairs is of one process alone: leave out group, or pass labels")

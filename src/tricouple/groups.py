@@ -91,10 +91,6 @@ class Processes:
         finite = torch.where(torch.isfinite(high), high, 0.0)
         return logs.copy_(self.sum_((logs - finite).exp_()).log_().add_(finite))
 
-    def largest(self, number: float) -> float:
-        """The largest of a number of each process; one message."""
-        return float(self.max_(torch.tensor(number, dtype=torch.float64, device=self.device)))
-
     def _reduce(self, values: Tensor, operation: Any) -> Tensor:
         work = dist.all_reduce(values, operation, self.group, True)
         if values.is_cpu:  # nothing waits for a device

@@ -6,23 +6,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tricouple as tc
-from conftest import draw
+from conftest import TEN, draw
 from processes import in_processes
 from reference import relative_error, with_gradients
 from tricouple.adapters.lightly import TwoViewLoss
 
 from lightly.loss import NTXentLoss  # isort: skip
 
-ALL_LOSSES = [
-    tc.NegMMIOT(1.0, 0.1),
-    tc.PushPull(1.0, 0.1, 0.1),
-    tc.IOT(0.1),
-    tc.InfoNCE(0.1),
-    tc.InvaSpread(0.1),
-    tc.DBOT(0.1),
-    tc.VICReg(),
-]
-EACH_LOSS = pytest.mark.parametrize("criterion", ALL_LOSSES, ids=lambda loss: type(loss).__name__)
+EACH_LOSS = pytest.mark.parametrize(
+    "criterion", [*TEN, tc.VICReg()], ids=lambda loss: type(loss).__name__
+)
 
 
 def views(n: int, dim: int = 6, seed: int = 0) -> list[torch.Tensor]:

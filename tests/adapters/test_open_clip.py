@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tricouple as tc
-from conftest import draw
+from conftest import TEN, draw
 from processes import in_processes
 from reference import relative_error, with_gradients
 from tricouple.adapters.open_clip import ClipLoss, install
@@ -16,16 +16,9 @@ from tricouple.adapters.open_clip import ClipLoss, install
 import open_clip  # isort: skip
 from open_clip import loss as peers  # isort: skip
 
-LOSSES = [
-    tc.NegMMIOT(0.1, 0.1),
-    tc.PushPull(0.1, 0.1, 0.1),
-    tc.IOT(0.1),
-    tc.InfoNCE(0.1),
-    tc.InvaSpread(0.1),
-    tc.DBOT(0.1),
-    tc.FusedGromov(0.1),
-]
-EACH_LOSS = pytest.mark.parametrize("criterion", LOSSES, ids=lambda loss: type(loss).__name__)
+EACH_LOSS = pytest.mark.parametrize(
+    "criterion", [*TEN, tc.FusedGromov()], ids=lambda loss: type(loss).__name__
+)
 
 
 def features(n: int = 6, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:

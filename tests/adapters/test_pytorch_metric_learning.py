@@ -7,7 +7,7 @@ from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import nn
 
 import tricouple as tc
-from conftest import classes, draw
+from conftest import TEN, classes, draw
 from processes import in_processes
 from reference import relative_error, with_gradients
 from tricouple.adapters.pytorch_metric_learning import (
@@ -17,15 +17,7 @@ from tricouple.adapters.pytorch_metric_learning import (
 )
 
 LABELS = classes(5, 4, 3)
-LOSSES = [
-    tc.NegMMIOT(1.0, 0.1),
-    tc.PushPull(1.0, 0.1, 0.1),
-    tc.IOT(0.1),
-    tc.InfoNCE(0.1),
-    tc.InvaSpread(0.1),
-    tc.DBOT(0.1),
-]
-EACH_LOSS = pytest.mark.parametrize("criterion", LOSSES, ids=lambda loss: type(loss).__name__)
+EACH_LOSS = pytest.mark.parametrize("criterion", TEN, ids=lambda loss: type(loss).__name__)
 
 
 def rows(seed: int = 0, n: int = 12, dtype: torch.dtype = torch.float64) -> torch.Tensor:

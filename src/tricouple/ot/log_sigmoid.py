@@ -56,9 +56,9 @@ class LogSigmoid(Form):
         """What has ``sweeps``, in C; None elsewhere, and for scores that are no numbers."""
         if not native.in_c(self.scores.anchors):
             return None
-        none = float((self.nodes.counts < 0).any())
+        none = (self.nodes.counts < 0).any().double()
         if self.scores.group is not None:
-            none = self.scores.group.largest(none)
+            self.scores.group.max_(none)
         return None if none else self
 
     def sweeps(

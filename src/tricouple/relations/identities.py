@@ -15,13 +15,7 @@ from tricouple.relations.target import Relation, WeightedPairs
 
 @dataclass(frozen=True)
 class Identities(Relation):
-    """Positives share the anchor's identity, negatives do not; the anchor itself is neither.
-
-    Example:
-        >>> relation = Identities.of(torch.tensor([0, 0, 1]))
-        >>> int(relation.n_triplets)   # (0, 1, 2) and (1, 0, 2)
-        2
-    """
+    """Positives share the anchor's identity, negatives do not; the anchor itself is neither."""
 
     anchors: Tensor  # group of each anchor, 0 … K−1, (N,)
     references: Tensor  # group of each reference, (M,)

@@ -24,11 +24,6 @@ class PairMatrix(Relation):
     """W_ij > 0 is a positive of anchor i with that weight, 0 a negative; −1 and own_i are neither.
 
     As the user gives it, or a miner's pairs, all positives of an anchor with all negatives of it.
-
-    Example:
-        >>> relation = PairMatrix(torch.tensor([[9.0, 0.5, 0.0]]), torch.tensor([0]))
-        >>> float(relation.n_triplets)   # (0, 1, 2), with weight ½
-        0.5
     """
 
     matrix: Tensor  # W, (N, M), of any real dtype
