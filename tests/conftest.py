@@ -46,6 +46,23 @@ def draw(n: int, seed: int, dim: int = 5) -> Tensor:
 TEN = [tc.NegMMIOT(), tc.PushPull(), tc.IOT(), tc.InfoNCE(), tc.InvaSpread(), tc.DBOT()]
 
 
+# Losses at a sharpness of five.
+COUPLED = {
+    "neg_mmiot": partial(tc.NegMMIOT, 0.5, 0.4),
+    "log_sigmoid": partial(tc.NegMMIOT, 0.5, 0.4, shaping="log_sigmoid"),
+    "hinge": partial(tc.NegMMIOT, 0.5, 0.4, shaping="hinge"),
+    "exponential": partial(tc.NegMMIOT, 0.5, 0.4, shaping="exponential"),
+    "push_pull": partial(tc.PushPull, 0.5, 0.4),
+    "iot": partial(tc.IOT, 0.2),
+}
+OTHERS = {
+    "info_nce": partial(tc.InfoNCE, 0.2),
+    "inva_spread": partial(tc.InvaSpread, 0.2),
+    "dbot": partial(tc.DBOT, 0.2),
+    "fused_gromov": partial(tc.FusedGromov, 0.2, alpha=0.1),
+}
+
+
 def classes(*sizes: int, seed: int = 0) -> Tensor:
     """Shuffled labels with the given class sizes and arbitrary label values."""
     names = torch.tensor([7, -3, 40, 0, 12, 5])[: len(sizes)]
@@ -129,7 +146,7 @@ def settings() -> dict[str, Batch]:
     return {name: batch.to(torch.float64) for name, batch in SETTINGS.items()}
 
 
-OF_THE_LIBRARY = [f"test_{name}.py" for name in ("geometry", "group", "properties", "relations")]
+OF_THE_LIBRARY = [f"test_{name}.py" for name in ("geometry", "group", "properties")]
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import shutil
 import subprocess
@@ -21,8 +20,7 @@ import sysconfig
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -71,8 +69,9 @@ def address() -> Outcome:
         )
         if not seen.stdout.startswith(str(root)):
             return False, f"another module is imported: {seen.stdout}{seen.stderr[-300:]}"
-        tests = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/ot", "tests/dense/test_plans.py",
-                 "tests/losses/test_memory.py", "-m", "not slow"]  # fmt: skip
+        tests = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/ot",
+                 "tests/dense/test_plans.py", "tests/losses/test_memory.py", "-m",
+                 "not slow"]  # fmt: skip
         done = subprocess.run(
             tests, cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=False
         )
@@ -126,29 +125,14 @@ PARTS: dict[str, Callable[[], Outcome]] = {
 }  # fmt: skip
 
 
-def run_parts(names: list[str]) -> Iterator[tuple[str, Outcome, float]]:
-    """Two parts at a time, each in a process of its own."""
-
-    def one(name: str) -> tuple[str, Outcome, float]:
-        began = time.monotonic()
-        code = f"import hostile, json; print(json.dumps(hostile.PARTS[{name!r}]()))"
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code], cwd=TESTS, stdout=subprocess.PIPE,
-            stderr=None, text=True, check=False,
-        )  # fmt: skip
-        lines = done.stdout.strip().splitlines()
-        outcome = json.loads(lines[-1]) if done.returncode == 0 else (False, "an error, see above")
-        return name, tuple(outcome), time.monotonic() - began
-
-    with ThreadPoolExecutor(2) as pool:
-        yield from pool.map(one, names)
-
-
 def main(names: list[str]) -> int:
     """Run the parts, print the table."""
     warnings.simplefilter("ignore")
     failed = 0
-    for name, (holds, text), seconds in run_parts(names or list(PARTS)):
+    for name in names or PARTS:
+        began = time.monotonic()
+        holds, text = PARTS[name]()
+        seconds = time.monotonic() - began
         print(f"{name:8} {'holds' if holds else 'FAILS':6} {seconds:4.0f} s  {text}", flush=True)
         failed += not holds
     return int(failed > 0)

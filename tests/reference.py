@@ -17,9 +17,6 @@ from torch.utils._pytree import tree_leaves
 import tricouple as tc
 
 Triplets = Sequence[tuple[int, int, int]]
-CONVERGED = 300  # sweeps; at soft sharpness every batch of conftest stands still well before
-
-
 # --- relations -----------------------------------------------------------------------------------
 
 

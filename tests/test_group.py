@@ -252,47 +252,6 @@ def test_what_is_wrong_on_one_process_is_said_by_all(pools, kind):
     assert KINDS[kind] in answers[0]
 
 
-class Learning(torch.nn.Module):
-    """An encoder and a loss whose temperature learns."""
-
-    def __init__(self, make, group):
-        super().__init__()
-        torch.manual_seed(1)
-        self.encoder = torch.nn.Linear(6, 4).double()
-        self.temperature = torch.nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
-        settings = {"n_iters": 3} if make in (tc.NegMMIOT, tc.PushPull) else {}
-        self.criterion = make(**settings, group=group)
-
-    def forward(self, rows, labels):
-        return self.criterion(self.encoder(rows), labels, temperature=self.temperature)
-
-
-def trained(rank, make, parts, group="world"):
-    """Losses and parameters of ten steps."""
-    model = Learning(make, group)
-    if group is not None:
-        model = torch.nn.parallel.DistributedDataParallel(model)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    values = []
-    for _ in range(10):
-        optimiser.zero_grad()
-        value = model(*parts[rank])
-        value.backward()
-        optimiser.step()
-        values.append(value.detach())
-    return torch.stack(values), torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.InfoNCE, tc.InvaSpread])
-@pytest.mark.parametrize("sizes", [[9, 7], [16, 0]], ids=["some", "none"])
-def test_training_in_several_processes_is_training_in_one(pools, make, sizes):
-    (samples,) = batch(True)
-    wanted = trained(0, make, [samples], group=None)
-    for found in pools(len(sizes)).run(trained, make, shares(samples, sizes)):
-        for ours, theirs in zip(found, wanted, strict=True):
-            assert float((ours - theirs).abs().max()) < 1e-10
-
-
 def numbered(rank):
     rows = torch.zeros((3, 0, 2)[rank], 4)
     return tc.pair_views(rows, rows, group="world")[1].tolist()

@@ -155,6 +155,7 @@ OPTIONS = [
     *((module, "check", "none") for module in COUPLED + BASELINES),
     *((module, "n_iters", value) for module in SWEEPING for value in (0, -3, 2.5, None)),
     *((module, "gradient", "exact") for module in COUPLED),
+    *((module, "memory", "disk") for module in (*COUPLED, tc.InfoNCE)),
     *((module, "marginals", "free") for module in COUPLED),
     *((module, "variant", "paper") for module in (tc.InvaSpread, tc.DBOT, tc.FusedGromov)),
     *((module, "shaping", "cubic") for module in (tc.NegMMIOT, tc.PushPull)),
@@ -238,6 +239,8 @@ def test_a_sharpness_beyond_all_numbers_is_refused():
     for criterion in (tc.NegMMIOT(1e-200, 1e-200), tc.PushPull(1e-200, 1e-200, 1e-200)):
         with pytest.raises(ValueError, match=r"temperature 1e-200 times epsilon 1e-200.*too small"):
             criterion(rows(), LABELS)
+    with pytest.raises(ValueError, match=r"too large for torch\.float64"):
+        tc.NegMMIOT(torch.tensor(1e-39), 0.1)(rows(), LABELS)
 
 
 def test_vicreg_refuses_embeddings_whose_covariances_overflow():

@@ -1,11 +1,15 @@
-"""What losses of all kinds do and leave alone; accuracy is in tests/dense."""
+"""What losses of all kinds do, alone and inside training code; accuracy is in tests/dense."""
 
+import copy
+import io
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import tricouple as tc
+from conftest import UNCONVERGED
 from reference import relative_error, with_gradients
 
 # --- What every loss with a coupling must satisfy, in every setting; accuracy is in tests/dense ---
@@ -102,3 +106,73 @@ def test_the_gradient_is_divided_by_the_length_of_its_row(length):
         leaf = (rows * factor).requires_grad_()
         slopes.append(torch.autograd.grad(tc.NegMMIOT()(leaf, labels), leaf)[0])
     torch.testing.assert_close(slopes[1] * length, slopes[0])
+
+
+# --- Inside training code -------------------------------------------------------------------------
+
+
+@UNCONVERGED
+@pytest.mark.parametrize("mode", ["unrolled", "implicit", "envelope"])
+def test_loss_used_twice_in_one_graph_adds_up(loss, mode, settings):
+    if mode == "envelope" and "uniformity" in loss.keywords:
+        return  # which needs the plan's own gradient
+    first, second = settings["unbalanced"], settings["across_repeated"]
+    criterion = loss(gradient=mode)
+    total = first.loss(criterion) + 3 * second.loss(criterion) + first.loss(criterion)
+    leaves = first.leaves + second.leaves
+    _, joint = with_gradients(total, leaves)
+    alone = with_gradients(first.loss(criterion), first.leaves)[1]
+    other = with_gradients(second.loss(criterion), second.leaves)[1]
+    tolerance = 1e-8 if mode == "implicit" else 1e-13  # conjugate gradients stop at a residual
+    assert relative_error(joint, torch.cat([2 * alone, 3 * other])) <= tolerance
+
+
+def test_graph_may_be_walked_twice(loss, settings):
+    batch = settings["unbalanced"]
+    value = batch.loss(loss())
+    (once,) = torch.autograd.grad(value, batch.leaves, retain_graph=True)
+    (twice,) = torch.autograd.grad(value, batch.leaves)
+    assert torch.equal(once, twice)
+
+
+def learnable(loss, start=0.5):
+    return loss(temperature=nn.Parameter(torch.tensor(start, dtype=torch.float64)))
+
+
+def test_learnable_temperature_is_a_parameter_of_the_module(tempered_loss):
+    assert [name for name, _ in learnable(tempered_loss).named_parameters()] == ["temperature"]
+    assert list(tempered_loss().parameters()) == []
+
+
+def test_copy_is_equal_and_independent(tempered_loss, settings):
+    batch = settings["unbalanced"]
+    original = learnable(tempered_loss)
+    twin = copy.deepcopy(original)
+    value = batch.loss(original)
+    assert torch.equal(batch.loss(twin), value)
+    with torch.no_grad():
+        next(twin.parameters()).fill_(0.9)
+    assert torch.equal(batch.loss(original), value)
+    assert relative_error(batch.loss(twin), value) > 1e-3
+
+
+def test_checkpoint_restores_the_temperature(tempered_loss, settings):
+    batch = settings["unbalanced"]
+    trained, fresh = learnable(tempered_loss, 0.3), learnable(tempered_loss, 0.5)
+    assert relative_error(batch.loss(fresh), batch.loss(trained)) > 1e-3
+    file = io.BytesIO()
+    torch.save(trained.state_dict(), file)
+    file.seek(0)
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(batch.loss(fresh), batch.loss(trained))
+    module = tempered_loss()
+    assert module.load_state_dict(module.state_dict()).missing_keys == []
+
+
+def test_module_follows_to_double(tempered_loss, settings):
+    batch = settings["unbalanced"].to(torch.float32)
+    criterion = tempered_loss(temperature=nn.Parameter(torch.tensor(0.5)))
+    single = batch.loss(criterion)
+    double = batch.to(torch.float64).loss(criterion.double())
+    assert double.dtype == torch.float64
+    assert relative_error(single, double) <= 1e-5

@@ -148,12 +148,6 @@ def test_a_budget_too_small_for_one_row_is_refused(make):
         criterion(embeddings, labels)
 
 
-@pytest.mark.parametrize("options", [{"memory": "disk"}, {"memory_budget": 0}])
-def test_bad_memory_options_are_refused(options):
-    with pytest.raises(ValueError, match="memory"):
-        tc.NegMMIOT(**options)
-
-
 def test_shaped_costs_and_uniformity_cannot_be_streamed():
     embeddings, labels = clustered(30)
     with pytest.raises(ValueError, match="memory='streamed' needs shaping='linear'"):

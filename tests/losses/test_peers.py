@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import ot
 import tricouple as tc
 from reference import relative_error, with_gradients
 from tricouple_lab.models.byol import negative_cosine
@@ -68,28 +67,3 @@ def test_byol_compares_by_the_negative_cosine_of_lightly(n, dtype):
         lambda x: NegativeCosineSimilarity()(x, targets),
         rows(n, dtype),
     )
-
-
-@DTYPES
-@pytest.mark.parametrize("shape", [(9, 9), (70, 65)])
-def test_pair_plan_is_that_of_pot(shape, dtype):
-    n, m = shape
-    epsilon, weights = 0.5, rows(n, dtype)[:, :1].detach() * rows(m, dtype, seed=1)[:, 0].detach()
-    masses = [torch.linspace(1, 2, size, dtype=torch.float64) for size in shape]
-    masses = [(mass / mass.sum()).to(dtype) for mass in masses]
-
-    def cost(x: Tensor, y: Tensor) -> Tensor:
-        unit = [torch.nn.functional.normalize(side) for side in (x, y)]
-        return 1 - unit[0] @ unit[1].T
-
-    def ours(x: Tensor, y: Tensor) -> Tensor:
-        plan = tc.ot.sinkhorn(
-            cost(x, y), epsilon, row_marginal=masses[0], column_marginal=masses[1], n_iters=60
-        )
-        return (plan.dense() * weights).sum()
-
-    def theirs(x: Tensor, y: Tensor) -> Tensor:
-        plan = ot.sinkhorn(*masses, cost(x, y), epsilon, numItermax=60, stopThr=0, warn=False)
-        return (plan * weights).sum()
-
-    assert_equal(ours, theirs, rows(n, dtype), rows(m, dtype, seed=1))

@@ -71,16 +71,6 @@ def test_fused_gromov_forbids_the_anchor(variant):
         assert relative_error(found, wanted) <= 1e-12
 
 
-def test_class_marginals_and_diagnostics_know_it():
-    x, references = draw(5, 0), draw(8, 1)
-    across = {"ref_emb": references, "ref_labels": REF_LABELS, "ref_index": OWN}
-    criterion = tc.NegMMIOT(0.5, 0.4, marginals="classes", n_iters=500)
-    assert criterion(x, ANCHORS, **across) > 0
-    found = criterion.diagnostics()
-    assert found["marginal_error"] < 1e-6
-    assert 0 <= found["repulsion_on_hardest_tenth"] <= 1
-
-
 @pytest.mark.parametrize(
     ("index", "found"),
     [
