@@ -34,14 +34,6 @@ def test_arguments_may_be_given_by_position(loss, batch):
     assert torch.equal(criterion(batch.embeddings, *rest), batch.loss(criterion))
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
-def test_labels_of_any_integer_type_are_accepted(loss, settings, dtype):
-    batch = settings["unbalanced"]
-    labels = (batch.labels - batch.labels.min()).to(dtype)
-    criterion = loss()
-    assert torch.equal(criterion(batch.embeddings, labels), batch.loss(criterion))
-
-
 def test_embeddings_without_gradient_give_the_same_value(loss, batch):
     criterion = loss()
     with torch.no_grad():
