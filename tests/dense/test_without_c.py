@@ -10,7 +10,6 @@ import pytest
 
 import tricouple as tc
 
-
 HALVES = [("test_every_pair", 355), ("not test_every_pair", 345)]  # for two workers
 
 
