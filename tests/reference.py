@@ -192,6 +192,12 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
+def assert_same(found: Sequence[Tensor], wanted: Sequence[Tensor], tolerance: float) -> None:
+    """Tensors are equal one by one."""
+    for one, other in zip(found, wanted, strict=True):
+        assert relative_error(one, other) <= tolerance
+
+
 def with_gradients(value: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """A scalar and its gradient to all leaves, flattened into one vector."""
     gradients = torch.autograd.grad(value, leaves)

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 import tricouple as tc
 from conftest import TEN, draw
 from processes import in_processes
-from reference import relative_error, with_gradients
+from reference import assert_same, with_gradients
 from tricouple.adapters.lightly import TwoViewLoss
 
 from lightly.loss import NTXentLoss  # isort: skip
@@ -29,8 +29,7 @@ def test_info_nce_is_ntxent(n, temperature):
     both = views(n)
     ours = with_gradients(TwoViewLoss(tc.InfoNCE(temperature))(*both), both)
     theirs = with_gradients(NTXentLoss(temperature)(*both), both)
-    for found, wanted in zip(ours, theirs, strict=True):
-        assert relative_error(found, wanted) < 1e-10
+    assert_same(ours, theirs, 1e-10)
 
 
 @EACH_LOSS
@@ -96,8 +95,7 @@ def test_processes_of_any_size_train_as_one(sizes, tmp_path):
     wanted = trained(ROWS, distributed=False)
     assert wanted[0][-1] < wanted[0][0]
     for found in in_processes(len(sizes), tmp_path, lambda rank: trained(shares[rank], True)):
-        for one, other in zip(found, wanted, strict=True):
-            assert relative_error(one, other) < 1e-10
+        assert_same(found, wanted, 1e-10)
 
 
 def test_processes_agree_that_dimensions_differ(tmp_path):

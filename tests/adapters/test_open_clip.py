@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import tricouple as tc
 from conftest import TEN, draw
 from processes import in_processes
-from reference import relative_error, with_gradients
+from reference import assert_same, relative_error, with_gradients
 from tricouple.adapters.open_clip import ClipLoss, install
 
 import open_clip  # isort: skip
@@ -39,8 +39,7 @@ def test_info_nce_is_clip_loss_and_the_scale_receives_its_gradient():
         with_gradients(criterion(*map(nn.functional.normalize, raw), leaves[-1]), leaves)
         for criterion in (ClipLoss(tc.InfoNCE()), peers.ClipLoss())
     )
-    for found, wanted in zip(ours, theirs, strict=True):
-        assert relative_error(found, wanted) < 1e-6  # the scale is float32
+    assert_same(ours, theirs, 1e-6)  # the scale is float32
 
 
 @EACH_LOSS
@@ -146,8 +145,7 @@ def test_processes_train_as_one(tmp_path):
     shares = [slice(0, 5), slice(5, 8)]
     answers = in_processes(2, tmp_path, lambda rank: weights_after_three_steps(shares[rank], 2))
     for found in answers:
-        for one, other in zip(found, wanted, strict=True):
-            assert relative_error(one, other) < 1e-6  # the scale is float32
+        assert_same(found, wanted, 1e-6)  # the scale is float32
 
 
 # The training program ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import nn
 import tricouple as tc
 from conftest import TEN, classes, draw
 from processes import in_processes
-from reference import relative_error, with_gradients
+from reference import assert_same, relative_error, with_gradients
 from tricouple.adapters.pytorch_metric_learning import (
     CrossBatchMemory,
     MetricLoss,
@@ -28,15 +28,10 @@ def neg_mmiot() -> tc.NegMMIOT:
     return tc.NegMMIOT(1.0, 0.1)
 
 
-def assert_same(found, wanted, tolerance=1e-10):
-    for one, other in zip(found, wanted, strict=True):
-        assert relative_error(one, other) < tolerance
-
-
 def test_info_nce_is_sup_con():
     x = rows()
     ours = with_gradients(MetricLoss(tc.InfoNCE(0.1))(x, LABELS), [x])
-    assert_same(ours, with_gradients(losses.SupConLoss(0.1)(x, LABELS), [x]))
+    assert_same(ours, with_gradients(losses.SupConLoss(0.1)(x, LABELS), [x]), 1e-10)
 
 
 @EACH_LOSS
@@ -151,7 +146,7 @@ def test_info_nce_with_a_memory_is_sup_con_with_theirs():
     for step in range(5):  # the memory is full after three, and begins again
         x = rows(step)
         found, wanted = (with_gradients(memory(x, LABELS), [x]) for memory in (ours, theirs))
-        assert_same(found, wanted)
+        assert_same(found, wanted, 1e-10)
     assert torch.equal(ours.embedding_memory, theirs.embedding_memory)
 
 
@@ -250,7 +245,9 @@ def test_their_distributed_wrapper_has_the_gradient_of_the_whole(criterion, tmp_
         return loss.detach() / 2, torch.autograd.grad(loss, own)[0] / 2
 
     answers = in_processes(2, tmp_path, share)
-    assert_same([answers[0][0], torch.cat([slope for _, slope in answers]).flatten()], wanted)
+    assert_same(
+        [answers[0][0], torch.cat([slope for _, slope in answers]).flatten()], wanted, 1e-10
+    )
 
 
 def test_their_efficient_wrapper_leaves_out_the_own_copies(tmp_path):

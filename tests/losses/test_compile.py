@@ -235,9 +235,9 @@ def test_copies_are_losses_of_their_own(twin):
         criterion.diagnostics()
 
 
-def operands(rows, wanted, criterion):
+def operands(rows, wanted, criterion, labels=LABELS):
     names = ["embeddings", "labels"]
-    return names, [wanted, False], None, criterion._number, False, [rows, LABELS]
+    return names, [wanted, False], None, criterion._number, False, [rows, labels]
 
 
 ROWS = draw(2 * N, 0)
@@ -409,14 +409,7 @@ def test_on_an_accelerator_the_operator_reads_nothing():
     with FakeTensorMode():
         rows = torch.empty(N, 5, device="cuda", dtype=torch.bfloat16)
         labels = torch.empty(N, device="cuda", dtype=torch.int64)
-        arguments = (
-            ["embeddings", "labels"],
-            [True, False],
-            None,
-            criterion._number,
-            False,
-            [rows, labels],
-        )
+        arguments = operands(rows, True, criterion, labels)
         value, gradient = torch.ops.tricouple.loss_and_gradients(*arguments)
         (rounded,) = torch.ops.tricouple.scaled(value, [gradient], [rows])
     assert {each.device for each in (value, gradient, rounded)} == {rows.device}

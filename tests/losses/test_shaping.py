@@ -1,6 +1,5 @@
 """Losses with any ψ: names, functions, hinges, quadrature; accuracy is in tests/dense."""
 
-import inspect
 import math
 from dataclasses import replace
 
@@ -261,11 +260,6 @@ def test_small_epsilon_keeps_all_weights(tau, epsilon, memory):
     value, gradient = with_gradients(criterion(z, labels), [z])
     assert float((value - wanted).detach().abs()) <= TOLERANCE
     assert relative_error(gradient, slope) <= TOLERANCE
-
-
-def test_defaults_are_a_thousandth_for_losses_and_a_millionth_for_plans():
-    assert tc.NegMMIOT().kernel_tol == 1e-3
-    assert inspect.signature(tc.ot.triplet_sinkhorn).parameters["kernel_tol"].default == 1e-6
 
 
 def test_tolerance_that_the_dtype_cannot_reach_is_named():
