@@ -177,11 +177,6 @@ class Gathered:
         """The anchors of this process."""
         return own_rows(self.anchors, self.processes.rank)
 
-    @property
-    def columns(self) -> slice:
-        """The references of this process."""
-        return own_rows(self.references, self.processes.rank)
-
     def mirrored(self) -> Gathered:
         """The same with anchors for references."""
         return Gathered(self.processes, self.references, self.anchors)
@@ -230,7 +225,7 @@ def gather_call(
     ref_emb = call.ref_emb
     if ref_emb is not None:
         ref_emb = _GatheredRows.apply(ref_emb, processes, others)  # type: ignore[no-untyped-call]
-    starts = gathered.rows.start, gathered.columns.start
+    starts = gathered.rows.start, own_rows(others, processes.rank).start
     ref_index, indices = call.ref_index, call.indices_tuple
     if ref_index is not None:
         # Beyond the process's own references, it is beyond all.

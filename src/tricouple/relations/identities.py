@@ -45,12 +45,10 @@ class Identities(Relation):
             own = torch.arange(n, device=codes.device) if within else torch.full_like(codes[:n], -1)
         return cls(codes[:n], codes if within else codes[n:], own, number, within, apart)
 
-    def with_marginals(self, marginals: str) -> Identities:
+    def with_marginals(self, marginals: str) -> Relation:
         """For ``"classes"`` with class marginals (mathematics §11)."""
-        if marginals != "classes":
-            return self
-        if self.anchor_weights is not None:
-            super().with_marginals(marginals)  # raises an error
+        if marginals != "classes" or self.anchor_weights is not None:
+            return super().with_marginals(marginals)
         return replace(self, classes=True)
 
     def mirrored(self) -> Identities:
