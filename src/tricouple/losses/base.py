@@ -54,8 +54,9 @@ class ContrastiveLoss(nn.Module, ABC):
     """A loss of embeddings and their labels; subclasses give ``compute``.
 
     All losses have first derivatives. Second ones (gradient penalties, Hessian-vector products)
-    ``VICReg``, ``InvaSpread`` and ``DBOT`` have; the gradients of plans and of ``InfoNCE`` are
-    computed with their values, and differentiating them again raises a ``RuntimeError``.
+    ``VICReg``, ``InvaSpread`` and ``DBOT`` have; the gradients of plans, of ``InfoNCE`` and of
+    ``SigLIP`` are computed with their values, and differentiating them again raises a
+    ``RuntimeError``.
 
     Args:
         empty: What to do with a batch that has no pair to learn from: ``"raise"`` an error, or

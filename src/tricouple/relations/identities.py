@@ -99,6 +99,11 @@ class Identities(Relation):
         """Σ_i n⁺_i."""
         return weighed(self.partners[0], self.anchor_weights).sum()
 
+    def entries(self, rows: slice) -> Tensor:
+        """1 at positives, 0 at negatives, −1 at own, of some anchors, (R, M)."""
+        same = (self.anchors[rows, None] == self.references).to(torch.int8)
+        return fill_own(same, self.own[rows], -1)
+
     def triplets(self) -> TripletTarget:
         """P̃_ijk = p_i/n⁺_i · v_k/Z_i: 1/|A|, but for weights and class marginals."""
         positives, negatives = self.partners

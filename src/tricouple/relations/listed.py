@@ -106,6 +106,11 @@ class ListedTriplets(Relation):
         partners = self.positive_indices if positive else self.negative_indices
         return ListedPairs.distinct(self.anchors, partners, self.kept, self.shape)
 
+    def entries(self, rows: slice) -> Tensor:
+        """1 at listed positives, 0 at other listed negatives, else −1, of some anchors, (R, M)."""
+        near, far = (self.counted(positive=side).dense(rows) > 0 for side in (True, False))
+        return near.to(torch.int8) - (~near & ~far).to(torch.int8)
+
     def triplets(self) -> TripletTarget:
         """Pair marginals by counting: P̃¹²_ij and P̃¹³_ik are numbers of triplets over |A|."""
         pairs = (self.counted(positive=positive) for positive in (True, False))

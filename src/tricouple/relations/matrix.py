@@ -52,6 +52,12 @@ class PairMatrix(Relation):
         """Σ_i a_i Σ_j W_ij."""
         return weighed(self.sums[0], self.anchor_weights).sum()
 
+    def entries(self, rows: slice) -> Tensor:
+        """W of some anchors, and −1 at own, (R, M)."""
+        part = self.matrix[rows]
+        part = part.to(torch.int8) if part.dtype == torch.bool else part.clone()
+        return fill_own(part, self.own[rows], -1)
+
     def triplets(self) -> TripletTarget:
         """P̃_ijk ∝ a_i W_ij on the negatives k of i."""
         near, far = self.sums

@@ -102,6 +102,10 @@ class Relation(ABC):
     n_positives: Tensor  # positive pairs, with or without a negative for their anchor; likewise
 
     @abstractmethod
+    def entries(self, rows: slice) -> Tensor:
+        """Pairs of some anchors, (R, M), numbers: W > 0 at positives, 0 at negatives, else −1."""
+
+    @abstractmethod
     def triplets(self) -> TripletTarget:
         """On A; uniform, but for class marginals."""
 
