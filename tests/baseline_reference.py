@@ -55,6 +55,18 @@ def loop_inva_spread(
     return torch.stack(terms).mean()
 
 
+def loop_siglip(
+    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None,
+    temperature=0.1, bias=-10.0,
+) -> Tensor:  # fmt: skip
+    logits = cosine(embeddings, ref_emb) / temperature + bias
+    terms = []
+    for i, _, positives, negatives in rows_of(labels, ref_emb, ref_labels, triplets, len(logits)):
+        terms += [-torch.log(torch.sigmoid(logits[i, j])) for j in positives]
+        terms += [-torch.log(1 - torch.sigmoid(logits[i, k])) for k in {*negatives} - {*positives}]
+    return torch.stack(terms).sum() / len(logits)
+
+
 def plan_loss(plan: Tensor, pairs: list[tuple[int, int]], variant: str) -> Tensor:
     """−mean log P, or the cross-entropy with the plan as logits."""
     terms = []

@@ -98,7 +98,7 @@ def test_a_coupling_of_several_processes_is_that_of_one(pools, make, within):
         assert compare(pools, make, settings, sizes, within, temperature=mild) < 1e-12
 
 
-BASELINES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.VICReg]
+BASELINES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.SigLIP, tc.VICReg]
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)

@@ -9,7 +9,7 @@ import tricouple as tc
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
 COUPLED = [tc.NegMMIOT, tc.PushPull, tc.IOT]
-BASELINES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.VICReg]
+BASELINES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.SigLIP, tc.VICReg]
 TEMPERED = pytest.mark.parametrize("module", [tc.NegMMIOT, tc.PushPull, tc.InfoNCE, tc.InvaSpread])
 MODULES = pytest.mark.parametrize("module", COUPLED + BASELINES)
 
@@ -115,6 +115,7 @@ POSITIVE = {
     tc.IOT: ["epsilon", "tol"],
     tc.InfoNCE: ["temperature"],
     tc.InvaSpread: ["temperature"],
+    tc.SigLIP: ["temperature"],
     tc.DBOT: ["regularisation"],
     tc.FusedGromov: ["epsilon"],
     tc.VICReg: ["eps"],
@@ -195,9 +196,10 @@ WITHOUT = {
     "no other": ("negative pair", NO_OTHER),
     "no triplet": ("positive pair", NO_TRIPLET),
 }
-# IOT and VICReg compare positives alone, VICReg knows no triplets, FusedGromov needs two sets.
+# IOT, SigLIP and VICReg need no negatives, VICReg knows no triplets, FusedGromov needs two sets.
 MEANINGLESS = {
     tc.IOT: {"no negative", "no other"},
+    tc.SigLIP: {"no negative", "no other"},
     tc.VICReg: {"no negative", "no other", "no triplet"},
     tc.FusedGromov: {"no positive", "no negative", "no triplet"},
 }
@@ -265,7 +267,9 @@ def test_labels_that_are_texts_are_told_how_to_become_integers():
         tc.NegMMIOT()(rows(), ["cat"] * 6)
 
 
-@pytest.mark.parametrize("module", [*COUPLED, tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.VICReg])
+@pytest.mark.parametrize(
+    "module", [*COUPLED, tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.SigLIP, tc.VICReg]
+)
 def test_without_reading_values_nan_makes_the_loss_nan(module):
     criterion = module(check="shapes")
     embeddings = with_entry(math.nan).requires_grad_()

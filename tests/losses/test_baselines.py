@@ -16,6 +16,7 @@ from baseline_reference import (
     loop_fused_gromov,
     loop_info_nce,
     loop_inva_spread,
+    loop_siglip,
     loop_vicreg,
 )
 from conftest import SETTINGS, Batch
@@ -46,6 +47,8 @@ BASELINES = {
     "inva_spread_published": Baseline(
         tc.InvaSpread, loop_inva_spread, {"temperature": 0.5} | PUBLISHED
     ),
+    "siglip": Baseline(tc.SigLIP, loop_siglip),
+    "siglip_soft": Baseline(tc.SigLIP, loop_siglip, {"temperature": 0.4, "bias": -1.5}),
     "dbot": Baseline(tc.DBOT, loop_dbot),
     "dbot_tight": Baseline(
         tc.DBOT, loop_dbot, {"regularisation": 0.2, "lower": 0.9, "upper": 1.05, "n_iters": 3}
@@ -256,6 +259,7 @@ TRAINED = {
     "info_nce": (tc.InfoNCE, {}),
     "inva_spread": (tc.InvaSpread, {}),
     "inva_spread_published": (tc.InvaSpread, PUBLISHED),
+    "siglip": (tc.SigLIP, {}),
     "dbot": (tc.DBOT, {}),
     "fused_gromov": (tc.FusedGromov, {}),
     "fused_gromov_published": (tc.FusedGromov, PUBLISHED),

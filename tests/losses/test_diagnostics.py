@@ -34,6 +34,7 @@ OTHERS = {
     "info_nce": lambda: tc.InfoNCE(0.2),
     "inva_spread": lambda: tc.InvaSpread(0.2),
     "inva_spread_published": lambda: tc.InvaSpread(0.2, variant="published"),
+    "siglip": lambda: tc.SigLIP(0.2, -3.0),
     "dbot": lambda: tc.DBOT(0.2),
     "fused_gromov": lambda: tc.FusedGromov(0.2, alpha=0.1),
 }

@@ -17,6 +17,7 @@ CRITERIA = {
     "iot": lambda: tc.IOT(0.1, uniformity=0.2),
     "info_nce": lambda: tc.InfoNCE(0.1),
     "inva_spread": lambda: tc.InvaSpread(0.1),
+    "siglip": lambda: tc.SigLIP(0.1),
     "dbot": lambda: tc.DBOT(0.1),
     "fused_gromov": lambda: tc.FusedGromov(0.1, alpha=0.1),
     "vicreg": lambda: tc.VICReg(),

@@ -20,6 +20,7 @@ LOSSES = {
     "shaped": lambda: tc.PushPull(shaping="log_sigmoid", n_iters=2),
     "uniformity": lambda: tc.IOT(uniformity=0.2, n_iters=2),
     "inva_spread": tc.InvaSpread,
+    "siglip": tc.SigLIP,
     "dbot": tc.DBOT,
 }
 FAST = ("neg_mmiot", "push_pull", "two epsilons", "iot", "info_nce")

@@ -18,6 +18,8 @@ REFUSED = {
     "iot": lambda **k: tc.IOT(0.4, **k),
     "uniformity": lambda **k: tc.IOT(0.4, uniformity=0.5, **k),
     "info_nce": lambda **k: tc.InfoNCE(0.5, **k),
+    "joint": lambda **k: tc.InfoNCE(0.5, partition="joint", **k),
+    "siglip": lambda **k: tc.SigLIP(0.5, **k),
     "fused_gromov": lambda **k: tc.FusedGromov(0.4, **k),
 }
 RIGHT = {
@@ -36,7 +38,7 @@ def call(criterion, x, across):
 
 
 def sets(name):
-    return [True] if name == "fused_gromov" else [False, True]
+    return {"fused_gromov": [True], "joint": [False]}.get(name, [False, True])
 
 
 @pytest.mark.parametrize("name", REFUSED)

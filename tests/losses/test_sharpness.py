@@ -24,10 +24,12 @@ PAIRS = {
     "iot": (tc.IOT(sharpness=8), tc.IOT(0.125)),
     "info_nce": (tc.InfoNCE(sharpness=8), tc.InfoNCE(0.125)),
     "inva_spread": (tc.InvaSpread(sharpness=8), tc.InvaSpread(0.125)),
+    "siglip": (tc.SigLIP(sharpness=8), tc.SigLIP(0.125)),
     "dbot": (tc.DBOT(sharpness=8), tc.DBOT(0.125)),
     "fused_gromov": (tc.FusedGromov(sharpness=8), tc.FusedGromov(0.125)),
 }
 MODULES = [tc.NegMMIOT, tc.PushPull, tc.IOT, tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov]
+MODULES.append(tc.SigLIP)
 EVERY = pytest.mark.parametrize("module", MODULES)
 
 
@@ -49,7 +51,14 @@ def test_default_of_every_loss_is_ten(module):
 
 @EVERY
 def test_the_papers_sharpness_is_one_word_away(module):
-    paper = {tc.InfoNCE: 10, tc.InvaSpread: 10, tc.IOT: 10, tc.PushPull: 100, tc.NegMMIOT: 100}
+    paper = {
+        tc.InfoNCE: 10,
+        tc.InvaSpread: 10,
+        tc.IOT: 10,
+        tc.SigLIP: 10,
+        tc.PushPull: 100,
+        tc.NegMMIOT: 100,
+    }
     stated = [paper[module]] if module in paper else []
     if not stated:
         with pytest.raises(ValueError, match=f'sharpness="paper".*{module.__name__}'):

@@ -16,7 +16,7 @@ from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness
 from tricouple.losses.coupled import sides, to_temperature, with_gradient
 from tricouple.numeric import weighed, wide_dtype
 
-_TILE = 1 << 21  # pairs that are computed together
+_TILE = 1 << 20  # pairs that are computed together
 
 
 class SigLIP(ContrastiveLoss):
@@ -91,20 +91,20 @@ class SigLIP(ContrastiveLoss):
             scores, own = batch.scores(), batch.rows
             scores.keep, scores.tile_entries = False, _TILE
             sums = rows.new_zeros(3)  # L, ∂L/∂b and ∂L/∂log c
+            across = columns.to(scores.dtype) if isinstance(columns, Tensor) else columns
 
             def tiles() -> Iterator[tuple[slice, Tensor]]:
                 for block, s in scores.tiles():
                     place = slice(own.start + block.start, own.start + block.stop)
                     kind = batch.relation.entries(place)
-                    positive = kind > 0
-                    masses = torch.where(positive, kind, kind == 0).to(s.dtype)
-                    masses *= (rows[place, None] + columns).to(s.dtype)
-                    t = s * c + b
+                    positive, each = kind > 0, rows[place, None].to(s.dtype)
+                    masses = torch.where(positive, kind, kind == 0) * (each + across)
+                    t = s.mul_(c).add_(b)
                     t = torch.where(positive, -t, t)
-                    sums[0] -= (masses * logsigmoid(-t)).sum(dtype=sums.dtype)
+                    sums[0] -= logsigmoid(-t).mul_(masses).sum(1).sum(dtype=sums.dtype)
                     slopes = masses.mul_(t.sigmoid_())
                     slopes = torch.where(positive, -slopes, slopes)
-                    sums[1] += slopes.sum(dtype=sums.dtype)
+                    sums[1] += slopes.sum(1).sum(dtype=sums.dtype)
                     yield block, slopes.mul_(c)
 
             ends = [scores.anchors, scores.references]
