@@ -244,7 +244,8 @@ class Sum:
         self.flags += [kernel.kept for kernel in kernels if kernel.kept is not None]
         half = None
         if any(weights is not None for weights in self.half):
-            half = HalfSweep(self.scores, *self.sharpness, *self.half, joint=self.joint)
+            rows, columns = self.half
+            half = HalfSweep(self.scores, *self.sharpness, rows, columns, self.joint)
             self._take(half.gradient())
         if self.wanted:
             self._pull()

@@ -12,6 +12,7 @@ from tricouple.groups import Group
 from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness, Memory
 from tricouple.losses.coupled import Part, loss
 from tricouple.ot.solver import DEFAULT_BUDGET, MEMORY_MODES, Sweeps
+from tricouple.relations import Identities
 
 
 class InfoNCE(ContrastiveLoss):
@@ -71,7 +72,9 @@ class InfoNCE(ContrastiveLoss):
         self.sweeps = Sweeps(1, memory_budget=memory_budget)
 
     def _check_setting(self, batch: Batch) -> None:
-        if self.partition == "joint" and not getattr(batch.relation, "within", False):
+        relation = batch.relation
+        within = isinstance(relation, Identities) and relation.within
+        if self.partition == "joint" and not within:
             raise ValueError(
                 'partition="joint" adds up the denominators of one identity within one set: pass '
                 "labels alone; of queries and documents criterion(*pair_views(queries, documents))"
@@ -88,5 +91,7 @@ class InfoNCE(ContrastiveLoss):
     def _parts(self, batch: Batch) -> list[Part]:
         relation = batch.relation.with_marginals(self.marginals)
         target = relation.per_anchor()
-        joint = relation.anchors if self.partition == "joint" else None
-        return [Part(target.marginals, batch.sharpness(), linear=target, joint=joint)]
+        groups = None
+        if self.partition == "joint" and isinstance(relation, Identities):
+            groups = relation.anchors
+        return [Part(target.marginals, batch.sharpness(), linear=target, joint=groups)]
