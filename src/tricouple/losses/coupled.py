@@ -57,13 +57,15 @@ def loss(batch: Batch, how: Sweeps, parts: Parts, *, both: bool = False) -> Tens
 
     def evaluate(wanted: bool) -> tuple[Tensor, Sequence[Tensor | None]]:
         value, to, slope = _evaluate(batch, how, parts, both, wanted)
-        return value, (*to, None if learnt is None else to_temperature(learnt, slope))
+        return value, (*to, to_temperature(learnt, slope))
 
     return with_gradient(evaluate, batch.anchors, batch.references, learnt).to(batch.dtype)
 
 
-def to_temperature(temperature: Tensor, slope: Tensor) -> Tensor:
-    """∂L/∂τ from ∂L/∂log(1/τ)."""
+def to_temperature(temperature: Tensor | None, slope: Tensor) -> Tensor | None:
+    """∂L/∂τ from ∂L/∂log(1/τ), if τ learns."""
+    if temperature is None:
+        return None
     found = -slope / temperature.detach().reshape(()).to(slope.dtype)
     return found.reshape(temperature.shape).to(temperature.dtype)
 

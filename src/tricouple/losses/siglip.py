@@ -27,15 +27,14 @@ class SigLIP(ContrastiveLoss):
     those without a positive. With explicit triplets the pairs are the listed ones. ``pairs=`` are
     factors of the positives' terms, ``weights=`` replace 1/N.
 
-    It is symmetric: with as many anchors as references both directions are equal, and
+    It is symmetric: both directions are equal if there are as many anchors as references;
     ``BothDirections`` takes the time of one. Memory is O(N·d): the gradient is formed with the
     value, some rows at a time, by one product for the similarities and two for the gradients.
 
     Args:
         temperature: τ = 1/c; a number, or a tensor or ``nn.Parameter`` that gets its gradient.
         bias: b; a number or such a tensor.
-        learn_bias: Whether b is a parameter, as in the paper, that starts at this number. Its c
-            learns with ``BothDirections(criterion, learn=True)``.
+        learn_bias: Whether b is a parameter; c learns with ``BothDirections(…, learn=True)``.
         sharpness: c instead of τ; 10, the paper's, if neither is given.
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a positive pair.
 
@@ -75,13 +74,14 @@ class SigLIP(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """The terms of anchor i weigh 1/N, or as its weight."""
-        return self._sum(batch, _masses(batch), 0.0)
+        masses = _masses(batch)
+        return self._sum(batch, masses, masses.new_zeros(()))
 
     def compute_both(self, batch: Batch) -> Tensor:
         """Both directions have the same terms: half the weight of i, and half that of j."""
         return self._sum(batch, _masses(batch) / 2, _masses(batch.mirrored()) / 2)
 
-    def _sum(self, batch: Batch, rows: Tensor, columns: float | Tensor) -> Tensor:
+    def _sum(self, batch: Batch, rows: Tensor, columns: Tensor) -> Tensor:
         """``Σ_ij (rows_i + columns_j) W_ij −log σ(±(c s_ij + b))``, W = 1 at negatives."""
         learnt = batch.temperature if isinstance(batch.temperature, Tensor) else None
         bias = self.bias.reshape(()) if isinstance(self.bias, Tensor) else None
@@ -91,14 +91,13 @@ class SigLIP(ContrastiveLoss):
             scores, own = batch.scores(), batch.rows
             scores.keep, scores.tile_entries = False, _TILE
             sums = rows.new_zeros(3)  # L, ∂L/∂b and ∂L/∂log c
-            across = columns.to(scores.dtype) if isinstance(columns, Tensor) else columns
 
             def tiles() -> Iterator[tuple[slice, Tensor]]:
                 for block, s in scores.tiles():
                     place = slice(own.start + block.start, own.start + block.stop)
                     kind = batch.relation.entries(place)
                     positive, each = kind > 0, rows[place, None].to(s.dtype)
-                    masses = torch.where(positive, kind, kind == 0) * (each + across)
+                    masses = torch.where(positive, kind, kind == 0) * (each + columns.to(s.dtype))
                     t = s.mul_(c).add_(b)
                     t = torch.where(positive, -t, t)
                     sums[0] -= logsigmoid(-t).mul_(masses).sum(1).sum(dtype=sums.dtype)
@@ -117,22 +116,16 @@ class SigLIP(ContrastiveLoss):
             else:
                 for _ in tiles():
                     pass
-            scores.shared(sums)
-            value, by_bias, slope = sums
-            settings = (
-                None if learnt is None else to_temperature(learnt, slope),
-                None if bias is None else by_bias.to(bias),
-            )
-            return value, (*sides(batch, to), *settings)
+            value, slope, by_scale = scores.shared(sums)
+            to_bias = None if bias is None else slope.to(bias)
+            return value, (*sides(batch, to), to_temperature(learnt, by_scale), to_bias)
 
-        return with_gradient(evaluate, batch.anchors, batch.references, learnt, bias).to(
-            batch.dtype
-        )
+        value = with_gradient(evaluate, batch.anchors, batch.references, learnt, bias)
+        return value.to(batch.dtype)
 
 
 def _masses(batch: Batch) -> Tensor:
     """Of each anchor, 1/N or in proportion to its weight, (N,)."""
-    wide = wide_dtype(batch.anchors.device)
-    ones = torch.ones(len(batch.anchors), dtype=wide, device=batch.anchors.device)
+    ones = torch.ones_like(batch.own, dtype=wide_dtype(batch.own.device))
     masses = weighed(ones, batch.relation.anchor_weights)
     return masses / masses.sum()
