@@ -35,7 +35,7 @@ class SigLIP(ContrastiveLoss):
         temperature: τ = 1/c; a number, or a tensor or ``nn.Parameter`` that gets its gradient.
         bias: b; a number or such a tensor.
         learn_bias: Whether b is a parameter; c learns with ``BothDirections(…, learn=True)``.
-        sharpness: c instead of τ; 10, the paper's, if neither is given.
+        sharpness: c instead of τ; 10 if neither is given.
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a positive pair.
 
     Example:
@@ -47,7 +47,6 @@ class SigLIP(ContrastiveLoss):
 
     shown = ("temperature", "bias")
     scale = "temperature"
-    paper_sharpness = 10.0
     needs_negatives = False
     temperature: float | Tensor
     bias: float | Tensor
