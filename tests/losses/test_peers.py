@@ -59,12 +59,6 @@ def test_info_nce_of_labels_is_sup_con(n, dtype, temperature, classes):
     )
 
 
-def both_directions(criterion, images: Tensor, texts: Tensor) -> Tensor:
-    ids = torch.arange(len(images))
-    there = criterion(images, ids, ref_emb=texts, ref_labels=ids)
-    return (there + criterion(texts, ids, ref_emb=images, ref_labels=ids)) / 2
-
-
 def clip_loss(images: Tensor, texts: Tensor, logit_scale: Tensor | float) -> Tensor:
     unit = [torch.nn.functional.normalize(features) for features in (images, texts)]
     return ClipLoss()(*unit, logit_scale)
@@ -74,7 +68,7 @@ def clip_loss(images: Tensor, texts: Tensor, logit_scale: Tensor | float) -> Ten
 @SIZES
 def test_temperature_learns_as_the_logit_scale_of_clip(n, dtype):
     assert_equal(
-        lambda a, b, scale: both_directions(tc.InfoNCE(torch.exp(-scale)), a, b),
+        lambda a, b, scale: tc.BothDirections(tc.InfoNCE(torch.exp(-scale)))(a, b, torch.arange(n)),
         lambda a, b, scale: clip_loss(a, b, torch.exp(scale)),
         rows(n, dtype),
         rows(n, dtype, seed=1),
