@@ -81,7 +81,7 @@ BAD = {
     "bank must be a non-empty matrix": lambda: retrieval.debias(BANK[:0], GALLERY),
     "bank must not hold zero vectors": lambda: retrieval.debias(0 * BANK, GALLERY),
     "sharpness must be finite and > 0, got 0": lambda: retrieval.debias(BANK, GALLERY, 0),
-    "queries has 32 .* gallery 3:": lambda: retrieval.sinkhorn_scores(QUERIES, GALLERY[:, :3]),
+    "queries has 32 .* gallery 3": lambda: retrieval.sinkhorn_scores(QUERIES, GALLERY[:, :3]),
     "no validation pair": lambda: retrieval.choose_sharpness(**PAIRS | {"query_ids": IDS + 500}),
     "query_ids must hold": lambda: retrieval.choose_sharpness(**PAIRS | {"query_ids": IDS[:9]}),
     "grid must hold": lambda: retrieval.choose_sharpness(**PAIRS, grid=[]),

@@ -163,7 +163,6 @@ def _debiased(
 def _unit(name: str, values: Tensor, gallery: Tensor | None = None) -> Tensor:
     checks.matrix(name, values)
     if gallery is not None and gallery.shape[1] != values.shape[1]:
-        sizes = f"{values.shape[1]} dimensions, the gallery {gallery.shape[1]}"
-        raise ValueError(f"{name} has {sizes}: they must live in one space")
+        raise ValueError(f"{name} has {values.shape[1]} dimensions, the gallery {gallery.shape[1]}")
     values = values.detach().to(compute_dtype(values.dtype))
     return unit_vectors(name, values, checks.Deferred(read=True))

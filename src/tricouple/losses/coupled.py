@@ -75,8 +75,7 @@ Evaluate = Callable[[bool], tuple[Tensor, Sequence[Tensor | None]]]
 
 def with_gradient(evaluate: Evaluate, *leaves: Tensor | None) -> Tensor:
     """A value whose gradient by each leaf is computed with it, if that is wanted."""
-    value: Tensor = _Loss.apply(evaluate, *leaves)  # type: ignore[no-untyped-call]
-    return value
+    return _Loss.apply(evaluate, *leaves)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Loss(torch.autograd.Function):

@@ -72,9 +72,8 @@ class InfoNCE(ContrastiveLoss):
         self.sweeps = Sweeps(1, memory_budget=memory_budget)
 
     def _check_setting(self, batch: Batch) -> None:
-        relation = batch.relation
-        within = isinstance(relation, Identities) and relation.within
-        if self.partition == "joint" and not within:
+        given = batch.relation
+        if self.partition == "joint" and not (isinstance(given, Identities) and given.within):
             raise ValueError(
                 'partition="joint" adds up the denominators of one identity within one set: pass '
                 "labels alone; of queries and documents criterion(*pair_views(queries, documents))"

@@ -108,8 +108,12 @@ class ListedTriplets(Relation):
 
     def entries(self, rows: slice) -> Tensor:
         """1 at listed positives, 0 at other listed negatives, else −1, of some anchors, (R, M)."""
-        near, far = (self.counted(positive=side).dense(rows) > 0 for side in (True, False))
-        return near.to(torch.int8) - (~near & ~far).to(torch.int8)
+        size, place = rows.stop - rows.start, self.anchors - rows.start
+        place = torch.where((place >= 0) & (place < size), place, size)  # of others a last row
+        found = -torch.ones(size + 1, self.shape[1], dtype=torch.int8, device=place.device)
+        found[place, self.negative_indices] = 0
+        found[place, self.positive_indices] = 1
+        return found[:-1]
 
     def triplets(self) -> TripletTarget:
         """Pair marginals by counting: P̃¹²_ij and P̃¹³_ik are numbers of triplets over |A|."""
