@@ -43,6 +43,21 @@ def loop_inva_spread(
     return torch.stack(terms).mean()
 
 
+def loop_siglip(
+    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None,
+    temperature=0.1, bias=-10.0, pairs=None, weights=None,
+) -> Tensor:  # fmt: skip
+    logits = cosine(embeddings, ref_emb) / temperature + bias
+    if pairs is None:
+        pairs = torch.full_like(logits, -1)  # neither
+        for i, _, near, far in rows_of(labels, ref_emb, ref_labels, triplets, len(logits)):
+            pairs[i, far], pairs[i, near] = 0, 1
+    terms = torch.where(pairs == 0, -torch.log(1 - torch.sigmoid(logits)), 0.0)
+    terms = torch.where(pairs > 0, -pairs * torch.log(torch.sigmoid(logits)), terms).sum(1)
+    weights = torch.ones_like(terms) if weights is None else weights
+    return (weights * terms).sum() / weights.sum()
+
+
 def plan_loss(plan: Tensor, pairs: list[tuple[int, int]], variant: str) -> Tensor:
     """−mean log P, or the cross-entropy with the plan as logits."""
     terms = []

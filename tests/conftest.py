@@ -58,6 +58,7 @@ COUPLED = {
 OTHERS = {
     "info_nce": partial(tc.InfoNCE, 0.2),
     "inva_spread": partial(tc.InvaSpread, 0.2),
+    "siglip": partial(tc.SigLIP, 0.2, -3.0),
     "dbot": partial(tc.DBOT, 0.2),
     "fused_gromov": partial(tc.FusedGromov, 0.2, alpha=0.1),
 }

@@ -98,14 +98,14 @@ def test_a_coupling_of_several_processes_is_that_of_one(pools, make, within):
         assert compare(pools, make, settings, sizes, within, temperature=mild) < 1e-12
 
 
-BASELINES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.VICReg]
+BASELINES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.SigLIP, tc.VICReg]
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize(
     ("make", "within"),  # within one set Fused-Gromov has no meaning
     [(make, within) for make in BASELINES for within in (True, False) if make is not tc.FusedGromov]
-    + [(tc.FusedGromov, False)],
+    + [(tc.FusedGromov, False), (partial(tc.InfoNCE, partition="joint"), True)],
 )
 def test_a_baseline_of_several_processes_is_that_of_one(pools, make, within, sizes):
     temperature = None if make is tc.VICReg else 0.2

@@ -15,6 +15,7 @@ from baseline_reference import (
     loop_dbot,
     loop_fused_gromov,
     loop_inva_spread,
+    loop_siglip,
     loop_vicreg,
 )
 from batches import KINDS, batch
@@ -44,6 +45,8 @@ BASELINES = {
     "inva_spread_published": Baseline(
         tc.InvaSpread, loop_inva_spread, {"temperature": 0.5} | PUBLISHED
     ),
+    "siglip": Baseline(tc.SigLIP, loop_siglip),
+    "siglip_soft": Baseline(tc.SigLIP, loop_siglip, {"temperature": 0.4, "bias": -1.5}),
     "dbot": Baseline(tc.DBOT, loop_dbot),
     "dbot_tight": Baseline(
         tc.DBOT, loop_dbot, {"regularisation": 0.2, "lower": 0.9, "upper": 1.05, "n_iters": 3}

@@ -25,6 +25,7 @@ TEMPERED = {
     "iot_uniformity": lambda tau: tc.IOT(tau, n_iters=3, uniformity=0.5),
     "info_nce": tc.InfoNCE,
     "inva_spread": tc.InvaSpread,
+    "siglip": tc.SigLIP,
     "dbot": lambda tau: tc.DBOT(tau, lower=0.9, upper=1.1),
     "fused_gromov": lambda tau: tc.FusedGromov(tau, alpha=0.1),
     "fused_gromov_published": lambda tau: tc.FusedGromov(tau, alpha=0.1, variant="published"),

@@ -89,6 +89,8 @@ MADE = {
     "infonce": (tc.InfoNCE, tuple(CALLS)),
     "infonce-learnable": (lambda: tc.InfoNCE(learnable()), ("within",)),
     "invaspread": (tc.InvaSpread, BOTH),
+    "infonce-joint": (lambda: tc.InfoNCE(partition="joint"), ("within", "learnt")),
+    "siglip": (lambda: tc.SigLIP(learn_bias=True), tuple(CALLS)),
     "dbot": (tc.DBOT, BOTH),
     "fused_gromov": (tc.FusedGromov, ("across",)),
     "vicreg": (tc.VICReg, BOTH),

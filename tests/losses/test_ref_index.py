@@ -13,6 +13,7 @@ EVERY = {
     "uniformity": lambda: tc.IOT(0.4, uniformity=0.5),
     "info_nce": lambda: tc.InfoNCE(0.2),
     "inva_spread": lambda: tc.InvaSpread(0.2),
+    "siglip": lambda: tc.SigLIP(0.2, -3.0),
     "dbot": lambda: tc.DBOT(0.2, lower=0.9, upper=1.1),
 }
 # Anchors are references, in another order; references are more.

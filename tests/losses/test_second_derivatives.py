@@ -13,6 +13,8 @@ REFUSED = COUPLED | {
     "push_pull_hinge": lambda: tc.PushPull(0.5, 0.4, shaping="hinge"),
     "uniformity": lambda: tc.IOT(0.4, uniformity=0.5),
     "info_nce": OTHERS["info_nce"],
+    "joint": lambda: tc.InfoNCE(0.5, partition="joint"),
+    "siglip": OTHERS["siglip"],
     "fused_gromov": OTHERS["fused_gromov"],
 }
 RIGHT = {"inva_spread": OTHERS["inva_spread"], "dbot": OTHERS["dbot"], "vicreg": tc.VICReg}
@@ -27,7 +29,7 @@ def call(criterion, x, across):
 
 
 def sets(name):
-    return [True] if name == "fused_gromov" else [False, True]
+    return {"fused_gromov": [True], "joint": [False]}.get(name, [False, True])
 
 
 @pytest.mark.parametrize("name", REFUSED)

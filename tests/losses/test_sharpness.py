@@ -24,10 +24,12 @@ PAIRS = {
     "iot": (tc.IOT(sharpness=8), tc.IOT(0.125)),
     "info_nce": (tc.InfoNCE(sharpness=8), tc.InfoNCE(0.125)),
     "inva_spread": (tc.InvaSpread(sharpness=8), tc.InvaSpread(0.125)),
+    "siglip": (tc.SigLIP(sharpness=8), tc.SigLIP(0.125)),
     "dbot": (tc.DBOT(sharpness=8), tc.DBOT(0.125)),
     "fused_gromov": (tc.FusedGromov(sharpness=8), tc.FusedGromov(0.125)),
 }
 MODULES = [tc.NegMMIOT, tc.PushPull, tc.IOT, tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov]
+MODULES.append(tc.SigLIP)
 EVERY = pytest.mark.parametrize("module", MODULES)
 
 

@@ -78,6 +78,11 @@ class Identities(Relation):
         weights = same.new_ones(self.number) if weights is None else weights
         return GroupedPairs(self, same, other, weights)
 
+    def entries(self, rows: slice) -> Tensor:
+        """1 at positives, 0 at negatives, −1 at own, of some anchors, (R, M)."""
+        same = (self.anchors[rows, None] == self.references).to(torch.int8)
+        return fill_own(same, self.own[rows], -1)
+
     def mean_log(self, pairs: GroupedPairs) -> Tensor | float:
         """W is 1, and without class marginals so is v."""
         if not self.classes:

@@ -46,6 +46,12 @@ class PairMatrix(Relation):
         """By rows of W."""
         return MatrixPairs(self.matrix, self.own, same, other)
 
+    def entries(self, rows: slice) -> Tensor:
+        """W of some anchors, and −1 at own, (R, M)."""
+        part = self.matrix[rows]
+        part = part.to(torch.int8) if part.dtype == torch.bool else part.clone()
+        return fill_own(part, self.own[rows], -1)
+
     def mean_log(self, pairs: MatrixPairs) -> Tensor:
         """W is any; v is 1."""
         total = torch.zeros_like(pairs.same).sum()
@@ -161,6 +167,14 @@ class ListedTriplets(Relation):
     def mean(self, values: Tensor) -> Tensor:
         """The mean of a value of each triplet."""
         return (values * self.weights).sum() / self.n_triplets
+
+    def entries(self, rows: slice) -> Tensor:
+        """1 at listed positives, 0 at other listed negatives, else −1, of some anchors, (R, M)."""
+        near, far = (
+            ListedPairs(self.anchors, partners, self.kept, self.shape).dense(rows) > 0
+            for partners in (self.positive_indices, self.negative_indices)
+        )
+        return near.to(torch.int8) - (~near & ~far).to(torch.int8)
 
     def triplets(self) -> TripletTarget:
         """Uniform on the list, but for weights."""

@@ -116,6 +116,10 @@ class Relation:
         """Σ_i n⁺_i, with or without a negative for the anchor; likewise."""
         return weighed(self.partners[0], self.anchor_weights).sum()
 
+    def entries(self, rows: slice) -> Tensor:
+        """Pairs of some anchors, (R, M), numbers: W > 0 at positives, 0 at negatives, else −1."""
+        raise NotImplementedError
+
     def pairs(self, same: Tensor, other: Tensor, weights: Tensor | None = None) -> WeightedPairs:
         """P̃_ij = same_i W_ij at positives, other_i v_j at negatives; v is 1 where it is None."""
         raise NotImplementedError
