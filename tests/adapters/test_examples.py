@@ -13,8 +13,9 @@ from processes import in_processes
 from tricouple.losses import BothDirections
 
 FOLDER = Path(__file__).parents[2] / "examples"
-# Of other libraries; that of PyTorch alone is tested with several processes.
-EXAMPLES = sorted({path.stem for path in FOLDER.glob("*.py")} - {"torchrun"})
+SHORT = ("bags", "retrieval")  # of PyTorch alone
+# Of other libraries; one more of PyTorch alone is tested with several processes.
+EXAMPLES = sorted({path.stem for path in FOLDER.glob("*.py")} - {"torchrun", *SHORT})
 
 
 def load(name: str) -> ModuleType:
@@ -58,6 +59,15 @@ def test_there_is_one_for_each_library():
         "open_clip_training",
         "sentence_transformers_pairs",
     ]
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_example_shows_what_it_claims(name):
+    assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= 40
+    found = load(name).main()
+    before, *_, after = found if name == "bags" else found.values()
+    assert after > before + 0.05
+    assert after > 0.95
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -8,6 +8,7 @@ from tricouple.losses.inva_spread import InvaSpread
 from tricouple.losses.iot import IOT
 from tricouple.losses.neg_mmiot import NegMMIOT
 from tricouple.losses.push_pull import PushPull
+from tricouple.losses.siglip import SigLIP
 from tricouple.losses.vicreg import VICReg
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "InvaSpread",
     "NegMMIOT",
     "PushPull",
+    "SigLIP",
     "VICReg",
 ]
