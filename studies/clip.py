@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid, normalize
+from torch.nn.functional import normalize
 
 import tricouple as tc
 from studies import features
@@ -27,40 +27,14 @@ Splits = dict[str, Split]
 Scores = tuple[Tensor, Tensor]  # (N, N·K) for image → text, and for text → image
 
 
-class SigLIP(nn.Module):
-    """−Σ_j log σ(z_ij (c s_ij + b)), the mean over i (Zhai and others 2023); b is learnt."""
-
-    def __init__(self, sharpness: float, learn: bool) -> None:
-        super().__init__()
-        self.log_sharpness = nn.Parameter(torch.tensor(sharpness).log(), requires_grad=learn)
-        self.bias = nn.Parameter(torch.tensor(-5.0))
-
-    @property
-    def sharpness(self) -> float:
-        """c, now."""
-        return float(self.log_sharpness.exp())
-
-    def forward(self, x: Tensor, y: Tensor, identities: Tensor) -> Tensor:
-        """Of pairs, (n, d) each; all identities are different."""
-        s = normalize(x, dim=1) @ normalize(y, dim=1).T
-        sign = 2 * torch.eye(len(x)) - 1
-        return -logsigmoid(sign * (self.log_sharpness.exp() * s + self.bias)).sum(1).mean()
-
-
 LOSSES: dict[str, Callable[..., Any]] = {
     "InfoNCE": tc.InfoNCE,
+    "SigLIP": partial(tc.SigLIP, bias=-5.0, learn_bias=True),
     "IOT": tc.IOT,
     "IOT, uniformity": partial(tc.IOT, uniformity=0.2),
     "PushPull": tc.PushPull,
     "Neg-MMIOT, log-sigmoid": partial(tc.NegMMIOT, epsilon=1.0, shaping="log_sigmoid"),
 }
-
-
-def criterion(loss: str, c: float, learn: bool) -> nn.Module:
-    """A loss of pairs in both directions, and its sharpness."""
-    if loss == "SigLIP":
-        return SigLIP(c, learn)
-    return tc.BothDirections(LOSSES[loss](sharpness=c), learn=learn)
 
 
 def run(plan: Plan, runs: Runs) -> None:
@@ -171,7 +145,7 @@ def train(
         torch.randn(k, k) / k**0.5 if weight is None else torch.diag(weight) for _ in range(2)
     ]
     heads = [nn.Parameter(start) for start in starts]
-    objective = criterion(loss, config["c"], learn)
+    objective = tc.BothDirections(LOSSES[loss](sharpness=config["c"]), learn=learn)
     groups: list[dict[str, Any]] = [
         {"params": heads},
         {"params": [*objective.parameters()], "lr": 1e-2},

@@ -57,12 +57,11 @@ def run(plan: Plan, runs: Runs) -> None:
             data, setting = cell["data"], cell["setting"]
             train, test, classes = load(data, plan, runs)
             for row in cell.get("rows", plan["rows"]):
-                config: dict[str, Any] = {"cell": name, "row": row, "steps": plan["steps"][setting]}
+                steps = 0 if row == "untrained" else plan["steps"][setting]
+                config: dict[str, Any] = {"cell": name, "row": row, "steps": steps}
                 if row in LOSSES:
                     key = f"{setting}, {data in (*GREY, 'svhn')}", row
                     config["c"] = 100.0 if row == "Neg-MMIOT, c = 100" else best[key]
-                if row == "untrained":
-                    config["steps"] = 0
                 one = {**config, "seed": seed}
                 arguments = train, test, classes, data, setting, one
                 runs("final", one, lambda arguments=arguments: measured(*arguments))  # type: ignore[misc]

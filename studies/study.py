@@ -57,12 +57,9 @@ def read_plan(name: str) -> Plan:
 
 
 class Runs:
-    """The lines of a study. A run that has a line is not done again, so a killed study continues.
+    """The lines of a study in a folder, and the commit of the sources, or "smoke".
 
-    Args:
-        plan: What is run.
-        folder: Of ``runs.jsonl``.
-        origin: The commit of the sources, or "smoke".
+    A run that has a line is not done again, so a killed study continues.
     """
 
     def __init__(self, plan: Plan, folder: Path, origin: str) -> None:
@@ -189,12 +186,7 @@ def choose(
 ) -> dict[str, Any]:
     """The settings of a grid with the highest mean validation metric over the plan's pilot seeds.
 
-    Args:
-        runs: Where the runs of the pilot are.
-        config: What all settings share.
-        grid: The settings.
-        measure: A run, from its configuration.
-        metric: Of the validation data.
+    ``config`` is what all settings share; ``measure`` does a run from its configuration.
     """
     if len(grid) == 1:
         return grid[0]
