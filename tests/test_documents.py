@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterable
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -157,7 +158,12 @@ def map_claims() -> Iterable[str]:
     ]  # fmt: skip
     assert len(sharp) == 5
     yield f"NC2 deviation {min(sharp):.2f} to {max(sharp):.2f}"
-    ours = [v for m in LINEAR for place, (v, _) in along("epsilon", m).items() if place <= 0.1]
+    ours = [
+        value
+        for method, axis in product(LINEAR, ("epsilon", "temperature"))
+        for place, (value, _) in along(axis, method).items()
+        if place <= 0.1
+    ]
     yield f"within {max(ours):.3f} of the ETF"
     lost = [along("imbalance", m)[10.0] for m in (*LINEAR, "iot")]
     assert {outcome for _, outcome in lost} == {"reduced"}
@@ -226,11 +232,15 @@ def value(spec: str) -> str:
     """A number as documents write it.
 
     ``study | cell | metric | row`` is a mean over seeds, ``… | row a − row b`` a paired difference
-    with its 95 % interval; of two metrics, ``metric a − metric b``.
+    with its 95 % interval; also of two metrics, ``metric a − metric b``, or of one row in two cells.
     """
     name, cell, metric, rows = spec.split(" | ")
     scores = stored(name)[2]
-    names = rows.split(" − ")
+    names, cells = rows.split(" − "), cell.split(" − ")
+    if len(cells) == 2:
+        first, second = (verdict.values_of(scores, one, rows, metric) for one in cells)
+        gap = paired(first.to_numpy(), second.to_numpy())
+        return f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]".replace("-", "−")
     if len(names) == 1:
         found = verdict.values_of(scores, cell, rows, metric)
         assert len(found), spec
