@@ -232,7 +232,7 @@ def value(spec: str) -> str:
     """A number as documents write it.
 
     ``study | cell | metric | row`` is a mean over seeds, ``… | row a − row b`` a paired difference
-    with its 95 % interval; also of two metrics, ``metric a − metric b``, or of one row in two cells.
+    with its 95 % interval; also of two metrics, ``metric a − metric b``, or a row in two cells.
     """
     name, cell, metric, rows = spec.split(" | ")
     scores = stored(name)[2]
