@@ -1,0 +1,221 @@
+"""Large batches in the memory of a chunk: the encoder runs twice (Gao et al. 2021, GradCache)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from tricouple import checks
+from tricouple.groups import Processes
+from tricouple.losses.base import ContrastiveLoss
+from tricouple.numeric import never_compiled
+
+_DRIFT = 0.05  # a relative change of embeddings that is no rounding error
+
+
+def cached(criterion: nn.Module, chunk_size: int = 256) -> Callable[..., Tensor]:
+    """Make a step that has the loss and the gradient of a batch in the memory of a chunk.
+
+    The step embeds the batch in chunks and keeps the embeddings z without activations. The loss L
+    is that of all z. ``backward`` embeds each chunk again and adds ``∂L/∂z_chunk · ∂z_chunk/∂θ``:
+    the gradient of the batch, not the mean of those of its chunks.
+
+    Args:
+        criterion: A loss, called as ``criterion(x, labels)``; with two encoders as ``criterion(x,
+            labels, ref_emb=y, ref_labels=labels)``, or if it is ``BothDirections`` or another
+            module as ``criterion(x, y, labels)``.
+        chunk_size: How many samples are embedded at once.
+
+    Returns:
+        ``step(encoder, inputs, labels=None, **keywords)``, with two encoders ``step((f, g), (x, y),
+        labels)``. Keywords are passed to the criterion. An encoder is a module (alone, in
+        ``DistributedDataParallel``, or of ``fully_shard``), a method of one, or a function; called
+        with a chunk of its inputs it returns embeddings, (n, d). Inputs are tensors, lists of
+        texts, and tuples and dicts of them.
+
+    Raises:
+        ValueError: In the backward pass, if the encoder or its inputs have changed since the step.
+
+    Example:
+        >>> from tricouple import NegMMIOT
+        >>> encoder, images, labels = nn.Linear(3, 2), torch.randn(8, 3), torch.arange(8) % 4
+        >>> cached(NegMMIOT(), chunk_size=2)(encoder, images, labels).backward()
+        >>> encoder.weight.grad.shape
+        torch.Size([2, 3])
+    """
+    checks.count("chunk_size", chunk_size)
+    if not isinstance(criterion, nn.Module):
+        raise TypeError(f"criterion must be a loss, a module, got {type(criterion).__name__}")
+
+    @never_compiled
+    def step(encoder: Any, inputs: Any, labels: Any = None, **keywords: Any) -> Tensor:
+        several = isinstance(encoder, tuple | list)
+        encoders, each = (encoder, inputs) if several else ((encoder,), (inputs,))
+        if len(encoders) != len(each):
+            raise ValueError(f"{len(encoders)} encoders need as many inputs, got {len(each)}")
+        sides = [_Side(*pair, chunk_size, criterion) for pair in zip(encoders, each, strict=True)]
+
+        def run() -> Tensor:
+            reduced: set[nn.Module] = set()
+            x, *others = [side.embeddings(reduced) for side in sides]
+            if len(others) == 1 and isinstance(criterion, ContrastiveLoss):
+                across = {"ref_emb": others[0], "ref_labels": labels}
+                return criterion(x, labels, **(across | keywords))
+            loss: Tensor = criterion(x, *others, labels, **keywords)
+            return loss
+
+        wrappers = [side.ddp for side in sides if side.ddp is not None and side.learns]
+        for ddp in dict.fromkeys(wrappers if torch.is_grad_enabled() else ()):
+            run = partial(_inside, ddp, run)
+        return run()
+
+    return step
+
+
+class _Side:
+    """An encoder and its inputs."""
+
+    def __init__(self, encoder: Any, inputs: Any, size: int, criterion: nn.Module) -> None:
+        self.ddp = encoder if isinstance(encoder, DistributedDataParallel) else None
+        self.encode = encoder if self.ddp is None else self.ddp.module
+        roots = [getattr(self.encode, "__self__", self.encode)]
+        if inspect.isfunction(self.encode):
+            names = inspect.getclosurevars(self.encode)
+            found = (*names.globals.values(), *names.nonlocals.values())
+            roots = [value for value in found if isinstance(value, nn.Module)]
+        if not all(isinstance(root, nn.Module) for root in roots):
+            name = type(encoder).__name__
+            raise TypeError(f"encoder must be a module, a method of one or a function, got {name}")
+        self.modules = list(dict.fromkeys(module for root in roots for module in root.modules()))
+        for name in (type(module).__name__ for module in self.modules):
+            if name in ("DistributedDataParallel", "FullyShardedDataParallel"):
+                raise TypeError(f"encoder has a {name} inside: wrap all of it, or use fully_shard")
+        self.sharded = [m for m in self.modules if hasattr(m, "set_requires_gradient_sync")]
+        self.items, self.structure = tree_flatten(inputs, is_leaf=_is_text)
+        parameters = dict.fromkeys(p for m in self.modules for p in m.parameters(False))
+        self.learns = any(parameter.requires_grad for parameter in parameters)
+        # The generators of these devices are replayed.
+        self.on_devices = list({parameter.device: parameter for parameter in parameters}.values())
+        own = set(criterion.parameters())  # a criterion may clamp these
+        tensors = [item for item in self.items if isinstance(item, Tensor)]
+        kept = [p for p in parameters if not (self.sharded or p in own)]
+        self.watched = [x for x in (*tensors, *kept) if not x.is_inference()]
+        self.seen = self._versions()
+        self.chunks = self._chunks(size)
+        self.parts: dict[int, Tensor] = {}
+        self.drift: list[Tensor] = []
+
+    def _chunks(self, size: int) -> list[slice]:
+        """Rows of each chunk; as many chunks in all processes if an encoder sends messages."""
+        lengths = {len(item) for item in self.items if _has_rows(item)}
+        if len(lengths) != 1:
+            raise ValueError(f"inputs need tensors of one row per sample, got {lengths or 'none'}")
+        n = lengths.pop()
+        count = own = max(1, -(-n // size))
+        if self.sharded or any(isinstance(m, nn.SyncBatchNorm) for m in self.modules):
+            processes = Processes.of("world")
+            count = own if processes is None else int(processes.largest(own))
+        if count == own:
+            return [slice(start, start + size) for start in range(0, max(n, 1), size)]
+        return [slice(k * n // count, (k + 1) * n // count) for k in range(count)]
+
+    def _versions(self) -> list[int]:
+        return [x._version for x in self.watched] + [module.training for module in self.modules]
+
+    def embeddings(self, reduced: set[nn.Module]) -> Tensor:
+        """The embeddings of all chunks, whose activations the backward pass computes again.
+
+        Sharded modules reduce their gradients with that of the first chunk, which comes last, of
+        the first side that has them; ``reduced`` are those of earlier sides.
+        """
+        found = []
+        own = [module for module in self.sharded if module not in reduced]
+        reduced.update(own)
+        for number, rows in enumerate(self.chunks):
+            chunk = [item[rows] if _has_rows(item) else item for item in self.items]
+            with set_checkpoint_early_stop(False):
+                part = checkpoint(self._embed, number, chunk, *self.on_devices, use_reentrant=False)
+            if self.sharded and part.requires_grad:
+                part.register_hook(partial(self._reduce, own if number == 0 else []))
+            found.append(part)
+        return torch.cat(found)
+
+    def _reduce(self, modules: Sequence[nn.Module], _: Tensor) -> None:
+        for module in self.sharded:
+            module.set_requires_gradient_sync(module in modules, recurse=False)  # type: ignore[operator]
+
+    def _embed(self, number: int, chunk: list[Any], *_: Tensor) -> Tensor:
+        inputs, before = tree_unflatten(chunk, self.structure), self.parts.get(number)
+        if before is None:
+            found = self.encode(inputs)
+            if not isinstance(found, Tensor):
+                name = type(found).__name__
+                raise TypeError(f"encoder must return embeddings, (n, d), got {name}")
+            self.parts[number] = found.detach().clone()
+            return found
+        if self.seen != self._versions():
+            raise ValueError(
+                "the encoder's parameters or mode, or the inputs, were changed since the step: "
+                "call backward() before the optimiser"
+            )
+        with _buffers_kept(self.modules):
+            found = self.encode(inputs)
+        moved, size = (rows.float().norm() for rows in (found.detach() - before, before))
+        self.drift.append(moved - _DRIFT * size)
+        if number == 0:  # the last one: one read of a device
+            worst, self.drift = torch.stack(self.drift).max(), []
+            if worst > 0:
+                raise ValueError(
+                    "the second pass gave other embeddings: the encoder was changed, or draws "
+                    "random numbers outside torch"
+                )
+        return found
+
+
+def _inside(ddp: DistributedDataParallel, run: Callable[[], Tensor]) -> Tensor:
+    """``run()`` as the forward pass of a DDP, which then reduces gradients in backward, once."""
+    module, stand = ddp.module, nn.Module()
+
+    def forward(_: None) -> Tensor:
+        ddp.module = module
+        return run()
+
+    stand.forward, stand.named_buffers = forward, module.named_buffers  # it broadcasts these
+    ddp.module = stand
+    try:
+        loss: Tensor = ddp(None)
+        return loss
+    finally:
+        ddp.module = module
+
+
+@contextmanager
+def _buffers_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Undo what happens to buffers, such as running means: the first pass has done it."""
+    named = [(m, name, x) for m in modules for name, x in m._buffers.items() if x is not None]
+    kept = [(*each, each[2]._version, each[2].clone()) for each in named]
+    try:
+        yield
+    finally:
+        for module, name, buffer, version, values in kept:
+            setattr(module, name, buffer)
+            # Batch normalisation does not count its changes.
+            if module.training or buffer._version != version:
+                buffer.copy_(values)
+
+
+def _is_text(item: Any) -> bool:
+    return isinstance(item, tuple | list) and bool(item) and isinstance(item[0], str)
+
+
+def _has_rows(item: Any) -> bool:
+    return _is_text(item) or (isinstance(item, Tensor) and item.ndim > 0)
