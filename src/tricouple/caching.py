@@ -151,7 +151,7 @@ class _Side:
 
     def _reduce(self, modules: Sequence[nn.Module], _: Tensor) -> None:
         for module in self.sharded:
-            module.set_requires_gradient_sync(module in modules, recurse=False)  # type: ignore[operator]
+            module.set_requires_gradient_sync(module in modules, recurse=False)
 
     def _embed(self, number: int, chunk: list[Any], *_: Tensor) -> Tensor:
         inputs, before = tree_unflatten(chunk, self.structure), self.parts.get(number)
@@ -178,7 +178,7 @@ class _Side:
                     "the second pass gave other embeddings: the encoder was changed, or draws "
                     "random numbers outside torch"
                 )
-        return found
+        return found  # type: ignore[no-any-return]
 
 
 def _inside(ddp: DistributedDataParallel, run: Callable[[], Tensor]) -> Tensor:
@@ -189,7 +189,8 @@ def _inside(ddp: DistributedDataParallel, run: Callable[[], Tensor]) -> Tensor:
         ddp.module = module
         return run()
 
-    stand.forward, stand.named_buffers = forward, module.named_buffers  # it broadcasts these
+    stand.forward = forward
+    stand.named_buffers = module.named_buffers  # type: ignore[method-assign]
     ddp.module = stand
     try:
         loss: Tensor = ddp(None)
