@@ -31,13 +31,13 @@ def cached(criterion: nn.Module, chunk_size: int = 256) -> Callable[..., Tensor]
 
     Args:
         criterion: A loss, called as ``criterion(x, labels)``; with two encoders as ``criterion(x,
-            labels, ref_emb=y, ref_labels=labels)``, or if it is ``BothDirections`` or another
-            module as ``criterion(x, y, labels)``.
+            labels, ref_emb=y, ref_labels=labels)``, ``BothDirections`` as ``criterion(x, y,
+            labels)``.
         chunk_size: How many samples are embedded at once.
 
     Returns:
         ``step(encoder, inputs, labels=None, **keywords)``, with two encoders ``step((f, g), (x, y),
-        labels)``. Keywords are passed to the criterion. An encoder is a module (alone, in
+        labels)``; keywords are the criterion's. An encoder is a module (alone, in
         ``DistributedDataParallel``, or of ``fully_shard``), a method of one, or a function; called
         with a chunk of its inputs it returns embeddings, (n, d). Inputs are tensors, lists of
         texts, and tuples and dicts of them.
@@ -68,10 +68,10 @@ def cached(criterion: nn.Module, chunk_size: int = 256) -> Callable[..., Tensor]
             reduced: set[nn.Module] = set()
             x, *others = [side.embeddings(reduced) for side in sides]
             if len(others) == 1 and isinstance(criterion, ContrastiveLoss):
-                across = {"ref_emb": others[0], "ref_labels": labels}
-                return criterion(x, labels, **(across | keywords))
-            loss: Tensor = criterion(x, *others, labels, **keywords)
-            return loss
+                return criterion(
+                    x, labels, **{"ref_emb": others[0], "ref_labels": labels, **keywords}
+                )
+            return criterion(x, *others, labels, **keywords)  # type: ignore[no-any-return]
 
         wrappers = [side.ddp for side in sides if side.ddp is not None and side.learns]
         for ddp in dict.fromkeys(wrappers if torch.is_grad_enabled() else ()):
@@ -93,8 +93,7 @@ class _Side:
             found = (*names.globals.values(), *names.nonlocals.values())
             roots = [value for value in found if isinstance(value, nn.Module)]
         if not all(isinstance(root, nn.Module) for root in roots):
-            name = type(encoder).__name__
-            raise TypeError(f"encoder must be a module, a method of one or a function, got {name}")
+            raise TypeError(f"encoder must be a module, a method of one or a function: {encoder}")
         self.modules = list(dict.fromkeys(module for root in roots for module in root.modules()))
         for name in (type(module).__name__ for module in self.modules):
             if name in ("DistributedDataParallel", "FullyShardedDataParallel"):
@@ -102,13 +101,13 @@ class _Side:
         self.sharded = [m for m in self.modules if hasattr(m, "set_requires_gradient_sync")]
         self.items, self.structure = tree_flatten(inputs, is_leaf=_is_text)
         parameters = dict.fromkeys(p for m in self.modules for p in m.parameters(False))
-        self.learns = any(parameter.requires_grad for parameter in parameters)
-        # The generators of these devices are replayed.
-        self.on_devices = list({parameter.device: parameter for parameter in parameters}.values())
+        self.learns = any(p.requires_grad for p in parameters)
+        self.on_devices = list({p.device: p for p in parameters}.values())  # whose dropout repeats
         own = set(criterion.parameters())  # a criterion may clamp these
-        tensors = [item for item in self.items if isinstance(item, Tensor)]
-        kept = [p for p in parameters if not (self.sharded or p in own)]
-        self.watched = [x for x in (*tensors, *kept) if not x.is_inference()]
+        watched = [item for item in self.items if isinstance(item, Tensor)]
+        if not self.sharded:
+            watched += [p for p in parameters if p.requires_grad and p not in own]
+        self.watched = [x for x in watched if not x.is_inference()]
         self.seen = self._versions()
         self.chunks = self._chunks(size)
         self.parts: dict[int, Tensor] = {}
@@ -116,10 +115,10 @@ class _Side:
 
     def _chunks(self, size: int) -> list[slice]:
         """Rows of each chunk; as many chunks in all processes if an encoder sends messages."""
-        lengths = {len(item) for item in self.items if _has_rows(item)}
-        if len(lengths) != 1:
-            raise ValueError(f"inputs need tensors of one row per sample, got {lengths or 'none'}")
-        n = lengths.pop()
+        rows = {len(item) for item in self.items if _is_text(item) or getattr(item, "ndim", 0)}
+        if len(rows) != 1:
+            raise ValueError(f"inputs must be tensors of one row per sample, got rows: {rows}")
+        n = rows.pop()
         count = own = max(1, -(-n // size))
         if self.sharded or any(isinstance(m, nn.SyncBatchNorm) for m in self.modules):
             processes = Processes.of("world")
@@ -129,7 +128,7 @@ class _Side:
         return [slice(k * n // count, (k + 1) * n // count) for k in range(count)]
 
     def _versions(self) -> list[int]:
-        return [x._version for x in self.watched] + [module.training for module in self.modules]
+        return [x._version for x in self.watched] + [m.training for m in self.modules]
 
     def embeddings(self, reduced: set[nn.Module]) -> Tensor:
         """The embeddings of all chunks, whose activations the backward pass computes again.
@@ -141,7 +140,10 @@ class _Side:
         own = [module for module in self.sharded if module not in reduced]
         reduced.update(own)
         for number, rows in enumerate(self.chunks):
-            chunk = [item[rows] if _has_rows(item) else item for item in self.items]
+            chunk = [
+                item[rows] if _is_text(item) or getattr(item, "ndim", 0) else item
+                for item in self.items
+            ]
             with set_checkpoint_early_stop(False):
                 part = checkpoint(self._embed, number, chunk, *self.on_devices, use_reentrant=False)
             if self.sharded and part.requires_grad:
@@ -158,26 +160,21 @@ class _Side:
         if before is None:
             found = self.encode(inputs)
             if not isinstance(found, Tensor):
-                name = type(found).__name__
-                raise TypeError(f"encoder must return embeddings, (n, d), got {name}")
+                raise TypeError(f"encoder must return embeddings, (n, d), got {type(found)}")
             self.parts[number] = found.detach().clone()
             return found
-        if self.seen != self._versions():
-            raise ValueError(
-                "the encoder's parameters or mode, or the inputs, were changed since the step: "
-                "call backward() before the optimiser"
-            )
         with _buffers_kept(self.modules):
             found = self.encode(inputs)
         moved, size = (rows.float().norm() for rows in (found.detach() - before, before))
         self.drift.append(moved - _DRIFT * size)
-        if number == 0:  # the last one: one read of a device
-            worst, self.drift = torch.stack(self.drift).max(), []
-            if worst > 0:
-                raise ValueError(
-                    "the second pass gave other embeddings: the encoder was changed, or draws "
-                    "random numbers outside torch"
-                )
+        changed = self.seen != self._versions()
+        if number == 0:  # which is the last one: one value is read from a device
+            changed, self.drift = changed or bool(torch.stack(self.drift).max() > 0), []
+        if changed:
+            raise ValueError(
+                "the encoder or its inputs have changed since the step: call backward() before the "
+                "optimiser, and draw random numbers with torch alone"
+            )
         return found  # type: ignore[no-any-return]
 
 
@@ -203,7 +200,7 @@ def _inside(ddp: DistributedDataParallel, run: Callable[[], Tensor]) -> Tensor:
 def _buffers_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Undo what happens to buffers, such as running means: the first pass has done it."""
     named = [(m, name, x) for m in modules for name, x in m._buffers.items() if x is not None]
-    kept = [(*each, each[2]._version, each[2].clone()) for each in named]
+    kept = [(*each, each[-1]._version, each[-1].clone()) for each in named]
     try:
         yield
     finally:
@@ -216,7 +213,3 @@ def _buffers_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 def _is_text(item: Any) -> bool:
     return isinstance(item, tuple | list) and bool(item) and isinstance(item[0], str)
-
-
-def _has_rows(item: Any) -> bool:
-    return _is_text(item) or (isinstance(item, Tensor) and item.ndim > 0)
