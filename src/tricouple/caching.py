@@ -19,15 +19,14 @@ from tricouple.groups import Processes
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.numeric import never_compiled
 
-_DRIFT = 0.05  # a relative change of embeddings that is no rounding error
+_DRIFT = 0.01  # a relative change of embeddings that is no rounding error
 
 
 def cached(criterion: nn.Module, chunk_size: int = 256) -> Callable[..., Tensor]:
     """Make a step that has the loss and the gradient of a batch in the memory of a chunk.
 
-    The step embeds the batch in chunks and keeps the embeddings z without activations. The loss L
-    is that of all z. ``backward`` embeds each chunk again and adds ``∂L/∂z_chunk · ∂z_chunk/∂θ``:
-    the gradient of the batch, not the mean of those of its chunks.
+    The step embeds the batch in chunks and keeps the embeddings z, without activations. The loss L
+    is that of all z. ``backward`` embeds each chunk again and adds ``∂L/∂z_chunk ∂z_chunk/∂θ``.
 
     Args:
         criterion: A loss, called as ``criterion(x, labels)``; with two encoders as ``criterion(x,
@@ -68,9 +67,7 @@ def cached(criterion: nn.Module, chunk_size: int = 256) -> Callable[..., Tensor]
             reduced: set[nn.Module] = set()
             x, *others = [side.embeddings(reduced) for side in sides]
             if len(others) == 1 and isinstance(criterion, ContrastiveLoss):
-                return criterion(
-                    x, labels, **{"ref_emb": others[0], "ref_labels": labels, **keywords}
-                )
+                keywords.update({"ref_emb": others.pop(), "ref_labels": labels} | keywords)
             return criterion(x, *others, labels, **keywords)  # type: ignore[no-any-return]
 
         wrappers = [side.ddp for side in sides if side.ddp is not None and side.learns]
@@ -100,14 +97,15 @@ class _Side:
                 raise TypeError(f"encoder has a {name} inside: wrap all of it, or use fully_shard")
         self.sharded = [m for m in self.modules if hasattr(m, "set_requires_gradient_sync")]
         self.items, self.structure = tree_flatten(inputs, is_leaf=_is_text)
+        self.cut = [_is_text(x) or (isinstance(x, Tensor) and x.ndim > 0) for x in self.items]
         parameters = dict.fromkeys(p for m in self.modules for p in m.parameters(False))
         self.learns = any(p.requires_grad for p in parameters)
-        self.on_devices = list({p.device: p for p in parameters}.values())  # whose dropout repeats
+        # Arguments of a checkpoint, which replays the random numbers of their devices.
+        self.on_devices = [torch.empty(0, device=at) for at in {p.device for p in parameters}]
         own = set(criterion.parameters())  # a criterion may clamp these
-        watched = [item for item in self.items if isinstance(item, Tensor)]
-        if not self.sharded:
-            watched += [p for p in parameters if p.requires_grad and p not in own]
-        self.watched = [x for x in watched if not x.is_inference()]
+        learnt = [p for p in parameters if p.requires_grad and not (self.sharded or p in own)]
+        tensors = [item for item in self.items if isinstance(item, Tensor)]
+        self.watched = [*learnt, *(x for x in tensors if not x.is_inference())]
         self.seen = self._versions()
         self.chunks = self._chunks(size)
         self.parts: dict[int, Tensor] = {}
@@ -115,7 +113,7 @@ class _Side:
 
     def _chunks(self, size: int) -> list[slice]:
         """Rows of each chunk; as many chunks in all processes if an encoder sends messages."""
-        rows = {len(item) for item in self.items if _is_text(item) or getattr(item, "ndim", 0)}
+        rows = {len(item) for item, cut in zip(self.items, self.cut, strict=True) if cut}
         if len(rows) != 1:
             raise ValueError(f"inputs must be tensors of one row per sample, got rows: {rows}")
         n = rows.pop()
@@ -133,17 +131,13 @@ class _Side:
     def embeddings(self, reduced: set[nn.Module]) -> Tensor:
         """The embeddings of all chunks, whose activations the backward pass computes again.
 
-        Sharded modules reduce their gradients with that of the first chunk, which comes last, of
-        the first side that has them; ``reduced`` are those of earlier sides.
+        It begins at the last chunk. Sharded modules reduce their gradients, once, with the first
+        chunk of the first side that has them; ``reduced`` are those of earlier sides.
         """
-        found = []
-        own = [module for module in self.sharded if module not in reduced]
+        found, own = [], [module for module in self.sharded if module not in reduced]
         reduced.update(own)
         for number, rows in enumerate(self.chunks):
-            chunk = [
-                item[rows] if _is_text(item) or getattr(item, "ndim", 0) else item
-                for item in self.items
-            ]
+            chunk = [x[rows] if cut else x for x, cut in zip(self.items, self.cut, strict=True)]
             with set_checkpoint_early_stop(False):
                 part = checkpoint(self._embed, number, chunk, *self.on_devices, use_reentrant=False)
             if self.sharded and part.requires_grad:
@@ -168,7 +162,7 @@ class _Side:
         moved, size = (rows.float().norm() for rows in (found.detach() - before, before))
         self.drift.append(moved - _DRIFT * size)
         changed = self.seen != self._versions()
-        if number == 0:  # which is the last one: one value is read from a device
+        if number == 0:  # the last one: one value is read from a device
             changed, self.drift = changed or bool(torch.stack(self.drift).max() > 0), []
         if changed:
             raise ValueError(
@@ -190,8 +184,7 @@ def _inside(ddp: DistributedDataParallel, run: Callable[[], Tensor]) -> Tensor:
     stand.named_buffers = module.named_buffers  # type: ignore[method-assign]
     ddp.module = stand
     try:
-        loss: Tensor = ddp(None)
-        return loss
+        return ddp(None)  # type: ignore[no-any-return]
     finally:
         ddp.module = module
 
@@ -206,8 +199,7 @@ def _buffers_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for module, name, buffer, version, values in kept:
             setattr(module, name, buffer)
-            # Batch normalisation does not count its changes.
-            if module.training or buffer._version != version:
+            if module.training or buffer._version != version:  # batch normalisation counts none
                 buffer.copy_(values)
 
 
