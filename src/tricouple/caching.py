@@ -29,17 +29,15 @@ def cached(criterion: nn.Module, chunk_size: int = 256) -> Callable[..., Tensor]
     is that of all z. ``backward`` embeds each chunk again and adds ``∂L/∂z_chunk ∂z_chunk/∂θ``.
 
     Args:
-        criterion: A loss, called as ``criterion(x, labels)``; with two encoders as ``criterion(x,
-            labels, ref_emb=y, ref_labels=labels)``, ``BothDirections`` as ``criterion(x, y,
-            labels)``.
+        criterion: A loss, ``criterion(x, labels)``; with two encoders ``criterion(x, labels,
+            ref_emb=y, ref_labels=labels)``, of ``BothDirections`` ``criterion(x, y, labels)``.
         chunk_size: How many samples are embedded at once.
 
     Returns:
         ``step(encoder, inputs, labels=None, **keywords)``, with two encoders ``step((f, g), (x, y),
-        labels)``; keywords are the criterion's. An encoder is a module (alone, in
-        ``DistributedDataParallel``, or of ``fully_shard``), a method of one, or a function; called
-        with a chunk of its inputs it returns embeddings, (n, d). Inputs are tensors, lists of
-        texts, and tuples and dicts of them.
+        labels)``; keywords are the criterion's. An encoder is a module (also in
+        ``DistributedDataParallel``, or of ``fully_shard``), a method of one, or a function, and
+        returns embeddings, (n, d). Inputs are tensors, lists of texts, tuples and dicts of them.
 
     Raises:
         ValueError: In the backward pass, if the encoder or its inputs have changed since the step.
@@ -57,11 +55,11 @@ def cached(criterion: nn.Module, chunk_size: int = 256) -> Callable[..., Tensor]
 
     @never_compiled
     def step(encoder: Any, inputs: Any, labels: Any = None, **keywords: Any) -> Tensor:
-        several = isinstance(encoder, tuple | list)
-        encoders, each = (encoder, inputs) if several else ((encoder,), (inputs,))
-        if len(encoders) != len(each):
-            raise ValueError(f"{len(encoders)} encoders need as many inputs, got {len(each)}")
-        sides = [_Side(*pair, chunk_size, criterion) for pair in zip(encoders, each, strict=True)]
+        if not isinstance(encoder, tuple | list):
+            encoder, inputs = (encoder,), (inputs,)
+        if len(encoder) != len(inputs):
+            raise ValueError(f"{len(encoder)} encoders need as many inputs, got {len(inputs)}")
+        sides = [_Side(*pair, chunk_size, criterion) for pair in zip(encoder, inputs, strict=True)]
 
         def run() -> Tensor:
             reduced: set[nn.Module] = set()
@@ -104,8 +102,7 @@ class _Side:
         self.on_devices = [torch.empty(0, device=at) for at in {p.device for p in parameters}]
         own = set(criterion.parameters())  # a criterion may clamp these
         learnt = [p for p in parameters if p.requires_grad and not (self.sharded or p in own)]
-        tensors = [item for item in self.items if isinstance(item, Tensor)]
-        self.watched = [*learnt, *(x for x in tensors if not x.is_inference())]
+        self.watched = learnt + [item for item in self.items if isinstance(item, Tensor)]
         self.seen = self._versions()
         self.chunks = self._chunks(size)
         self.parts: dict[int, Tensor] = {}
@@ -131,8 +128,8 @@ class _Side:
     def embeddings(self, reduced: set[nn.Module]) -> Tensor:
         """The embeddings of all chunks, whose activations the backward pass computes again.
 
-        It begins at the last chunk. Sharded modules reduce their gradients, once, with the first
-        chunk of the first side that has them; ``reduced`` are those of earlier sides.
+        It ends with the first chunk. With that, sharded modules reduce their gradients, except
+        those that earlier sides have ``reduced``.
         """
         found, own = [], [module for module in self.sharded if module not in reduced]
         reduced.update(own)
@@ -151,16 +148,14 @@ class _Side:
 
     def _embed(self, number: int, chunk: list[Any], *_: Tensor) -> Tensor:
         inputs, before = tree_unflatten(chunk, self.structure), self.parts.get(number)
-        if before is None:
+        with _buffers_kept([] if before is None else self.modules):
             found = self.encode(inputs)
+        if before is None:
             if not isinstance(found, Tensor):
                 raise TypeError(f"encoder must return embeddings, (n, d), got {type(found)}")
             self.parts[number] = found.detach().clone()
             return found
-        with _buffers_kept(self.modules):
-            found = self.encode(inputs)
-        moved, size = (rows.float().norm() for rows in (found.detach() - before, before))
-        self.drift.append(moved - _DRIFT * size)
+        self.drift.append((found.detach() - before).norm() - _DRIFT * before.norm())
         changed = self.seen != self._versions()
         if number == 0:  # the last one: one value is read from a device
             changed, self.drift = changed or bool(torch.stack(self.drift).max() > 0), []
@@ -194,13 +189,11 @@ def _buffers_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Undo what happens to buffers, such as running means: the first pass has done it."""
     named = [(m, name, x) for m in modules for name, x in m._buffers.items() if x is not None]
     kept = [(*each, each[-1]._version, each[-1].clone()) for each in named]
-    try:
-        yield
-    finally:
-        for module, name, buffer, version, values in kept:
-            setattr(module, name, buffer)
-            if module.training or buffer._version != version:  # batch normalisation counts none
-                buffer.copy_(values)
+    yield
+    for module, name, buffer, version, values in kept:
+        setattr(module, name, buffer)
+        if module.training or buffer._version != version:  # batch normalisation counts none
+            buffer.copy_(values)
 
 
 def _is_text(item: Any) -> bool:
