@@ -212,6 +212,13 @@ def test_nothing_is_embedded_twice_without_a_gradient():
     assert calls.count(f) == 16
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_parameters_and_inputs_may_be_set_up_in_the_first_pass():
+    net = nn.Sequential(nn.ReLU(inplace=True), nn.LazyLinear(4)).double()
+    slope = gradient(tc.cached(tc.InfoNCE(), 8)(net, X.clone(), LABELS), net)
+    assert_same(slope, gradient(tc.InfoNCE()(net(X.clone()), LABELS), net))
+
+
 class Moody(nn.Module):
     """Draws its noise with numpy."""
 

@@ -77,7 +77,7 @@ def cached(criterion: nn.Module, chunk_size: int = 256) -> Callable[..., Tensor]
 
 
 class _Side:
-    """An encoder and its inputs."""
+    """An encoder and its inputs; checkpoints repeat the random numbers ``on_devices``."""
 
     def __init__(self, encoder: Any, inputs: Any, size: int, criterion: nn.Module) -> None:
         self.ddp = encoder if isinstance(encoder, DistributedDataParallel) else None
@@ -98,13 +98,12 @@ class _Side:
         self.cut = [_is_text(x) or (isinstance(x, Tensor) and x.ndim > 0) for x in self.items]
         parameters = dict.fromkeys(p for m in self.modules for p in m.parameters(False))
         self.learns = any(p.requires_grad for p in parameters)
-        # Arguments of a checkpoint, which replays the random numbers of their devices.
         self.on_devices = [torch.empty(0, device=at) for at in {p.device for p in parameters}]
         own = set(criterion.parameters())  # a criterion may clamp these
         learnt = [p for p in parameters if p.requires_grad and not (self.sharded or p in own)]
         self.watched = learnt + [item for item in self.items if isinstance(item, Tensor)]
-        self.seen = self._versions()
         self.chunks = self._chunks(size)
+        self.seen: list[int] = []
         self.parts: dict[int, Tensor] = {}
         self.drift: list[Tensor] = []
 
@@ -148,15 +147,16 @@ class _Side:
 
     def _embed(self, number: int, chunk: list[Any], *_: Tensor) -> Tensor:
         inputs, before = tree_unflatten(chunk, self.structure), self.parts.get(number)
+        changed = before is not None and self.seen != self._versions()
         with _buffers_kept([] if before is None else self.modules):
             found = self.encode(inputs)
+        self.seen = self._versions()  # the first pass may set up parameters
         if before is None:
             if not isinstance(found, Tensor):
                 raise TypeError(f"encoder must return embeddings, (n, d), got {type(found)}")
             self.parts[number] = found.detach().clone()
             return found
         self.drift.append((found.detach() - before).norm() - _DRIFT * before.norm())
-        changed = self.seen != self._versions()
         if number == 0:  # the last one: one value is read from a device
             changed, self.drift = changed or bool(torch.stack(self.drift).max() > 0), []
         if changed:
