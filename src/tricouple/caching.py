@@ -186,14 +186,14 @@ def _inside(ddp: DistributedDataParallel, run: Callable[[], Tensor]) -> Tensor:
 
 @contextmanager
 def _buffers_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Undo what happens to buffers, such as running means: the first pass has done it."""
-    named = [(m, name, x) for m in modules for name, x in m._buffers.items() if x is not None]
-    kept = [(*each, each[-1]._version, each[-1].clone()) for each in named]
+    """Copies in the place of buffers, such as running means: the first pass has changed them."""
+    kept = [(m, name, x) for m in modules for name, x in m._buffers.items() if x is not None]
+    copies = {buffer: buffer.clone() for _, _, buffer in kept}
+    for module, name, buffer in kept:
+        setattr(module, name, copies[buffer])
     yield
-    for module, name, buffer, version, values in kept:
+    for module, name, buffer in kept:
         setattr(module, name, buffer)
-        if module.training or buffer._version != version:  # batch normalisation counts none
-            buffer.copy_(values)
 
 
 def _is_text(item: Any) -> bool:
