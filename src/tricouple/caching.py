@@ -116,7 +116,7 @@ class _Side:
         count = own = max(1, -(-n // size))
         if self.sharded or any(isinstance(m, nn.SyncBatchNorm) for m in self.modules):
             processes = Processes.of("world")
-            count = own if processes is None else int(processes.largest(own))
+            count = own if processes is None else max(processes.exchange([own]))[0]
         if count == own:
             return [slice(start, start + size) for start in range(0, max(n, 1), size)]
         return [slice(k * n // count, (k + 1) * n // count) for k in range(count)]
