@@ -76,7 +76,7 @@ class Heads:
         known = np.isin(truth, labels)
         truth = truth[known]
         found = embeddings(encoder, queries)[known]
-        predicted = probe.nearest_mean_predictions(embeddings(encoder, train), labels, found)
+        predicted = probe.nearest_mean(embeddings(encoder, train), labels, found)[0]
         classes = np.unique(truth)
         shares = np.array([(predicted[truth == label] == label).mean() for label in classes])
         sizes = np.bincount(labels, minlength=classes.max() + 1)[classes]
@@ -103,7 +103,7 @@ def embeddings(encoder: Any, rows: Any) -> np.ndarray:
     """The embedding of each image or text, shape (n, d)."""
     if isinstance(rows, ImageSplit):
         return probe.encoded(encoder, rows)["embedding"]
-    return embedded(encoder, rows)["embedding"][0].numpy()
+    return embedded(encoder, rows)["embedding"]
 
 
 def changed_labels(rows: Any, labels: np.ndarray) -> Any:
