@@ -15,7 +15,15 @@ from torch.nn.functional import normalize
 
 from tricouple.shaping import Shaping, resolve
 
-__all__ = ["info_nce", "iot", "neg_mmiot", "push_pull", "sinkhorn", "triplet_sinkhorn"]
+__all__ = [
+    "info_nce",
+    "iot",
+    "multimodal_iot",
+    "neg_mmiot",
+    "push_pull",
+    "sinkhorn",
+    "triplet_sinkhorn",
+]
 
 Number = float | Tensor
 NONE = -1e30  # for −∞ in logarithms, and less it for +∞ in costs: autograd has no way through them
@@ -96,6 +104,34 @@ def iot(*samples: Any, epsilon: Number, **how: Any) -> Tensor:
     batch = _Batch(*samples, **how)
     mass, _ = batch.masses(batch.positive.sum(1))
     return batch.divergence(_with_sums(batch.positive, mass), 1 - batch.s, epsilon)
+
+
+def multimodal_iot(
+    embeddings: Sequence[Tensor], ids: Sequence[Tensor] | None = None, *,
+    sharpness: Sequence[Number], n_iters: int = 10,
+) -> Tensor:  # fmt: skip
+    """KL(P̃‖P) of three modalities, P for C_ijk = −Σ_edges c s, P̃ uniform on triples of one id.
+
+    Args:
+        embeddings: Three matrices, (N, d), of any lengths.
+        ids: Of their rows; the numbers of the rows if None.
+        sharpness: c of the edges 01, 02 and 12.
+        n_iters: Sweeps over the modalities.
+
+    Example:
+        >>> z = torch.eye(3)
+        >>> multimodal_iot([z, z, z], sharpness=[1e-9] * 3)  # log 27 − log 3
+        tensor(2.1972, dtype=torch.float64)
+    """
+    x, y, z = (normalize(rows.double(), dim=1, eps=0.0) for rows in embeddings)
+    scores = [c * a @ b.T for c, a, b in zip(sharpness, (x, x, y), (y, z, z), strict=True)]
+    cost = -(scores[0][:, :, None] + scores[1][:, None, :] + scores[2])  # (N, M, K)
+    i, j, k = ids or [torch.arange(len(rows)) for rows in (x, y, z)]
+    same = ((i[:, None] == j)[:, :, None] & (i[:, None] == k)[:, None, :]).double()
+    uniform = [torch.full_like(rows[:, 0], 1 / len(rows)).detach() for rows in (x, y, z)]
+    potentials = sinkhorn(cost, 1.0, uniform, n_iters)
+    log_plan = sum(torch.meshgrid(*potentials, indexing="ij")) - cost
+    return (same * log_plan).sum() / -same.sum() - same.sum().log()
 
 
 def info_nce(*samples: Any, temperature: Number, **how: Any) -> Tensor:

@@ -1,0 +1,193 @@
+"""Three modalities in one entropic plan, or several in plans of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain, combinations
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tricouple import checks
+from tricouple.checks import Labels
+from tricouple.losses.iot import IOT
+from tricouple.numeric import ieee_products, on_host
+from tricouple.ot import multimodal as plans
+from tricouple.relations import Identities
+
+Edges = Literal["triangle", "star", "joint"] | Sequence[tuple[str, str]]
+
+
+class MultiModalIOT(nn.Module):
+    """Inverse optimal transport of three modalities: ``KL(P̃ ‖ P)`` over triples.
+
+    P is the entropic plan for the cost ``Σ_edges c (1 − s)`` with uniform marginals, P̃ is uniform
+    on the triples that belong together: a sample without a partner in some modality has no mass.
+
+    Args:
+        sharpness: c; a number, or a tensor or ``nn.Parameter`` of one element or one per edge, in
+            the order of the list or of 01, 02, 12.
+        edges: The pairs in the cost. ``"triangle"``: those of three modalities. ``"star"``: the
+            first modality with each of the others, however many. Its plan is made of those of the
+            pairs, so it is the sum of their ``IOT``, and a pair may lack a third sample. A list of
+            pairs of names is a triangle if it has all three pairs of three, else such a sum.
+            ``"joint"`` has no plan: InfoNCE of each of three given the sum of the others' scores.
+        weights: Factors of c, one per edge; 0 takes an edge out of a triangle.
+        n_iters: Sweeps.
+        tol: Stop when the marginal error (L1) is below this; it is read after each product.
+        inner: Pairs of updates per matrix product of a triangle; 5 takes a quarter of the products
+            to the same marginal error, and one more N×N matrix.
+        gradient: ``"unrolled"``, exact for the sweeps that were done, or ``"envelope"``, exact at
+            convergence if every sample has a partner, and three products in all.
+        group: None: a plan of three modalities is of one process.
+
+    Above c = 35 plans are computed in float64, exact up to c = 335 and finite beyond; a sharpness
+    on a device is not read, and float32 stays. It has first derivatives.
+
+    Example:
+        >>> criterion = MultiModalIOT(sharpness=10)
+        >>> loss = criterion({name: torch.randn(8, 4) for name in ("image", "text", "audio")})
+        >>> loss.shape
+        torch.Size([])
+    """
+
+    sharpness: float | Tensor
+
+    def __init__(
+        self,
+        sharpness: float | Tensor = 10.0,
+        edges: Edges = "triangle",
+        weights: Sequence[float] | None = None,
+        n_iters: int = 10,
+        tol: float | None = None,
+        inner: int = 1,
+        gradient: Literal["unrolled", "envelope"] = "unrolled",
+        *,
+        group: None = None,
+    ) -> None:
+        super().__init__()
+        if group is not None:
+            raise ValueError(
+                f"group={group!r}: a plan of three modalities is of one process alone; pass it the "
+                "embeddings of all, or use IOT(group=...) for each pair"
+            )
+        if isinstance(edges, str):
+            checks.one_of("edges", edges, ("triangle", "star", "joint"))
+        for weight in weights or ():
+            checks.non_negative_number("weights", weight)
+        if isinstance(sharpness, Tensor) and not isinstance(sharpness, nn.Parameter):
+            self.register_buffer("sharpness", sharpness)
+        else:
+            self.sharpness = sharpness
+        self.edges, self.weights = edges, weights
+        self.sweeps = plans.ProductSweeps(n_iters, tol, gradient, inner=inner)
+        self._iot = IOT(n_iters=n_iters, tol=tol, gradient=gradient)
+
+    def extra_repr(self) -> str:
+        """Its settings."""
+        c = "learnable" if isinstance(self.sharpness, nn.Parameter) else f"{self.sharpness}"
+        return f"sharpness={c}, edges={self.edges!r}, {self.sweeps}"
+
+    def forward(
+        self, embeddings: Mapping[str, Tensor], ids: Mapping[str, Labels] | None = None
+    ) -> Tensor:
+        """Compute the loss of a batch.
+
+        Args:
+            embeddings: A matrix per modality, (N, d); they need not be normalised.
+            ids: One integer per sample of each modality, (N,): equal ids belong together, and
+                numbers of samples may differ. If None, row i of all modalities does.
+
+        Returns:
+            A scalar, float32 or float64.
+        """
+        names, rows = plans.check_modalities(embeddings), list(embeddings.values())
+        edges, labels = self._numbered(names), _labels(embeddings, ids)
+        c = plans.edge_sharpness(self.sharpness, len(edges), rows[0])
+        if self.weights is not None:
+            if len(self.weights) != len(edges):
+                raise ValueError(f"weights={self.weights}: expected {len(edges)}, one per edge")
+            c = c * torch.tensor(self.weights, dtype=c.dtype, device=c.device)
+        if len(names) != 3 or len(edges) != 3:
+            return torch.stack(
+                [
+                    self._iot(
+                        rows[x], labels[x], ref_emb=rows[y], ref_labels=labels[y], temperature=t
+                    )
+                    for (x, y), t in zip(edges, 1 / c, strict=True)
+                ]
+            ).sum()
+        c = c[[edges.index(edge) for edge in plans.EDGES]]
+        loss, device = _joint if self.edges == "joint" else self._triangle, rows[0].device
+        with torch.autocast(device.type, enabled=False), ieee_products(device):
+            value = loss(plans.unit_vectors(embeddings, c), labels, c.to(device))
+        double = any(x.dtype == torch.float64 for x in rows)
+        return value.to(torch.float64 if double else torch.float32)
+
+    if TYPE_CHECKING:  # for editors and type checkers
+        __call__ = forward
+
+    def _numbered(self, names: list[str]) -> list[tuple[int, int]]:
+        """The edges as numbers of modalities, the lower one first."""
+        edges = list(combinations(names, 2)) if isinstance(self.edges, str) else self.edges
+        if self.edges == "star":
+            edges = edges[: len(names) - 1]
+        elif isinstance(self.edges, str) and len(names) != 3:
+            raise ValueError(f'edges="{self.edges}" takes three modalities, got {names}')
+        if any(len({*edge}) != 2 or not {*edge} <= {*names} for edge in edges):
+            raise ValueError(f"edges must be pairs of {names}, got {edges}")
+        found = [tuple(sorted(map(names.index, edge))) for edge in edges]
+        if len({*found}) < len(found) or {*range(len(names))} != {*chain(*found)}:
+            raise ValueError(f"edges must be different pairs with all of {names}, got {edges}")
+        return [(x, y) for x, y in found]
+
+    def _triangle(self, units: list[Tensor], labels: list[Tensor], c: Tensor) -> Tensor:
+        """−log |triples| − Σ_edges ⟨P̃_xy, S_xy⟩ − Σ_x ⟨p̃_x, f_x⟩."""
+        ids = Identities.of(torch.cat(labels))
+        codes = ids.anchors.split([len(label) for label in labels])
+        n = [ids.sums(code, torch.ones_like(code, dtype=c.dtype)) for code in codes]
+        total = (n[0] * n[1] * n[2]).sum()  # of triples
+        _require(total)
+        f = plans.potentials(units, c, self.sweeps)
+        sums = [ids.sums(code, unit.to(c.dtype)) for code, unit in zip(codes, units, strict=True)]
+        value = -total * total.log()
+        for edge, (x, y) in enumerate(plans.EDGES):
+            z, both = 3 - x - y, n[x] * n[y]
+            near = n[z] * (sums[x] * sums[y]).sum(1)
+            value = value - c[edge] * near.sum() - torch.dot(both[codes[z]], f[z])
+        return value / total
+
+
+def _joint(units: list[Tensor], labels: list[Tensor], c: Tensor) -> Tensor:
+    """Σ_z of the mean over triples of −log softmax_k(S_ik + S_jk)."""
+    losses = []
+    for x, y in plans.EDGES:
+        z = 3 - x - y
+        i, j = (labels[x][:, None] == labels[y]).nonzero(as_tuple=True)
+        query = units[x][i] * c[x + z - 1] + units[y][j] * c[y + z - 1]
+        logs = (query.to(units[z].dtype) @ units[z].T).log_softmax(1)
+        right = labels[x][i, None] == labels[z]
+        _require(right.sum())
+        losses.append(-torch.where(right, logs, 0.0).sum(dtype=c.dtype) / right.sum())
+    return torch.stack(losses).sum()
+
+
+def _require(triples: Tensor) -> None:
+    if on_host(triples) and not bool(triples > 0):
+        raise ValueError("the batch has no complete triple: no id is in all three modalities")
+
+
+def _labels(embeddings: Mapping[str, Tensor], ids: Mapping[str, Labels] | None) -> list[Tensor]:
+    """An integer per sample, one tensor per modality."""
+    sizes = {name: len(values) for name, values in embeddings.items()}
+    if ids is None:
+        if len({*sizes.values()}) > 1:
+            raise ValueError(f"row i of all modalities belongs together, got {sizes}: pass ids")
+        return [torch.arange(len(e), device=e.device) for e in embeddings.values()]
+    if not isinstance(ids, Mapping) or {*ids} != {*sizes}:
+        raise ValueError(f"ids must be a dict of {list(sizes)}, got {ids}")
+    return [
+        checks.labels(f"ids[{name!r}]", ids[name], n, embeddings[name].device).long()
+        for name, n in sizes.items()
+    ]
