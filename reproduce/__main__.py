@@ -13,8 +13,6 @@ from tricouple_lab.files import write_text
 from tricouple_lab.names import UserError, nearest
 from tricouple_lab.runs.sweep import sweep
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
-
 
 def main(arguments: list[str]) -> int:
     """Run an item and print it beside the paper."""
@@ -29,11 +27,7 @@ def main(arguments: list[str]) -> int:
     add("--workers", type=int, default=1, help="processes (default: 1)")
     add("--out", type=Path, metavar="FOLDER", help="default: runs/reproduce-SCALE")
     add("--read", type=Path, metavar="FOLDER", help="table of the runs there; run nothing")
-    add("--page", type=Path, metavar="FILE", help="write all tables from results/ as Markdown")
     options = parser.parse_args(arguments)
-    if options.page:
-        write_text(options.page, page())
-        return 0
     if options.list or not options.item:
         print(listed())
         return 0
@@ -66,25 +60,11 @@ def listed() -> str:
     """A line per item: number, title, scale at which it was run, command."""
     lines = []
     for item in ITEMS:
-        done = (RESULTS / item.committed / "runs.jsonl").exists()
-        scale = f"run at scale=cpu: results/{item.committed}" if done else "not run yet"
+        folder = f"run at scale=cpu: results/{item.committed}"
+        scale = folder if item.committed else "scale=paper, for GPUs; not run"
         command = f"tricouple reproduce {item.name}"
         lines.append(f"{item.number:<10} {item.title}\n{'':<10} {command}  ({scale})")
     return "\n".join(lines)
-
-
-def page() -> str:
-    """All tables from the committed results."""
-    tables: dict[str, list[Item]] = {}  # several figures may show the same runs
-    for item in ITEMS:
-        if (RESULTS / item.committed / "runs.jsonl").exists():
-            tables.setdefault(markdown(table_of(item, RESULTS / item.committed)), []).append(item)
-    parts = ["# The paper, run again\n"]
-    for table, items in tables.items():
-        title = "; ".join(f"{item.number}: {item.title}" for item in items)
-        command, folder = f"tricouple reproduce {items[0].name}", f"results/{items[0].committed}"
-        parts.append(f"## {title}\n\n`{command}`, scale=cpu, from `{folder}`.\n\n{table}")
-    return "\n".join(parts)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from reproduce.items import AXES, LOSSES, USUAL, Item
+from reproduce.items import AXES, USUAL, Item
 from tricouple_lab import names
 from tricouple_lab.names import UserError
 from tricouple_lab.report.comparison import mean_std
@@ -20,7 +20,6 @@ STEPS = {
     for data, images in (("mnist", 60_000), ("svhn", 73_257), ("cifar10", 50_000),
                          ("cifar100", 50_000), ("tiny_imagenet", 100_000))
 }  # fmt: skip
-COMMITTED = {"old.epsilon_pos": "loss.epsilon_pos", "old.n_iters": "loss.n_iters"}
 CLIP = {  # columns of the paper's table, and our metrics
     **{f"{way}_at{k}": f"after/recall_in_batch/{way}@{k}"
        for way in ("image_to_text", "text_to_image") for k in (1, 5)},
@@ -38,11 +37,8 @@ def table_of(item: Item, folder: Path) -> pd.DataFrame:
         raise UserError(f"{folder}: no runs of {item.name} here; tricouple reproduce {item.name}")
     runs = pd.concat(parts, ignore_index=True)
     runs = runs[runs["stage"] == "final"]
-    if "backbone.name" in runs:
-        old = {"vit_base_patch16_224": "vit_b16"}
-        runs = runs.assign(**{"backbone.name": runs["backbone.name"].replace(old)})
     makers = {"mixture": mixture, "images": images, "clip": clip, "ablation": ablation,
-              "efficiency": efficiency, "times": times}  # fmt: skip
+              "efficiency": efficiency}  # fmt: skip
     return makers[item.kind](item, runs)
 
 
@@ -110,7 +106,6 @@ def images(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
 
 def clip(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
     """Recall in batches and zero-shot accuracy."""
-    runs = runs.rename(columns=lambda key: key.replace("/top", "@"))  # of committed runs
     ours = summary(runs, ["loss.name"], CLIP)
     both = ours.merge(papers("clip").rename(columns={"loss": "loss.name"}), on="loss.name",
                       how="left", suffixes=("", ", paper"))  # fmt: skip
@@ -120,7 +115,6 @@ def clip(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
 
 def ablation(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
     """One setting at a time."""
-    runs = runs.rename(columns=COMMITTED)
     runs = runs[runs["loss.name"] == "pushpull"]
     columns = {"learning_rate": "training.learning_rate", "n_iters": "loss.n_iters",
                "temperature": "temperature", "epsilon": "loss.epsilon_pos"}  # fmt: skip
@@ -153,26 +147,6 @@ def efficiency(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
                "s per step": runs["seconds"] / runs["steps"]},
         )  # fmt: skip
     return runs.groupby(by, sort=False)[shown].first().reset_index()
-
-
-def times(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
-    """The time of a training step over InfoNCE's, and the paper's of an epoch."""
-    by = ["data", "backbone", "loss"]
-    if "ratio" in runs:
-        ours = runs[[*by, "setting", "ratio"]]
-    else:  # committed: seconds of an epoch
-        found = runs.rename(columns={"data.name": "data", "backbone.name": "backbone"})
-        found = found.rename(columns={f"after/{loss}": loss for loss in LOSSES})
-        for loss in reversed(LOSSES):
-            found[loss] = found[loss] / found["infonce"]
-        ours = found.melt([*by[:2], "setting"], [*LOSSES], "loss", "ratio")
-    paper = papers("times")
-    base = paper[paper["loss"] == "infonce"].set_index(["setting", "data", "backbone"])["seconds"]
-    keys = pd.MultiIndex.from_frame(paper[["setting", "data", "backbone"]])
-    paper["ratio, paper"] = paper["seconds"] / base.reindex(keys).to_numpy()
-    ours = ours[ours["setting"].isin(item.settings)]
-    both = ours.merge(paper[[*by, "setting", "ratio, paper"]], on=[*by, "setting"], how="left")
-    return both.drop(columns="setting").sort_values(by[:2], kind="stable", ignore_index=True)
 
 
 def markdown(table: pd.DataFrame) -> str:

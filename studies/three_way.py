@@ -1,4 +1,4 @@
-"""When does a triplet say more than its two pairs?"""
+"""When does a triplet say more than its two pairs? Gradients of Neg-MMIOT and PushPull compared."""
 
 from __future__ import annotations
 
@@ -6,77 +6,33 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-import joblib
-import pandas as pd
 import torch
 from torch import Tensor
 
 import tricouple as tc
-from studies.methods import MARGIN
-from studies.study import Verdict, describe
-from tricouple_lab.files import provenance
-from tricouple_lab.runs.folder import Record
+from studies.study import Plan, Runs
 
-TITLE = "What is three-way about it"
-HYPOTHESIS = (
-    "With a linear ψ, equal class sizes and converged Sinkhorn iterations Neg-MMIOT and PushPull "
-    "are one loss up to O(1/N); with a ψ that is not affine, or with mined triplets, they are not."
-)
-REFUTED = (
-    "The gradients differ by more than 1 % at N ≥ 128, balanced classes or two views, linear ψ, "
-    "converged, at any c of the grid."
-)
-METHODS = ("neg_mmiot", "log_sigmoid", "hinge")
-LABELS = ("views", "balanced", "unbalanced", "mined")
-SIZES, SHARPNESS = (32, 128, 512), (3.0, 10.0, 30.0, 100.0)
-SEEDS, DIM, LIMIT = (0, 1, 2), 64, 0.01  # of the relative difference of the gradients
+DIM, MARGIN = 64, 0.5  # of the embeddings; of the hinge, in cosines
 CONVERGED: dict[str, Any] = {"n_iters": 20_000, "tol": 1e-10, "gradient": "implicit"}
 
 
-def measure(scale: str, workers: int) -> list[Record]:
+def run(plan: Plan, runs: Runs) -> None:
     """Compare the gradients on every batch."""
-    sizes, grid, seeds = (
-        (SIZES, SHARPNESS, SEEDS) if scale == "cpu" else (SIZES[:1], SHARPNESS[:1], SEEDS[:1])
-    )
-    conditions = [
-        {"labels": labels, "n": n, "sweeps": sweeps}
-        for labels, n, sweeps in itertools.product(LABELS, sizes, ("ten", "converged"))
-    ]
-    cases = itertools.product(conditions, METHODS, grid, seeds)
-    origin = {**provenance(), "scale": scale}
-    calls = (joblib.delayed(compared)(*case, origin) for case in cases)
-    return list(joblib.Parallel(n_jobs=workers)(calls))
+    for name, cell in plan["draws"].items():
+        for row, c, seed in itertools.product(plan["rows"], plan["sharpness"], plan["seeds"]):
+            config = {"cell": f"{name}, c = {c:g}", "row": row, "seed": seed}
+            runs("final", config, lambda one=(cell, row, c, seed): compared(*one))  # type: ignore[misc]
 
 
-def judge(runs: pd.DataFrame) -> Verdict:
-    """The largest difference where both should be one loss."""
-    final = runs[runs["stage"] == "final"]
-    same = [
-        describe({"labels": labels, "n": n, "sweeps": "converged"})
-        for labels in ("views", "balanced")
-        for n in SIZES
-        if n >= 128
-    ]
-    rows = final[final["condition"].isin(same) & (final["method"] == "neg_mmiot")]
-    largest = rows.groupby("condition", sort=False)["after/difference"].max()
-    table = pd.DataFrame({"": largest.index, "largest relative difference": largest.values})
-    cases = len(rows.drop_duplicates(["condition", "loss.sharpness", "seed"]))
-    if cases < len(same) * len(SHARPNESS) * len(SEEDS):
-        return Verdict("open", table)
-    return Verdict("supported" if largest.max() <= LIMIT else "refuted", table)
-
-
-def compared(
-    condition: Mapping[str, Any], method: str, c: float, seed: int, origin: Mapping[str, Any]
-) -> Record:
-    """Cosine and relative difference of the gradients of Neg-MMIOT and PushPull on one batch."""
-    embeddings, labels, triplets = batch(condition["labels"], condition["n"], seed)
-    how = CONVERGED if condition["sweeps"] == "converged" else {}
+def compared(cell: Mapping[str, Any], row: str, c: float, seed: int) -> dict[str, float]:
+    """Cosine and relative difference, in percent, of the gradients on one batch."""
+    embeddings, labels, triplets = draw(cell["labels"], cell["n"], seed)
+    how = CONVERGED if cell["sweeps"] == "converged" else {}
     psi: dict[str, Any] = {
-        "neg_mmiot": {"shaping": "linear", "epsilon": 0.1},
-        "log_sigmoid": {"shaping": "log_sigmoid", "epsilon": 1.0, "kernel_tol": 1e-6},
-        "hinge": {"shaping": tc.shaping.Hinge(margin=MARGIN * c), "epsilon": 1.0},
-    }[method]
+        "Neg-MMIOT, linear": {"shaping": "linear", "epsilon": 0.1},
+        "Neg-MMIOT, log-sigmoid": {"shaping": "log_sigmoid", "epsilon": 1.0, "kernel_tol": 1e-6},
+        "Neg-MMIOT, hinge": {"shaping": tc.shaping.Hinge(margin=MARGIN * c), "epsilon": 1.0},
+    }[row]
     gradients = []
     for criterion in (tc.NegMMIOT(sharpness=c, **psi, **how), tc.PushPull(sharpness=c, **how)):
         own = embeddings.clone().requires_grad_()
@@ -86,18 +42,10 @@ def compared(
     first, second = gradients
     cosine = torch.nn.functional.cosine_similarity(first, second, dim=0)
     gap = (first - second).norm() / second.norm()
-    return Record(
-        id=f"{'-'.join(map(str, condition.values()))}-{method}-c{c:g}-seed{seed}",
-        task="three-way",
-        config={"condition": describe(condition), "loss": {"name": method, "sharpness": c},
-                "seed": seed, "scale": origin["scale"]},
-        data={"digest": ""}, metric="difference", chance={}, before={},
-        after={"cosine": float(cosine), "difference": float(gap)},
-        validation=None, curves=[], per_class={}, steps=0, seconds=0.0, provenance=dict(origin),
-    )  # fmt: skip
+    return {"cosine": float(cosine), "difference": 100 * float(gap)}
 
 
-def batch(kind: str, n: int, seed: int) -> tuple[Tensor, Tensor | None, Any]:
+def draw(kind: str, n: int, seed: int) -> tuple[Tensor, Tensor | None, Any]:
     """Unit vectors around class directions; labels, or the hardest triplet of each anchor."""
     generator = torch.Generator().manual_seed(seed)
     sizes = {"views": [2] * (n // 2), "unbalanced": halving(n)}
