@@ -13,8 +13,9 @@ from processes import in_processes
 from tricouple.losses import BothDirections
 
 FOLDER = Path(__file__).parents[2] / "examples"
-# Of other libraries; that of PyTorch alone is tested with several processes.
-EXAMPLES = sorted({path.stem for path in FOLDER.glob("*.py")} - {"torchrun"})
+# Of other libraries; of those of PyTorch alone one is tested with several processes.
+PLAIN = {"three_modalities", "torchrun"}
+EXAMPLES = sorted({path.stem for path in FOLDER.glob("*.py")} - PLAIN)
 
 
 def load(name: str) -> ModuleType:
@@ -97,3 +98,9 @@ def test_the_loss_falls_and_is_the_one_called_directly(name, adapter, run, tmp_p
     (values,) = in_processes(1, tmp_path, in_a_process_of_its_own)
     third = len(values) // 3
     assert values[-third:].mean() < 0.95 * values[:third].mean()
+
+
+def test_three_modalities_are_trained_and_found():
+    losses, recall = load("three_modalities").main(steps=60)
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert recall > 0.5
