@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tricouple import checks
 from tricouple.checks import Labels
 from tricouple.losses.iot import IOT
-from tricouple.numeric import ieee_products, on_host
+from tricouple.numeric import ieee_products, never_compiled, on_host
 from tricouple.ot import multimodal as plans
 from tricouple.relations import Identities
 
@@ -29,17 +29,15 @@ class MultiModalIOT(nn.Module):
         sharpness: c; a number, or a tensor or ``nn.Parameter`` of one element or one per edge, in
             the order of the list or of 01, 02, 12.
         edges: The pairs in the cost. ``"triangle"``: those of three modalities. ``"star"``: the
-            first modality with each of the others, however many. Its plan is made of those of the
-            pairs, so it is the sum of their ``IOT``, and a pair may lack a third sample. A list of
-            pairs of names is a triangle if it has all three pairs of three, else such a sum.
-            ``"joint"`` has no plan: InfoNCE of each of three given the sum of the others' scores.
+            first modality with each other one, however many: the sum of their ``IOT``, of which
+            its plan is made; a pair may lack a third sample. A list of pairs of names is a triangle
+            if it has all three pairs of three, else such a sum. ``"joint"``, of three, has no plan:
+            InfoNCE of each given the other two, whose scores are added.
         weights: Factors of c, one per edge; 0 takes an edge out of a triangle.
-        n_iters: Sweeps.
-        tol: Stop when the marginal error (L1) is below this; it is read after each product.
-        inner: Pairs of updates per matrix product of a triangle; 5 takes a quarter of the products
-            to the same marginal error, and one more N×N matrix.
+        n_iters, tol: As in ``multimodal_sinkhorn``; tol is read from a device after each product.
+        inner: As there; with 5, and one more N×N matrix, a quarter of the products suffices.
         gradient: ``"unrolled"``, exact for the sweeps that were done, or ``"envelope"``, exact at
-            convergence if every sample has a partner, and three products in all.
+            convergence if every sample has a partner, with three products in all.
         group: None: a plan of three modalities is of one process.
 
     Above c = 35 plans are computed in float64, exact up to c = 335 and finite beyond; a sharpness
@@ -89,6 +87,7 @@ class MultiModalIOT(nn.Module):
         c = "learnable" if isinstance(self.sharpness, nn.Parameter) else f"{self.sharpness}"
         return f"sharpness={c}, edges={self.edges!r}, {self.sweeps}"
 
+    @never_compiled
     def forward(
         self, embeddings: Mapping[str, Tensor], ids: Mapping[str, Labels] | None = None
     ) -> Tensor:
@@ -110,15 +109,10 @@ class MultiModalIOT(nn.Module):
                 raise ValueError(f"weights={self.weights}: expected {len(edges)}, one per edge")
             c = c * torch.tensor(self.weights, dtype=c.dtype, device=c.device)
         if len(names) != 3 or len(edges) != 3:
-            return torch.stack(
-                [
-                    self._iot(
-                        rows[x], labels[x], ref_emb=rows[y], ref_labels=labels[y], temperature=t
-                    )
-                    for (x, y), t in zip(edges, 1 / c, strict=True)
-                ]
-            ).sum()
-        c = c[[edges.index(edge) for edge in plans.EDGES]]
+            pairs = [(rows[x], labels[x], None, rows[y], labels[y]) for x, y in edges]
+            losses = [self._iot(*p, temperature=t) for p, t in zip(pairs, 1 / c, strict=True)]
+            return torch.stack(losses).sum()
+        c = c[[[*map(sum, edges)].index(sum(edge)) for edge in plans.EDGES]]
         loss, device = _joint if self.edges == "joint" else self._triangle, rows[0].device
         with torch.autocast(device.type, enabled=False), ieee_products(device):
             value = loss(plans.unit_vectors(embeddings, c), labels, c.to(device))
@@ -129,7 +123,7 @@ class MultiModalIOT(nn.Module):
         __call__ = forward
 
     def _numbered(self, names: list[str]) -> list[tuple[int, int]]:
-        """The edges as numbers of modalities, the lower one first."""
+        """The edges as numbers of modalities."""
         edges = list(combinations(names, 2)) if isinstance(self.edges, str) else self.edges
         if self.edges == "star":
             edges = edges[: len(names) - 1]
@@ -137,10 +131,9 @@ class MultiModalIOT(nn.Module):
             raise ValueError(f'edges="{self.edges}" takes three modalities, got {names}')
         if any(len({*edge}) != 2 or not {*edge} <= {*names} for edge in edges):
             raise ValueError(f"edges must be pairs of {names}, got {edges}")
-        found = [tuple(sorted(map(names.index, edge))) for edge in edges]
-        if len({*found}) < len(found) or {*range(len(names))} != {*chain(*found)}:
+        if len({*map(frozenset, edges)}) < len(edges) or {*names} != {*chain(*edges)}:
             raise ValueError(f"edges must be different pairs with all of {names}, got {edges}")
-        return [(x, y) for x, y in found]
+        return [(names.index(a), names.index(b)) for a, b in edges]
 
     def _triangle(self, units: list[Tensor], labels: list[Tensor], c: Tensor) -> Tensor:
         """−log |triples| − Σ_edges ⟨P̃_xy, S_xy⟩ − Σ_x ⟨p̃_x, f_x⟩."""
@@ -149,7 +142,7 @@ class MultiModalIOT(nn.Module):
         n = [ids.sums(code, torch.ones_like(code, dtype=c.dtype)) for code in codes]
         total = (n[0] * n[1] * n[2]).sum()  # of triples
         _require(total)
-        f = plans.potentials(units, c, self.sweeps)
+        f = plans.potentials(c, *units, self.sweeps)
         sums = [ids.sums(code, unit.to(c.dtype)) for code, unit in zip(codes, units, strict=True)]
         value = -total * total.log()
         for edge, (x, y) in enumerate(plans.EDGES):

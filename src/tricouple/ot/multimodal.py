@@ -57,9 +57,7 @@ class MultiModalPlan(Plan):
         units: Unit vectors, (N, d) each.
         sharpness: c of the edges 01, 02, 12, (3,).
         potentials: f, (N,) each; differentiable in embeddings and sharpness.
-        imposed: The uniform marginals.
-        n_iters: Sweeps done.
-        tol: Tolerance asked for, if any.
+        imposed, n_iters, tol: The uniform marginals; sweeps done; tolerance asked for, if any.
     """
 
     names: tuple[str, ...]
@@ -143,7 +141,7 @@ def multimodal_sinkhorn(
     c = edge_sharpness(sharpness, 3, embeddings[names[0]])
     units = unit_vectors(embeddings, c)
     c = c.to(units[0].device)
-    *f, done = potentials(units, c, how)
+    *f, done = potentials(c, *units, how)
     imposed = tuple(torch.full_like(each, 1 / len(each)) for each in f)
     return MultiModalPlan(1.0, tuple(f), imposed, int(done), tol, tuple(names), tuple(units), c)
 
@@ -178,7 +176,9 @@ def check_modalities(embeddings: Mapping[str, Tensor]) -> list[str]:
 
 def edge_sharpness(sharpness: float | Tensor, edges: int, like: Tensor) -> Tensor:
     """C of each edge, (edges,), differentiable in a sharpness that is a tensor; where that is."""
-    c = torch.as_tensor(sharpness).to(wide_dtype(like.device))
+    if not isinstance(sharpness, Tensor):
+        sharpness = torch.tensor(float(sharpness), dtype=torch.float64, device="cpu")
+    c = sharpness.to(wide_dtype(like.device))
     if c.numel() not in (1, edges):
         raise ValueError(f"sharpness must have 1 or {edges} elements, one per edge: {c.numel()}")
     if on_host(c) and not bool(((c >= 0) & (c < torch.inf)).all()):
@@ -200,7 +200,7 @@ def unit_vectors(embeddings: Mapping[str, Tensor], c: Tensor) -> list[Tensor]:
 
 class _Problem(NamedTuple):
     units: list[Tensor]
-    sharpness: Tensor  # (3,), of the edges
+    sharpness: Tensor
 
     def scores(self, x: int, y: int, rows: Any = _ALL) -> Tensor:
         """S of some rows of x with all of y."""
@@ -231,7 +231,7 @@ class _Pair:
         columns = right.amax(0)
         self.right, self.f_z = right.sub_(columns).exp_(), (f_z - highest).to(right.dtype)
         self.widths = columns.to(f_z.dtype) + highest
-        self.kept: dict[int, Tensor] | None = {} if keep else None  # products, by their first row
+        self.keep, self.kept = keep, dict[int, Tensor]()  # products, by their first row
 
     def tiles(self) -> Iterator[_Tile]:
         problem, (x, y, z) = self.problem, self.axes
@@ -239,11 +239,11 @@ class _Pair:
             left = problem.scores(x, z, rows).add_(self.f_z)
             highest = left.amax(1)
             left.sub_(highest[:, None]).exp_()
-            product = None if self.kept is None else self.kept.get(rows.start)
-            if product is None:  # small beyond the guarantee, but not zero
+            if (product := self.kept.get(rows.start)) is None:
                 product = torch.mm(left, self.right)
+                # Beyond the guarantee small, but not zero.
                 product.clamp_min_(1e6 * torch.finfo(product.dtype).tiny)
-            if self.kept is not None:
+            if self.keep:
                 self.kept[rows.start] = product
             base = product.log().add_(problem.scores(x, y, rows))
             yield _Tile(rows, left, product, base, highest)
@@ -261,7 +261,6 @@ _Step = tuple[int, int, Tensor, list[tuple[Tensor, Tensor, Tensor]]]
 
 
 def _solve(problem: _Problem, how: ProductSweeps) -> tuple[list[Tensor], list[_Step]]:
-    """Potentials, and how they came about."""
     wide, steps = problem.sharpness.dtype, list[_Step]()
     f = [unit.new_zeros(len(unit), dtype=wide) for unit in problem.units]
     for update in range(0, 3 * how.n_iters, 2):
@@ -350,12 +349,6 @@ class _Gradient:
         self.units[y].addmm_(tile.T, here * c)
 
 
-def potentials(units: list[Tensor], sharpness: Tensor, how: ProductSweeps) -> tuple[Any, ...]:
-    """Three potentials, differentiable in unit vectors and sharpness; and the sweeps done."""
-    found: tuple[Any, ...] = _Potentials.apply(sharpness, *units, how)  # type: ignore[no-untyped-call]
-    return found
-
-
 class _Potentials(torch.autograd.Function):
     @staticmethod
     @never_compiled
@@ -380,3 +373,7 @@ class _Potentials(torch.autograd.Function):
             else:
                 _unrolled(problem, ctx.steps, df, to)
         return *final([to.sharpness, *to.units], [*cotangents[:3], sharpness, *units]), None
+
+
+potentials: Any = _Potentials.apply
+"""Of sharpness (3,), three matrices of unit vectors and ``how``: f of each, and the sweeps done."""
