@@ -55,17 +55,10 @@ def error(sizes, ids, c, dtype=torch.float64, n_iters=10, aligned=0.0):
     return difference(found, wanted, [*x.values(), c])
 
 
-@pytest.mark.parametrize("c", [0.1, 10.0, 100.0, 300.0])
+@pytest.mark.parametrize(("c", "n_iters"), [(0.1, 10), (10, 1), (10, 2), (100, 10), (300, 10)])
 @pytest.mark.parametrize(("sizes", "ids"), CASES.values(), ids=CASES)
-def test_value_and_gradient_are_those_of_the_dense_definition(sizes, ids, c):
-    assert error(sizes, ids, c) <= 1e-10
-
-
-@pytest.mark.parametrize("n_iters", [1, 2, 3])
-def test_sweeps_of_any_number_are_those_of_the_dense_definition(n_iters):
-    sizes = (70, 66, 65)
-    ids = [torch.arange(n) for n in sizes]
-    assert error(sizes, ids, 10.0, n_iters=n_iters) <= 1e-12
+def test_value_and_gradient_are_those_of_the_dense_definition(sizes, ids, c, n_iters):
+    assert error(sizes, ids, c, n_iters=n_iters) <= 1e-10
 
 
 @pytest.mark.parametrize("aligned", [0.0, 3.0])
@@ -151,15 +144,13 @@ def test_plan_is_that_of_ott():
     x = embeddings((10, 12, 9))
     plan = multimodal_sinkhorn(x, 8.0, n_iters=2000, tol=1e-12)
     with jax.enable_x64(True):
-        points = [jnp.asarray(rows.detach().numpy()) for rows in x.values()]
+        points = tuple(jnp.asarray(rows.detach().numpy()) for rows in x.values())
         solver = MMSinkhorn(threshold=1e-9, max_iterations=5000, use_danskin=True)
-        tensor = solver(tuple(points), cost_fns=Cosine(), epsilon=1 / 8.0).tensor
-        wanted = [
-            torch.tensor(tensor.sum(axis).tolist(), dtype=torch.float64) for axis in (2, 1, 0)
-        ]
-    for (a, b), other in zip([(0, 1), (0, 2), (1, 2)], wanted, strict=True):
-        found = plan.pair_marginal(NAMES[a], NAMES[b])
-        torch.testing.assert_close(found, other, rtol=0, atol=1e-8)
+        tensor = torch.tensor(
+            solver(points, cost_fns=Cosine(), epsilon=1 / 8.0).tensor.tolist()
+        ).double()
+    for third, (a, b) in enumerate([NAMES[1:], NAMES[::2], NAMES[:2]]):
+        torch.testing.assert_close(plan.pair_marginal(a, b), tensor.sum(third), rtol=0, atol=1e-7)
 
 
 def pairwise(x, edges, c, ids=None, **how):
