@@ -7,6 +7,9 @@ DEMO   := $(VENV)/.demo
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# Whether `make docs` executes the notebooks: off, cache or force.
+EXECUTE ?= off
+
 # Two pytest workers with one torch thread each use two cores better than one worker with two.
 WORKERS ?= 2
 
@@ -46,14 +49,16 @@ bench: $(STAMP)  ## time and memory against the dense algorithm and peers (minut
 	$(BIN)/tricouple bench --out results/bench/core.json
 
 figures: $(STAMP)  ## redraw the pictures and tables of the documentation from results
+	$(BIN)/python docs/forces.py docs/assets
+	$(BIN)/python docs/modalities.py docs/assets
 	$(BIN)/python docs/figures.py results/synthetic results/text docs/assets
 	$(BIN)/tricouple verify --read results/theory/theory.json --out results/theory
 	for run in core shapes step_vision step_clip processes; do \
 	  $(BIN)/tricouple bench --read results/bench/$$run.json --markdown docs/assets/bench-$$run.md || exit 1; \
 	done
 
-docs: $(VENV)/.docs  ## build the documentation site into docs/_build, notebooks executed (minutes)
-	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+docs: $(VENV)/.docs  ## build the documentation site into docs/_build (EXECUTE=force: run the notebooks, minutes)
+	$(BIN)/python -m sphinx -W --keep-going -b html -D nb_execution_mode=$(EXECUTE) docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 release: $(STAMP)  ## VERSION=1.2.3: write it, check everything, build, commit and tag

@@ -12,21 +12,18 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Where the version stands, and what surrounds it.
-VERSIONS = {
-    "src/tricouple/__init__.py": r'(?m)^(__version__ = ")(.*)(")$',
-    "CITATION.cff": r"(?m)^(version: )(.*)()$",
-}
+# The one place of the version, and what surrounds it.
+PACKAGE, VERSION = "src/tricouple/__init__.py", r'(?m)^(__version__ = ")(.*)(")$'
 
 
 def prepare(root: Path, version: str, date: str) -> None:
-    """Write a version into the files that say it; "Unreleased" becomes its part of the changelog.
+    """Write a version where it stands; "Unreleased" becomes its part of the changelog.
 
     Raises:
         SystemExit: If it is no version, not a later one, or nothing has changed since the last.
     """
-    package = root / "src/tricouple/__init__.py"
-    now = re.search(VERSIONS["src/tricouple/__init__.py"], package.read_text())[2]
+    source = (root / PACKAGE).read_text()
+    now = re.search(VERSION, source)[2]
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         raise SystemExit(f"VERSION={version}: three numbers are asked for, such as 0.2.0")
     log = root / "CHANGELOG.md"
@@ -37,9 +34,7 @@ def prepare(root: Path, version: str, date: str) -> None:
         raise SystemExit(f"VERSION={version}: the last one is {now}")
     if not news.strip():
         raise SystemExit("CHANGELOG.md says nothing under Unreleased: nothing to release")
-    for name, pattern in VERSIONS.items():
-        path = root / name
-        path.write_text(re.sub(pattern, rf"\g<1>{version}\g<3>", path.read_text(), count=1))
+    (root / PACKAGE).write_text(re.sub(VERSION, rf"\g<1>{version}\g<3>", source, count=1))
     older = f"\n## [{before}" if before else ""
     log.write_text(f"{head}{title}\n## [{version}] - {date}\n\n{news.strip()}\n{older}")
 
@@ -62,15 +57,14 @@ def main(version: str) -> None:
         raise SystemExit("commit your changes first: a release is made of a commit")
     prepare(ROOT, version, datetime.date.today().isoformat())
     try:
-        call("make", "lint", "test", "docs")
-        call(sys.executable, "-m", "pip", "install", "--quiet", "build")
-        call(sys.executable, "-m", "build")
+        call("make", "lint", "test", "docs", "wheels")
     except BaseException:
         call("git", "checkout", "--", ".")
         raise
     call("git", "commit", "--all", "--message", f"Version {version}")
     call("git", "tag", "--annotate", f"v{version}", "--message", f"Version {version}")
-    print(f"To publish: git push --follow-tags && twine upload dist/tricouple-{version}*")
+    # A package index takes no wheel that is tagged linux_x86_64, only manylinux.
+    print(f"To publish: git push --follow-tags && twine upload dist/tricouple-{version}.tar.gz")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, normalize
 
 import tricouple as tc
-from benchmarks.problem import Batch, Problem
+from benchmarks import memory
+from benchmarks.problem import Batch, Problem, gradient
 
 # Tasks: contenders are comparable within one.
 LOSS = "loss: value and gradient"
@@ -23,10 +24,12 @@ TRIPLET_PLAN = "triplet plan: potentials"
 PAIR_PLAN = "pair plan: matrix"
 STEP = "training step"
 OURS = "NegMMIOT"
+SMOOTH, HINGE = f"{OURS} log-sigmoid", f"{OURS} hinge"
+ANCHORS = f"{SMOOTH}, anchor by anchor"
 SUP_CON = "pytorch_metric_learning.losses.SupConLoss"
 LARGEST_STORED = 8192  # above, N×N matrices take gigabytes
 
-Call = Callable[[], object]
+Call = Callable[[], Any]
 Criterion = Callable[..., Tensor]
 
 
@@ -42,63 +45,38 @@ class Contender:
     cubic: bool = False  # whether it holds N×N×N tensors
     smallest: int = 0  # sizes at which it runs
     largest: float = LARGEST_STORED
+    matrices: int = 20  # N×N float32 that it holds at most; larger batches are streamed
 
-    def bytes_at_most(self, size: int, problem: Problem) -> int:
-        """Return an upper bound on its memory, so that nothing swaps.
-
-        The cubic ones keep, for backward, two tensors for each of three updates per iteration.
-        """
-        if self.cubic:
-            return 4 * size**3 * (6 * problem.n_iters + 20)
-        return 4 * min(size, LARGEST_STORED) ** 2 * 20  # larger batches are streamed
-
-
-def installed(module: str) -> bool:
-    """Whether the library that a contender needs can be imported; ours always."""
-    return not module or find_spec(module.partition(".")[0]) is not None
-
-
-def loss(name: str, build: Callable[[Problem], Criterion], **about: Any) -> Contender:
-    """Return a contender for value and gradient of the criterion that ``build`` makes."""
-    return Contender(name, LOSS, lambda b, p: b.value_and_gradient(build(p)), **about)
-
-
-def ours(name: str, **options: Any) -> Callable[[Problem], Criterion]:
-    """Return what makes one of our losses."""
-
-    def build(problem: Problem) -> Criterion:
-        tau, epsilon, n_iters = problem.temperature, problem.epsilon, problem.n_iters
-        arguments: dict[str, tuple[Any, ...]] = {
-            "NegMMIOT": (tau, epsilon, n_iters),
-            "PushPull": (tau, epsilon, epsilon, n_iters),
-            "IOT": (epsilon, n_iters),
-            "InfoNCE": (tau,),
-        }
-        criterion: Criterion = getattr(tc, name)(*arguments[name], **options)
-        return criterion
-
-    return build
-
-
-def triplet_plan(batch: Batch, p: Problem) -> Call:
-    """Our plan of three marginals."""
-    s = batch.similarities()
-    return lambda: tc.ot.triplet_sinkhorn(s, p.temperature, p.epsilon, n_iters=p.n_iters)
-
-
-def pair_plan(batch: Batch, problem: Problem) -> Call:
-    """Our plan of pairs, as a matrix because POT returns one."""
-    cost = batch.pair_cost()
-    return lambda: tc.ot.sinkhorn(cost, problem.epsilon, n_iters=problem.n_iters).dense()
-
-
-# --- the published algorithm, and other libraries -------------------------------------------------
+    def obstacle(self, size: int, problem: Problem) -> str:
+        """Return why it cannot run at a size, so that nothing swaps; empty if it can."""
+        if self.module and find_spec(self.module.partition(".")[0]) is None:
+            return "not installed"
+        needed = 4 * min(size, LARGEST_STORED) ** 2 * self.matrices
+        if self.cubic:  # for backward, two tensors for each of three updates per iteration
+            needed = 4 * size**3 * (6 * problem.n_iters + 20)
+        free = memory.available_bytes()
+        if needed <= free:
+            return ""
+        return f"skipped: may need {needed / 2**30:.0f} GiB, {free / 2**30:.0f} GiB are free"
 
 
 def peer(path: str, *arguments: Any, **options: Any) -> Any:
     """Call what is at a path, imported only then."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)(*arguments, **options)
+
+
+def ours(problem: Problem, name: str, **options: Any) -> Criterion:
+    """Return one of our losses."""
+    tau, epsilon, n_iters = problem.temperature, problem.epsilon, problem.n_iters
+    arguments: dict[str, tuple[Any, ...]] = {
+        "NegMMIOT": (tau, epsilon, n_iters),
+        "PushPull": (tau, epsilon, epsilon, n_iters),
+        "IOT": (epsilon, n_iters),
+        "InfoNCE": (tau,),
+    }
+    criterion: Criterion = getattr(tc, name)(*arguments[name], **options)
+    return criterion
 
 
 def dense_neg_mmiot(problem: Problem, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -134,47 +112,60 @@ def plain_info_nce(problem: Problem, embeddings: Tensor, labels: Tensor) -> Tens
     return -(log_probabilities.sum(1)[anchors] / counts[anchors]).mean()
 
 
-def pot(method: str) -> Contender:
+def triplet_plan(batch: Batch, p: Problem) -> Call:
+    """Our plan of three marginals."""
+    s = batch.similarities()
+    return lambda: tc.ot.triplet_sinkhorn(s, p.temperature, p.epsilon, n_iters=p.n_iters)
+
+
+def pair_plan(batch: Batch, problem: Problem) -> Call:
+    """Our plan of pairs, as a matrix because POT returns one."""
+    cost = batch.pair_cost()
+    return lambda: tc.ot.sinkhorn(cost, problem.epsilon, n_iters=problem.n_iters).dense()
+
+
+def pot_plan(batch: Batch, problem: Problem, method: str) -> Call:
     """POT's Sinkhorn on torch tensors; tolerance 0, so that all iterations are done."""
-
-    def prepare(batch: Batch, problem: Problem) -> Call:
-        import ot
-
-        cost = batch.pair_cost()
-        uniform = torch.full((len(cost),), 1.0 / len(cost))
-        options = {"method": method, "numItermax": problem.n_iters, "stopThr": 0.0, "warn": False}
-        return lambda: ot.sinkhorn(uniform, uniform, cost, problem.epsilon, **options)
-
-    return Contender(f"{method} (POT)", PAIR_PLAN, prepare, "ot")
+    cost = batch.pair_cost()
+    masses = 2 * [torch.full((len(cost),), 1.0 / len(cost))]
+    how = {"method": method, "numItermax": problem.n_iters, "stopThr": 0.0, "warn": False}
+    sinkhorn = import_module("ot").sinkhorn
+    return lambda: sinkhorn(*masses, cost, problem.epsilon, **how)
 
 
-def ott(name: str, task: str, function: str, **options: Any) -> Contender:
+def loss(name: str, build: Callable[[Problem], Criterion], **about: Any) -> Contender:
+    """Return a contender for value and gradient of the criterion that ``build`` makes."""
+    return Contender(name, LOSS, lambda b, p: gradient(build(p), b[0], marks=b[1]), **about)
+
+
+def our(
+    name: str, loss_name: str = OURS, *, size: Any = (0, LARGEST_STORED), **how: Any
+) -> Contender:
+    """Return a contender for one of our losses."""
+    return loss(name, partial(ours, name=loss_name, **how), smallest=size[0], largest=size[1])
+
+
+def ott(name: str, task: str, function: str, **how: Any) -> Contender:
     """Return a contender that a function of ``ott_peer`` prepares."""
-
-    def prepare(batch: Batch, problem: Problem) -> Call:
-        prepared: Call = peer(f"benchmarks.ott_peer.{function}", batch, problem, **options)
-        return prepared
-
+    prepare = partial(peer, f"benchmarks.ott_peer.{function}", **how)
     return Contender(f"MMSinkhorn {name} (OTT-JAX)", task, prepare, "ott", cubic=True)
 
 
-STREAMED: dict[str, Any] = {"smallest": LARGEST_STORED, "largest": math.inf}
-SMOOTH, HINGE = f"{OURS} log-sigmoid", f"{OURS} hinge"
-ANCHORS = f"{SMOOTH}, anchor by anchor"
-
+STREAMED: dict[str, Any] = {"memory": "streamed", "size": (LARGEST_STORED, math.inf)}
+SHAPED: dict[str, Any] = {"memory": "matrices", "size": (0, 2048)}
 CONTENDERS = (
-    loss("NegMMIOT", ours("NegMMIOT")),
-    loss("NegMMIOT implicit", ours("NegMMIOT", gradient="implicit")),
-    loss("NegMMIOT envelope", ours("NegMMIOT", gradient="envelope")),
-    loss("NegMMIOT streamed", ours("NegMMIOT", memory="streamed"), **STREAMED),
-    loss(SMOOTH, ours("NegMMIOT", memory="matrices", shaping="log_sigmoid"), largest=2048),
-    loss(HINGE, ours("NegMMIOT", memory="matrices", shaping=tc.shaping.Hinge(0.5)), largest=2048),
-    loss(ANCHORS, ours("NegMMIOT", shaping=tc.shaping.log_sigmoid), largest=512),
-    loss("PushPull", ours("PushPull")),
-    loss("PushPull streamed", ours("PushPull", memory="streamed"), **STREAMED),
-    loss("IOT", ours("IOT")),
-    loss("IOT streamed", ours("IOT", memory="streamed"), **STREAMED),
-    loss("InfoNCE", ours("InfoNCE"), largest=math.inf),
+    our("NegMMIOT"),
+    our("NegMMIOT implicit", gradient="implicit"),
+    our("NegMMIOT envelope", gradient="envelope"),
+    our("NegMMIOT streamed", **STREAMED),
+    our(SMOOTH, shaping="log_sigmoid", **SHAPED),
+    our(HINGE, shaping=tc.shaping.Hinge(0.5), **SHAPED),
+    our(ANCHORS, shaping=tc.shaping.log_sigmoid, size=(0, 512)),
+    our("PushPull", "PushPull"),
+    our("PushPull streamed", "PushPull", **STREAMED),
+    our("IOT", "IOT"),
+    our("IOT streamed", "IOT", **STREAMED),
+    our("InfoNCE", "InfoNCE", size=(0, math.inf)),
     loss("InfoNCE (plain PyTorch)", partial(partial, plain_info_nce)),
     loss("SupConLoss (PML)", lambda p: peer(SUP_CON, p.temperature), module=SUP_CON),
     loss("dense Neg-MMIOT (PyTorch)", partial(partial, dense_neg_mmiot), cubic=True),
@@ -183,7 +174,7 @@ CONTENDERS = (
     Contender("triplet_sinkhorn", TRIPLET_PLAN, triplet_plan),
     ott("plan only", TRIPLET_PLAN, "prepare_plan"),
     Contender("sinkhorn", PAIR_PLAN, pair_plan),
-    pot("sinkhorn"),
-    pot("sinkhorn_log"),
-)
+    *(Contender(f"{how} (POT)", PAIR_PLAN, partial(pot_plan, method=how), "ot")
+      for how in ("sinkhorn", "sinkhorn_log")),
+)  # fmt: skip
 BY_NAME = {contender.name: contender for contender in CONTENDERS}

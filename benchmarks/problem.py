@@ -38,15 +38,16 @@ class Batch(NamedTuple):
         """Return 1 − s (N, N) with an infinite diagonal, the cost of the pairwise plans."""
         return (1.0 - self.similarities()).fill_diagonal_(torch.inf)
 
-    def value_and_gradient(self, criterion: Callable[..., Any]) -> Callable[[], list[Tensor]]:
-        """Return a call that evaluates a loss and its gradient at the embeddings."""
-        embeddings = self.embeddings.clone().requires_grad_()
 
-        def step() -> list[Tensor]:
-            value = criterion(embeddings, self.labels)
-            return [value.detach(), *torch.autograd.grad(value, embeddings)]
+def gradient(criterion: Callable[..., Any], *embeddings: Tensor, marks: Tensor) -> Callable:
+    """Return a call for the value of a loss and its gradient at one set of embeddings or two."""
+    leaves = [one.clone().requires_grad_() for one in embeddings]
 
-        return step
+    def step() -> list[Tensor]:
+        value = criterion(*leaves, marks)
+        return [value.detach(), *torch.autograd.grad(value, leaves)]
+
+    return step
 
 
 def make_batch(size: int, problem: Problem) -> Batch:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import torch
@@ -26,9 +28,9 @@ from torch.nn.functional import normalize
 
 import tricouple as tc
 from benchmarks import measure, memory
-from benchmarks.contenders import LOSS, OURS, SUP_CON, Call, installed, ours, peer
-from benchmarks.measure import Effort, Row, Say
-from benchmarks.problem import Problem, make_batch
+from benchmarks.contenders import LOSS, OURS, SUP_CON, Call, Contender, ours, peer
+from benchmarks.measure import Effort, Row, say
+from benchmarks.problem import Batch, Problem, gradient, make_batch
 from tricouple.torchvision_ops import declare_missing
 
 declare_missing()  # peers import torchvision
@@ -36,53 +38,11 @@ declare_missing()  # peers import torchvision
 FORKS = multiprocessing.get_context("forkserver")  # forks of a process that has imported the peers
 SMALLER = 1056  # samples of a first call, which loads what the measured one needs
 PATIENCE = timedelta(minutes=10)
-
-
-@dataclass(frozen=True)
-class GroupEffort(Effort):
-    """Sizes and effort of a run over processes."""
-
-    sizes: tuple[int, ...] = (2048, 4096, 8192)
-    rounds: int = 3
-    processes: tuple[int, ...] = (2, 4)
-    dims: tuple[int, ...] = (128, 512)
-    budget: float = 5.0  # seconds, after which a contender has no more turns
-
-
-QUICK_GROUP = GroupEffort((64,), rounds=2, seconds_per_round=0.0, memory=False, dims=(16,))
-
-
-# --- contenders -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """A row of the table of contenders over several processes."""
-
-    build: Callable[[Problem], Callable[..., Tensor]]
-    module: str = ""  # of another library
-    pairs: bool = False  # two sets of N; otherwise one, with labels
-    whole: bool = False  # every process computes the loss of the whole batch
-
-    def bytes_at_most(self, size: int, world: int) -> int:
-        """Return an upper bound on the memory of all processes together."""
-        return 4 * size**2 * (14 * world if self.whole else 8)
-
-    def prepare(self, size: int, problem: Problem) -> Call:
-        """Return a call that evaluates the loss and the gradients of this process's rows."""
-        leaves, labels, identities = share(dist.get_rank(), dist.get_world_size(), size, problem)
-        criterion = self.build(problem)
-        both = [leaf.requires_grad_() for leaf in leaves[: 2 if self.pairs else 1]]
-        marks = identities if self.pairs else labels
-        return lambda: torch.autograd.grad(criterion(*both, marks), both)
-
-
-def share(rank: int, world: int, size: int, problem: Problem) -> tuple[list[Tensor], ...]:
-    """Return the rows of a rank: samples and partners, (n, d) each, classes, numbers, (n,)."""
-    batch, other = (make_batch(size, replace(problem, seed=problem.seed + k)) for k in range(2))
-    own = slice(size * rank // world, size * (rank + 1) // world)
-    samples, noise = batch.embeddings[own].clone(), other.embeddings[own]
-    return [samples, samples + 0.5 * noise], batch.labels[own], torch.arange(size)[own]  # type: ignore[return-value]
+FULL = Effort((2048, 4096, 8192), rounds=3, budget=5.0)
+QUICK = Effort((64,), rounds=2, seconds_per_round=0.0, memory=False, dims=(16,))
+CLIP, CLIP_LOSS = "ClipLoss (open_clip)", "open_clip.loss.ClipLoss"
+NT_XENT = "lightly.loss.NTXentLoss"
+RANKING = "sentence_transformers.sentence_transformer.losses.MultipleNegativesRankingLoss"
 
 
 def clip_loss(problem: Problem) -> Callable[..., Tensor]:
@@ -112,68 +72,84 @@ def ranking(problem: Problem) -> Callable[..., Tensor]:
     return lambda x, y, marks: criterion.compute_loss_from_embeddings([x, y], marks)
 
 
+def both_directions(problem: Problem) -> Any:
+    """Our loss across two sets."""
+    return tc.BothDirections(ours(problem, OURS, **WORLD))  # type: ignore[arg-type]
+
+
+def share(batch: Batch, problem: Problem, rank: int, world: int) -> list[Tensor]:
+    """Return the rows of a rank: samples and partners, (n, d) each, classes, numbers, (n,)."""
+    n = len(batch.labels)
+    own = slice(n * rank // world, n * (rank + 1) // world)
+    noise = make_batch(n, replace(problem, seed=problem.seed + 1)).embeddings[own]
+    samples = batch.embeddings[own]
+    return [samples, samples + 0.5 * noise, batch.labels[own], torch.arange(n)[own]]
+
+
+def gathered(
+    name: str, build: Callable[[Problem], Any], module: str = "", *, pairs: bool = False,
+    matrices: int = 8,
+) -> Contender:  # fmt: skip
+    """Return a contender for the rows of this process; of two sets, or of one with labels."""
+
+    def prepare(batch: Batch, problem: Problem) -> Call:
+        x, y, classes, numbers = share(batch, problem, dist.get_rank(), dist.get_world_size())
+        if pairs:
+            return gradient(build(problem), x, y, marks=numbers)
+        return gradient(build(problem), x, marks=classes)
+
+    return Contender(name, LOSS, prepare, module, matrices=matrices)
+
+
 WORLD = {"group": "world"}
-CLIP, CLIP_LOSS = "ClipLoss (open_clip)", "open_clip.loss.ClipLoss"
-NT_XENT = "lightly.loss.NTXentLoss"
-RANKING = "sentence_transformers.sentence_transformer.losses.MultipleNegativesRankingLoss"
-GATHERED = {
-    OURS: Gathered(ours(OURS, **WORLD)),
-    f"{OURS}, both directions": Gathered(
-        lambda p: tc.BothDirections(cast(Any, ours(OURS, **WORLD)(p))), pairs=True
-    ),
-    "PushPull": Gathered(ours("PushPull", **WORLD)),
-    "InfoNCE": Gathered(ours("InfoNCE", **WORLD)),
-    CLIP: Gathered(clip_loss, CLIP_LOSS, pairs=True),
-    "NTXentLoss (lightly)": Gathered(nt_xent, NT_XENT),
-    "SupConLoss (PML)": Gathered(gathered_sup_con, SUP_CON, whole=True),
-    "MultipleNegativesRankingLoss (ST)": Gathered(ranking, RANKING, pairs=True),
-}
+CONTENDERS = (
+    gathered(OURS, partial(ours, name=OURS, **WORLD)),
+    gathered(f"{OURS}, both directions", both_directions, pairs=True),
+    gathered("PushPull", partial(ours, name="PushPull", **WORLD)),
+    gathered("InfoNCE", partial(ours, name="InfoNCE", **WORLD)),
+    gathered(CLIP, clip_loss, CLIP_LOSS, pairs=True),
+    gathered("NTXentLoss (lightly)", nt_xent, NT_XENT),
+    # Every process computes the loss of the whole batch.
+    gathered("SupConLoss (PML)", gathered_sup_con, SUP_CON, matrices=56),
+    gathered("MultipleNegativesRankingLoss (ST)", ranking, RANKING, pairs=True),
+)
+BY_NAME = {contender.name: contender for contender in CONTENDERS}
 
 
-# --- the run --------------------------------------------------------------------------------------
-
-
-def measure_processes(
-    effort: GroupEffort, problem: Problem, say: Say = lambda text: None
-) -> Iterator[Row]:
+def measure_processes(effort: Effort, problem: Problem) -> Iterator[Row]:
     """Yield a row per number of processes, size, dimension and contender.
 
     A first call in fresh processes gives memory. If each process has a core of its
     own, interleaved rounds follow; more processes than cores are timed once.
     """
-    chosen = {name: c for name, c in GATHERED.items() if measure.matches(name, effort.only)}
-    peers = [c.module.rpartition(".")[0] for c in chosen.values() if c.module]
+    chosen = [contender for contender in CONTENDERS if effort.matches(contender.name)]
+    peers = [one.module.rpartition(".")[0] for one in chosen if one.module]
     FORKS.set_forkserver_preload([__name__, *peers])
     for world, size, dim in product(effort.processes, effort.sizes, effort.dims):
         here, where = replace(problem, dim=dim), f"{world} processes, N = {size}, d = {dim}"
-        rows: list[Row] = []
-        for name, contender in chosen.items():
+        rows: dict[str, Row] = {}
+        for contender in chosen:
+            name, note = contender.name, contender.obstacle(size, here)
             say(f"{where}: {name}")
-            place = {"contender": name, "task": LOSS, "size": size, "processes": world, "dim": dim}
-            rows.append({**place, **_first_call(name, contender, world, size, here)})
+            row = {"contender": name, "task": LOSS, "size": size, "processes": world, "dim": dim}
+            rows[name] = row | {"note": note}
+            if not note:
+                try:
+                    rows[name] |= ask(world, first, name, size, here)
+                except measure.FAILURES as error:
+                    rows[name]["note"] = f"failed: {error}"
             if not effort.memory or size < measure.SMALLEST_WEIGHED:
-                rows[-1] |= {"peak_bytes": None, "extra_bytes": None}
-        able = [row["contender"] for row in rows if not row["note"]]
+                rows[name] |= {"peak_bytes": None, "extra_bytes": None}
+        able = [name for name, row in rows.items() if not row["note"]]
         if able and world <= (os.cpu_count() or 1):
             say(f"{where}: in turns")
             try:
-                found = ask(world, repeated, able, size, here, effort)
+                for name, found in ask(world, repeated, able, size, here, effort).items():
+                    rows[name] |= found
             except measure.FAILURES as error:
-                found = {name: {"note": f"timed once, then failed: {error}"} for name in able}
-            rows = [row | found.get(row["contender"], {}) for row in rows]
-        yield from rows
-
-
-def _first_call(name: str, contender: Gathered, world: int, size: int, problem: Problem) -> Row:
-    needed = contender.bytes_at_most(size, world)
-    if not installed(contender.module):
-        return {"note": "not installed"}
-    if needed > memory.available_bytes():
-        return {"note": f"skipped: may need {needed / 2**30:.0f} GiB"}
-    try:
-        return {"note": "", **ask(world, first, name, size, problem)}
-    except measure.FAILURES as error:
-        return {"note": f"failed: {error}"}
+                for name in able:
+                    rows[name]["note"] = f"timed once, then failed: {error}"
+        yield from rows.values()
 
 
 def ask(world: int, function: Callable[..., Row], *arguments: Any) -> Row:
@@ -182,7 +158,7 @@ def ask(world: int, function: Callable[..., Row], *arguments: Any) -> Row:
     Raises:
         RuntimeError: If it failed in one of them.
     """
-    environment = {"OMP_NUM_THREADS": "1", **measure.child()}
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, environment):
         meeting = (Path(folder) / "meeting").as_uri()
         with ProcessPoolExecutor(world, FORKS) as pool:
@@ -214,23 +190,23 @@ def work(rank: int, world: int, meeting: str, function: Callable[..., Row], *arg
 
 def first(name: str, size: int, problem: Problem) -> Row:
     """Memory and time of a call, after a smaller one."""
-    contender, seconds = GATHERED[name], []
-    contender.prepare(min(size, SMALLER), problem)()
-    step = contender.prepare(size, problem)
+    prepare, seconds = BY_NAME[name].prepare, []
+    prepare(make_batch(min(size, SMALLER), problem), problem)()
+    step = prepare(make_batch(size, problem), problem)
     found = memory.peak_memory_of(lambda: seconds.append(slowest(step)))
     numbers = largest(*found.values())
     return dict(zip(found, map(int, numbers), strict=True)) | measure.timed(seconds)
 
 
 def repeated(
-    contenders: Sequence[str], size: int, problem: Problem, effort: GroupEffort
+    contenders: Sequence[str], size: int, problem: Problem, effort: Effort
 ) -> dict[str, Row]:
     """Times of interleaved rounds, by contender."""
-    steps = {name: GATHERED[name].prepare(size, problem) for name in contenders}
+    batch = make_batch(size, problem)
+    steps = {name: BY_NAME[name].prepare(batch, problem) for name in contenders}
     for step in steps.values():
         step()
-    turns = effort.rounds, effort.seconds_per_round
-    found = measure.time_together(steps, *turns, clock=slowest, budget=effort.budget)
+    found = measure.time_together(steps, effort, clock=slowest)
     return {name: measure.timed(durations) for name, durations in found.items()}
 
 
@@ -244,4 +220,4 @@ def largest(*numbers: float) -> list[float]:
     """The largest of each number over all processes."""
     values = torch.tensor(numbers, dtype=torch.float64)
     dist.all_reduce(values, dist.ReduceOp.MAX)
-    return list(values.tolist())
+    return values.tolist()

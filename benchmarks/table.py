@@ -1,54 +1,30 @@
-"""What a run says: times, memory, growth and targets, as pandas tables; its file."""
+"""What a run says: times, memory and growth, as pandas tables; its file."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from statistics import linear_regression
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from benchmarks import contenders as c
-from benchmarks.contenders import HINGE, OURS, SMOOTH
 from tricouple_lab.names import UserError
 
 Run = dict[str, Any]  # problem, measurements (rows), provenance
-Target = tuple[str, object, float, str, float]  # what, N, value, ≤ or ≥, limit
-LARGE, HUGE, STREAMED = 8192, 32768, f"{OURS} streamed"
-SUP_CON = "SupConLoss (PML)"
+LARGE = 8192
 CAPTIONS = {
     c.LOSS: "Value and gradient of a loss, best time in ms",
     c.TRIPLET_PLAN: "Potentials of a triplet plan, best time in ms",
     c.PAIR_PLAN: "Matrix of a pair plan, best time in ms",
 }
 MATRICES = "extra memory, N×N float32 matrices"
-PEAK, EXTRA = "peak of the process, GiB", "extra memory, GiB"
 COLUMNS = (
-    *("contender", "task", "size", "seconds", "median_seconds", "extra_bytes", "peak_bytes"),
-    *("processes", "dim", "note", "backbone", "ratio"),
+    *("contender", "task", "size", "seconds", "median_seconds", "extra_bytes"),
+    *("processes", "dim", "backbone", "ratio"),
 )
-# Time of the first over that of the second at N; growth from N to N as a power; numbers at N.
-RATIOS = (
-    *((f"MMSinkhorn {way} (OTT-JAX)", OURS, 256, "≥", 300) for way in ("unrolled", "Danskin")),
-    ("MMSinkhorn plan only (OTT-JAX)", OURS, 256, "≥", 300),
-    *((SUP_CON, OURS, n, "≥", 1) for n in (256, 1024, 4096)),
-    (c.ANCHORS, SMOOTH, 512, "≥", 20),
-    *((OURS, "InfoNCE", n, "≤", 1.25) for n in (256, 1024, 4096)),
-    (SMOOTH, OURS, 512, "≤", 20),
-    (HINGE, OURS, 512, "≤", 10),
-)
-GROWTH = (
-    *((OURS, key, 1024, LARGE, 2.1) for key in ("seconds", "extra_bytes")),
-    *((name, "seconds", 512, 2048, 2.2) for name in (SMOOTH, HINGE)),
-)
-NUMBERS = (
-    *((OURS, MATRICES, LARGE, 6), (SMOOTH, MATRICES, 2048, 4), (HINGE, MATRICES, 2048, 4)),
-    *((OURS, PEAK, LARGE, 3), (STREAMED, EXTRA, HUGE, 1.5)),
-)
-STEPS = {OURS: 1.05, SMOOTH: 1.1, HINGE: 1.1}  # of a training step, over InfoNCE's
 
 
 def read(path: Path) -> Run:
@@ -59,21 +35,13 @@ def read(path: Path) -> Run:
     """
     try:
         run: Run = json.loads(path.read_text(encoding="utf-8"))
-        if "plan" in run:  # training steps of 2026
-            plan = run["problem"] = run["plan"]
-            name = plan.get("backbone") or f"clip_{plan['model']}"
-            place = {"task": c.STEP, "size": plan["batch_size"], "backbone": name}
-            run["measurements"] = [
-                {"contender": row["loss"], "seconds": row["best"], "median_seconds": row["median"],
-                 "ratio": row["ratio"], **place} for row in run["times"]
-            ]  # fmt: skip
-        if {"contender", "task", "size"} <= set(run["measurements"][0]) and run["provenance"]:
-            return run
+        tables(run)
+        notes(run)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, IndexError):
-        pass
-    raise UserError(f"{path}: is not the file of a run of tricouple bench")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise UserError(f"{path}: is not the file of a run of tricouple bench") from None
+    return run
 
 
 def frame(run: Run) -> pd.DataFrame:
@@ -81,43 +49,35 @@ def frame(run: Run) -> pd.DataFrame:
     rows = pd.DataFrame(run["measurements"]).reindex(columns=COLUMNS)
     rows = rows.astype({name: float for name in COLUMNS if "bytes" in name or "seconds" in name})
     rows[MATRICES] = rows["extra_bytes"] / (4 * rows["size"] ** 2)
-    rows[EXTRA], rows[PEAK] = rows["extra_bytes"] / 2**30, rows["peak_bytes"] / 2**30
     return rows.assign(ms=1e3 * rows["seconds"])
 
 
 def tables(run: Run) -> dict[str, pd.DataFrame]:
     """Return all tables of a run, by caption."""
     rows = frame(run)
+    found = {}
     if rows["task"][0] == c.STEP:
-        found = {
-            f"Training step of {name}, batch {own['size'].max()}": step_table(own)
-            for name, own in rows.groupby("backbone", sort=False)
-        }
+        for name, own in rows.groupby("backbone", sort=False):
+            found[f"Training step of {name}, batch {own['size'].max()}"] = step_table(own)
     elif rows["processes"].max() > 1:
-        found = {}
-        for count, own in rows[rows["dim"].notna()].groupby("processes"):
+        for count, own in rows.groupby("processes"):
             who, high = f"{count:.0f} processes of one thread", own["size"].max()
-            own = own.assign(d=[f"d = {d:.0f}" for d in own["dim"]])
-            own["at"] = [f"N = {n}, {d}" for n, d in zip(own["size"], own["d"], strict=True)]
-            found[f"{who}: best time of value and gradient in ms"] = named(wide(own, "at", "ms"))
+            own = own.assign(d=own["dim"].map("d = {:.0f}".format))
+            own["at"] = own["size"].map("N = {}, ".format) + own["d"]
+            found[f"{who}: best time of value and gradient in ms"] = wide(own, "at", "ms")
             last = own[own["size"] == high]
-            found[f"{who}: {MATRICES} per process, N = {high}"] = named(wide(last, "d", MATRICES))
+            found[f"{who}: {MATRICES} per process, N = {high}"] = wide(last, "d", MATRICES)
     else:
         found = {caption: times(run, task) for task, caption in CAPTIONS.items()}
         found[f"Growth as N^… from 1024 to {LARGE}, and extra memory"] = growth_table(rows)
-    found["Targets"] = targets(run)
     return {caption: table for caption, table in found.items() if len(table)}
 
 
-def wide(rows: pd.DataFrame, columns: str, values: str) -> pd.DataFrame:
+def wide(rows: pd.DataFrame, columns: str, values: str, name: str = "") -> pd.DataFrame:
     """Return contenders in their order, a column per value of another column, three digits."""
     found = rows.assign(shown=rows[values].map(number))
     table = found.pivot(index="contender", columns=columns, values="shown").fillna("–")
-    return table.loc[rows["contender"].unique(), rows[columns].unique()]
-
-
-def named(table: pd.DataFrame, name: str = "") -> pd.DataFrame:
-    """Return the contenders as a column."""
+    table = table.loc[rows["contender"].unique(), rows[columns].unique()]
     return table.rename_axis(index=name, columns=None).reset_index()
 
 
@@ -125,10 +85,11 @@ def times(run: Run, task: str, *, memory: bool = False) -> pd.DataFrame:
     """Return the best times of one task, a column per size, on request one of memory."""
     rows = frame(run)
     own = rows[rows["task"] == task]
-    table = wide(own, "size", "ms").reindex(columns=sorted(rows["size"].unique()), fill_value="–")
+    table = wide(own, "size", "ms", "N =")
+    table = table.reindex(columns=["N =", *sorted(rows["size"].unique())], fill_value="–")
     if memory:
-        table["extra memory"] = [largest_memory(own, name) for name in table.index]
-    return named(table, "N =")
+        table["extra memory"] = [largest_memory(own, name) for name in table["N ="]]
+    return table
 
 
 def growth_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -137,10 +98,8 @@ def growth_table(rows: pd.DataFrame) -> pd.DataFrame:
     for name in rows["contender"].unique():
         slopes = [number(growth(rows, name, key)) for key in ("seconds", "extra_bytes")]
         cells.append([name, *slopes, largest_memory(rows, name)])
-    return pd.DataFrame(
-        [line for line in cells if set(line[1:]) != {"–"}],
-        columns=["", "time", "memory", "extra memory"],
-    )
+    columns = ["", "time", "memory", "extra memory"]
+    return pd.DataFrame([line for line in cells if set(line[1:]) != {"–"}], columns=columns)
 
 
 def largest_memory(rows: pd.DataFrame, name: str) -> str:
@@ -154,74 +113,17 @@ def growth(rows: pd.DataFrame, name: str, key: str, low: int = 1024, high: int =
     own = rows[(rows["contender"] == name) & (rows[key] > 0) & rows["size"].between(low, high)]
     if not {low, high} <= set(own["size"]):
         return math.nan
-    return linear_regression(*(list(map(math.log, own[part])) for part in ("size", key))).slope
+    return float(np.polyfit(np.log(own["size"]), np.log(own[key]), 1)[0])
 
 
 def step_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the times of whole training steps beside their targets."""
-    limits = rows["contender"].map(STEPS)
+    """Return the times of whole training steps."""
     return pd.DataFrame({
         "loss": rows["contender"],
         "best, ms": rows["ms"].map("{:.1f}".format),
         "median, ms": (1e3 * rows["median_seconds"]).map("{:.1f}".format),
         "× InfoNCE": rows["ratio"].map("{:.3f}".format),
-        "target": limits.map("≤ {:.2f}".format).where(limits.notna(), ""),
-        "met": (rows["ratio"] <= limits).map(MET).where(limits.notna(), ""),
     })  # fmt: skip
-
-
-# --- targets --------------------------------------------------------------------------------------
-
-MET = {True: "yes", False: "no"}
-
-
-def targets(run: Run) -> pd.DataFrame:
-    """Return the targets of the project for which a run has the numbers, met or missed."""
-    rows = frame(run)
-    shared = rows["processes"].max() > 1
-    cells = [
-        [what, n, number(value), f"{sense} {limit:g}", MET[(value <= limit) == (sense == "≤")]]
-        for what, n, value, sense, limit in (process_targets if shared else loss_targets)(rows)
-        if not math.isnan(value)
-    ]
-    return pd.DataFrame(cells, columns=["measured", "N", "value", "target", "met"])
-
-
-def loss_targets(rows: pd.DataFrame) -> Iterator[Target]:
-    """Targets of losses in one process."""
-    first = rows[rows["task"] != c.STEP].set_index(["contender", "size"])
-
-    def of(name: str, n: int, key: str = "seconds") -> float:
-        return float(first[key].get((name, n), math.nan))
-
-    for above, below, n, sense, limit in RATIOS:
-        yield f"time of {above} / {below}", n, of(above, n) / of(below, n), sense, limit
-    for name, key, low, high, limit in GROWTH:
-        what = {"seconds": "time", "extra_bytes": "extra memory"}[key]
-        value = growth(rows, name, key, low, high)
-        yield f"{name}: {what} grows as N^…", f"{low} to {high}", value, "≤", limit
-    for name, key, n, limit in NUMBERS:
-        yield f"{name}: {key}", n, of(name, n, key), "≤", limit
-    pairs = of(STREAMED, HUGE) / of(OURS, LARGE) * (LARGE / HUGE) ** 2
-    yield f"time per pair of {STREAMED} / {OURS} at {LARGE}", HUGE, pairs, "≤", 8
-
-
-def process_targets(rows: pd.DataFrame) -> Iterator[Target]:
-    """Targets of a batch that several processes share."""
-    rows = rows[rows["dim"].notna()].set_index(["contender", "processes", "size", "dim"])
-    value = rows[MATRICES].get((OURS, 4, LARGE, 128), math.nan)
-    yield f"4 processes, d = 128: {MATRICES}, per process", LARGE, value, "≤", 0.4
-    two = rows["seconds"].dropna().unstack(["processes", "size", "dim"]).sort_index(axis=1)
-    for count, n, d in two.columns:
-        if count == 2 and n in (4096, LARGE):
-            own = two[count, n, d].dropna()
-            peers = own[own.index.str.contains("(", regex=False)]
-            if len(peers) and OURS in own:
-                what = f"2 processes, d = {d:.0f}: time / {peers.idxmin()}, the fastest peer"
-                yield what, n, own[OURS] / peers.min(), "≤", 1
-
-
-# --- texts ----------------------------------------------------------------------------------------
 
 
 def notes(run: Run) -> list[str]:

@@ -1,37 +1,49 @@
-"""How ``make docs`` builds the site: Sphinx, Markdown by MyST, notebooks executed on the way."""
+"""How ``make docs`` builds the site: Sphinx, Markdown by MyST, notebooks as they are stored.
+
+``make docs EXECUTE=force`` executes the notebooks on the way.
+"""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import tricouple
 
-# Notebooks run in processes of their own, in their own folders, and import forces.py from here.
-os.environ["PYTHONPATH"] = str(Path(__file__).parent)
-
 project = "tricouple"
 author = "The tricouple authors"
 release = tricouple.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx-mathjax-offline",
+]
 exclude_patterns = ["_build", "assets/*.md"]
 suppress_warnings = ["myst.xref_missing"]  # tables in assets are no pages; tests check all links
 
 html_theme = "pydata_sphinx_theme"
 html_title = "tricouple"
 html_theme_options = {
+    "navbar_center": [],  # all pages are in the sidebar
     "navigation_depth": 2,
     "show_toc_level": 2,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],
 }
-html_sidebars = {"index": []}
+html_context = {"default_mode": "auto"}
+html_sidebars = {"**": ["site-tree"]}
+templates_path = ["_templates"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-nb_execution_mode = "cache"
+nb_execution_mode = "off"
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
+nb_execution_show_tb = True
 
 autodoc_default_options = {"members": True, "show-inheritance": False}
 autodoc_member_order = "bysource"

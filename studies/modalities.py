@@ -185,7 +185,7 @@ def two_to_one(scores: Callable[[int, int], Tensor], labels: Tensor) -> float:
     return sum(right_answers(scores(x, y), labels) for x, y in EDGES) / 3
 
 
-def plainly(z: Unit, labels: Tensor, row: str) -> dict[str, float]:
+def by_cosine(z: Unit, labels: Tensor, row: str) -> dict[str, float]:
     """Recall without a plan; ``both`` is what c is chosen by."""
     one = one_to_one(lambda x, y: z[x] @ z[y].T, labels)
     two = two_to_one(lambda x, y: added(z, x, y, row), labels)
@@ -270,7 +270,7 @@ def run(plan: Plan, runs: Runs) -> None:
 
             def validated(config: Mapping[str, Any], row: str = row) -> dict[str, float]:
                 made = embedded(row, config["c"], config["seed"])
-                return plainly(*made["validation"], row)
+                return by_cosine(*made["validation"], row)
 
             settings = choose(runs, base, grid, validated, "both")
             for way in plan["ways"] if row == plan["scored"] else ():
@@ -288,7 +288,7 @@ def run(plan: Plan, runs: Runs) -> None:
                 def final(config: Mapping[str, Any] = config) -> dict[str, float]:
                     made = embedded(config["row"], config["c"], config["seed"])
                     z, labels = made["test"]
-                    found = plainly(z, labels, config["row"])
+                    found = by_cosine(z, labels, config["row"])
                     for way in plan["ways"]:
                         if way in config:
                             found[way] = scored(z, labels, way, config[way])

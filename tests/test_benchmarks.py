@@ -26,7 +26,7 @@ FACTS |= {"versions": {"torch": "2"}}
 
 
 def call(name, size=24, problem=PROBLEM):
-    if not contenders.installed(BY_NAME[name].module):
+    if BY_NAME[name].obstacle(size, problem):
         pytest.skip(f"{name} is not installed")
     return BY_NAME[name].prepare(make_batch(size, problem), problem)()
 
@@ -72,24 +72,27 @@ def test_every_loss_of_ours_returns_a_finite_value_and_gradient():
         if contender.task == LOSS and not contender.module:
             value, gradient = call(contender.name)
             assert value.isfinite(), contender.name
-            assert gradient.isfinite().all()
-            assert gradient.abs().max() > 0
+            assert 0 < gradient.abs().max() < math.inf
 
 
-def test_batches_repeat_and_have_unbalanced_classes():
+def test_batches_repeat_are_shared_by_ranks_and_have_unbalanced_classes():
     batch, again = make_batch(512, Problem()), make_batch(512, Problem())
     assert torch.equal(batch.embeddings, again.embeddings)
     assert batch.labels.bincount().max() > 3 * batch.labels.bincount().min()
+    parts = [processes.share(batch, Problem(), rank, 3) for rank in range(3)]
+    assert torch.equal(torch.cat([part[2] for part in parts]), batch.labels)
 
 
 def test_turns_rotate_and_their_first_call_counts_only_if_it_fills_them():
     calls = []
     steps = {name: lambda name=name: calls.append(name) for name in "abc"}
-    durations = measure.time_together(steps, rounds=2, seconds_per_round=0.0)
+    effort = measure.Effort(rounds=2, seconds_per_round=0.0)
+    durations = measure.time_together(steps, effort)
     assert "".join(calls) == "abc" + "bca"
     assert {name: len(values) for name, values in durations.items()} == dict.fromkeys("abc", 2)
     clock = iter([0.01, *[0.001] * 5])  # a first call is slow after another library's turn
-    found = measure.time_together({"a": gc.isenabled}, 1, 0.05, clock=lambda step: next(clock))
+    effort = measure.Effort(rounds=1, seconds_per_round=0.05)
+    found = measure.time_together({"a": gc.isenabled}, effort, clock=lambda step: next(clock))
     assert found == {"a": [0.001] * 5}
 
 
@@ -106,37 +109,31 @@ def test_extra_memory_is_the_peak_of_the_call_not_what_it_returns():
     assert found["peak_bytes"] > found["extra_bytes"]
 
 
-def test_memory_is_measured_in_a_process_of_its_own(monkeypatch):
+def test_memory_is_measured_in_a_process_of_its_own():
     ballast = torch.ones(2**28)  # 1 GiB in this process must not be seen by the other
     found = measure.measure_memory("InfoNCE (plain PyTorch)", 1024, Problem())
     del ballast
     assert 2 < found["extra_bytes"] / (4 * 1024**2) < 20
     assert found["peak_bytes"] < 2**30
-    monkeypatch.setattr(measure.sys, "executable", "/bin/false")
-    with pytest.raises(RuntimeError, match="exit code 1"):
-        measure.measure_memory(OURS, 64, Problem())
 
 
 def failing(*arguments):
     raise RuntimeError("out of everything")
 
 
-def test_missing_and_failing_peers_are_rows(monkeypatch):
+def test_missing_failing_and_too_large_contenders_are_rows(monkeypatch):
     broken = contenders.Contender("fails", LOSS, failing)
     absent = replace(broken, name="absent", module="no_such_library")
-    monkeypatch.setattr(measure, "CONTENDERS", (BY_NAME[OURS], broken, absent))
-    ours, other, missing = measure.measure(replace(measure.QUICK, sizes=(16,)), PROBLEM)
-    assert ours["seconds"] > 0
-    assert (other["note"], missing["note"]) == ("failed: out of everything", "not installed")
-
-
-def test_cubic_contenders_are_skipped_before_they_fill_the_memory(monkeypatch):
-    effort, dense = measure.Effort(), BY_NAME["dense Neg-MMIOT (PyTorch)"]
-    assert [effort.meets(dense, size) for size in (256, 512)] == [True, False]
-    assert [effort.weighs(BY_NAME[OURS], size) for size in (256, 1024)] == [False, True]
+    dense = BY_NAME["dense Neg-MMIOT (PyTorch)"]
+    monkeypatch.setattr(measure, "CONTENDERS", (BY_NAME[OURS], broken, absent, dense))
     monkeypatch.setattr(memory, "available_bytes", lambda: 2**30)
-    assert measure.obstacle_to(dense, 1024, Problem()).startswith("skipped: may need 320 GiB")
-    assert measure.obstacle_to(dense, 64, Problem()) == ""
+    effort = replace(measure.QUICK, sizes=(16, 256), largest_cubic=256)
+    ours, other, missing, small, *_, large = measure.measure(effort, PROBLEM)
+    assert ours["seconds"] > 0 < small["seconds"]
+    assert (other["note"], missing["note"]) == ("failed: out of everything", "not installed")
+    assert large["note"] == "skipped: may need 5 GiB, 1 GiB are free"
+    again = replace(effort, sizes=(512,), only=("dense*",))
+    assert not list(measure.measure(again, PROBLEM))  # above --largest-cubic
 
 
 def test_step_ratios_are_those_of_best_steps_to_infonce():
@@ -149,20 +146,18 @@ def test_step_ratios_are_those_of_best_steps_to_infonce():
         assert list(own["ratio"]) == list(best / best["infonce"])
 
 
-@pytest.mark.parametrize("kind", ["clip", "images"])
-def test_a_step_trains_the_whole_encoder(kind):
-    images = measure._images("resnet10_small", "scl", 8, 8, 4) if kind == "images" else None
-    optimiser, encode, labels = images or measure._pairs("clip_tiny", 8)
-    learning = [p for p in optimiser.param_groups[0]["params"] if p.requires_grad]
-    before = [parameter.detach().clone() for parameter in learning]
-    measure._step(measure.step_loss("PushPull"), optimiser, encode, labels)()
-    changed = [not torch.equal(a, b) for a, b in zip(before, learning, strict=True)]
+@pytest.mark.parametrize("backbone", ["clip_tiny", "resnet10_small"])
+def test_a_step_trains_the_whole_encoder(backbone):
+    model, encode, labels = measure.encoder(backbone, "scl", 8, 8, 4)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    step = measure.training_step("PushPull", model, encode, labels)
+    step()
+    step()  # residual branches that begin at zero have no gradient in the first step
+    changed = [not torch.equal(*both) for both in zip(before, model.parameters(), strict=True)]
     assert sum(changed) > 0.9 * len(changed)  # a bias before a normalisation has no gradient
 
 
 def test_two_processes_share_one_batch_and_a_failure_is_a_row(tmp_path, monkeypatch):
-    parts = [processes.share(rank, 3, 20, PROBLEM) for rank in range(3)]
-    assert torch.equal(torch.cat([part[1] for part in parts]), make_batch(20, PROBLEM).labels)
     out = tmp_path / "processes.json"
     only = ["--only", OURS, "--only", "InfoNCE"]
     assert cli.main(["bench", "--quick", "--processes", "2", *only, "--out", str(out)]) == 0
@@ -171,7 +166,7 @@ def test_two_processes_share_one_batch_and_a_failure_is_a_row(tmp_path, monkeypa
     assert all(0 < line["seconds"] <= line["median_seconds"] for line in found.values())
 
     monkeypatch.setattr(processes, "ask", failing)
-    effort = replace(processes.QUICK_GROUP, only=(OURS,), processes=(2,))
+    effort = replace(processes.QUICK, only=(OURS,), processes=(2,))
     (line,) = processes.measure_processes(effort, PROBLEM)
     assert line["note"] == "failed: out of everything"
 
@@ -181,21 +176,6 @@ def test_growth_is_that_from_1024_to_8192_and_only_if_measured():
     rows = [row(OURS, n, 1.0 if n == 256 else 3e-9 * n**1.7) for n in (256, 1024, 2048, 8192)]
     assert table.growth(table.frame(run_of(*rows)), OURS, "seconds") == pytest.approx(1.7)
     assert math.isnan(table.growth(table.frame(run_of(*rows[:-1])), OURS, "seconds"))
-    assert table.targets(run_of(*rows[:-1])).empty  # nothing is claimed without measurements
-
-
-@pytest.mark.parametrize(("change", "met"), [(0.97, "yes"), (1.03, "no")])
-def test_targets_are_met_or_missed(change, met):
-    two = {"processes": 2, "dim": 128}
-    for rows in (
-        [row(OURS, 256, 1e-3 * change), row("MMSinkhorn unrolled (OTT-JAX)", 256, 0.3)],
-        [row("InfoNCE", 1024, 1.0), row(OURS, 1024, 1.25 * change)],
-        [row("NegMMIOT streamed", 32768, extra_bytes=1.5 * 2**30 * change)],
-        [row(OURS, 8192, extra_bytes=0.4 * change * 4 * 8192**2, processes=4, dim=128)],
-        [row("InfoNCE", 4096, 0.1, **two), row(OURS, 4096, change, **two),  # ours both
-         row(processes.CLIP, 4096, 1.0, **two), row("SupConLoss (PML)", 4096, 2.0, **two)],
-    ):  # fmt: skip
-        assert list(table.targets(run_of(*rows))["met"]) == [met], rows
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -236,8 +216,8 @@ def test_only_some_contenders_run_on_request_and_the_file_says_how(tmp_path, cap
     assert not (tmp_path / "b").exists()
 
 
-def test_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch, capsys):
-    def interrupted(effort, problem, say):
+def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch, capsys):
+    def interrupted(effort, problem):
         yield row(OURS, 16, 1e-3)
         raise KeyboardInterrupt
 
@@ -246,13 +226,3 @@ def test_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch, capsys):
     assert cli.main(["bench", "--quick", "--out", str(out)]) == 130
     assert "has what was measured" in capsys.readouterr().err
     assert table.read(out)["measurements"] == [row(OURS, 16, 1e-3)]
-
-
-def test_bench_fails_if_a_step_misses_its_target(tmp_path, monkeypatch):
-    def steps(backbones, **options):
-        yield row("InfoNCE", 256, 1.0, "training step", ratio=1.0, backbone="a", median_seconds=1.0)
-        yield row(OURS, 256, 1.1, "training step", ratio=1.1, backbone="a", median_seconds=1.1)
-
-    monkeypatch.setattr(measure, "measure_steps", steps)
-    assert cli.main(["bench", "--step", "--out", str(tmp_path / "step.json")]) == 1
-    assert cli.main(["bench", "--read", str(tmp_path / "step.json")]) == 0

@@ -108,17 +108,16 @@ def release(tmp_path):
     spec = importlib.util.spec_from_file_location("release", script)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name in ("src/tricouple/__init__.py", "CITATION.cff", "CHANGELOG.md"):
+    for name in ("src/tricouple/__init__.py", "CHANGELOG.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return lambda version: module.prepare(tmp_path, version, "2030-01-02")
 
 
-def test_a_release_says_its_version_everywhere_and_begins_a_new_changelog(release, tmp_path):
+def test_a_release_writes_its_version_and_begins_a_new_changelog(release, tmp_path):
     news = (ROOT / "CHANGELOG.md").read_text().partition("## [Unreleased]")[2].split("\n## [")[0]
     release("9.1.0")
     assert '__version__ = "9.1.0"\n' in (tmp_path / "src/tricouple/__init__.py").read_text()
-    assert "\nversion: 9.1.0\n" in (tmp_path / "CITATION.cff").read_text()
     log = (tmp_path / "CHANGELOG.md").read_text()
     assert f"## [Unreleased]\n\n## [9.1.0] - 2030-01-02\n\n{news.strip()}" in log
     for version, complaint in {"9.1": "three numbers", "9.0.9": "last one is 9.1.0"}.items():

@@ -11,8 +11,8 @@ import pytest
 import theory.__main__ as command
 import torch
 from theory import decoupling, frames, gradients, lemmas, quadrature, setting
-from theory.setting import Losses, Setting, worst
-from theory.statements import BY_NAME, STATEMENTS, verify
+from theory.setting import Setting
+from theory.statements import BY_NAME, verify
 from torch.nn.functional import normalize
 
 from tricouple.losses import IOT, InfoNCE, NegMMIOT, PushPull
@@ -22,11 +22,15 @@ ROOT = Path(__file__).parents[1]
 STORED = ROOT / "results/theory"
 PAGES = [ROOT / f"docs/{name}.md" for name in ("theory", "quadrature", "shaping")]
 # The decoupling at full size takes longer: it is in the stored run, and smaller below.
-HOLDING = [one.name for one in STATEMENTS if one.bound is not None and one.name != "decoupling"]
+HOLDING = [name for name, one in BY_NAME.items() if one.about["bound"] and name != "decoupling"]
 
 
-def outcomes_of(*names, seed=0, **losses):
-    return {one["name"]: one for one in verify(Losses(**losses), seed=seed, only=names)}
+def outcomes_of(*names, **replaced):
+    return {one["name"]: one for one in verify(Setting(**replaced), names)}
+
+
+def rows_of(name):
+    return outcomes_of(name)[name]["rows"]
 
 
 SMALL = {
@@ -34,7 +38,8 @@ SMALL = {
     lemmas: {"SIZES": ((3, 2),), "SEGMENTS": 2, "SHARPNESSES": (2.0, 100.0),
              "LINEAR_SIZES": ((2, 3), (10, 4)), "SHAPED_SIZES": ((2, 3),)},
     gradients: {"SIZES": ((3, 2),), "BALANCED": ((2, 2, 2),)},
-    decoupling: {"IDENTITY_SIZES": ((4, 3, 2),), "IDENTITY_SHARPNESSES": (2.0,)},
+    decoupling: {"IDENTITY_SIZES": ((4, 3, 2),), "IDENTITY_SHARPNESSES": (2.0,),
+                 "SIZES": (16, 64), "LARGE": 64, "SHARPNESSES": (3.0, 100.0)},
 }  # fmt: skip
 
 
@@ -53,16 +58,12 @@ def small(monkeypatch):
 
 
 @pytest.mark.usefixtures("small")
-def test_every_statement_with_a_bound_holds():
+def test_every_statement_with_a_bound_holds_and_measures_the_same_alone():
     outcomes = outcomes_of(*HOLDING, seed=1)
     verdicts = {name: outcome["verdict"] for name, outcome in outcomes.items()}
     assert verdicts == dict.fromkeys(HOLDING, "holds")
-
-
-@pytest.mark.usefixtures("small")
-def test_a_statement_measures_the_same_alone_and_in_company():
-    together = outcomes_of("envelope", "symmetrisation")
-    assert outcomes_of("symmetrisation")["symmetrisation"] == together["symmetrisation"]
+    alone = outcomes_of("symmetrisation", seed=1)["symmetrisation"]
+    assert alone == outcomes["symmetrisation"]
 
 
 # Wrong losses fail
@@ -118,50 +119,33 @@ AT_LARGE = {"homogeneity", "closed-form", "monotonicity", "etf"}
     [
         ({"neg_mmiot": changed(lambda value, *_: -value)}, ABOUT_THE_VALUE | {"homogeneity"}),
         ({"neg_mmiot": negatives_ignored}, ABOUT_THE_VALUE),
-        ({"neg_mmiot": wrong_sharpness}, ABOUT_THE_VALUE | {"stationarity"}),
+        ({"neg_mmiot": wrong_sharpness}, ABOUT_THE_VALUE | {"stationarity", "decoupling"}),
         ({"neg_mmiot": STEEPER}, {"stationarity", "envelope"}),
         ({"push_pull": lopsided}, {"stationarity"}),
-        ({"neg_mmiot": info_nce}, ABOUT_THE_VALUE | {"stationarity"}),
+        ({"neg_mmiot": info_nce}, ABOUT_THE_VALUE | {"stationarity", "decoupling"}),
         ({"neg_mmiot": push_pull}, ABOUT_THE_VALUE | {"stationarity"}),
         ({"neg_mmiot": partial(push_pull, extra=0.01)}, ABOUT_THE_VALUE),
         ({"neg_mmiot": changed(lambda value, *_: value + 1e-3)}, ABOUT_THE_VALUE),
-        ({"neg_mmiot": NAN_FOR_LARGE_BATCHES}, AT_LARGE),
+        ({"neg_mmiot": NAN_FOR_LARGE_BATCHES}, AT_LARGE | {"decoupling"}),
         ({"neg_mmiot": NAN_AT_THE_OPTIMUM}, AT_LARGE | {"stationarity"}),
     ],
 )
 @pytest.mark.usefixtures("small")
-def test_a_wrong_loss_fails(losses, failing):
+def test_a_wrong_loss_fails(losses, failing, monkeypatch):
+    monkeypatch.setattr(decoupling, "BATCHES", decoupling.BALANCED)
     outcomes = outcomes_of(*failing, **losses)
     assert {name for name, one in outcomes.items() if one["verdict"] == "fails"} == failing
-
-
-def test_the_command_exits_with_1_and_names_what_fails(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "verify", partial(verify, Losses(neg_mmiot=info_nce)))
-    assert cli.main(["verify", "--only", "closed-form", "--out", str(tmp_path)]) == 1
-    shown = capsys.readouterr().out
-    assert re.search(r"^closed-form .* fails +Lemma C\.1: at two distances", shown, re.MULTILINE)
-    assert "0 of 1 statements" in shown
-    content = json.loads((tmp_path / "theory.json").read_text(encoding="utf-8"))
-    assert [row["verdict"] for row in content["statements"]] == ["fails"]
-    assert command.main(["--read", str(tmp_path / "theory.json")]) == 1
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_the_worst_of_numbers_overlooks_none(bad):
     for values in itertools.permutations((-1.0, -2.0, bad)):
-        assert worst(values) == math.inf
+        assert setting.worst(values) == math.inf
 
 
-@pytest.fixture
-def small_decoupling(monkeypatch):
-    monkeypatch.setattr(decoupling, "SIZES", (16, 64))
-    monkeypatch.setattr(decoupling, "LARGE", 64)
-    monkeypatch.setattr(decoupling, "SHARPNESSES", (3.0, 100.0))
-
-
-@pytest.mark.usefixtures("small_decoupling")
+@pytest.mark.usefixtures("small")
 def test_neg_mmiot_with_linear_shaping_is_push_pull_in_balanced_batches():
-    outcome = BY_NAME["decoupling"].test(Setting())
+    outcome = outcomes_of("decoupling")["decoupling"]
     assert outcome["verdict"] == "holds"
     for row in outcome["rows"]:
         if row["ψ"] == "linear" and row["N"] == 64 and row["sweeps"] == "converged":
@@ -171,27 +155,19 @@ def test_neg_mmiot_with_linear_shaping_is_push_pull_in_balanced_batches():
             assert row["smallest cosine"] < 0.5
 
 
-@pytest.mark.usefixtures("small_decoupling")
-@pytest.mark.parametrize("loss", [info_nce, wrong_sharpness, NAN_FOR_LARGE_BATCHES])
-def test_other_losses_are_not_push_pull(loss, monkeypatch):
-    monkeypatch.setattr(decoupling, "BATCHES", decoupling.BALANCED)
-    assert BY_NAME["decoupling"].test(Setting(0, Losses(neg_mmiot=loss)))["verdict"] == "fails"
-
-
 def test_the_identity_needs_its_last_term_and_the_excluded_triplets():
     labels = setting.class_labels((4, 3, 2))
     z = setting.random_unit(9, 4, torch.Generator().manual_seed(0))
     target = setting.triplet_target(labels)
-    imposed = setting.imposed_marginals(target)
-    whole, parts = decoupling.divergences(z @ z.T, 0.1, target, imposed)
+    whole, parts = decoupling.divergences(z @ z.T, 0.1, target, "uniform")
     assert parts[2] > 0.01
     assert whole == pytest.approx(parts[0] + parts[1] - parts[2], abs=1e-10)
-    cost = setting.triplet_cost(z @ z.T, setting.SHAPINGS["linear"])
-    assert abs(float(setting.divergence(cost, 0.1, target, imposed)) - whole) > 1e-4
+    plan = setting.log_plan(setting.triplet_cost(z @ z.T, torch.neg), 0.1, target, "uniform")
+    assert abs(float(setting.divergence(target, plan)) - whole) > 1e-4
 
 
 def test_other_pairs_of_losses_coincide_where_their_settings_say_so():
-    for row in decoupling.coincidences(Setting()):
+    for row in rows_of("coincidences"):
         if row["losses"].startswith("DBOT"):
             # No column sum reaches a bound until the loss is sharp.
             assert (row["relative difference"] < 1e-12) is (row["c"] <= 3)
@@ -203,7 +179,7 @@ def test_sweeps_that_do_not_converge_are_an_error(monkeypatch):
     monkeypatch.setattr(setting, "SWEEPS", (5, 10))
     cost = torch.randn((5, 5, 5), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with pytest.raises(ValueError, match="no convergence in 10 sweeps"):
-        setting.log_plan(cost, 1e-3, setting.imposed_marginals(cost))
+        setting.log_plan(cost, 1e-3, cost, "uniform")
 
 
 @pytest.mark.parametrize(("within", "sizes", "size"), [(False, (2, 2, 2), 48), (True, (3, 2), 12)])
@@ -224,37 +200,36 @@ def test_averages_by_pattern_are_those_over_a_group(within, sizes, size):
 @pytest.mark.parametrize("marginals", ["uniform", "target"])
 def test_curvature_equals_autograd(marginals):
     target = setting.triplet_target(setting.class_labels((3, 2)))
-    imposed = setting.imposed_marginals(target, marginals)
     allowed = setting.distinct(5, 3)
     cost = torch.randn((5, 5, 5), generator=torch.Generator().manual_seed(3)).double() / 4
 
     def value(entries):
-        return setting.divergence(cost.masked_scatter(allowed, entries), 0.5, target, imposed)
+        changed = cost.masked_scatter(allowed, entries)
+        return setting.divergence(target, setting.log_plan(changed, 0.5, target, marginals))
 
     expected = torch.autograd.functional.hessian(value, cost[allowed])
-    assert torch.allclose(lemmas.hessian(cost, 0.5, target, imposed), expected, atol=1e-10)
+    assert torch.allclose(lemmas.hessian(cost, 0.5, target, marginals), expected, atol=1e-10)
 
 
 def test_in_too_few_dimensions_the_optimum_is_not_two_distance(monkeypatch):
     monkeypatch.setattr(frames, "LOW_CLASSES", 5)
     monkeypatch.setattr(frames, "LOW_DIMS", (3, 4))
-    low, enough = frames.low_dimension(Setting())
+    low, enough = rows_of("low-dimension")
     assert low["loss above closed form"] > 1e-3
     assert low["loss below total collapse"] > 0.1
     assert low["spread of β"] > 0.1
     assert enough["spread of β"] < 1e-5
 
 
-def test_unbalanced_classes_break_convexity_unless_the_marginals_are_the_target_s(monkeypatch):
+def test_unbalanced_classes_break_both_properties_unless_the_marginals_are_the_target_s(
+    monkeypatch,
+):
     monkeypatch.setattr(lemmas, "UNBALANCED_SIZES", ((4, 2),))
-    uniform, target = lemmas.unbalanced_convexity(Setting())
+    uniform, target = rows_of("unbalanced-convexity")
     assert uniform["smallest curvature"] < -0.01
     assert uniform["excess over chord there"] > 1e-3
     assert target["smallest curvature"] > -1e-12
-
-
-def test_unbalanced_classes_break_the_envelope_unless_the_marginals_are_the_target_s():
-    for row in outcomes_of("unbalanced-envelope")["unbalanced-envelope"]["rows"]:
+    for row in rows_of("unbalanced-envelope"):
         assert row["library, implicit"] < 1e-10
         assert row["library, unrolled"] < 1e-10
         assert (row["library, envelope"] > 0.05) is (row["marginals"] == "uniform")
@@ -270,20 +245,27 @@ def test_wrong_costs_are_caught(monkeypatch):
 
 
 def test_command_writes_numbers_tables_and_figures_and_reads_them(tmp_path, capsys):
-    names = ["shaping-three-way", "quadrature-poisson"]
-    threads = torch.get_num_threads()
-    assert (
-        cli.main(["verify", "--only", ",".join(names), "--seed", "3", "--out", str(tmp_path)]) == 0
-    )
-    assert torch.get_num_threads() == threads
+    words = ["--only", "shaping-three-way,quadrature-poisson", "--seed", "3"]
+    assert cli.main(["verify", *words, "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "1 of 1 statements hold; 1 observations." in shown
     report = command.read(tmp_path / "theory.json")
-    assert [outcome["name"] for outcome in report["statements"]] == names
+    assert [one["name"] for one in report["statements"]] == words[1].split(",")
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == command.tables(report)
     assert (tmp_path / "shaping-three-way.png").read_bytes()[1:4] == b"PNG"
     assert cli.main(["verify", "--read", str(tmp_path / "theory.json")]) == 0
     assert capsys.readouterr().out.splitlines()[:4] == shown.splitlines()[:4]
+
+
+def test_the_command_exits_with_1_and_names_what_fails(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "Setting", partial(Setting, neg_mmiot=info_nce))
+    assert cli.main(["verify", "--only", "closed-form", "--out", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert re.search(r"^closed-form .* fails +Lemma C\.1: At two distances", shown, re.MULTILINE)
+    assert "0 of 1 statements" in shown
+    content = json.loads((tmp_path / "theory.json").read_text(encoding="utf-8"))
+    assert [row["verdict"] for row in content["statements"]] == ["fails"]
+    assert command.main(["--read", str(tmp_path / "theory.json")]) == 1
 
 
 def test_list_names_every_statement_and_its_place_in_the_paper(capsys):
@@ -315,32 +297,18 @@ def test_user_errors_are_one_line(words, complaint, tmp_path, monkeypatch, capsy
     assert error.count("\n") == 1
 
 
-def test_stored_results_cover_every_statement_and_none_fails():
+def test_stored_results_cover_every_statement_none_fails_and_pages_include_them():
     report = command.read(STORED / "theory.json")
-    assert [outcome["name"] for outcome in report["statements"]] == list(BY_NAME)
-    assert all(one["verdict"] != "fails" for one in report["statements"])
-    for outcome in report["statements"]:
-        for key in ("claim", "paper", "measured", "bound"):
-            assert outcome[key] == getattr(BY_NAME[outcome["name"]], key)
-    assert (STORED / "README.md").read_text(encoding="utf-8") == command.tables(report)
-
-
-def test_stored_measurements_are_repeated():
-    statements = command.read(STORED / "theory.json")["statements"]
-    stored = next(one for one in statements if one["name"] == "quadrature-kernel")["rows"]
-    for ours, kept in zip(
-        outcomes_of("quadrature-kernel")["quadrature-kernel"]["rows"], stored, strict=True
-    ):
-        assert ours["terms Q"] == kept["terms Q"]
-        assert ours["error of K"] == pytest.approx(kept["error of K"], rel=0.01, abs=1e-13)
-
-
-def test_pages_include_tables_and_figures_that_are_stored():
+    statements = {one["name"]: one for one in report["statements"]}
+    assert list(statements) == list(BY_NAME)
+    assert all(one["verdict"] != "fails" for one in statements.values())
+    for name, one in statements.items():
+        assert BY_NAME[name].about.items() <= one.items()
     tables = (STORED / "README.md").read_text(encoding="utf-8")
+    assert tables == command.tables(report)
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    included = re.findall(
-        r":start-after: (<!-- [a-z-]+ -->)\n:end-before: (<!-- /[a-z-]+ -->)", text
-    )
+    pattern = r":start-after: (<!-- [a-z-]+ -->)\n:end-before: (<!-- /[a-z-]+ -->)"
+    included = re.findall(pattern, text)
     assert len(included) >= 18
     for start, end in included:
         assert start[5:] == end[6:]
@@ -348,3 +316,8 @@ def test_pages_include_tables_and_figures_that_are_stored():
     for name, *_ in command.FIGURES.values():
         assert f"../results/theory/{name}.png" in text
         assert (STORED / f"{name}.png").read_bytes()[1:4] == b"PNG"
+    for ours, kept in zip(
+        rows_of("quadrature-kernel"), statements["quadrature-kernel"]["rows"], strict=True
+    ):
+        assert ours["terms Q"] == kept["terms Q"]
+        assert ours["error of K"] == pytest.approx(kept["error of K"], rel=0.01, abs=1e-13)

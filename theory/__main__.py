@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
-from theory.statements import Outcome, select, verify
+from theory.setting import Row, Setting
+from theory.statements import select, verify
 from tricouple_lab.files import provenance, write_text
 from tricouple_lab.names import UserError
 from tricouple_lab.report.figures import Series, lines_figure, save_png
@@ -39,35 +39,26 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="tricouple verify", description=__doc__)
     add = parser.add_argument
     add("--list", action="store_true", help="list the statements and stop")
-    add("--only", metavar="NAME", help="test these statements alone, separated by commas")
+    add("--only", metavar="NAME", default="", help="only these, separated by commas")
     add("--seed", type=int, default=0, help="seed of all random numbers")
     add("--out", type=Path, metavar="FOLDER", help="write theory.json, README.md and the figures")
     add("--read", type=Path, metavar="FILE", help="read an earlier theory.json instead of testing")
     options = parser.parse_args(arguments)
-    statements = select((options.only or "").replace(",", " ").split())
+    chosen = select(options.only.replace(",", " ").split())
     if options.list:
-        for one in statements:
-            print(f"{one.name:21}{one.claim} ({one.paper})")
+        for one in chosen.values():
+            print("{name:21}{claim} ({paper})".format(**one.about))
         return 0
-    head = LINE.format("statement", "measured", "bound", "verdict", "")
-    if options.read is not None:
+    torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
+    facts = provenance() | {"command": shlex.join(["tricouple", "verify", *arguments])}
+    outcomes = verify(Setting(options.seed), chosen)
+    report = {"seed": options.seed, "statements": outcomes, "provenance": facts}
+    if options.read:
         report = read(options.read)
-        print(head, *map(line, report["statements"]), sep="\n")
-    else:
-        print(head)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
-        try:
-            outcomes = []
-            for outcome in verify(seed=options.seed, only=[one.name for one in statements]):
-                print(line(outcome), flush=True)
-                outcomes.append(outcome)
-        finally:
-            torch.set_num_threads(threads)
-        facts = provenance() | {"command": shlex.join(["tricouple", "verify", *arguments])}
-        report = {"seed": options.seed, "statements": outcomes, "provenance": facts}
+    print(LINE.format("statement", "measured", "bound", "verdict", ""))
+    report["statements"] = [shown(outcome) for outcome in report["statements"]]
     print(count(report))
-    if options.out is not None:
+    if options.out:
         write(report, options.out)
         print(f"Numbers, tables and figures: {options.out}")
     return int(any(one["verdict"] == "fails" for one in report["statements"]))
@@ -77,8 +68,7 @@ def read(path: Path) -> dict[str, Any]:
     """Return the report of an earlier run."""
     try:
         report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for outcome in report["statements"]:
-            line(outcome)  # has what it needs
+        tables(report)  # has what it needs
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except (KeyError, TypeError, ValueError) as error:
@@ -86,11 +76,12 @@ def read(path: Path) -> dict[str, Any]:
     return report
 
 
-def line(outcome: Outcome) -> str:
-    """Return a line of the table on the terminal."""
-    bound = "–" if outcome["bound"] is None else f"{outcome['bound']:g}"
+def shown(outcome: Row) -> Row:
+    """Print a line of the table on the terminal, as soon as it is known."""
     claim = f"{outcome['paper']}: {outcome['claim']}"
-    return LINE.format(outcome["name"], cell(outcome["value"]), bound, outcome["verdict"], claim)
+    numbers = cell(outcome["value"]), cell(outcome["bound"])
+    print(LINE.format(outcome["name"], *numbers, outcome["verdict"], claim), flush=True)
+    return outcome
 
 
 def count(report: dict[str, Any]) -> str:
@@ -103,7 +94,8 @@ def count(report: dict[str, Any]) -> str:
 
 def cell(value: object) -> str:
     """Return a number with three significant digits; adding zero turns −0 into 0."""
-    return f"{value + 0.0:.3g}" if isinstance(value, float) else str(value)
+    text = "–" if value is None else str(value)
+    return f"{value + 0.0:.3g}" if isinstance(value, float) else text.replace("|", "\\|")
 
 
 def write(report: dict[str, Any], folder: Path) -> None:
@@ -121,31 +113,32 @@ def write(report: dict[str, Any], folder: Path) -> None:
 
 def tables(report: dict[str, Any]) -> str:
     """Return all tables as Markdown; comments mark what the pages of docs/ include."""
-    keys = ["name", "claim", "paper", "measured", "value", "bound", "verdict"]
-    verdicts = pd.DataFrame(report["statements"])[keys]
-    verdicts["bound"] = [cell(x) if x == x else "–" for x in verdicts["bound"].astype(float)]
-    verdicts = verdicts.rename(columns={"name": "statement", "measured": "what is measured"})
-    about = verdicts["statement"].str.startswith("quadrature")
-    blocks = {"theory": verdicts[~about], "quadrature": verdicts[about]}
-    blocks |= {one["name"]: pd.DataFrame(one["rows"]) for one in report["statements"]}
-    texts = {one["name"]: f"{one['claim']} ({one['paper']})" for one in report["statements"]}
-    facts = report["provenance"]
+    blocks: dict[str, list[Row]] = {"theory": [], "quadrature": []}
+    texts = {}
+    for one in report["statements"]:
+        row = {"statement": one["name"], "claim": one["claim"], "paper": one["paper"]}
+        row |= {"what is measured": one["measured"], "value": one["value"]}
+        row |= {"bound": cell(one["bound"]), "verdict": one["verdict"]}
+        blocks["quadrature" if one["name"].startswith("quadrature") else "theory"].append(row)
+        blocks[one["name"]] = one["rows"]
+        texts[one["name"]] = f"{one['claim']} ({one['paper']})\n\n"
     parts = [f"# The theory, checked by running it\n\n{count(report)}\n"]
-    for name, table in blocks.items():
-        if len(table):
-            said = f"{texts[name]}\n\n" if name in texts else ""
-            parts.append(f"## {name}\n\n{said}<!-- {name} -->\n{markdown(table)}<!-- /{name} -->\n")
+    for name, rows in blocks.items():
+        said = texts.get(name, "")
+        if rows:
+            parts.append(f"## {name}\n\n{said}<!-- {name} -->\n{markdown(rows)}<!-- /{name} -->\n")
+    facts = report["provenance"]
     version = facts["versions"]["torch"]
     parts.append(f"Seed {report['seed']}, float64, torch {version}, {facts['date'][:10]}.\n")
     return "\n".join(parts)
 
 
-def markdown(table: pd.DataFrame) -> str:
+def markdown(rows: list[Row]) -> str:
     """Return a table as Markdown, numbers to the right."""
-    sides = ["--:" if pd.api.types.is_numeric_dtype(kind) else "---" for kind in table.dtypes]
-    rows = [list(table.columns), sides, *table.values.tolist()]
-    texts = ([cell(one).replace("|", "\\|") for one in row] for row in rows)
-    return "".join(f"| {' | '.join(row)} |\n" for row in texts)
+    numbers = {key: all(isinstance(row[key], int | float) for row in rows) for key in rows[0]}
+    sides = ["--:" if number else "---" for number in numbers.values()]
+    lines = [rows[0], sides, *(map(cell, row.values()) for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 if __name__ == "__main__":

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from operator import truediv
 
 import torch
 from torch import Tensor
 
 from theory import setting
-from theory.gradients import relative_error
-from theory.setting import Measured, Row, Setting, worst
+from theory.setting import NOT, Measured, Row, Setting, relative_error, statement, worst
 from tricouple.ot.quadrature import cost_splits, pair_costs, rule_of, trapezoid_error
 from tricouple.shaping import log_sigmoid
 from tricouple_lab.report.figures import Series
 
 EPSILONS = (1.0, 0.5, 0.2, 0.1, 0.05)
-TEMPERATURES = (1.0, 0.1, 0.05)
 TOLERANCES = tuple(10.0**-power for power in range(1, 13))
 SHOWN = (1e-4, 1e-6, 1e-8)  # in the table; the figure has all
 FLOOR = 1e-6  # the mean cost has a step of its own, whatever the tolerance of the kernel
@@ -30,7 +27,7 @@ def kernel_errors(temperature: float, epsilon: float, tolerance: float) -> Row:
     """
     reach, power = 1 / temperature, 1 / epsilon
     grid = torch.linspace(-reach, reach, 41, dtype=torch.float64)
-    x, y = grid[:, None], grid[None, :]
+    x, y = grid[:, None], grid
     rule = rule_of(power, tolerance)
     # v + log(e^x + e^y) follows the log-Gamma law; e^x + e^y is between 2e^−reach and 2e^reach.
     first = math.floor((rule.left - math.log(2) - reach) / rule.step)
@@ -38,19 +35,20 @@ def kernel_errors(temperature: float, epsilon: float, tolerance: float) -> Row:
     nodes = rule.step * torch.arange(first, last + 1, dtype=torch.float64)[:, None, None]
     rates = torch.exp(x + nodes)
     logs = power * (x + nodes) - rates - torch.exp(y + nodes) + rule.constant
-    log_kernel = torch.nn.functional.logsigmoid(x - y) * power
-    slope = (torch.exp(logs - log_kernel) * (power - rates)).sum(0)
-    row: Row = {"ε": epsilon, "τ": temperature, "tolerance": tolerance}
-    row |= {"step": rule.step, "terms Q": len(nodes)}
-    row |= {"error of K": _largest(torch.expm1(torch.logsumexp(logs, 0) - log_kernel))}
-    return row | {"error of its slope": _largest(slope / power - torch.sigmoid(y - x))}
+    log_kernel = -power * log_sigmoid(x - y)
+    slope = (torch.exp(logs - log_kernel) * (power - rates)).sum(0) / power
+    error = torch.expm1(torch.logsumexp(logs, 0) - log_kernel).abs().max()
+    row = {"ε": epsilon, "τ": temperature, "tolerance": tolerance, "step": rule.step}
+    row |= {"terms Q": len(nodes), "error of K": float(error)}
+    return row | {"error of its slope": float((slope - torch.sigmoid(y - x)).abs().max())}
 
 
-def kernel(_: Setting) -> Measured:
-    """|K_Q/K − 1| ≤ tolerance: count the terms Q and measure the error."""
+@statement(NOT, "largest error over the tolerance", 1.0, "largest error / tolerance")
+def quadrature_kernel(_: Setting) -> Measured:
+    """For the log-sigmoid kernel |K_Q/K − 1| ≤ tolerance."""
     for epsilon in EPSILONS:
         rows = [kernel_errors(0.1, epsilon, tolerance) for tolerance in TOLERANCES]
-        errors = [float(row["error of K"]) for row in rows]
+        errors = [row["error of K"] for row in rows]
         largest = worst(map(truediv, errors, TOLERANCES))  # of those that are not in the table, too
         for row in rows:
             if row["tolerance"] in SHOWN:
@@ -58,85 +56,75 @@ def kernel(_: Setting) -> Measured:
         yield Series(f"ε = {epsilon:g}", [float(row["terms Q"]) for row in rows], errors)
     for temperature in (1.0, 0.05):
         row = kernel_errors(temperature, 0.1, 1e-6)
-        yield row | {"largest error / tolerance": float(row["error of K"]) / 1e-6}
+        yield row | {"largest error / tolerance": row["error of K"] / 1e-6}
 
 
-def poisson(_: Setting) -> Measured:
-    """Compare the error of a step with what Poisson's formula predicts."""
+@statement(NOT, "largest error, beyond rounding, over that", 1.0,
+           lambda rows: worst((row["measured"] - 1e-14) / row["predicted"] for row in rows)
+           )  # fmt: skip
+def quadrature_poisson(_: Setting) -> Measured:
+    """The trapezoid rule errs by 2 Σ_k |Γ(m + 2πik/h)| / Γ(m), by Poisson's formula.
+
+    Measured on a log-Gamma law, which integrates to 1, as the largest over positions of the nodes.
+    """
     for epsilon in EPSILONS:
+        power = 1 / epsilon
+        left, right = math.log(power) - 60 / min(1.0, power), math.log(power) + 10
         for step in (2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25):
-            predicted = trapezoid_error(1 / epsilon, step)
+            predicted = trapezoid_error(power, step)
             if 1e-12 < predicted < 1:
-                found = measured_error(1 / epsilon, step)
+                nodes = torch.arange(left, right, step, dtype=torch.float64)
+                v = nodes + torch.linspace(0, step, 65, dtype=torch.float64)[:, None]
+                sums = torch.exp(power * v - torch.exp(v) - math.lgamma(power)).sum(1)
+                found = float((step * sums - 1).abs().max())
                 yield {"ε": epsilon, "step": step, "predicted": predicted, "measured": found}
 
 
-def measured_error(power: float, step: float) -> float:
-    """Largest error of the rule for a log-Gamma law, which integrates to 1, over node positions."""
-    centre = math.log(power)
-    left, right = centre - 60 / min(1.0, power), centre + 10
-    nodes = torch.arange(left, right, step, dtype=torch.float64)
-    v = nodes + torch.linspace(0, step, 65, dtype=torch.float64)[:, None]
-    density = torch.exp(power * v - torch.exp(v) - math.lgamma(power))
-    return _largest(step * density.sum(1) - 1)
-
-
-def cost(given: Setting) -> Measured:
-    """The mean cost of all triplets of a batch, by Frullani's integral and by summing them."""
-    for temperature in TEMPERATURES:
-        z, labels = _batch(given)
-        costs = setting.triplet_cost(setting.gram(z) / temperature, log_sigmoid)
-        exact = _with_gradient((setting.triplet_target(labels) * costs).sum(), z)
-        quick = _mean_cost(z, labels, temperature)
-        value, gradient = map(relative_error, quick, exact)
-        yield {"τ": temperature, "error of the mean": value, "of its gradient": gradient}
-
-
-def loss(given: Setting) -> Measured:
-    """NegMMIOT by quadrature and with the same ψ as a function, which takes the exact way."""
-    for epsilon in (0.5, 0.1):
-        z, labels = _batch(given)
-        make = partial(given.losses.neg_mmiot, temperature=0.1, epsilon=epsilon)
-        exact = _with_gradient(make(shaping=log_sigmoid)(z, labels), z)
-        for tolerance in (1e-2, 1e-4, 1e-6, 1e-8):
-            quick = make(shaping="log_sigmoid", kernel_tol=tolerance)(z, labels)
-            value, gradient = map(relative_error, _with_gradient(quick, z), exact)
-            row: Row = {"ε": epsilon, "kernel_tol": tolerance, "error of the loss": value}
-            yield row | {"of its gradient": gradient}
-
-
-# What is judged, in units of what is allowed
-
-
-def of_gradient(rows: list[Row]) -> float:
-    """Error of the gradient over the tolerance of the kernel, if there is one, or over 1e-6."""
-    allowed = [max(float(row.get("kernel_tol", FLOOR)), FLOOR) for row in rows]
-    return worst(map(truediv, (float(row["of its gradient"]) for row in rows), allowed))
-
-
-def _batch(given: Setting) -> tuple[Tensor, Tensor]:
+def batch(given: Setting) -> tuple[Tensor, Tensor]:
     """48 random vectors of 6 classes."""
     generator = torch.Generator().manual_seed(given.seed)
     z = torch.randn(48, 8, generator=generator, dtype=torch.float64)
     return z.requires_grad_(), torch.arange(48) % 6
 
 
-def _mean_cost(z: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The mean cost of all triplets by Frullani's integral, and its gradient."""
+def of_gradient(rows: list[Row]) -> float:
+    """Error of the gradient over the tolerance of the kernel, if there is one, or over 1e-6."""
+    return worst(row["of its gradient"] / max(row.get("kernel_tol", FLOOR), FLOOR) for row in rows)
+
+
+@statement(NOT, "largest relative error of its gradient over 1e-6", 1.0, of_gradient)
+def quadrature_cost(given: Setting) -> Measured:
+    """The mean cost by Frullani's integral is that of the triplets."""
+    z, labels = batch(given)
     same = labels[:, None] == labels
     positives, negatives = same.double().fill_diagonal_(0.0), (~same).double()
-    number = (positives.sum(1) * negatives.sum(1)).sum()
-    scores = setting.gram(z) / temperature
-    splits = cost_splits(1.0, FLOOR)
-    sums, slopes = pair_costs(scores.detach(), positives / number, negatives, splits)
-    (gradient,) = torch.autograd.grad(scores, z, slopes)
-    return sums.sum(), gradient
+    positives /= (positives.sum(1) * negatives.sum(1)).sum()
+    for temperature in (1.0, 0.1, 0.05):
+        scores = setting.gram(z) / temperature
+        sums, slopes = pair_costs(scores.detach(), positives, negatives, cost_splits(1.0, FLOOR))
+        exact = setting.triplet_target(labels) * setting.triplet_cost(scores, log_sigmoid)
+        quick = torch.autograd.grad(scores, z, slopes, retain_graph=True)
+        slope = torch.autograd.grad(exact.sum(), z)
+        row = {"τ": temperature, "error of the mean": relative_error(sums.sum(), exact.sum())}
+        yield row | {"of its gradient": relative_error(*quick, *slope)}
 
 
-def _with_gradient(value: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    (gradient,) = torch.autograd.grad(value, z, retain_graph=True)
-    return value.detach(), gradient
+@statement(NOT, "largest relative error of its gradient over the tolerance, or over 1e-6", 1.0,
+           of_gradient)  # fmt: skip
+def quadrature_loss(given: Setting) -> Measured:
+    """The loss with log-sigmoid ψ inherits the kernel's tolerance.
 
-
-def _largest(errors: Tensor) -> float:
-    return float(errors.abs().max())
+    The same ψ as a function takes the exact way.
+    """
+    z, labels = batch(given)
+    for epsilon in (0.5, 0.1):
+        how = {"temperature": 0.1, "epsilon": epsilon}
+        exact = given.neg_mmiot(shaping=log_sigmoid, **how)
+        for tolerance in (1e-2, 1e-4, 1e-6, 1e-8):
+            quick = given.neg_mmiot(shaping="log_sigmoid", kernel_tol=tolerance, **how)
+            value = relative_error(*(loss(z, labels).detach() for loss in (quick, exact)))
+            slope = relative_error(
+                *(setting.gradient_of(loss, z, labels) for loss in (quick, exact))
+            )
+            row = {"ε": epsilon, "kernel_tol": tolerance, "error of the loss": value}
+            yield row | {"of its gradient": slope}

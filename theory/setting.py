@@ -1,7 +1,7 @@
-"""What experiments share: the losses under test, small problems, and converged dense plans.
+"""What experiments share: statements, losses under test, small problems, converged dense plans.
 
-Plans are those of ``tricouple.ot.dense``, in float64. All index tuples with a repeated index are
-excluded, as within one set of samples. N³ entries: for small N only.
+Index tuples with a repeated index are excluded, as within one set of samples. Plans are those of
+``tricouple.ot.dense``, in float64, with N³ entries: for small N only.
 """
 
 from __future__ import annotations
@@ -9,33 +9,32 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tricouple import DBOT, IOT, FusedGromov, InfoNCE, NegMMIOT, PushPull
+from tricouple import IOT, InfoNCE, NegMMIOT, PushPull
 from tricouple.ot import dense
-from tricouple.shaping import Shaping, exponential, linear, log_sigmoid
+from tricouple.shaping import Shaping, exponential, log_sigmoid
 from tricouple_lab.report.figures import Series
 
-Criterion = Callable[[Tensor, Tensor], Tensor]  # embeddings (N, d), labels (N,) ↦ loss
-Factory = Callable[..., Criterion]  # as the classes of ``tricouple.losses``
-Row = dict[str, str | int | float]
+Criterion = Callable[..., Tensor]  # embeddings (N, d), labels (N,) ↦ loss
+Row = dict[str, Any]
 Measured = Iterator[Row | Series]  # rows of a table, and lines of a figure
 
+NOT = "not in the paper"
 NONE = "–"  # in a table where nothing is to be measured
 MARGINALS = ("uniform", "target")
 TOLERANCE = 1e-13  # marginal error of a plan that counts as converged
 SWEEPS = (50, 200, 800, 2000, 5000)  # tried in turn
 SWEPT: dict[str, Any] = {"n_iters": 200, "tol": TOLERANCE}  # enough for a soft loss
-CONVERGED = {"temperature": 1.0, **SWEPT}
 
-# ψ: strictly decreasing and differentiable, convex or not.
-SHAPINGS: dict[str, Shaping] = {
-    "linear": linear,
+# ψ as losses take it: strictly decreasing and differentiable, convex or not.
+SHAPINGS: dict[str, str | Shaping] = {
+    "linear": "linear",  # a name, which they compute faster
     "log-sigmoid": log_sigmoid,
     "exponential": exponential,
     "tanh": lambda t: -torch.tanh(t),
@@ -43,59 +42,72 @@ SHAPINGS: dict[str, Shaping] = {
 }
 
 
-def by_name(shaping: str) -> str | Shaping:
-    """ψ as losses take it: the name of the linear one, which they compute faster, or a function."""
-    return shaping if shaping == "linear" else SHAPINGS[shaping]
-
-
-@dataclass(frozen=True)
-class Losses:
-    """The losses under test; replace one to see what the experiments say about another."""
-
-    neg_mmiot: Factory = NegMMIOT
-    push_pull: Factory = PushPull
-    iot: Factory = IOT
-    info_nce: Factory = InfoNCE
-    dbot: Factory = DBOT
-    fused_gromov: Factory = FusedGromov
-
-    def triplets(self, sharpness: float, **options: Any) -> Criterion:
-        """Neg-MMIOT with τ = 1 and ε = 1/c, swept to convergence, unless options say otherwise."""
-        return self.neg_mmiot(**CONVERGED | {"epsilon": 1 / sharpness} | options)
-
-    def pairs(self, sharpness: float, **options: Any) -> Criterion:
-        """PushPull likewise."""
-        epsilons = dict.fromkeys(("epsilon_pos", "epsilon_neg"), 1 / sharpness)
-        return self.push_pull(**CONVERGED | epsilons | options)
-
-    def at_sharpness(self, sharpness: float, marginals: str = "uniform") -> dict[str, Criterion]:
-        """All losses with the same factor c = 1/(τε) before the similarities."""
-        epsilon = 1 / sharpness
-        return {
-            "Neg-MMIOT": self.triplets(sharpness, marginals=marginals),
-            "PushPull": self.pairs(sharpness, marginals=marginals),
-            "IOT": self.iot(epsilon=epsilon, marginals=marginals, **SWEPT),
-            "InfoNCE": self.info_nce(temperature=epsilon),
-        }
-
-    def with_marginals(self, sharpness: float) -> Iterator[tuple[str, str, Criterion]]:
-        """Name, marginals and loss; InfoNCE, which imposes none, once."""
-        for kind in MARGINALS:
-            for name, criterion in self.at_sharpness(sharpness, kind).items():
-                if name != "InfoNCE" or kind == "uniform":
-                    yield name, NONE if name == "InfoNCE" else kind, criterion
-
-
 @dataclass(frozen=True)
 class Setting:
-    """The losses under test and the seed of all random numbers."""
+    """The seed of all random numbers and the losses under test, any of which can be replaced."""
 
     seed: int = 0
-    losses: Losses = field(default_factory=Losses)
+    neg_mmiot: Any = NegMMIOT
+    push_pull: Any = PushPull
+    iot: Any = IOT
+    info_nce: Any = InfoNCE
 
     def generator(self, name: str) -> torch.Generator:
         """Random numbers of one experiment: it measures the same alone as beside others."""
         return torch.Generator().manual_seed(self.seed + zlib.crc32(name.encode()))
+
+    def triplets(self, sharpness: float, **options: Any) -> Criterion:
+        """Neg-MMIOT with τ = 1 and ε = 1/c, swept to convergence, unless options say otherwise."""
+        return self.neg_mmiot(**{"temperature": 1.0, "epsilon": 1 / sharpness, **SWEPT, **options})
+
+    def pairs(self, sharpness: float, epsilon: float = 0.0, **options: Any) -> Criterion:
+        """PushPull likewise, ε₊ = ε₋ = ε."""
+        epsilons = dict.fromkeys(("epsilon_pos", "epsilon_neg"), epsilon or 1 / sharpness)
+        return self.push_pull(**{"temperature": 1.0, **epsilons, **SWEPT, **options})
+
+    def at_sharpness(
+        self, sharpness: float, kinds: Sequence[str] = ("uniform",)
+    ) -> Iterator[tuple[str, str, Criterion]]:
+        """Name, marginals and loss, all with the same factor c = 1/(τε) before similarities."""
+        for kind in kinds:
+            yield "Neg-MMIOT", kind, self.triplets(sharpness, marginals=kind)
+            yield "PushPull", kind, self.pairs(sharpness, marginals=kind)
+            yield "IOT", kind, self.iot(epsilon=1 / sharpness, marginals=kind, **SWEPT)
+            if kind == "uniform":  # InfoNCE imposes none
+                yield "InfoNCE", NONE, self.info_nce(temperature=1 / sharpness)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A sentence that numbers can hold or contradict; an observation, if it has no bound."""
+
+    about: Row  # name, claim, paper (where it is), measured (what the bound is of), bound
+    judged: tuple[Any, ...]  # columns, whose largest number counts; or one function of the rows
+    experiment: Callable[[Setting], Measured]
+
+    def test(self, given: Setting) -> Row:
+        """Return what theory.json has of it; a value that is not a number fails."""
+        found = list(self.experiment(given))
+        rows = [one for one in found if isinstance(one, dict)]
+        curves = [one._asdict() for one in found if isinstance(one, Series)]
+        judge, bound = self.judged[0], self.about["bound"]
+        value = judge(rows) if callable(judge) else worst_of(rows, *self.judged)
+        verdict = "observed" if bound is None else "holds" if value <= bound else "fails"
+        return {**self.about, "value": value, "verdict": verdict, "rows": rows, "curves": curves}
+
+
+def statement(
+    paper: str, measured: str, bound: float | None, *judged: Any
+) -> Callable[[Callable[[Setting], Measured]], Statement]:
+    """Make a function a ``Statement`` of its name; its docstring begins with the claim."""
+
+    def made(experiment: Callable[[Setting], Measured]) -> Statement:
+        name = experiment.__name__.replace("_", "-")
+        claim = str(experiment.__doc__).partition("\n")[0].removesuffix(".")
+        about = {"name": name, "claim": claim, "paper": paper, "measured": measured, "bound": bound}
+        return Statement(about, judged, experiment)
+
+    return made
 
 
 def worst(values: Iterable[float]) -> float:
@@ -106,7 +118,7 @@ def worst(values: Iterable[float]) -> float:
 
 def worst_of(rows: Iterable[Row], *columns: str) -> float:
     """Return the largest number in some columns of a table; a dash is no measurement."""
-    return worst(float(row[name]) for row in rows for name in columns if row[name] != NONE)
+    return worst(row[name] for row in rows for name in columns if row[name] != NONE)
 
 
 # Labels, vectors and Gram matrices
@@ -142,16 +154,32 @@ def etf_gram(labels: Tensor) -> Tensor:
 def vectors(gram: Tensor) -> Tensor:
     """Rows whose inner products are a given Gram matrix, shape (N, N)."""
     values, basis = torch.linalg.eigh(gram)
-    if values[0] < -1e-9:
-        raise ValueError(f"gram must be positive semi-definite, has eigenvalue {values[0]:.3g}")
     # The root of a rounding error would be 10⁸ times larger.
-    lengths = torch.where(values > 1e-12 * values[-1], values, 0.0).sqrt()
-    return torch.mul(basis, lengths)
+    return basis * torch.where(values > 1e-12 * values[-1], values, 0.0).sqrt()
 
 
 def loss_value(criterion: Criterion, labels: Tensor) -> Callable[[Tensor], float]:
     """Gram matrix ↦ loss of vectors that have it."""
     return lambda gram: float(criterion(vectors(gram), labels))
+
+
+def gradient_of(criterion: Criterion, embeddings: Tensor, *labels: Tensor, **others: Any) -> Tensor:
+    """The gradient of a loss to the embeddings, shape (N, d).
+
+    Losses normalise their input, so at unit vectors it has no radial part.
+    """
+    leaf = embeddings.clone().requires_grad_()
+    return torch.autograd.grad(criterion(leaf, *labels, **others), leaf)[0]
+
+
+def largest_gradient(criterion: Criterion, embeddings: Tensor, labels: Tensor) -> Tensor:
+    """The largest norm of P^⊥ ∇_{z_i} g over the samples."""
+    return gradient_of(criterion, embeddings, labels).norm(dim=1).max()
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """‖actual − expected‖ / ‖expected‖."""
+    return float(((actual - expected).norm() / expected.norm()).detach())
 
 
 # Dense tensors
@@ -175,23 +203,18 @@ def triplet_cost(similarity: Tensor, shaping: Shaping) -> Tensor:
     return shaping(similarity[:, :, None] - similarity[:, None, :])
 
 
-def marginals(plan: Tensor) -> list[Tensor]:
-    """The sums of a tensor over all axes but one."""
-    axes = range(plan.dim())
-    return [plan.sum([other for other in axes if other != axis]) for axis in axes]
-
-
-def imposed_marginals(target: Tensor, kind: str = "uniform") -> list[Tensor]:
-    """1/N for every sample on every axis, or the marginals of the ``"target"``."""
-    if kind == "target":
-        return marginals(target)
-    return [torch.full((n,), 1 / n, dtype=torch.float64) for n in target.shape]
+def marginals(target: Tensor, kind: str = "target") -> list[Tensor]:
+    """The sums of a tensor over all axes but one, or 1/N everywhere (``"uniform"``)."""
+    axes = range(target.dim())
+    sums = [target.sum([other for other in axes if other != axis]) for axis in axes]
+    return sums if kind == "target" else [torch.full_like(one, 1 / len(one)) for one in sums]
 
 
 def log_plan(
-    cost: Tensor, epsilon: float, imposed: Sequence[Tensor], allowed: Tensor | None = None
+    cost: Tensor, epsilon: float, target: Tensor, kind: str, allowed: Tensor | None = None
 ) -> Tensor:
     """Log P^C by dense Sinkhorn sweeps that autograd can follow; −∞ where not `allowed`."""
+    imposed = marginals(target, kind)
     allowed = distinct(len(cost), cost.dim()) if allowed is None else allowed
     barred = cost.masked_fill(~allowed, math.inf)
     for n_iters in SWEEPS:
@@ -203,12 +226,7 @@ def log_plan(
     raise ValueError(f"no convergence in {n_iters} sweeps: use a larger epsilon")
 
 
-def kl(target: Tensor, log_plan: Tensor) -> Tensor:
+def divergence(target: Tensor, log_plan: Tensor) -> Tensor:
     """KL(P̃ ‖ P) from the logarithm of P."""
     support = target > 0
     return (target[support] * (target[support].log() - log_plan[support])).sum()
-
-
-def divergence(cost: Tensor, epsilon: float, target: Tensor, imposed: Sequence[Tensor]) -> Tensor:
-    """g(C) = KL(P̃ ‖ P^C)."""
-    return kl(target, log_plan(cost, epsilon, imposed))
