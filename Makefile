@@ -25,7 +25,7 @@ demo: $(DEMO)  ## seven methods on a synthetic mixture: progress, a table, a pag
 test: $(STAMP)  ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-hostile: $(STAMP)  ## degenerate batches, kill -9, sanitizers, flat memory (under five minutes)
+hostile: $(STAMP)  ## sanitizers, flat memory (under five minutes)
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python hostile.py
 
 wheels: $(STAMP)  ## build sdist and wheel into dist/, and audit the wheel's limited API

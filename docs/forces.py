@@ -130,6 +130,7 @@ PICTURES: dict[str, Mapping[str, Loss]] = {
     "push-pull": {f"PushPull, c = {c}": tc.PushPull(sharpness=c) for c in (10, 30)} | info_nce,
     "iot": {"IOT, c = 10": tc.IOT(sharpness=10), **info_nce},
     "infonce": {f"InfoNCE, c = {c}": tc.InfoNCE(sharpness=c) for c in (3, 10, 30)},
+    "siglip": {f"SigLIP, c = 10, b = −{b}": tc.SigLIP(bias=-b) for b in (10, 3)} | info_nce,
     "inva-spread": {"InvaSpread, c = 10": tc.InvaSpread(sharpness=10), **info_nce},
     "dbot": {"DBOT, c = 10": tc.DBOT(sharpness=10), **info_nce},
     "fused-gromov": {

@@ -28,18 +28,6 @@ def rows_of(labels, ref_emb, ref_labels, triplets, n):
         yield i, sorted(set(range(m)) - itself), sorted(positives), sorted(negatives)
 
 
-def loop_info_nce(
-    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None, temperature=0.1
-) -> Tensor:
-    scores = cosine(embeddings, ref_emb) / temperature
-    terms = []
-    for i, others, positives, _ in rows_of(labels, ref_emb, ref_labels, triplets, len(scores)):
-        if positives:
-            log_p = [scores[i, j] - torch.logsumexp(scores[i, others], 0) for j in positives]
-            terms.append(-torch.stack(log_p).mean())
-    return torch.stack(terms).mean()
-
-
 def loop_inva_spread(
     embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None,
     temperature=0.1, variant="formula",
@@ -53,6 +41,21 @@ def loop_inva_spread(
             p = e[i] / e[i, others].sum()
             terms.append(-p[positives].log().mean() - (1 - p[negatives]).log().sum())
     return torch.stack(terms).mean()
+
+
+def loop_siglip(
+    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None,
+    temperature=0.1, bias=-10.0, pairs=None, weights=None,
+) -> Tensor:  # fmt: skip
+    logits = cosine(embeddings, ref_emb) / temperature + bias
+    if pairs is None:
+        pairs = torch.full_like(logits, -1)  # neither
+        for i, _, near, far in rows_of(labels, ref_emb, ref_labels, triplets, len(logits)):
+            pairs[i, far], pairs[i, near] = 0, 1
+    terms = torch.where(pairs == 0, -torch.log(1 - torch.sigmoid(logits)), 0.0)
+    terms = torch.where(pairs > 0, -pairs * torch.log(torch.sigmoid(logits)), terms).sum(1)
+    weights = torch.ones_like(terms) if weights is None else weights
+    return (weights * terms).sum() / weights.sum()
 
 
 def plan_loss(plan: Tensor, pairs: list[tuple[int, int]], variant: str) -> Tensor:

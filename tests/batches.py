@@ -72,6 +72,11 @@ class Batch:
         return Batch(self.ref_emb, self.ref_labels, self.embeddings, self.labels)
 
 
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    """Numbers that float32 has as well."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
 def batch(kind: str, n: int) -> Batch:
     """A batch of n anchors: one of ``KINDS``."""
     generator = torch.Generator().manual_seed(n)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -18,10 +18,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tricouple as tc
 from batches import Batch
 from processes import Pool
-from reference import dense_iot
-from tricouple.ot import dense
 
 # Tiny tensors on few cores: threads would only wait for each other.
 torch.set_num_threads(1)
@@ -41,6 +40,28 @@ def draw(n: int, seed: int, dim: int = 5) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(n, dim, generator=generator, dtype=torch.float64)
     return rows * (0.5 + 2 * torch.rand(n, 1, generator=generator, dtype=torch.float64))
+
+
+# Losses of cosines, at a sharpness of ten.
+TEN = [tc.NegMMIOT(), tc.PushPull(), tc.IOT(), tc.InfoNCE(), tc.InvaSpread(), tc.DBOT()]
+
+
+# Losses at a sharpness of five.
+COUPLED = {
+    "neg_mmiot": partial(tc.NegMMIOT, 0.5, 0.4),
+    "log_sigmoid": partial(tc.NegMMIOT, 0.5, 0.4, shaping="log_sigmoid"),
+    "hinge": partial(tc.NegMMIOT, 0.5, 0.4, shaping="hinge"),
+    "exponential": partial(tc.NegMMIOT, 0.5, 0.4, shaping="exponential"),
+    "push_pull": partial(tc.PushPull, 0.5, 0.4),
+    "iot": partial(tc.IOT, 0.2),
+}
+OTHERS = {
+    "info_nce": partial(tc.InfoNCE, 0.2),
+    "inva_spread": partial(tc.InvaSpread, 0.2),
+    "siglip": partial(tc.SigLIP, 0.2, -3.0),
+    "dbot": partial(tc.DBOT, 0.2),
+    "fused_gromov": partial(tc.FusedGromov, 0.2, alpha=0.1),
+}
 
 
 def classes(*sizes: int, seed: int = 0) -> Tensor:
@@ -93,79 +114,24 @@ SETTINGS: dict[str, Batch] = {
 }
 
 
-@dataclass(frozen=True)
-class Loss:
-    """A loss of the library beside its dense oracle; both understand the same options."""
-
-    module: str
-    oracle: Callable[..., Tensor]
-    sharp: dict[str, float]  # as in the paper, c = 1/(τε) = 100
-    soft: dict[str, float]  # c ≈ 5, where sweeps converge
-
-    def criterion(self, **options) -> nn.Module:
-        """The library's module."""
-        import tricouple
-
-        return getattr(tricouple, self.module)(**options)
-
-    def dense(self, batch: Batch, **options) -> Tensor:
-        """The oracle's value."""
-        return batch.dense(self.oracle, **options)
-
-
-LOSSES: dict[str, Loss] = {
-    "neg_mmiot": Loss(
-        "NegMMIOT",
-        dense.neg_mmiot,
-        sharp={"temperature": 0.1, "epsilon": 0.1},
-        soft={"temperature": 0.5, "epsilon": 0.4},
-    ),
-    "push_pull": Loss(
-        "PushPull",
-        dense.push_pull,
-        sharp={"temperature": 0.1, "epsilon_pos": 0.1, "epsilon_neg": 0.2},
-        soft={"temperature": 0.5, "epsilon_pos": 0.4, "epsilon_neg": 0.8},
-    ),
-    "iot": Loss("IOT", dense_iot, sharp={"epsilon": 0.01}, soft={"epsilon": 0.4}),
-    "iot_uniformity": Loss(
-        "IOT",
-        dense_iot,
-        sharp={"epsilon": 0.1, "uniformity": 0.5},
-        soft={"epsilon": 0.4, "uniformity": 2.0},
-    ),
+# Every loss that has a coupling, soft enough (c ≈ 5) for sweeps to converge.
+LOSSES: dict[str, Callable[..., nn.Module]] = {
+    "neg_mmiot": partial(tc.NegMMIOT, temperature=0.5, epsilon=0.4),
+    "push_pull": partial(tc.PushPull, temperature=0.5, epsilon_pos=0.4, epsilon_neg=0.8),
+    "iot": partial(tc.IOT, epsilon=0.4),
+    "iot_uniformity": partial(tc.IOT, epsilon=0.4, uniformity=2.0),
 }
 
 
 @pytest.fixture(params=list(LOSSES))
-def loss(request: pytest.FixtureRequest) -> Loss:
-    """Every loss that has a coupling."""
+def loss(request: pytest.FixtureRequest) -> Callable[..., nn.Module]:
+    """Makes a loss that has a coupling."""
     return LOSSES[request.param]
-
-
-# The envelope is that of KL(P̃‖P) alone, without a penalty.
-PLAIN = [name for name in LOSSES if "uniformity" not in LOSSES[name].soft]
-
-
-@pytest.fixture(params=PLAIN)
-def plain_loss(request: pytest.FixtureRequest) -> Loss:
-    """Every loss that is a divergence and nothing else."""
-    return LOSSES[request.param]
-
-
-@pytest.fixture(
-    params=[(name, mode) for mode in ("unrolled", "implicit") for name in LOSSES]
-    + [(name, "envelope") for name in PLAIN],
-    ids="-".join,
-)
-def loss_and_mode(request: pytest.FixtureRequest) -> tuple[Loss, str]:
-    """Every loss with every gradient that it has."""
-    name, mode = request.param
-    return LOSSES[name], mode
 
 
 @pytest.fixture(params=["neg_mmiot", "push_pull"])
-def tempered_loss(request: pytest.FixtureRequest) -> Loss:
-    """The losses that have a temperature."""
+def tempered_loss(request: pytest.FixtureRequest) -> Callable[..., nn.Module]:
+    """Makes a loss that has a temperature."""
     return LOSSES[request.param]
 
 
@@ -181,7 +147,7 @@ def settings() -> dict[str, Batch]:
     return {name: batch.to(torch.float64) for name, batch in SETTINGS.items()}
 
 
-OF_THE_LIBRARY = [f"test_{name}.py" for name in ("geometry", "group", "properties", "relations")]
+OF_THE_LIBRARY = [f"test_{name}.py" for name in ("geometry", "group", "properties")]
 
 
 @pytest.fixture(autouse=True)

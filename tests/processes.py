@@ -46,15 +46,6 @@ def in_processes(
     return results
 
 
-def exit_code(function: Callable[[], Any]) -> int | None:
-    """How a fork of this process ends that calls a function."""
-    worker = multiprocessing.get_context("fork").Process(target=function)
-    worker.start()
-    worker.join(PATIENCE)
-    worker.kill()
-    return worker.exitcode
-
-
 class Pool:
     """Processes that wait for functions: starting them costs more than most of these.
 

@@ -17,9 +17,6 @@ from torch.utils._pytree import tree_leaves
 import tricouple as tc
 
 Triplets = Sequence[tuple[int, int, int]]
-CONVERGED = 300  # sweeps; at soft sharpness every batch of conftest stands still well before
-
-
 # --- relations -----------------------------------------------------------------------------------
 
 
@@ -153,32 +150,23 @@ def dense_plan(cost: Tensor, epsilon, n_iters: int, imposed=None, *, anti=False)
     return dense_logs(cost, epsilon, n_iters, imposed, anti=anti).exp()
 
 
-def kl_to(target: Tensor, log_plan: Tensor) -> Tensor:
-    """KL(P̃‖P) = Σ P̃ (log P̃ − log P) over the support of P̃; P is not renormalised."""
-    support = target > 0
+def divergence(cost, epsilon, target, marginals="uniform", n_iters=10) -> Tensor:
+    """KL(P̃‖P) = Σ P̃ (log P̃ − log P) of a target that was listed; P is not renormalised."""
+    imposed = None if marginals == "uniform" else own_marginals(target)
+    support, log_plan = target > 0, dense_logs(cost, epsilon, n_iters, imposed)
     return (target[support] * (target[support].log() - log_plan[support])).sum()
 
 
-def divergence(cost, epsilon, target, marginals="uniform", n_iters=10) -> Tensor:
-    """KL(P̃‖P) of a target that was listed."""
-    imposed = None if marginals == "uniform" else own_marginals(target)
-    return kl_to(target, dense_logs(cost, epsilon, n_iters, imposed))
-
-
 def dense_iot(
-    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None, uniformity=0.0,
+    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None, uniformity,
     epsilon=0.1, n_iters=10, marginals="uniform",
 ) -> Tensor:  # fmt: skip
-    """IOT-CL, eq. clot_final; λ·KL(Q‖P) levels the other entries that may have mass."""
+    """IOT-CL, eq. clot_final; λ·KL(Q‖P) levels the other entries that may have mass; no classes."""
     how = {"epsilon": epsilon, "n_iters": n_iters, "marginals": marginals}
     arguments = embeddings, labels, ref_emb, ref_labels
     loss = tc.ot.dense.iot(*arguments, triplets=triplets, **how)
-    if uniformity == 0:
-        return loss
     cost = pair_cost(1.0 - cosine(embeddings, ref_emb), ref_emb is None)
     target = uniform_on(positive_pairs(labels, ref_labels, triplets), tuple(cost.shape))
-    if marginals == "classes":
-        target = class_pairs(labels, ref_labels)
     imposed = None if marginals == "uniform" else own_marginals(target)
     logs = dense_logs(cost, epsilon, n_iters, imposed)
     others = logs[(logs > -1e20) & (target == 0)]
@@ -202,6 +190,12 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     actual, expected = actual.detach().double(), expected.detach().double()
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
     return float((actual - expected).norm() / expected.norm())
+
+
+def assert_same(found: Sequence[Tensor], wanted: Sequence[Tensor], tolerance: float) -> None:
+    """Tensors are equal one by one."""
+    for one, other in zip(found, wanted, strict=True):
+        assert relative_error(one, other) <= tolerance
 
 
 def with_gradients(value: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

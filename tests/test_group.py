@@ -98,14 +98,14 @@ def test_a_coupling_of_several_processes_is_that_of_one(pools, make, within):
         assert compare(pools, make, settings, sizes, within, temperature=mild) < 1e-12
 
 
-BASELINES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.VICReg]
+BASELINES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.SigLIP, tc.VICReg]
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize(
     ("make", "within"),  # within one set Fused-Gromov has no meaning
     [(make, within) for make in BASELINES for within in (True, False) if make is not tc.FusedGromov]
-    + [(tc.FusedGromov, False)],
+    + [(tc.FusedGromov, False), (partial(tc.InfoNCE, partition="joint"), True)],
 )
 def test_a_baseline_of_several_processes_is_that_of_one(pools, make, within, sizes):
     temperature = None if make is tc.VICReg else 0.2
@@ -250,60 +250,6 @@ def test_what_is_wrong_on_one_process_is_said_by_all(pools, kind):
     answers = pools(3).run(refusal, kind, kind != "no references")
     assert len(set(answers)) == 1
     assert KINDS[kind] in answers[0]
-
-
-class Learning(torch.nn.Module):
-    """An encoder and a loss whose temperature learns."""
-
-    def __init__(self, make, group):
-        super().__init__()
-        torch.manual_seed(1)
-        self.encoder = torch.nn.Linear(6, 4).double()
-        self.temperature = torch.nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
-        settings = {"n_iters": 3} if make in (tc.NegMMIOT, tc.PushPull) else {}
-        self.criterion = make(**settings, group=group)
-
-    def forward(self, rows, labels):
-        return self.criterion(self.encoder(rows), labels, temperature=self.temperature)
-
-
-def trained(rank, make, parts, group="world"):
-    """Losses and parameters of ten steps."""
-    model = Learning(make, group)
-    if group is not None:
-        model = torch.nn.parallel.DistributedDataParallel(model)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    values = []
-    for _ in range(10):
-        optimiser.zero_grad()
-        value = model(*parts[rank])
-        value.backward()
-        optimiser.step()
-        values.append(value.detach())
-    return torch.stack(values), torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.InfoNCE, tc.InvaSpread])
-@pytest.mark.parametrize("sizes", [[9, 7], [16, 0]], ids=["some", "none"])
-def test_training_in_several_processes_is_training_in_one(pools, make, sizes):
-    (samples,) = batch(True)
-    wanted = trained(0, make, [samples], group=None)
-    for found in pools(len(sizes)).run(trained, make, shares(samples, sizes)):
-        for ours, theirs in zip(found, wanted, strict=True):
-            assert float((ours - theirs).abs().max()) < 1e-10
-
-
-def test_it_does_not_matter_which_process_has_which_sample(pools):
-    (samples,) = batch(True)
-    order = torch.randperm(16, generator=torch.Generator().manual_seed(3))
-    gradients = []
-    for rows in (torch.arange(16), order):
-        parts = [shares([part[rows] for part in samples], [9, 3, 4])]
-        answers = pools(3).run(together, tc.NegMMIOT, {}, parts, None)
-        gradient = torch.cat([found[0] for _, found in answers])
-        gradients.append((answers[0][0], torch.empty_like(gradient).index_copy(0, rows, gradient)))
-    for first, second in zip(*gradients, strict=True):
-        assert float((first - second).abs().max()) < 1e-13
 
 
 def numbered(rank):

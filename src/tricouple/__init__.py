@@ -9,7 +9,7 @@ from warnings import catch_warnings, filterwarnings
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tricouple import geometry, ot, shaping
+    from tricouple import geometry, ot, retrieval, shaping
     from tricouple.bags import match_bags
     from tricouple.losses import (
         DBOT,
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         MultiModalIOT,
         NegMMIOT,
         PushPull,
+        SigLIP,
         VICReg,
     )
     from tricouple.relations.views import class_weights, pair_views
@@ -38,6 +39,7 @@ __all__ = [
     "MultiModalIOT",
     "NegMMIOT",
     "PushPull",
+    "SigLIP",
     "VICReg",
     "class_weights",
     "geometry",
@@ -45,6 +47,7 @@ __all__ = [
     "match_bags",
     "ot",
     "pair_views",
+    "retrieval",
     "shaping",
 ]
 
@@ -82,7 +85,7 @@ def __getattr__(name: str) -> object:
     # says on its first import that it has no NumPy. Nothing here needs it.
     with catch_warnings():
         filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
-        if name in ("geometry", "ot", "shaping"):
+        if name in ("geometry", "ot", "retrieval", "shaping"):
             return import_module(f"tricouple.{name}")
         if name in __all__:
             homes = {"match_bags": "bags", "class_weights": "relations.views"}

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -68,12 +68,10 @@ class Call(NamedTuple):
     def check_embeddings(self, *, empty: bool = False) -> None:
         """Require one matrix, or two on one device."""
         for name in ("embeddings", "ref_emb"):
-            values: Any = getattr(self, name)
+            values = getattr(self, name)
             if values is None and name == "ref_emb":
                 return
-            usual = isinstance(values, Tensor) and values.is_floating_point() and values.ndim == 2
-            if not (usual and values.numel()):
-                checks.matrix(name, values, empty=empty)
+            checks.matrix(name, values, empty=empty)
             if values.device != self.embeddings.device:
                 here = self.embeddings.device
                 raise ValueError(f"{name} is on {values.device}, embeddings on {here}")
@@ -82,11 +80,10 @@ class Call(NamedTuple):
         self, name: str, length: int, later: checks.Deferred | None = None
     ) -> Tensor | None:
         """Labels or indices of references, as many as there are samples, if they are given."""
-        values, device = getattr(self, name), self.embeddings.device
-        usual = isinstance(values, Tensor) and values.dtype == torch.long
-        if values is None or (usual and values.shape == (length,) and values.device == device):
-            return values  # type: ignore[no-any-return]
-        return checks.labels(name, values, length, device, later)
+        values = getattr(self, name)
+        if values is None:
+            return None
+        return checks.labels(name, values, length, self.embeddings.device, later)
 
 
 @dataclass(frozen=True)
@@ -105,6 +102,7 @@ class Batch:
     flags: list[Tensor] = field(default_factory=list)  # on a device: whether digits were lost
     origin: Batch | None = None  # whose similarities are given
     there: Batch | None = None  # of the way there, if this one is of the way back
+    _products: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False)
 
     @property
     def own(self) -> Tensor:
@@ -123,10 +121,10 @@ class Batch:
 
     def scores(self) -> Scores:
         """Similarities of this process's anchors with all references."""
-        if self.gathered is None:
-            return Scores(self.anchors, self.references, self.own, self.entries)
-        rows, group = self.rows, self.gathered.processes
-        return Scores(self.anchors[rows], self.references, self.own[rows], self.entries, group)
+        anchors, own, group = self.anchors, self.own, None
+        if self.gathered is not None:
+            anchors, own, group = anchors[self.rows], own[self.rows], self.gathered.processes
+        return Scores(anchors, self.references, own, self.entries, group)
 
     def sharpness(self, epsilon: float = 1.0) -> Sharpness:
         """C = 1/(τε)."""
@@ -179,11 +177,6 @@ class Batch:
             others = anchors if self.within else self.references.to(anchors.dtype)
             self._products[anchors.dtype] = cosines(anchors, others)
         return self._products[anchors.dtype]
-
-    @cached_property
-    def _products(self) -> dict[torch.dtype, Tensor]:
-        """What ``similarity`` has found."""
-        return {}
 
 
 def choose_storage(
@@ -317,7 +310,7 @@ def listed(call: Call, later: checks.Deferred) -> ListedTriplets | PairMatrix:
         length = len(indices_tuple[first]) if hasattr(indices_tuple[first], "__len__") else 0
         given = checks.labels(title, values, length, device).long()
         outside = (given < 0) | (given >= size)
-        later.unless(outside.any(), partial(_out_of_range, title, given, size))
+        later.unless(outside, partial(_out_of_range, title, given, size))
         # A device works on until its checks are read: indices must stay within bounds.
         indices.append(given.clamp(0, size - 1) if later.full and not on_host(given) else given)
     own = torch.arange(shape[0], device=device)
@@ -325,16 +318,14 @@ def listed(call: Call, later: checks.Deferred) -> ListedTriplets | PairMatrix:
     if number == 4:
         a1, p, a2, n = indices
         for pairs in ((a1, p), (a2, n)) if within else ():
-            equal = pairs[0] == pairs[1]
-            later.unless(equal.any(), partial(_not_distinct, "pairs", pairs, equal))
+            later.unless(pairs[0] == pairs[1], partial(_not_distinct, "pairs", pairs))
         matrix = torch.full(shape, -1, dtype=torch.int8, device=device)
         matrix[a2, n] = 0
-        both = matrix[a1, p] == 0
         later.unless(
-            both.any(),
-            lambda: (
-                f"indices_tuple lists the pair {int(a1[both][0]), int(p[both][0])} as positive "
-                "(a1, p) and as negative (a2, n): it can be one of them"
+            matrix[a1, p] == 0,
+            lambda at: (
+                f"indices_tuple lists the pair {int(a1[at]), int(p[at])} as positive (a1, p) and "
+                "as negative (a2, n): it can be one of them"
             ),
         )
         matrix[a1, p] = 1
@@ -343,7 +334,7 @@ def listed(call: Call, later: checks.Deferred) -> ListedTriplets | PairMatrix:
     repeated = p == n
     if within:
         repeated = repeated | (a == p) | (a == n)
-    later.unless(repeated.any(), partial(_not_distinct, "triplets", indices, repeated))
+    later.unless(repeated, partial(_not_distinct, "triplets", indices))
     return ListedTriplets.distinct(a, p, n, shape, own)
 
 
@@ -355,15 +346,14 @@ _INDICES = {
 }
 
 
-def _out_of_range(name: str, indices: Tensor, size: int) -> str:
+def _out_of_range(name: str, indices: Tensor, size: int, _: int) -> str:
     ends = f"{int(indices.min())} … {int(indices.max())}"
     return f"{name} must be between 0 and {size - 1}, got {ends}"
 
 
-def _not_distinct(what: str, entries: Sequence[Tensor], repeated: Tensor) -> str:
-    where = int(repeated.nonzero()[0])
-    found = tuple(int(index[where]) for index in entries)
-    return f"indices_tuple must list {what} of distinct samples, entry {where} is {found}"
+def _not_distinct(what: str, entries: Sequence[Tensor], at: int) -> str:
+    found = tuple(int(index[at]) for index in entries)
+    return f"indices_tuple must list {what} of distinct samples, entry {at} is {found}"
 
 
 def _check_own(
@@ -375,94 +365,75 @@ def _check_own(
     counts = torch.zeros(m, dtype=torch.long, device=own.device).index_add_(0, place, known.long())
     absent, repeated = (own < -1) | (own >= m), counts > 1
     mislabelled = known & (anchors != references[place])
-    wrong = absent.any() | repeated.any() | mislabelled.any()
-
-    def explain() -> str:
-        if bool(absent.any()):
-            return (
+    if later.full:
+        later.unless(
+            absent,
+            lambda _: (
                 f"ref_index must be between 0 and {m - 1}, or -1 for an anchor that is no "
                 f"reference, got {int(own.min())} … {int(own.max())}"
-            )
-        if bool(repeated.any()):
-            return (
-                "ref_index must name a reference once, but several anchors are to be reference "
-                f"{int(repeated.nonzero()[0])}"
-            )
-        row = int(mislabelled.nonzero()[0])
-        return (
-            f"ref_index says that anchor {row} is reference {int(own[row])}, but their labels are "
-            f"{int(anchors[row])} and {int(references[own[row]])}"
+            ),
         )
-
-    if later.full:
-        later.unless(wrong, explain)
-    return None if later.full and on_host(wrong) else wrong
+        later.unless(
+            repeated,
+            lambda at: (
+                "ref_index must name a reference once, but several anchors are to be reference "
+                f"{at}"
+            ),
+        )
+        later.unless(
+            mislabelled,
+            lambda row: (
+                f"ref_index says that anchor {row} is reference {int(own[row])}, but their labels "
+                f"are {int(anchors[row])} and {int(references[own[row]])}"
+            ),
+        )
+        if on_host(own):
+            return None
+    return absent.any() | repeated.any() | mislabelled.any()
 
 
 def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:
-    if values.dtype != torch.float16:
-        return values.to(dtype)
-    return _FromFloat16.apply(values, dtype)  # type: ignore[no-any-return, no-untyped-call]
+    wide = values.to(dtype)
+    # On a device a GradScaler checks for infinities itself.
+    if values.dtype == torch.float16 and wide.requires_grad and on_host(values):
+        wide.register_hook(_warn_of_overflow)
+    return wide
 
 
-class _FromFloat16(torch.autograd.Function):
-    """Half precision, widened; warns if its gradient overflows."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, dtype: torch.dtype) -> Tensor:
-        return values.to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = gradients
-        half = gradient.to(torch.float16)
-        if not on_host(half):  # a GradScaler checks for infinities itself
-            return half, None
-        largest = float(gradient.detach().abs().max())
-        if math.isfinite(largest) and not bool(torch.isfinite(half.detach()).all()):
-            warnings.warn(
-                f"the gradient of the embeddings reaches {largest:.3g}, beyond what float16 holds "
-                "(65504): it became infinite there. A GradScaler skips such a step and lowers its "
-                "scale; without one use a smaller sharpness, or embeddings in bfloat16 or float32",
-                stacklevel=2,
-            )
-        return half, None
+def _warn_of_overflow(gradient: Tensor) -> None:
+    """Of embeddings in float16, before it is rounded to that."""
+    largest = float(gradient.detach().abs().max())
+    if 65520 <= largest < math.inf:  # what is rounded to infinity
+        warnings.warn(
+            f"the gradient of the embeddings reaches {largest:.3g}, beyond what float16 holds "
+            "(65504): it became infinite there. A GradScaler skips such a step and lowers its "
+            "scale; without one use a smaller sharpness, or embeddings in bfloat16 or float32",
+            stacklevel=2,
+        )
 
 
 def unit_vectors(name: str, values: Tensor, later: checks.Deferred) -> Tensor:
     """Unit rows."""
     norms: Tensor = torch.linalg.vector_norm(values.detach(), dim=1, keepdim=True)
     tiny = torch.finfo(values.dtype).tiny ** 0.5
-    if later.full and on_host(values):
-        smallest, largest = torch.aminmax(norms)
-        if smallest > tiny and largest < 1 / tiny:  # not if they are NaN
-            return unit_rows(values, norms)
-        scaled = _rescaled(name, values)
-    else:
-        # Rows whose squares over- or underflow are divided too, without reading which they are.
-        safe = (norms > tiny) & (norms < 1 / tiny)
-        scaled = values / torch.where(safe, 1.0, values.detach().abs().amax(1, keepdim=True))
-    unit = unit_rows(scaled, torch.linalg.vector_norm(scaled.detach(), dim=1, keepdim=True))
-    if not on_host(unit):
-        later.unless(~torch.isfinite(unit.detach()).all(), partial(_rescaled, name, values))
-    return unit
-
-
-def _rescaled(name: str, values: Tensor) -> Tensor:
-    """Rows whose squares over- or underflow, divided by their largest entry; an error for zeros."""
-    size = _finite(name, values, checks.Deferred(read=True)).detach().abs().amax(1, keepdim=True)
-    if bool((size == 0).any()):
-        row = int((size[:, 0] == 0).nonzero()[0])
-        raise ValueError(f"{name} must not hold zero vectors, row {row} has no direction")
-    return values / size
+    safe = (norms > tiny) & (norms < 1 / tiny)  # not if they are NaN
+    if later.full and on_host(values) and bool(safe.all()):
+        return unit_rows(values, norms)
+    # Rows whose squares over- or underflow are divided too, without reading which they are.
+    _finite(name, values, later)
+    size = values.detach().abs().amax(1, keepdim=True)
+    if later.full:
+        message = f"{name} must not hold zero vectors, row %d has no direction"
+        later.unless(size == 0, lambda row: message % row)
+    scaled = values / torch.where(safe, 1.0, size)
+    return unit_rows(scaled, torch.linalg.vector_norm(scaled.detach(), dim=1, keepdim=True))
 
 
 def _finite(name: str, values: Tensor, later: checks.Deferred) -> Tensor:
     """The rows as they are, if they hold numbers."""
-    bad = ~torch.isfinite(values.detach()).all(1)
     if later.full:
-        message = f"{name} must be finite, found NaN or infinity in row "
-        later.unless(bad.any(), lambda: f"{message}{int(bad.nonzero()[0])}")
+        bad = ~torch.isfinite(values.detach()).all(1)
+        later.unless(bad, lambda row: f"{name} must be finite, found NaN or infinity in row {row}")
     return values
 
 
@@ -473,11 +444,6 @@ def check_call(call: Call) -> Call:
     if call.indices_tuple is not None:
         listed(call, checks.Deferred(read=True))
     own = call.integers("ref_index", n)
-    if own is not None and n and on_host(own) and int(own.max()) >= m:
-        raise ValueError(
-            f"ref_index must be between 0 and {m - 1}, the process's own references, got "
-            f"{int(own.max())}"
-        )
     labels, ref_labels = call.integers("labels", n), call.integers("ref_labels", m)
     if call.pairs is not None:
         raise ValueError("pairs is of one process alone: leave out group, or pass labels")

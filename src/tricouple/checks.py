@@ -17,8 +17,8 @@ from tricouple.numeric import number_of, on_host, wide_dtype
 Labels = Tensor | Sequence[int] | Any
 """Integer identities: a tensor, a list or a numpy array."""
 
-Explanation = Callable[[], object]
-"""Gives the message of a ValueError, or raises an error itself."""
+Explanation = Callable[[int], object]
+"""Gives the message of a ValueError about an entry, or raises an error itself."""
 
 
 @dataclass
@@ -28,15 +28,22 @@ class Deferred:
     full: bool = True  # whether flags of a device are kept, to be read at the end
     read: bool = False  # whether they are read at once instead
     # Of a device: whether something is wrong, and what is missing then, or its explanation.
-    flags: list[tuple[Tensor, str | Explanation]] = field(default_factory=list)
+    flags: list[tuple[Tensor, str | Callable[[], None]]] = field(default_factory=list)
 
     def unless(self, wrong: Tensor, explain: Explanation) -> None:
-        """Raise an error if a flag is set."""
+        """Raise an error about the first entry that is wrong, if any is."""
+
+        def fail() -> None:
+            found = wrong.flatten().nonzero()  # nothing if it is another process that has it
+            message = explain(int(found[0])) if len(found) else None
+            if isinstance(message, str):
+                raise ValueError(message)
+
         if self.read or on_host(wrong):
-            if bool(wrong):
-                _raise(explain)
+            if bool(wrong.any()):
+                fail()
         elif self.full:
-            self.flags.append((wrong, explain))
+            self.flags.append((wrong.any(), fail))
 
     def raise_first(
         self, processes: Processes | None, *numbers: Tensor
@@ -56,16 +63,10 @@ class Deferred:
             if wrong and isinstance(answer, str):
                 return answer, values
             if wrong and callable(answer):
-                _raise(answer)
+                answer()
                 if processes is not None:
                     raise ValueError("another process of the group has found a bad value")
         return None, values
-
-
-def _raise(explain: Explanation) -> None:
-    message = explain()
-    if isinstance(message, str):
-        raise ValueError(message)
 
 
 def positive_number(name: str, value: float | Tensor, later: Deferred | None = None) -> None:
@@ -80,7 +81,7 @@ def positive_number(name: str, value: float | Tensor, later: Deferred | None = N
             held = value.detach()
             if later.full:
                 wrong = ~((held > 0) & (held < torch.inf))
-                later.unless(wrong, lambda: positive_number(name, held))
+                later.unless(wrong, lambda _: positive_number(name, held))
             return
     elif isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number or a tensor, got {value!r}")
@@ -155,13 +156,13 @@ def labels(
         raise ValueError(f"{name} is on {value.device}, the embeddings on {device}: move one")
     if not value.is_floating_point():
         return value
-    fractional = ~(value == value.round())  # also NaN
 
-    def not_whole() -> None:
-        found = float(value[fractional][0])
+    def not_whole(at: int) -> None:
+        found = float(value[at])
         raise TypeError(f"{name} must be integers or whole numbers, got {found} in {value.dtype}")
 
-    (later or Deferred(full=False)).unless(fractional.any(), not_whole)
+    fractional = ~(value == value.round())  # also NaN
+    (later or Deferred(full=False)).unless(fractional, not_whole)
     return value.long()
 
 
@@ -178,14 +179,12 @@ def weights(
         )
     held: Tensor = value.detach()
     if later is not None and later.full and held.dtype != torch.bool:
-        lowest, highest = torch.aminmax(held)
 
-        def explain() -> str:
-            row, *place = (~((held >= 0) & (held < torch.inf))).nonzero()[0].tolist()
-            found = f"{float(held[row, *place])} in row {row}"
+        def explain(at: int) -> str:
+            found = f"{float(held.flatten()[at])} in row {at // math.prod(shape[1:])}"
             return f"{name} must be finite and non-negative, got {found}"
 
-        later.unless(~((lowest >= 0) & (highest < torch.inf)), explain)
+        later.unless(~((held >= 0) & (held < torch.inf)), explain)
     return held
 
 

@@ -91,10 +91,6 @@ class Processes:
         finite = torch.where(torch.isfinite(high), high, 0.0)
         return logs.copy_(self.sum_((logs - finite).exp_()).log_().add_(finite))
 
-    def largest(self, number: float) -> float:
-        """The largest of a number of each process; one message."""
-        return float(self.max_(torch.tensor(number, dtype=torch.float64, device=self.device)))
-
     def _reduce(self, values: Tensor, operation: Any) -> Tensor:
         work = dist.all_reduce(values, operation, self.group, True)
         if values.is_cpu:  # nothing waits for a device
@@ -181,11 +177,6 @@ class Gathered:
         """The anchors of this process."""
         return own_rows(self.anchors, self.processes.rank)
 
-    @property
-    def columns(self) -> slice:
-        """The references of this process."""
-        return own_rows(self.references, self.processes.rank)
-
     def mirrored(self) -> Gathered:
         """The same with anchors for references."""
         return Gathered(self.processes, self.references, self.anchors)
@@ -234,7 +225,7 @@ def gather_call(
     ref_emb = call.ref_emb
     if ref_emb is not None:
         ref_emb = _GatheredRows.apply(ref_emb, processes, others)  # type: ignore[no-untyped-call]
-    starts = gathered.rows.start, gathered.columns.start
+    starts = gathered.rows.start, own_rows(others, processes.rank).start
     ref_index, indices = call.ref_index, call.indices_tuple
     if ref_index is not None:
         # Beyond the process's own references, it is beyond all.

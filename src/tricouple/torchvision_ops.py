@@ -25,16 +25,7 @@ _libraries: list[torch.library.Library] = []
 
 
 def declare_missing() -> list[str]:
-    """Declare the operators that torchvision's import needs and cannot load itself.
-
-    Returns:
-        The names declared: none where the real operators load, or on a second call.
-
-    Example:
-        >>> from tricouple.torchvision_ops import declare_missing
-        >>> names = declare_missing()
-        >>> import torchvision
-    """
+    """Declare what torchvision's import needs and cannot load; the names declared, if any."""
     package = importlib.util.find_spec("torchvision")
     # What torchvision does first when it is imported; failing is no error there either.
     for folder in (package and package.submodule_search_locations) or ():

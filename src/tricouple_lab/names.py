@@ -61,6 +61,7 @@ LOSSES = {
     "neg_mmiot": LossName("Neg-MMIOT", "NegMMIOT", paper=_PAPER),
     "vicreg": LossName("VICReg", "VICReg", tasks=_WITHIN),
     "byol": LossName("BYOL", None, tasks=("images", "mixture")),
+    "siglip": LossName("SigLIP", "SigLIP", {"learn_bias": True}),  # not in the paper
 }
 IMAGES = {
     "digits": Row("digits", {"data.image_size": 16}, {"training.epochs": 100}),

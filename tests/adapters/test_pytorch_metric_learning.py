@@ -2,24 +2,14 @@
 
 import pytest
 import torch
-from pytorch_metric_learning import (
-    distances,
-    losses,
-    miners,
-    reducers,
-    regularizers,
-    testers,
-    trainers,
-)
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
-from pytorch_metric_learning.utils.inference import CustomKNN
 from torch import nn
 
 import tricouple as tc
-from conftest import classes, draw
+from conftest import TEN, classes, draw
 from processes import in_processes
-from reference import relative_error, with_gradients
+from reference import assert_same, relative_error, with_gradients
 from tricouple.adapters.pytorch_metric_learning import (
     CrossBatchMemory,
     MetricLoss,
@@ -27,15 +17,7 @@ from tricouple.adapters.pytorch_metric_learning import (
 )
 
 LABELS = classes(5, 4, 3)
-LOSSES = [
-    tc.NegMMIOT(1.0, 0.1),
-    tc.PushPull(1.0, 0.1, 0.1),
-    tc.IOT(0.1),
-    tc.InfoNCE(0.1),
-    tc.InvaSpread(0.1),
-    tc.DBOT(0.1),
-]
-EACH_LOSS = pytest.mark.parametrize("criterion", LOSSES, ids=lambda loss: type(loss).__name__)
+EACH_LOSS = pytest.mark.parametrize("criterion", TEN, ids=lambda loss: type(loss).__name__)
 
 
 def rows(seed: int = 0, n: int = 12, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -46,15 +28,10 @@ def neg_mmiot() -> tc.NegMMIOT:
     return tc.NegMMIOT(1.0, 0.1)
 
 
-def assert_same(found, wanted, tolerance=1e-10):
-    for one, other in zip(found, wanted, strict=True):
-        assert relative_error(one, other) < tolerance
-
-
 def test_info_nce_is_sup_con():
     x = rows()
     ours = with_gradients(MetricLoss(tc.InfoNCE(0.1))(x, LABELS), [x])
-    assert_same(ours, with_gradients(losses.SupConLoss(0.1)(x, LABELS), [x]))
+    assert_same(ours, with_gradients(losses.SupConLoss(0.1)(x, LABELS), [x]), 1e-10)
 
 
 @EACH_LOSS
@@ -101,31 +78,14 @@ def test_miners_of_triplets_and_of_pairs_are_heard(criterion, miner):
 
 
 @EACH_LOSS
-@pytest.mark.parametrize("number", [3, 4])
-def test_a_miner_that_finds_nothing_gives_zero(criterion, number):
+@pytest.mark.parametrize("number", [0, 3, 4], ids=["strangers", "no triplets", "no pairs"])
+def test_a_batch_without_pairs_gives_zero(criterion, number):
     x, nothing = rows(), torch.empty(0, dtype=torch.long)
-    loss = MetricLoss(criterion)(x, LABELS, (nothing,) * number)
+    given = (LABELS, (nothing,) * number) if number else (torch.arange(12),)
+    loss = MetricLoss(criterion)(x, *given)
     loss.backward()
     assert loss.item() == 0.0
     assert bool((x.grad == 0).all())
-
-
-@EACH_LOSS
-def test_a_batch_of_strangers_gives_zero(criterion):
-    x = rows()
-    loss = MetricLoss(criterion)(x, torch.arange(12))
-    loss.backward()
-    assert loss.item() == 0.0
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_every_precision_is_taken(dtype):
-    x = rows(dtype=dtype)
-    loss = MetricLoss(neg_mmiot())(x, LABELS)
-    loss.backward()
-    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert x.grad.dtype == dtype
-    assert bool(x.grad.isfinite().all())
 
 
 def test_losses_add_up_with_their_weights_and_miners():
@@ -186,7 +146,7 @@ def test_info_nce_with_a_memory_is_sup_con_with_theirs():
     for step in range(5):  # the memory is full after three, and begins again
         x = rows(step)
         found, wanted = (with_gradients(memory(x, LABELS), [x]) for memory in (ours, theirs))
-        assert_same(found, wanted)
+        assert_same(found, wanted, 1e-10)
     assert torch.equal(ours.embedding_memory, theirs.embedding_memory)
 
 
@@ -270,58 +230,6 @@ def test_two_views_are_paired():
     assert torch.equal(across, criterion(first, ids, ref_emb=second, ref_labels=ids))
 
 
-# Trainers and testers ----------------------------------------------------------------------------
-
-
-class Points(torch.utils.data.Dataset):
-    """Noisy points around four directions, and which."""
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.labels = torch.arange(64) % 4
-        noise = torch.randn(64, 8, generator=generator)
-        self.points = torch.eye(8)[self.labels] + 0.4 * noise
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.points[index], int(self.labels[index])
-
-
-@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # for their bar
-@pytest.mark.parametrize("miner", [None, miners.MultiSimilarityMiner()], ids=["labels", "pairs"])
-def test_their_trainer_lowers_the_loss_and_their_tester_sees_it(miner):
-    torch.manual_seed(0)
-    data, model = Points(), nn.Linear(8, 4)
-    history: list[float] = []
-    trainer = trainers.MetricLossOnly(
-        models={"trunk": nn.Identity(), "embedder": model},
-        optimizers={"embedder_optimizer": torch.optim.Adam(model.parameters(), lr=0.05)},
-        batch_size=32,
-        loss_funcs={"metric_loss": MetricLoss(neg_mmiot())},
-        mining_funcs={} if miner is None else {"tuple_miner": miner},
-        dataset=data,
-        dataloader_num_workers=0,
-        end_of_iteration_hook=lambda t: history.append(t.losses["metric_loss"].item()),
-    )
-    calculator = AccuracyCalculator(
-        include=("precision_at_1",), k=1, knn_func=CustomKNN(distances.CosineSimilarity())
-    )
-    tester = testers.GlobalEmbeddingSpaceTester(
-        dataloader_num_workers=0, accuracy_calculator=calculator
-    )
-
-    def precision() -> float:
-        found = tester.test({"val": data}, 1, nn.Identity(), model)
-        return found["val"]["precision_at_1_level0"]
-
-    before = precision()
-    trainer.train(num_epochs=8)
-    assert sum(history[-4:]) < 0.8 * sum(history[:4])
-    assert precision() > before
-
-
 # Several processes -------------------------------------------------------------------------------
 
 
@@ -337,7 +245,9 @@ def test_their_distributed_wrapper_has_the_gradient_of_the_whole(criterion, tmp_
         return loss.detach() / 2, torch.autograd.grad(loss, own)[0] / 2
 
     answers = in_processes(2, tmp_path, share)
-    assert_same([answers[0][0], torch.cat([slope for _, slope in answers]).flatten()], wanted)
+    assert_same(
+        [answers[0][0], torch.cat([slope for _, slope in answers]).flatten()], wanted, 1e-10
+    )
 
 
 def test_their_efficient_wrapper_leaves_out_the_own_copies(tmp_path):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import tricouple as tc
+from batches import draw
 from tricouple.ot import dense
 from tricouple.shaping import SHAPINGS, Hinge
 
@@ -16,11 +17,6 @@ either_dtype = pytest.mark.parametrize(
     [pytest.param(torch.float64, 1e-12, marks=WITHOUT_C), (torch.float32, 1e-5)],
     ids=["float64", "float32"],
 )
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float32).double()
 
 
 def masses(n: int, kind: str, seed: int) -> Tensor:

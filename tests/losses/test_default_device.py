@@ -31,6 +31,7 @@ for n in (40, 1100):
             "hinge": tc.NegMMIOT(1.0, 0.1, shaping="hinge"),
             "uniformity": tc.IOT(0.1, uniformity=0.2),
             "InvaSpread": tc.InvaSpread(),
+            "SigLIP": tc.SigLIP(),
             "DBOT": tc.DBOT(),
             "VICReg": tc.VICReg(),
         }.items():

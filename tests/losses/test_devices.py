@@ -31,6 +31,7 @@ LOSSES = {
     "IOT-uniformity": (tc.IOT, {"uniformity": 0.2}),
     "InfoNCE": (tc.InfoNCE, {}),
     "InvaSpread": (tc.InvaSpread, {}),
+    "SigLIP": (tc.SigLIP, {}),
     "DBOT": (tc.DBOT, {}),
     "VICReg": (tc.VICReg, {}),
     "FusedGromov": (tc.FusedGromov, {}),

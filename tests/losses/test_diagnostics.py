@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tricouple as tc
-from conftest import UNCONVERGED, draw
+from conftest import COUPLED, OTHERS, UNCONVERGED, draw
 from reference import (
     admissible_triplets,
     dense_plan,
@@ -22,22 +22,7 @@ from reference import (
 
 LABELS = torch.arange(24) // 4
 ACROSS = {"ref_emb": draw(30, 5), "ref_labels": torch.arange(30) % 6}
-COUPLED = {
-    "neg_mmiot": lambda **k: tc.NegMMIOT(0.5, 0.4, **k),
-    "log_sigmoid": lambda **k: tc.NegMMIOT(0.5, 0.4, shaping="log_sigmoid", **k),
-    "hinge": lambda **k: tc.NegMMIOT(0.5, 0.4, shaping="hinge", **k),
-    "exponential": lambda **k: tc.NegMMIOT(0.5, 0.4, shaping="exponential", **k),
-    "push_pull": lambda **k: tc.PushPull(0.5, 0.4, **k),
-    "iot": lambda **k: tc.IOT(0.2, **k),
-}
-OTHERS = {
-    "info_nce": lambda: tc.InfoNCE(0.2),
-    "inva_spread": lambda: tc.InvaSpread(0.2),
-    "inva_spread_published": lambda: tc.InvaSpread(0.2, variant="published"),
-    "dbot": lambda: tc.DBOT(0.2),
-    "fused_gromov": lambda: tc.FusedGromov(0.2, alpha=0.1),
-}
-EVERY = COUPLED | OTHERS
+EVERY = COUPLED | OTHERS | {"published": lambda: tc.InvaSpread(0.2, variant="published")}
 SHARE = "repulsion_on_hardest_tenth"
 
 
@@ -66,7 +51,7 @@ def test_numbers_are_plain_and_in_their_ranges(name, across):
     if name in COUPLED:
         assert found["sweeps"] == 10
         assert 0 <= found["marginal_error"] < 0.2
-    if name != "inva_spread_published" or not across:
+    if name != "published" or not across:
         assert 0 <= found[SHARE] <= 1
     assert criterion.diagnostics() == found
 
@@ -80,7 +65,7 @@ def test_every_kind_of_call_has_diagnostics(name):
     a, p, n = triplets
     criterion(x, indices_tuple=(a, p, a, n), temperature=0.1)
     assert criterion.diagnostics()["sharpness"] == pytest.approx(
-        10 if criterion.sharpness is None or name in ("iot", *OTHERS) else 25
+        10 if criterion.sharpness is None or name not in COUPLED or name == "iot" else 25
     )
 
 
@@ -127,16 +112,6 @@ def test_share_of_info_nce_is_that_of_its_softmax(m):
     shares = torch.softmax(similarity / 0.2, 1)
     wanted = share_of(shares, similarity, labels[:, None] != ref_labels)
     assert criterion.diagnostics()[SHARE] == pytest.approx(wanted, rel=1e-9)
-
-
-def test_couplings_spread_what_info_nce_concentrates():
-    # Mathematics §8: a coupling equalises negatives, InfoNCE seeks the hard ones.
-    x, labels = tc.pair_views(draw(64, 0, dim=16), draw(64, 0, dim=16) + 0.3 * draw(64, 1, dim=16))
-    shares = []
-    for criterion in (tc.NegMMIOT(sharpness=30), tc.InfoNCE(sharpness=30)):
-        criterion(x, labels)
-        shares.append(criterion.diagnostics()[SHARE])
-    assert shares[0] < 0.7 < 0.95 < shares[1]
 
 
 def test_satisfied_triplets_are_noted():

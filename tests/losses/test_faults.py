@@ -13,17 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import tricouple as tc
-from batches import DENSE, Batch, batch, errors, limits, listed, scales, with_gradient
+from batches import DENSE, Batch, batch, draw, errors, limits, listed, scales, with_gradient
 from tricouple.shaping import Hinge
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    """Numbers that float32 has as well."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def assert_agrees(

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,13 @@ from conftest import draw
 LABELS = [3, 3, 1, 1, 4, 4, 4, 1]
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array, lambda ids: np.array(ids, dtype=np.int32)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(list, tuple, np.array, lambda ids: np.array(ids, dtype=np.int32)),
+        *(partial(torch.tensor, dtype=dtype) for dtype in (torch.int32, torch.int16, torch.uint8)),
+    ],
+)
 def test_labels_may_be_lists_or_arrays(kind):
     x, references = draw(8, 0), draw(8, 1)
     criterion, ids = tc.NegMMIOT(1.0, 0.1), torch.tensor(LABELS)

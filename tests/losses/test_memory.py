@@ -90,15 +90,6 @@ def test_streamed_pass_allocates_no_matrix_of_all_pairs(name, memory):
     assert 0 < largest.entries <= 200 * 200 / 2
 
 
-def test_info_nce_in_small_tiles_is_the_same(batch):
-    wanted, wanted_gradient = with_gradients(batch.loss(tc.InfoNCE()), batch.leaves)
-    columns = len(batch.embeddings if batch.ref_emb is None else batch.ref_emb)
-    criterion = tc.InfoNCE(memory="streamed", memory_budget=2 * columns * ROW)
-    found, gradient = with_gradients(batch.loss(criterion), batch.leaves)
-    assert relative_error(found, wanted) <= 1e-12
-    assert relative_error(gradient, wanted_gradient) <= 1e-12
-
-
 BUDGET = 48 * 2**20
 PEAKS = """
 import os, torch, tricouple as tc
@@ -155,12 +146,6 @@ def test_a_budget_too_small_for_one_row_is_refused(make):
     criterion = make(memory="streamed", memory_budget=100)
     with pytest.raises(ValueError, match=r"memory_budget=100 bytes is too small.*take \d+"):
         criterion(embeddings, labels)
-
-
-@pytest.mark.parametrize("options", [{"memory": "disk"}, {"memory_budget": 0}])
-def test_bad_memory_options_are_refused(options):
-    with pytest.raises(ValueError, match="memory"):
-        tc.NegMMIOT(**options)
 
 
 def test_shaped_costs_and_uniformity_cannot_be_streamed():

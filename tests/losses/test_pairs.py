@@ -1,5 +1,7 @@
 """Pair matrices and weights of anchors: labels where they come from labels, else the reference."""
 
+import math
+
 import pytest
 import torch
 
@@ -26,6 +28,7 @@ LOSSES = {
 OTHERS = {
     "InvaSpread": tc.InvaSpread,
     "DBOT": tc.DBOT,
+    "SigLIP": tc.SigLIP,
     "FusedGromov": tc.FusedGromov,
     "uniformity": lambda: tc.IOT(uniformity=0.5),
     "log-sigmoid": lambda: tc.NegMMIOT(shaping="log_sigmoid", kernel_tol=1e-9),
@@ -79,7 +82,8 @@ def test_a_matrix_of_equal_labels_is_the_labels(name, weighted, kind):
     there = batch(kind, 16).to(torch.float64)
     weights = {"weights": anchor_weights(16)} if weighted else {}
     wanted = with_gradient(there.loss(criterion, **weights), there.leaves)
-    for pairs in (matrix(there), matrix(there).float() * 3):
+    factor = 1 if name == "SigLIP" else 3  # whose weights are factors of terms
+    for pairs in (matrix(there), matrix(there).float() * factor):
         value = criterion(there.embeddings, pairs=pairs, **placed(there), **weights)
         assert max(errors(with_gradient(value, there.leaves), wanted, 10.0, 16)) < 1e-12
 
@@ -223,3 +227,34 @@ def test_what_has_no_meaning_is_refused():
         tc.IOT(marginals="classes")(X, pairs=W.triu())
     with pytest.raises(ValueError, match="one text per image, got 5 and 4"):
         tc.BothDirections(tc.IOT())(X, draw(5, 0), pairs=torch.ones(4, 5), weights=ONES)
+
+
+# --- Sizes ----------------------------------------------------------------------------------------
+
+
+def test_large_batches_need_no_cubic_object():
+    # 3000 samples: N³ booleans would be 27 GB; counts are immediate.
+    labels = torch.arange(3000) % 100
+    loss = tc.IOT(n_iters=1)(torch.ones(3000, 2), labels)
+    assert float(loss) == pytest.approx(math.log(3000 * 2999 / (3000 * 29)), rel=1e-5)
+
+
+def test_mined_pairs_never_become_triplets():
+    # 20 anchors with 1000 positives and 1000 negatives each: 2e7 triplets of 4e4 pairs.
+    anchors, near = torch.arange(20).repeat_interleave(1000), torch.arange(1000).repeat(20)
+    rows = torch.ones(20, 2, dtype=torch.float64)
+    indices = anchors, near, anchors, near + 1000
+    loss = tc.NegMMIOT(n_iters=1)(rows, indices_tuple=indices, ref_emb=rows[:1].repeat(2000, 1))
+    wanted = math.log(20 * 2000 * 1999 / (20 * 1000**2))
+    assert float(loss) == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize("number", [3, 4], ids=["triplets", "pairs"])
+def test_what_is_listed_twice_counts_once(number):
+    rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a, p, n = torch.tensor([[0, 0, 4, 2, 4], [1, 1, 3, 1, 2], [2, 3, 0, 0, 1]])
+    once = (a, p, n) if number == 3 else (a, p, a, n)
+    twice = tuple(index.repeat(2) for index in once)
+    for criterion in (tc.NegMMIOT(), tc.PushPull(), tc.IOT(), tc.InfoNCE()):
+        found, wanted = (float(criterion(rows, indices_tuple=x)) for x in (twice, once))
+        assert found == pytest.approx(wanted, rel=1e-12)

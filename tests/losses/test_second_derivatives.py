@@ -4,27 +4,20 @@ import pytest
 import torch
 
 import tricouple as tc
-from conftest import draw
+from conftest import COUPLED, OTHERS, draw
 from reference import relative_error
 
-REFUSED = {
-    "neg_mmiot": lambda **k: tc.NegMMIOT(0.5, 0.4, **k),
-    "implicit": lambda **k: tc.NegMMIOT(0.5, 0.4, gradient="implicit", n_iters=2000, **k),
-    "envelope": lambda **k: tc.NegMMIOT(0.5, 0.4, gradient="envelope", **k),
-    "log_sigmoid": lambda **k: tc.NegMMIOT(0.5, 0.4, shaping="log_sigmoid", **k),
-    "hinge": lambda **k: tc.NegMMIOT(0.5, 0.4, shaping="hinge", **k),
-    "push_pull": lambda **k: tc.PushPull(0.5, 0.4, **k),
-    "push_pull_hinge": lambda **k: tc.PushPull(0.5, 0.4, shaping="hinge", **k),
-    "iot": lambda **k: tc.IOT(0.4, **k),
-    "uniformity": lambda **k: tc.IOT(0.4, uniformity=0.5, **k),
-    "info_nce": lambda **k: tc.InfoNCE(0.5, **k),
-    "fused_gromov": lambda **k: tc.FusedGromov(0.4, **k),
+REFUSED = COUPLED | {
+    "implicit": lambda: tc.NegMMIOT(0.5, 0.4, gradient="implicit", n_iters=2000),
+    "envelope": lambda: tc.NegMMIOT(0.5, 0.4, gradient="envelope"),
+    "push_pull_hinge": lambda: tc.PushPull(0.5, 0.4, shaping="hinge"),
+    "uniformity": lambda: tc.IOT(0.4, uniformity=0.5),
+    "info_nce": OTHERS["info_nce"],
+    "joint": lambda: tc.InfoNCE(0.5, partition="joint"),
+    "siglip": OTHERS["siglip"],
+    "fused_gromov": OTHERS["fused_gromov"],
 }
-RIGHT = {
-    "inva_spread": lambda: tc.InvaSpread(0.5),
-    "dbot": lambda: tc.DBOT(0.2),
-    "vicreg": lambda: tc.VICReg(),
-}
+RIGHT = {"inva_spread": OTHERS["inva_spread"], "dbot": OTHERS["dbot"], "vicreg": tc.VICReg}
 SENTENCE = "no second derivatives"
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2, 0, 1, 2])
 
@@ -36,7 +29,7 @@ def call(criterion, x, across):
 
 
 def sets(name):
-    return [True] if name == "fused_gromov" else [False, True]
+    return {"fused_gromov": [True], "joint": [False]}.get(name, [False, True])
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,22 +1,22 @@
 """Losses with any ψ: names, functions, hinges, quadrature; accuracy is in tests/dense."""
 
-import inspect
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import tricouple as tc
-from conftest import LOSSES, UNCONVERGED, Batch, classes, draw
+from batches import Batch, batch
+from conftest import UNCONVERGED, draw
 from reference import relative_error, with_gradients
 from tricouple.shaping import Hinge, log_sigmoid
 
 # --- Losses with any ψ ---------------------------------------------------------------------------
 
 
-LOSS, PAIRS = LOSSES["neg_mmiot"], LOSSES["push_pull"]
+SOFT = {"temperature": 0.5, "epsilon": 0.4}
 FUNCTIONS = {
     "hinge": lambda t: torch.clamp(1 - t, min=0.0) - t / 100,
     "squared_hinge": lambda t: torch.clamp(1 - t, min=0.0) ** 2 - t / 100,
@@ -26,26 +26,15 @@ FUNCTIONS = {
 }
 
 
-def arctangent(t):
-    """A ψ that has no name."""
-    return -torch.atan(t) - 0.2 * t
+def result(batch, **options):
+    return with_gradients(batch.loss(tc.NegMMIOT(**SOFT, **options)), batch.leaves)
 
 
-def result(loss, batch, **options):
-    return with_gradients(batch.loss(loss.criterion(**options)), batch.leaves)
-
-
-@pytest.mark.parametrize("setting", ["unbalanced", "across_repeated", "triplets_within"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_names_are_their_functions(settings, setting, name):
-    batch = settings[setting]
+def test_names_are_their_functions(name):
     assert set(tc.shaping.SHAPINGS) == set(FUNCTIONS)
-    own = {"kernel_tol": 1e-9} if name == "log_sigmoid" else {}  # a quadrature
-    for loss, more in ((LOSS, own), (PAIRS, {})):
-        named = result(loss, batch, **loss.soft, **more, n_iters=3, shaping=name)
-        called = result(loss, batch, **loss.soft, n_iters=3, shaping=FUNCTIONS[name])
-        for one, other in zip(named, called, strict=True):
-            assert relative_error(one, other) <= (1e-7 if more else 1e-11)
+    t = torch.linspace(-9, 9, 37, dtype=torch.float64)
+    torch.testing.assert_close(tc.shaping.SHAPINGS[name](t), FUNCTIONS[name](t))
 
 
 @pytest.mark.parametrize("name", ["linear", "log_sigmoid", "hinge"])
@@ -75,11 +64,11 @@ def test_fast_kernels_are_right_where_the_dense_tensor_is_large(name):
 def test_blocks_of_any_size_give_the_same(settings, setting, rule):
     batch = settings[setting]
     references = len(batch.embeddings if batch.ref_emb is None else batch.ref_emb)
-    options = LOSS.soft | {"shaping": "squared_hinge", "gradient": rule, "n_iters": 30}
-    value, gradient = result(LOSS, batch, **options)
+    options = {"shaping": "squared_hinge", "gradient": rule, "n_iters": 30}
+    value, gradient = result(batch, **options)
     for anchors in (1, 2, 3, 4):
         budget = anchors * 64 * references**2
-        streamed, streamed_gradient = result(LOSS, batch, **options, memory_budget=budget)
+        streamed, streamed_gradient = result(batch, **options, memory_budget=budget)
         assert relative_error(streamed, value) <= 1e-14
         assert relative_error(streamed_gradient, gradient) <= 1e-12
 
@@ -96,8 +85,8 @@ def test_smallest_budget_is_named_and_suffices(settings):
 
 def test_infinite_slopes_where_no_triplet_is_do_no_harm(settings):
     # Every j = k has the margin 0, where this one is vertical.
-    options = LOSS.soft | {"shaping": lambda t: -torch.sign(t) * t.abs().sqrt()}
-    _, gradient = result(LOSS, settings["unbalanced"], **options)
+    options = {"shaping": lambda t: -torch.sign(t) * t.abs().sqrt()}
+    _, gradient = result(settings["unbalanced"], **options)
     assert gradient.isfinite().all()
     assert gradient.norm() > 0
 
@@ -119,36 +108,31 @@ def test_frozen_module_serves_as_shaping(settings):
     assert relative_error(batch.loss(twice), batch.loss(tc.NegMMIOT(0.5, 0.4))) <= 1e-12
 
 
-@pytest.mark.parametrize("module", [tc.NegMMIOT, tc.PushPull])
+BAD = [
+    (lambda t: t, "strictly decreasing"),
+    (lambda t: 0 * t, "strictly decreasing"),
+    (lambda t: torch.log(t), "finite"),
+    (lambda t: -t.sum(), "one value for each margin"),
+    ("cosine", "shaping must be one of"),
+]
+BAD_FOR_TRIPLETS = [
+    (lambda t: -t.clamp(max=1.0) + t.relu() / 50, "strictly decreasing"),
+    (lambda t: -t.detach(), "differentiable"),
+    (Slope(), "parameters of its own"),
+]
+
+
 @pytest.mark.parametrize(
-    ("psi", "words"),
-    [
-        (lambda t: t, "strictly decreasing"),
-        (lambda t: 0 * t, "strictly decreasing"),
-        (lambda t: torch.log(t), "finite"),
-        (lambda t: -t.sum(), "one value for each margin"),
-        ("cosine", "shaping must be one of"),
-    ],
+    ("module", "psi", "words"),
+    [(tc.NegMMIOT, *case) for case in BAD + BAD_FOR_TRIPLETS]
+    + [(tc.PushPull, *bad) for bad in BAD],
 )
 def test_bad_shapings_are_named(settings, module, psi, words):
     for setting in ("balanced", "triplets_within"):
         with pytest.raises(ValueError, match=words):
             settings[setting].loss(module(shaping=psi))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"shaping": lambda t: -t.clamp(max=1.0) + t.relu() / 50}, "strictly decreasing"),
-        ({"shaping": lambda t: -t.detach()}, "differentiable"),
-        ({"shaping": Slope()}, "parameters of its own"),
-        ({"shaping": "squared_hinge", "memory": "streamed"}, "memory="),
-    ],
-)
-def test_shapings_that_triplets_cannot_use_are_named(settings, options, words):
-    for setting in ("balanced", "triplets_within"):
-        with pytest.raises(ValueError, match=words):
-            settings[setting].loss(tc.NegMMIOT(**options))
+    with pytest.raises(ValueError, match="memory="):
+        settings["balanced"].loss(tc.NegMMIOT(shaping="squared_hinge", memory="streamed"))
 
 
 def test_shaping_must_be_callable():
@@ -195,25 +179,6 @@ def test_margin_is_that_of_a_hinge():
         tc.NegMMIOT(shaping="hinge", margin=-1.0)
 
 
-def test_satisfied_triplets_exert_no_force():
-    """A reference beyond the margin of all positives is a negative that nobody moves."""
-    centre = torch.eye(6, dtype=torch.float64)[0]
-    anchors, near = (centre + 0.1 * draw(8, seed, dim=6) for seed in (3, 4))
-    far = 0.1 * draw(1, 5, dim=6) - centre
-    references = torch.cat([near, far]).requires_grad_()
-
-    def forces(shaping):
-        criterion = tc.NegMMIOT(0.1, 0.1, shaping=shaping, marginals="target")
-        ids = torch.arange(9)
-        loss = criterion(anchors, ids[:8], ref_emb=references, ref_labels=ids)
-        return torch.autograd.grad(loss, references)[0].norm(dim=1)
-
-    for shaping in ("linear", Hinge(margin=2.0, slope=0.01)):
-        assert forces(shaping)[-1] > 1e-4
-    assert forces(Hinge(margin=2.0))[-1] < 1e-30
-    assert (forces(Hinge(margin=2.0))[:-1] > 1e-4).all()  # those within the margin do move
-
-
 @pytest.mark.parametrize("psi", [Hinge(margin=0.2), Hinge(margin=0.0), "hinge"])
 def test_batch_on_which_the_hinge_is_constant_has_no_gradient(psi):
     rows = torch.ones(6, 3, dtype=torch.float64, requires_grad=True)
@@ -246,14 +211,6 @@ def test_bad_margins_are_named(margin):
         Hinge(slope=-1.0)
 
 
-def test_name_is_the_hinge_of_before(settings):
-    batch = settings["unbalanced"]
-    named, given = (
-        batch.loss(tc.NegMMIOT(shaping=psi)) for psi in ("hinge", Hinge(margin=1.0, slope=0.01))
-    )
-    assert torch.equal(named, given)
-
-
 # --- Log-sigmoid by quadrature -------------------------------------------------------------------
 
 
@@ -262,31 +219,14 @@ TOLERANCE = 1e-3
 SHARPNESS = [(1.0, 10.0), (1.0, 1.0), (0.1, 1.0), (0.1, 0.1), (0.02, 0.05), (0.01, 0.01)]
 
 
-def scene(name: str) -> tuple[Tensor, ...]:
-    """A batch: embeddings and labels, and those of references."""
-    unbalanced, z = classes(5, 3, 1, 1), draw(10, 0)
-    if name == "across":  # captions: identities repeat, one reference has none
-        return z, unbalanced, draw(7, 1), torch.tensor([0, 0, 1, 2, 3, 3, 4])
-    if name == "three":
-        return z[:3], torch.tensor([0, 0, 1])
-    if name == "outlier":
-        z = torch.cat([-z.new_ones(1, 5), 1 + 0.2 * z[1:]])
-    return z, unbalanced
-
-
-def call(criterion, embeddings, labels, references=None, ref_labels=None):
-    return criterion(embeddings, labels, ref_emb=references, ref_labels=ref_labels)
-
-
 @pytest.mark.parametrize(("tau", "epsilon"), SHARPNESS)
-@pytest.mark.parametrize("name", ["across", "three", "outlier"])
-def test_default_loss_is_the_dense_one_within_a_thousandth(name, tau, epsilon):
-    batch = scene(name)
-    leaves = [part.requires_grad_() for part in batch if part.is_floating_point()]
+@pytest.mark.parametrize(("kind", "n"), [("two sets", 10), ("random", 3), ("outlier", 10)])
+def test_default_loss_is_the_dense_one_within_a_thousandth(kind, n, tau, epsilon):
+    there = batch(kind, n).to(torch.float64)
     options = {"temperature": tau, "epsilon": epsilon, "shaping": "log_sigmoid", "n_iters": 4}
-    value, gradient = with_gradients(call(tc.NegMMIOT(**options), *batch), leaves)
-    wanted, slope = with_gradients(tc.ot.dense.neg_mmiot(*batch, **options), leaves)
-    assert float((value - wanted).detach().abs()) <= TOLERANCE
+    value, gradient = with_gradients(there.loss(tc.NegMMIOT(**options)), there.leaves)
+    wanted, slope = with_gradients(there.dense(tc.ot.dense.neg_mmiot, **options), there.leaves)
+    assert float((value - wanted).abs()) <= TOLERANCE
     # Forces of size c balance in part, and with three samples altogether.
     assert float((gradient - slope).norm()) <= TOLERANCE * max(float(slope.norm()), 1 / tau)
 
@@ -320,11 +260,6 @@ def test_small_epsilon_keeps_all_weights(tau, epsilon, memory):
     value, gradient = with_gradients(criterion(z, labels), [z])
     assert float((value - wanted).detach().abs()) <= TOLERANCE
     assert relative_error(gradient, slope) <= TOLERANCE
-
-
-def test_defaults_are_a_thousandth_for_losses_and_a_millionth_for_plans():
-    assert tc.NegMMIOT().kernel_tol == 1e-3
-    assert inspect.signature(tc.ot.triplet_sinkhorn).parameters["kernel_tol"].default == 1e-6
 
 
 def test_tolerance_that_the_dtype_cannot_reach_is_named():

@@ -62,7 +62,7 @@ class ClipLoss(nn.Module):
             image_features: Images; they need not be normalised.
             text_features: Texts.
             logit_scale: c, as the model exponentiated it.
-            logit_bias: Without effect: a softmax or a plan does not change with it.
+            logit_bias: Without effect on a softmax or a plan; ``SigLIP`` has its own.
             output_dict: Whether to return ``{"contrastive_loss": loss}``.
             ids: One integer per row, shape (n,), equal on rows of one image or of equal captions;
                 also over processes.

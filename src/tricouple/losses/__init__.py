@@ -9,6 +9,7 @@ from tricouple.losses.iot import IOT
 from tricouple.losses.multimodal import MultiModalIOT
 from tricouple.losses.neg_mmiot import NegMMIOT
 from tricouple.losses.push_pull import PushPull
+from tricouple.losses.siglip import SigLIP
 from tricouple.losses.vicreg import VICReg
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "MultiModalIOT",
     "NegMMIOT",
     "PushPull",
+    "SigLIP",
     "VICReg",
 ]

@@ -54,7 +54,7 @@ class ContrastiveLoss(nn.Module, ABC):
     """A loss of embeddings and their labels; subclasses give ``compute``.
 
     All losses have first derivatives. Second ones (gradient penalties, Hessian-vector products)
-    ``VICReg``, ``InvaSpread`` and ``DBOT`` have; the gradients of plans and of ``InfoNCE`` are
+    ``VICReg``, ``InvaSpread`` and ``DBOT`` have; gradients of plans, ``InfoNCE`` and ``SigLIP`` are
     computed with their values, and differentiating them again raises a ``RuntimeError``.
 
     Args:

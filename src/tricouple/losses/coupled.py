@@ -38,6 +38,7 @@ class Part:
     form: Callable[[Scores], Any] | None = None
     imposed: Sequence[Tensor] = ()
     linear: PairTarget | None = None  # c Σ_ij linear_ij s_ij is subtracted
+    joint: Tensor | None = None  # of half a sweep: groups of anchors that share their log-sum
     # Of another ψ than the linear one: weights of the positives and of the negatives of some
     # anchors, whose product is P̃, (R, M) each.
     weights: Callable[[slice], tuple[Tensor, Tensor]] | None = None
@@ -53,46 +54,50 @@ def loss(batch: Batch, how: Sweeps, parts: Parts, *, both: bool = False) -> Tens
     Or, of ``both`` ways, the mean of that and of the same with anchors for references.
     """
     learnt = batch.temperature if isinstance(batch.temperature, Tensor) else None
-    sides = batch.anchors, batch.references
-    value: Tensor = _Loss.apply(*sides, learnt, batch, how, parts, both)  # type: ignore[no-untyped-call]
-    return value.to(batch.dtype)
+
+    def evaluate(wanted: bool) -> tuple[Tensor, Sequence[Tensor | None]]:
+        value, to, slope = _evaluate(batch, how, parts, both, wanted)
+        return value, (*to, to_temperature(learnt, slope))
+
+    return with_gradient(evaluate, batch.anchors, batch.references, learnt).to(batch.dtype)
+
+
+def to_temperature(temperature: Tensor | None, slope: Tensor) -> Tensor | None:
+    """∂L/∂τ from ∂L/∂log(1/τ), if τ learns."""
+    if temperature is None:
+        return None
+    found = -slope / temperature.detach().reshape(()).to(slope.dtype)
+    return found.reshape(temperature.shape).to(temperature.dtype)
+
+
+Evaluate = Callable[[bool], tuple[Tensor, Sequence[Tensor | None]]]
+
+
+def with_gradient(evaluate: Evaluate, *leaves: Tensor | None) -> Tensor:
+    """A value whose gradient by each leaf is computed with it, if that is wanted."""
+    return _Loss.apply(evaluate, *leaves)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Loss(torch.autograd.Function):
-    """A loss of unit vectors, or of a given matrix s, whose gradient is computed with its value."""
+    """A loss of unit vectors, or of a given matrix s, and of settings that learn."""
 
     @staticmethod
     @never_compiled
-    def forward(
-        ctx: Any,
-        anchors: Tensor,
-        references: Tensor | None,
-        temperature: Tensor | None,
-        batch: Batch,
-        how: Sweeps,
-        parts: Parts,
-        both: bool,
-    ) -> Tensor:
-        wanted = any(ctx.needs_input_grad[:3])
-        value, to, slope = _evaluate(batch, how, parts, both, wanted)
-        if not wanted:
-            return value
-        to_temperature = None
-        if temperature is not None:
-            # L depends on τ through s/τ alone.
-            found = -slope / temperature.detach().reshape(()).to(slope.dtype)
-            to_temperature = found.reshape(temperature.shape).to(temperature.dtype)
-        ctx.save_for_backward(*to, to_temperature, anchors, temperature)
+    def forward(ctx: Any, evaluate: Evaluate, *leaves: Tensor | None) -> Tensor:
+        wanted = any(ctx.needs_input_grad)
+        value, gradients = evaluate(wanted)
+        if wanted:
+            ctx.save_for_backward(*gradients, *leaves)
         return value
 
     @staticmethod
     @full_precision
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        (outer,) = cotangents
-        *gradients, anchors, temperature = ctx.saved_tensors
-        causes = [cause for cause in (outer, anchors, temperature) if cause is not None]
+        (outer,), saved = cotangents, ctx.saved_tensors
+        gradients, leaves = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        causes = [cause for cause in (outer, *leaves) if cause is not None]
         found = [None if part is None else part * outer.to(part.dtype) for part in gradients]
-        return *final(found, causes), None, None, None, None
+        return None, *final(found, causes)
 
 
 _Found = tuple[Tensor, tuple[Tensor, Tensor | None], Tensor]
@@ -165,6 +170,7 @@ class Sum:
         if part.form is None:  # one pass over the tiles does both ways
             half, axis = (self.half, 0) if self.there is None else (self.there.half, 1)
             half[axis], self.sharpness = -cotangents[0], part.sharpness
+            self.joint = None if part.joint is None else part.joint[own]
             return
         form: Form = part.form(self.scores)
         if part.weights is not None:
@@ -217,11 +223,11 @@ class Sum:
     def _costs(self, form: Any, weights: Any) -> Tiles:
         """⟨P̃, C⟩/ε, added to the value, and its gradient, tile by tile."""
         start = self.batch.rows.start
-        for block, sums, tile in form.costs(
-            lambda block: weights(slice(start + block.start, start + block.stop))
-        ):
+        for block, part in form.parts():
+            rows = slice(start + block.start, start + block.stop)
+            sums, slopes = form.cost_rows(part, *weights(rows))
             self.value = self.value + sums.sum() * self.weight
-            yield block, tile * self.weight
+            yield block, slopes.to(self.scores.dtype) * self.weight
 
     def _take(self, tiles: Tiles) -> None:
         """Add tiles of ∂L/∂s to the matrix, or keep them; without a gradient only run them."""
@@ -239,7 +245,8 @@ class Sum:
         self.flags += [kernel.kept for kernel in kernels if kernel.kept is not None]
         half = None
         if any(weights is not None for weights in self.half):
-            half = HalfSweep(self.scores, *self.sharpness, *self.half)
+            rows, columns = self.half
+            half = HalfSweep(self.scores, *self.sharpness, rows, columns, self.joint)
             self._take(half.gradient())
         if self.wanted:
             self._pull()
@@ -260,7 +267,7 @@ class Sum:
             self.to = [torch.where(kept, to, torch.nan) for to in self.to]
         learnt = self.wanted and isinstance(self.batch.temperature, Tensor)
         slope = self._slope() if learnt else torch.zeros_like(self.value)
-        return self.value, self._sides(), slope
+        return self.value, sides(self.batch, self.to), slope
 
     def _pull(self) -> None:
         """Two gradient products, or one within one set."""
@@ -284,19 +291,6 @@ class Sum:
         if scores.group is not None:
             scores.group.sum_(self.to[1])
 
-    def _sides(self) -> tuple[Tensor, Tensor | None]:
-        """Gradients of the batch's anchors and references; of several processes, own rows."""
-        batch, here, dtype = self.batch, self.to[0], self.batch.anchors.dtype
-        if batch.references is None:
-            return here, None
-        if batch.within:
-            self.to[1][batch.rows] += here
-            return self.to[1].to(dtype), None
-        if batch.gathered is not None:
-            here = torch.zeros_like(batch.anchors, dtype=here.dtype)
-            here[batch.rows] = self.to[0]
-        return here.to(dtype), self.to[1].to(dtype)
-
     def _slope(self) -> Tensor:
         """∂L/∂log(1/τ) = Σ_ij s_ij ∂L/∂s_ij, from the gradients of the embeddings."""
         scores, wide = self.scores, self.value.dtype
@@ -307,6 +301,20 @@ class Sum:
             return (anchors * (to + self.to[1])).sum() / 2
         found = (anchors * to).sum()
         return found if scores.group is None else scores.group.sum_(found)
+
+
+def sides(batch: Batch, to: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the batch's anchors and references; of several processes, own rows."""
+    here, dtype = to[0], batch.anchors.dtype
+    if batch.references is None:
+        return here, None
+    if batch.within:
+        to[1][batch.rows] += here
+        return to[1].to(dtype), None
+    if batch.gathered is not None:
+        here = torch.zeros_like(batch.anchors, dtype=here.dtype)
+        here[batch.rows] = to[0]
+    return here.to(dtype), to[1].to(dtype)
 
 
 def _summed(tiles: Sequence[Tiles]) -> Iterator[tuple[slice, Tensor]]:

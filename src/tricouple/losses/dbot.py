@@ -73,9 +73,7 @@ class DBOT(ContrastiveLoss):
                 "column sum, so use lower <= 1 <= upper"
             )
         checks.one_of("variant", variant, VARIANTS)
-        self.n_iters = n_iters
-        self.lower = lower
-        self.upper = upper
+        self.n_iters, self.lower, self.upper = n_iters, lower, upper
         self.variant = variant
 
     def _check_setting(self, batch: Batch) -> None:
@@ -91,12 +89,6 @@ class DBOT(ContrastiveLoss):
         sharpness = inverse_product(batch.temperature, 1.0, batch.entries)
         wide = wide_dtype(batch.anchors.device)
         scores = batch.without_own(batch.similarity(wide) * sharpness, -torch.inf)
-        log_plan = self._scaled(scores)
-        target = batch.relation.positives().pairs.dense()
-        return read_out(log_plan, target, self.variant).to(batch.dtype)
-
-    def _scaled(self, scores: Tensor) -> Tensor:
-        """The log-plan after all rounds, shape (N, M)."""
         n, m = scores.shape
         bounds = [
             math.log(fraction * n / m) if fraction else -math.inf
@@ -108,4 +100,6 @@ class DBOT(ContrastiveLoss):
             unscaled = torch.logsumexp(scores + rows[:, None], 0)
             # Up to the lower bound, then down to the upper one: a clamp of the column sum.
             columns = (columns + unscaled).clamp(*bounds) - unscaled
-        return scores + rows[:, None] + columns
+        log_plan = scores + rows[:, None] + columns
+        target = batch.relation.positives().pairs.dense()
+        return read_out(log_plan, target, self.variant).to(batch.dtype)

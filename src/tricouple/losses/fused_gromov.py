@@ -72,10 +72,8 @@ class FusedGromov(ContrastiveLoss):
         checks.count("n_outer", n_outer)
         checks.count("n_iters", n_iters)
         checks.one_of("variant", variant, VARIANTS)
-        self.alpha = alpha
-        self.n_outer = n_outer
-        self.n_iters = n_iters
-        self.variant = variant
+        self.alpha, self.variant = alpha, variant
+        self.n_outer, self.n_iters = n_outer, n_iters
 
     def _check_setting(self, batch: Batch) -> None:
         if batch.within:

@@ -12,6 +12,7 @@ from tricouple.groups import Group
 from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness, Memory
 from tricouple.losses.coupled import Part, loss
 from tricouple.ot.solver import DEFAULT_BUDGET, MEMORY_MODES, Sweeps
+from tricouple.relations import Identities
 
 
 class InfoNCE(ContrastiveLoss):
@@ -32,6 +33,9 @@ class InfoNCE(ContrastiveLoss):
         memory_budget: Bytes that the tiles may take.
         marginals: ``"uniform"``: every anchor counts the same. ``"classes"``: every class does, and
             its anchors share that evenly.
+        partition: ``"per_anchor"``, or ``"joint"``: the denominators of all samples of one identity
+            are added up, within one set. Of queries and their documents, ``pair_views(q, d)``, it
+            is the loss of GTE (Li et al. 2023), ``mean_i [log(Z_q,i + Z_d,i) − s_ii/τ]``.
 
     Example:
         >>> criterion = InfoNCE(sharpness=10)
@@ -56,13 +60,24 @@ class InfoNCE(ContrastiveLoss):
         memory: Memory = "auto",
         memory_budget: float = DEFAULT_BUDGET,
         marginals: Literal["uniform", "classes"] = "uniform",
+        partition: Literal["per_anchor", "joint"] = "per_anchor",
     ) -> None:
         super().__init__(empty=empty, check=check, group=group)
         self._set_scale(temperature, sharpness)
         checks.one_of("memory", memory, MEMORY_MODES)
         checks.one_of("marginals", marginals, ("uniform", "classes"))
+        checks.one_of("partition", partition, ("per_anchor", "joint"))
         self.marginals = marginals
+        self.partition = partition
         self.sweeps = Sweeps(1, memory_budget=memory_budget)
+
+    def _check_setting(self, batch: Batch) -> None:
+        given = batch.relation
+        if self.partition == "joint" and not (isinstance(given, Identities) and given.within):
+            raise ValueError(
+                'partition="joint" adds up the denominators of one identity within one set: pass '
+                "labels alone; of queries and documents criterion(*pair_views(queries, documents))"
+            )
 
     def compute(self, batch: Batch) -> Tensor:
         """Σ_i w_i log Σ_j exp(s_ij/τ) − ⟨P̃, s⟩/τ, with P̃_ij = w_i/n⁺_i at the positives."""
@@ -73,5 +88,9 @@ class InfoNCE(ContrastiveLoss):
         return loss(batch, self.sweeps, self._parts, both=True)
 
     def _parts(self, batch: Batch) -> list[Part]:
-        target = batch.relation.with_marginals(self.marginals).per_anchor()
-        return [Part(target.marginals, batch.sharpness(), linear=target)]
+        relation = batch.relation.with_marginals(self.marginals)
+        target = relation.per_anchor()
+        groups = None
+        if self.partition == "joint" and isinstance(relation, Identities):
+            groups = relation.anchors
+        return [Part(target.marginals, batch.sharpness(), linear=target, joint=groups)]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from tricouple.numeric import wide_dtype
-from tricouple.ot.forms import Updated, log_scaling
+from tricouple.ot.forms import Form, Updated, log_scaling
 from tricouple.ot.rows import Vectors, Weights
-from tricouple.ot.shaped import Shaped, parts_of
+from tricouple.ot.scores import Tiles, blocks
 from tricouple.shaping import Shaping
 
 # Matrices of M×M that an anchor needs at once: margins, what ψ and its derivative keep, weights.
@@ -22,7 +21,7 @@ _CACHED = 1 << 19
 
 
 @dataclass
-class AnyShaping(Shaped):
+class AnyShaping(Form):
     """K_ijk = exp(−ψ(x_ij − x_ik)/ε), x = factor · s, for j ≠ k, neither of them own_i."""
 
     factor: float | Tensor  # 1/τ
@@ -46,27 +45,32 @@ class AnyShaping(Shaped):
         if self.scores.anchors.is_cpu:
             self._step = min(self._step, max(1, _CACHED // max(1, m) ** 2))
 
-    def parts(self) -> Iterator[tuple[slice, _Part]]:
-        """Some anchors at a time."""
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """Scores x of some anchors at a time, (R, M)."""
         for rows, s in parts_of(self.scores.tiles(), self._step):
-            yield rows, _Part(self, rows, s.to(wide_dtype(s.device)) * self.factor)
+            yield rows, s.to(wide_dtype(s.device)) * self.factor
 
     def update(
-        self, block: slice, part: _Part, potentials: Vectors, log_mass: Tensor | None
+        self, block: slice, part: Tensor, potentials: Vectors, log_mass: Tensor | None
     ) -> Updated:
         """By log-sums over triplets."""
-        return update_by_pairs(part.pairs, potentials, log_mass)
+        logs = self._log_kernel(block, part)
+
+        def pairs(v: Tensor, sign: int) -> Tensor:
+            return torch.logsumexp(logs + (v if sign > 0 else v[:, None]), 1 + (sign > 0))
+
+        return update_by_pairs(pairs, potentials, log_mass)
 
     def push_rows(
-        self, block: slice, part: _Part, potentials: Vectors, weights: Weights, into: Tensor | None
+        self, block: slice, part: Tensor, potentials: Vectors, weights: Weights, into: Tensor | None
     ) -> Vectors:
         """Entry by entry."""
         phi, f, g = potentials
-        logs = part.log_kernel() + phi[:, None, None]
+        logs = self._log_kernel(block, part) + phi[:, None, None]
         plan = logs.add_(f[:, None]).add_(g).exp_()  # (R, M, M)
         w0, w1, w2 = weights
         near, far = plan.sum(2), plan.sum(1)  # P¹², P¹³
-        to_near, to_far = (part * (0.0 if w0 is None else w0[:, None]) for part in (near, far))
+        to_near, to_far = (pairs * (0.0 if w0 is None else w0[:, None]) for pairs in (near, far))
         out = torch.zeros_like(phi)
         if w1 is not None:
             to_far += torch.matmul(w1, plan)
@@ -77,60 +81,42 @@ class AnyShaping(Shaped):
         if into is not None:
             shapes = (-1, 1, 1), (-1, 1), (-1,)
             shaped = (w.view(s) for w, s in zip(weights, shapes, strict=True) if w is not None)
-            into += _forces(plan.mul_(sum(shaped)), part.slopes).to(into.dtype)
+            into += self._forces(plan.mul_(sum(shaped)), part).to(into.dtype)
         return [out, to_near.sum(0), to_far.sum(0)]
 
-    def cost_rows(self, part: _Part, plus: Tensor, minus: Tensor) -> tuple[Tensor, Tensor]:
-        """Triplet by triplet."""
+    def cost_rows(self, part: Tensor, plus: Tensor, minus: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_jk plus_ij minus_ik C_ijk/ε of some rows, and its derivative with respect to s."""
         mass = plus[:, :, None] * minus[:, None, :]
-        costs = (mass * self.psi(part.margins()) / self.epsilon).masked_fill_(mass == 0, 0.0)
-        return costs.sum((1, 2)), -_forces(mass, part.slopes)
+        costs = (mass * self.psi(_margins(part)) / self.epsilon).masked_fill_(mass == 0, 0.0)
+        return costs.sum((1, 2)), -self._forces(mass, part)
 
-
-@dataclass
-class _Part:
-    """Some anchors: what ψ is of all pairs of their scores x, and how it changes."""
-
-    form: AnyShaping
-    rows: slice
-    x: Tensor  # (R, M)
-
-    def margins(self) -> Tensor:
-        """x_ij − x_ik, shape (R, M, M)."""
-        return self.x[:, :, None] - self.x[:, None, :]
-
-    def log_kernel(self) -> Tensor:
+    def _log_kernel(self, rows: slice, x: Tensor) -> Tensor:
         """−ψ/ε, shape (R, M, M), −∞ where there is no triplet. Not to be written to."""
-        form, kept = self.form, self.form._kept
-        if self.rows.start in kept:
-            return kept[self.rows.start]
-        columns = torch.arange(self.x.shape[1], device=self.x.device)
-        none = columns == form.scores.own[self.rows, None]  # (R, M)
+        if rows.start in self._kept:
+            return self._kept[rows.start]
+        columns = torch.arange(x.shape[1], device=x.device)
+        none = columns == self.scores.own[rows, None]  # (R, M)
         none = none[:, :, None] | none[:, None, :] | (columns[:, None] == columns)
-        costs = form.psi(self.margins()).to(self.x.dtype)
-        logs = (costs / -form.epsilon).masked_fill_(none, -torch.inf)
-        if form._keeps:
-            kept[self.rows.start] = logs
+        costs = self.psi(_margins(x)).to(x.dtype)
+        logs = (costs / -self.epsilon).masked_fill_(none, -torch.inf)
+        if self._keeps:
+            self._kept[rows.start] = logs
         return logs
 
-    def pairs(self, v: Tensor, sign: int) -> Tensor:
-        """For ``update_by_pairs``."""
-        return torch.logsumexp(self.log_kernel() + (v if sign > 0 else v[:, None]), 1 + (sign > 0))
-
-    @cached_property
-    def slopes(self) -> Tensor:
-        """Derivatives of −ψ/ε with respect to factor⁻¹ (x_ij − x_ik), shape (R, M, M)."""
+    def _forces(self, mass: Tensor, x: Tensor) -> Tensor:
+        """Mass times slopes of −ψ/ε, given to s_ij and taken from s_ik: (R, M, M) → (R, M)."""
         # Nothing here is recorded by autograd but this function of one variable.
         with torch.inference_mode(False), torch.enable_grad():
-            margins = self.margins().requires_grad_()
-            (slopes,) = torch.autograd.grad(self.form.psi(margins).sum(), margins)
-        return slopes * (self.form.factor / -self.form.epsilon)
+            margins = _margins(x).requires_grad_()
+            (slopes,) = torch.autograd.grad(self.psi(margins).sum(), margins)
+        found = mass * slopes * (self.factor / -self.epsilon)
+        found.masked_fill_(mass == 0, 0.0)  # slopes may be infinite
+        return found.sum(2) - found.sum(1)
 
 
-def _forces(mass: Tensor, slopes: Tensor) -> Tensor:
-    """Mass times slopes, given to s_ij and taken from s_ik: (R, M, M) → (R, M)."""
-    found = (mass * slopes).masked_fill_(mass == 0, 0.0)  # slopes may be infinite
-    return found.sum(2) - found.sum(1)
+def _margins(x: Tensor) -> Tensor:
+    """x_ij − x_ik, shape (R, M, M)."""
+    return x[:, :, None] - x[:, None, :]
 
 
 def update_by_pairs(
@@ -144,3 +130,10 @@ def update_by_pairs(
     sums = torch.logsumexp(found + f, 1)
     after = log_scaling(log_mass, sums)
     return after, torch.logsumexp(found + after[:, None], 0), phi + sums
+
+
+def parts_of(tiles: Tiles, step: int) -> Iterator[tuple[slice, Tensor]]:
+    """Tiles in parts of at most so many rows."""
+    for tile, s in tiles:
+        for part in blocks(len(s), step):
+            yield slice(tile.start + part.start, tile.start + part.stop), s[part]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tricouple.ot.rows import exponents
 from tricouple.ot.scaling import RANGE, exponential
-from tricouple.ot.scores import Scores
+from tricouple.ot.scores import Scores, Tiles
 
 _KEPT = 1 << 24  # bytes of tiles that are kept for a second pass instead of computed again
 
@@ -28,6 +28,7 @@ class HalfSweep:
     most: float  # what the host takes c to be at most
     rows: Any  # w, (N,), float64
     columns: Tensor | None = None  # v, (M,)
+    joint: Tensor | None = None  # group of each row, 0 … M−1, whose log-sums are one, (N,)
     value: Tensor = field(init=False)  # complete when all tiles have come
 
     def __post_init__(self) -> None:
@@ -49,9 +50,12 @@ class HalfSweep:
         """∂/∂s in tiles that the next one overwrites."""
         (n, m), direct, totals = self.scores.shape, self._direct, None
         kept: list[tuple[slice, Tensor]] = []
+        twice = self.columns is not None or self.joint is not None
+        if twice and n * m * self.scores.dtype.itemsize <= _KEPT:
+            kept = [(block, tile.clone()) for block, tile in self._tiles()]
+        if self.joint is not None:
+            self._share(self.joint, kept or self._tiles(), m)
         if self.columns is not None:
-            if n * m * self.scores.dtype.itemsize <= _KEPT:
-                kept = [(block, tile.clone()) for block, tile in self._tiles()]
             totals = torch.full_like(self.columns, 0.0 if direct else -torch.inf)
             for _, tile in kept or self._tiles():
                 more = tile.sum(0) if direct else torch.logsumexp(tile, 0)
@@ -59,6 +63,28 @@ class HalfSweep:
             self.value += (self.columns * (totals.log() if direct else totals)).sum()
         for block, tile in kept or self._tiles():
             yield block, self._weighted(tile, self.rows[block], totals)
+
+    def _share(self, codes: Tensor, tiles: Tiles, number: int) -> None:
+        """Make ``Σ_i w_i log Z_i`` into ``Σ_g w_g log Σ_{i in g} Z_i``, w_g a sum over the group.
+
+        With ``w_i = w_g Z_i/Σ_{k in g} Z_k`` they differ by ``Σ_i w_i log(w_i/w_g)`` and have the
+        same gradient.
+        """
+        group, rows = self.scores.group, self.rows
+        sums = [rows[:0]]
+        for _, tile in tiles:
+            sums.append(tile.sum(1).to(rows.dtype).log() if self._direct else tile.logsumexp(1))
+        logs = torch.cat(sums)
+        masses = rows.new_zeros(number).index_add_(0, codes, rows)
+        high = torch.full_like(masses, -torch.inf).scatter_reduce_(0, codes, logs, "amax")
+        parts = torch.zeros_like(masses).index_add_(0, codes, (logs - high[codes]).exp())
+        totals = high + parts.log()
+        if group is not None:
+            group.sum_(masses)
+            group.log_sum_(totals)
+        logs -= totals[codes]
+        self.rows = masses[codes] * logs.exp()
+        self.value -= (self.rows * logs).sum()
 
     def _weighted(self, tile: Tensor, rows: Tensor, totals: Tensor | None) -> Tensor:
         """C (w_i softmax over j + v_j softmax over i)."""

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from tricouple.numeric import on_host
 from tricouple.ot import native
-from tricouple.ot.forms import Updated, log_scaling
+from tricouple.ot.any_shaping import parts_of
+from tricouple.ot.forms import Form, Updated, log_scaling
 from tricouple.ot.hinge_torch import SortedRows
 from tricouple.ot.rows import Vectors, Weights
 from tricouple.ot.scores import Tiles
-from tricouple.ot.shaped import Shaped, parts_of
 from tricouple.shaping import Hinge
 
 # Roundings of s within which t is at the margin.
@@ -101,7 +101,7 @@ Rows = CompiledRows | SortedRows
 
 
 @dataclass
-class HingeForm(Shaped):
+class HingeForm(Form):
     """K_ijk = e^{δt} min(1, e^{t − γ}), t = c (s_ij − s_ik), for j ≠ k, neither of them own_i."""
 
     factor: float | Tensor  # c = 1/(τε)
@@ -127,7 +127,7 @@ class HingeForm(Shaped):
         return outs
 
     def cost_rows(self, part: Rows, plus: Tensor, minus: Tensor) -> tuple[Tensor, Tensor]:
-        """By sums over sorted rows."""
+        """As in ``AnyShaping``."""
         sums, gradient = part.costs(plus, minus)
         return sums, gradient * self.factor
 

@@ -19,19 +19,18 @@ from torch.nn.functional import pad
 
 from tricouple.numeric import fill_own, on_host, wide_dtype
 from tricouple.ot import native, quadrature, rows
-from tricouple.ot.any_shaping import update_by_pairs
-from tricouple.ot.forms import Updated
+from tricouple.ot.any_shaping import parts_of, update_by_pairs
+from tricouple.ot.forms import Form, Updated
 from tricouple.ot.log_sigmoid_fast import Terms, TermSweeps
 from tricouple.ot.quadrature import Rule, at_once, cost_splits, nodes_of, pair_costs, rule_of
 from tricouple.ot.rows import Vectors, Weights
-from tricouple.ot.shaped import Shaped, parts_of
 
 # Beyond this ε the quadrature has too long a tail: pairs of references are taken one by one.
 LARGEST_EPSILON = 4.0
 
 
 @dataclass
-class LogSigmoid(Shaped):
+class LogSigmoid(Form):
     """K_ijk = σ(x_ij − x_ik)^{1/ε}, x = factor·s, j ≠ k; never own_i. To a relative tolerance."""
 
     factor: float | Tensor  # 1/τ; a tensor without dimensions on a device
@@ -57,9 +56,9 @@ class LogSigmoid(Shaped):
         """What has ``sweeps``, in C; None elsewhere, and for scores that are no numbers."""
         if not native.in_c(self.scores.anchors):
             return None
-        none = float((self.nodes.counts < 0).any())
+        none = (self.nodes.counts < 0).any().double()
         if self.scores.group is not None:
-            none = self.scores.group.largest(none)
+            self.scores.group.max_(none)
         return None if none else self
 
     def sweeps(

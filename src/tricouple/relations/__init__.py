@@ -6,8 +6,7 @@ on A or on its projections, and are never built.
 """
 
 from tricouple.relations.identities import Identities
-from tricouple.relations.listed import ListedTriplets
-from tricouple.relations.matrix import PairMatrix
+from tricouple.relations.matrix import ListedTriplets, PairMatrix
 from tricouple.relations.target import PairTarget, Relation
 from tricouple.relations.views import pair_views
 

@@ -1,4 +1,4 @@
-"""A relation as a matrix: weights of pairs that a user gives, or pairs that a miner finds."""
+"""Relations that are listed: weights of pairs that a user gives, pairs or triplets of a miner."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 from torch.special import xlogy
 
-from tricouple.numeric import divide_or_zero, fill_own, weighed, wide_dtype
-from tricouple.relations.target import PairsByRows, Relation, TargetPairs, TripletTarget
+from tricouple.numeric import divide_or_zero, fill_own, wide_dtype
+from tricouple.relations.target import (
+    PairTarget,
+    Relation,
+    TargetPairs,
+    TripletTarget,
+    WeightedPairs,
+)
 
 
 @dataclass(frozen=True)
@@ -18,13 +24,6 @@ class PairMatrix(Relation):
     """W_ij > 0 is a positive of anchor i with that weight, 0 a negative; −1 and own_i are neither.
 
     As the user gives it, or a miner's pairs, all positives of an anchor with all negatives of it.
-    Targets are ``a_i W_ij/Z`` on triplets (i, j, k) and on pairs (i, j), and ``a_i/Z`` on pairs
-    (i, k), with weights a of the anchors (mathematics §1).
-
-    Example:
-        >>> relation = PairMatrix(torch.tensor([[9.0, 0.5, 0.0]]), torch.tensor([0]))
-        >>> float(relation.n_triplets)   # (0, 1, 2), with weight ½
-        0.5
     """
 
     matrix: Tensor  # W, (N, M), of any real dtype
@@ -37,61 +36,39 @@ class PairMatrix(Relation):
         return PairMatrix(self.matrix.T, own, self.anchor_weights)
 
     @cached_property
-    def sums(self) -> Tensor:
-        """Σ_j W_ij and the number of negatives of each anchor, (2, N)."""
+    def partners(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Σ_j W_ij and the number of negatives of each anchor, (N,) each."""
         ones = torch.ones_like(self.own, dtype=wide_dtype(self.own.device))
-        return MatrixPairs(self.matrix, self.own, ones, ones).sums[0]
+        near, far = self.pairs(ones, ones).sums[0]
+        return near, far
 
-    @cached_property
-    def n_triplets(self) -> Tensor:  # type: ignore[override]
-        """Σ_i a_i n⁻_i Σ_j W_ij."""
-        return weighed(self.sums.prod(0), self.anchor_weights).sum()
+    def pairs(self, same: Tensor, other: Tensor, weights: Tensor | None = None) -> MatrixPairs:
+        """By rows of W."""
+        return MatrixPairs(self.matrix, self.own, same, other)
 
-    @cached_property
-    def n_positives(self) -> Tensor:  # type: ignore[override]
-        """Σ_i a_i Σ_j W_ij."""
-        return weighed(self.sums[0], self.anchor_weights).sum()
+    def entries(self, rows: slice) -> Tensor:
+        """W of some anchors, and −1 at own, (R, M)."""
+        part = self.matrix[rows]
+        part = part.to(torch.int8) if part.dtype == torch.bool else part.clone()
+        return fill_own(part, self.own[rows], -1)
 
-    def triplets(self) -> TripletTarget:
-        """P̃_ijk ∝ a_i W_ij on the negatives k of i."""
-        near, far = self.sums
-        each = self._shares(torch.ones_like(near), near * far)
-        contrast = MatrixPairs(self.matrix, self.own, each * far, -each * near)
-        (masses, _), (second, third) = contrast.sums
-        attracting = replace(contrast, far=torch.zeros_like(far))
-        entropy = attracting.entropy() + xlogy(masses, far).sum()  # P̃_ijk is P̃¹²_ij/n⁻_i
-        return TripletTarget(entropy, contrast, (masses, second, -third))
-
-    def per_anchor(self) -> MatrixPairs:
-        """P̃_ij = p_i W_ij/Σ_j W_ij, with p_i ∝ a_i."""
-        near = self.sums[0]
-        taken = (near > 0).to(near.dtype)
-        each = divide_or_zero(self._shares(taken, taken), near)
-        return MatrixPairs(self.matrix, self.own, each, torch.zeros_like(each))
-
-    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
-        """P̃_ij ∝ a_i W_ij on positive pairs, or a_i on negative ones."""
-        number, others = self.sums if positive else self.sums.flip(0)
-        taken = (others > 0).to(others.dtype) if of_triplets else torch.ones_like(others)
-        each, none = self._shares(taken, number), torch.zeros_like(number)
-        ends = (each, none) if positive else (none, each)
-        pairs = MatrixPairs(self.matrix, self.own, *ends)
-        return TargetPairs(pairs.entropy(), pairs)
-
-    def _shares(self, taken: Tensor, numbers: Tensor) -> Tensor:
-        """a_i/Z of the anchors that are taken, Z = Σ_i a_i · numbers_i."""
-        masses = weighed(taken, self.anchor_weights)
-        return masses / torch.dot(masses, numbers)
+    def mean_log(self, pairs: MatrixPairs) -> Tensor:
+        """W is any; v is 1."""
+        total = torch.zeros_like(pairs.same).sum()
+        for part in map(pairs.of_rows, pairs.blocks()):
+            near, _ = part.halves()
+            total += part.same @ xlogy(near, near).sum(1)
+        return total
 
 
 @dataclass(frozen=True)
-class MatrixPairs(PairsByRows):
-    """P̃_ij = near_i W_ij at positives, far_i at negatives, 0 for j = own_i."""
+class MatrixPairs(WeightedPairs):
+    """P̃_ij = same_i W_ij at positives, other_i at negatives, 0 for j = own_i."""
 
     matrix: Tensor  # W, (N, M)
     own: Tensor  # (N,)
-    near: Tensor  # (N,), float64
-    far: Tensor  # (N,)
+    same: Tensor  # (N,), float64
+    other: Tensor  # (N,)
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -100,26 +77,175 @@ class MatrixPairs(PairsByRows):
 
     def scaled(self, factor: float | Tensor) -> MatrixPairs:
         """P̃ times a number."""
-        return replace(self, near=self.near * factor, far=self.far * factor)
+        return replace(self, same=self.same * factor, other=self.other * factor)
 
     def of_rows(self, rows: slice) -> MatrixPairs:
         """The same of some anchors."""
-        parts = self.matrix, self.own, self.near, self.far
+        parts = self.matrix, self.own, self.same, self.other
         return MatrixPairs(*(part[rows] for part in parts))
 
-    def sides(self) -> Tensor:
-        """Entries of positives and of negatives, (2, N, M)."""
-        near = self.matrix.to(self.near.dtype).clamp(min=0) * self.near[:, None]
-        far = (self.matrix == 0) * self.far[:, None]
-        return torch.stack([fill_own(side, self.own, 0.0) for side in (near, far)])
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """W at positives, and 1 at negatives, (N, M) each."""
+        wide = self.matrix.to(self.same.dtype)
+        near, far = wide.clamp(min=0), wide.abs().eq_(0)
+        return fill_own(near, self.own, 0.0), fill_own(far, self.own, 0.0)
 
-    def dense(self, rows: slice = slice(None)) -> Tensor:
-        """The entries of some anchors, (R, M)."""
-        return self.of_rows(rows).sides().sum(0)
+    def entries(self) -> Tensor:
+        """All of P̃, (N, M)."""
+        near, far = self.halves()
+        return near.mul_(self.same[:, None]).add_(far.mul_(self.other[:, None]))
 
     @cached_property
     def sums(self) -> tuple[Tensor, Tensor]:
         """Row sums, (2, N), and column sums, (2, M), of positives and of negatives."""
-        parts = (self.of_rows(rows).sides() for rows in self.blocks())
-        rows, columns = zip(*((part.sum(2), part.sum(1)) for part in parts), strict=True)
-        return torch.cat(rows, 1), torch.stack(columns).sum(0)
+        rows, columns = [], self.same.new_zeros(2, self.shape[1])
+        for part in map(self.of_rows, self.blocks()):
+            near, far = part.halves()
+            rows.append(torch.stack([near.sum(1) * part.same, far.sum(1) * part.other]))
+            columns += torch.stack([part.same @ near, part.other @ far])
+        return torch.cat(rows, 1), columns
+
+    @property
+    def marginals(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Row sums, (N,), and column sums, (M,)."""
+        rows, columns = self.sums
+        return rows.sum(0), columns.sum(0)
+
+    @property
+    def columns(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Column sums of positives and of negatives, (M,) each."""
+        near, far = self.sums[1]
+        return near, far
+
+
+@dataclass(frozen=True)
+class ListedTriplets(Relation):
+    """A set of triplets; one that is listed twice counts once."""
+
+    anchors: Tensor  # index of each triplet's anchor among the N anchors
+    positive_indices: Tensor  # index of its positive among the M references
+    negative_indices: Tensor  # index of its negative among the M references
+    shape: tuple[int, int]  # (N, M)
+    own: Tensor  # the reference that each anchor is, −1 for none, (N,)
+    kept: Tensor  # 1 for each, 0 for repeated ones
+    anchor_weights: Tensor | None = None
+
+    @classmethod
+    def distinct(
+        cls, anchors: Tensor, positives: Tensor, negatives: Tensor, shape: tuple[int, int],
+        own: Tensor,
+    ) -> ListedTriplets:  # fmt: skip
+        """Sort the triplets and mark the repeated ones."""
+        m = shape[1]
+        keys, kept = _distinct((anchors * m + positives) * m + negatives)
+        return cls(keys // m**2, keys // m % m, keys % m, shape, own, kept)
+
+    def margins(self, anchors: Tensor, references: Tensor | None) -> Tensor:
+        """``s_ij − s_ik`` of each triplet, float64; without references of a given matrix s."""
+        wide = anchors.to(wide_dtype(anchors.device))
+        rows, near, far = self.anchors, self.positive_indices, self.negative_indices
+        if references is None:
+            return wide[rows, near] - wide[rows, far]
+        others = references.to(wide.dtype)
+        return (wide[rows] * (others[near] - others[far])).sum(1)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Of each triplet, that of its anchor."""
+        return self._weighed(self.kept, self.anchors)
+
+    @cached_property
+    def n_triplets(self) -> Tensor:
+        """|A|."""
+        return self.weights.sum()
+
+    @property
+    def n_positives(self) -> Tensor:
+        """As above: each has one."""
+        return self.n_triplets
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of a value of each triplet."""
+        return (values * self.weights).sum() / self.n_triplets
+
+    def entries(self, rows: slice) -> Tensor:
+        """1 at listed positives, 0 at other listed negatives, else −1, of some anchors, (R, M)."""
+        near, far = (
+            ListedPairs(self.anchors, partners, self.kept, self.shape).dense(rows) > 0
+            for partners in (self.positive_indices, self.negative_indices)
+        )
+        return near.to(torch.int8) - (~near & ~far).to(torch.int8)
+
+    def triplets(self) -> TripletTarget:
+        """Uniform on the list, but for weights."""
+        shares, (n, m) = divide_or_zero(self.weights, self.n_triplets), self.shape
+        a, p, k = self.anchors, self.positive_indices, self.negative_indices
+        masses = _sums(a, shares, n), _sums(p, shares, m), _sums(k, shares, m)
+        both = torch.cat([shares, -shares])
+        contrast = ListedPairs(a.repeat(2), torch.cat([p, k]), both, self.shape)
+        return TripletTarget(-xlogy(shares, shares).sum(), contrast, masses)
+
+    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
+        """Uniform on distinct pairs, but for weights; all are of triplets."""
+        pairs = self._pairs(self.positive_indices if positive else self.negative_indices)
+        return TargetPairs(-xlogy(pairs.weights, pairs.weights).sum(), pairs)
+
+    def per_anchor(self) -> ListedPairs:
+        """Distinct (anchor, positive) pairs, each weighing 1/n⁺_i of what its anchor weighs."""
+        return self._pairs(self.positive_indices, per_anchor=True)
+
+    def _pairs(self, partners: Tensor, *, per_anchor: bool = False) -> ListedPairs:
+        n, m = self.shape
+        keys, kept = _distinct(self.anchors * m + partners)
+        rows, columns = keys // m, keys % m
+        weights = self._weighed(kept, rows)
+        if per_anchor:
+            weights = weights / _sums(rows, kept, n)[rows]
+        return ListedPairs(rows, columns, divide_or_zero(weights, weights.sum()), self.shape)
+
+    def _weighed(self, numbers: Tensor, anchors: Tensor) -> Tensor:
+        return numbers if self.anchor_weights is None else numbers * self.anchor_weights[anchors]
+
+
+@dataclass(frozen=True)
+class ListedPairs(PairTarget):
+    """P̃ with mass ``weights`` added up at (rows, columns), and none elsewhere."""
+
+    rows: Tensor
+    columns: Tensor
+    weights: Tensor  # float64
+    shape: tuple[int, int]
+
+    @property
+    def marginals(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Row sums, (N,), and column sums, (M,)."""
+        n, m = self.shape
+        return _sums(self.rows, self.weights, n), _sums(self.columns, self.weights, m)
+
+    def scaled(self, factor: float | Tensor) -> ListedPairs:
+        """P̃ times a number."""
+        return replace(self, weights=self.weights * factor)
+
+    def of_rows(self, rows: slice) -> ListedPairs:
+        """The same of some anchors."""
+        inside = (self.rows >= rows.start) & (self.rows < rows.stop)
+        weights = torch.where(inside, self.weights, 0.0)
+        places = torch.where(inside, self.rows - rows.start, 0)
+        return ListedPairs(places, self.columns, weights, (rows.stop - rows.start, self.shape[1]))
+
+    def entries(self) -> Tensor:
+        """All of P̃, (N, M)."""
+        n, m = self.shape
+        return _sums(self.rows * m + self.columns, self.weights, n * m).view(n, m)
+
+
+def _sums(places: Tensor, values: Tensor, number: int) -> Tensor:
+    return values.new_zeros(number).index_add_(0, places, values)
+
+
+def _distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys in order, and 1 for each, 0 for repeated ones, which stay for a device's sake."""
+    keys = keys.sort().values
+    kept = torch.ones_like(keys, dtype=wide_dtype(keys.device))
+    kept[1:] = keys[1:] != keys[:-1]
+    return keys, kept
