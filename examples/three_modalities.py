@@ -12,7 +12,7 @@ ids = {"image": number, "text": number, "audio": number[number % 4 > 0]}  # ever
 def triples(views: Tensor) -> dict[str, Tensor]:
     """Noisy views of hidden vectors, in place of a data set."""
     rows = torch.randn(64, 8) @ views + 0.8 * torch.randn(3, 64, 32)
-    return {name: part[ids[name]] for name, part in zip(ids, rows)}
+    return {name: part[ids[name]] for name, part in zip(ids, rows, strict=True)}
 
 
 def main(steps: int = 150) -> dict[str, float]:
