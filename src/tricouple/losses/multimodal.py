@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tricouple import checks
 from tricouple.checks import Labels
 from tricouple.losses.iot import IOT
-from tricouple.numeric import ieee_products, never_compiled, on_host
+from tricouple.numeric import compute_dtype, ieee_products, never_compiled, on_host
 from tricouple.ot import multimodal as plans
 from tricouple.relations import Identities
 
@@ -66,10 +66,8 @@ class MultiModalIOT(nn.Module):
     ) -> None:
         super().__init__()
         if group is not None:
-            raise ValueError(
-                f"group={group!r}: a plan of three modalities is of one process alone; pass it the "
-                "embeddings of all, or use IOT(group=...) for each pair"
-            )
+            alone = "a plan of three modalities is of one process alone"
+            raise ValueError(f"group={group!r}: {alone}; use IOT(group=...) for each pair")
         if isinstance(edges, str):
             checks.one_of("edges", edges, ("triangle", "star", "joint"))
         for weight in weights or ():
@@ -91,23 +89,20 @@ class MultiModalIOT(nn.Module):
     def forward(
         self, embeddings: Mapping[str, Tensor], ids: Mapping[str, Labels] | None = None
     ) -> Tensor:
-        """Compute the loss of a batch.
+        """Compute the loss of a batch, a scalar, float32 or float64.
 
         Args:
             embeddings: A matrix per modality, (N, d); they need not be normalised.
             ids: One integer per sample of each modality, (N,): equal ids belong together, and
                 numbers of samples may differ. If None, row i of all modalities does.
-
-        Returns:
-            A scalar, float32 or float64.
         """
-        names, rows = plans.check_modalities(embeddings), list(embeddings.values())
+        names, rows = plans.check_modalities(embeddings), [*embeddings.values()]
         edges, labels = self._numbered(names), _labels(embeddings, ids)
         c = plans.edge_sharpness(self.sharpness, len(edges), rows[0])
-        if self.weights is not None:
-            if len(self.weights) != len(edges):
-                raise ValueError(f"weights={self.weights}: expected {len(edges)}, one per edge")
-            c = c * torch.tensor(self.weights, dtype=c.dtype, device=c.device)
+        weights = [1.0] * len(edges) if self.weights is None else self.weights
+        if len(weights) != len(edges):
+            raise ValueError(f"weights={weights}: expected {len(edges)}, one per edge")
+        c = c * torch.tensor(weights, dtype=c.dtype, device=c.device)
         if len(names) != 3 or len(edges) != 3:
             pairs = [(rows[x], labels[x], None, rows[y], labels[y]) for x, y in edges]
             losses = [self._iot(*p, temperature=t) for p, t in zip(pairs, 1 / c, strict=True)]
@@ -116,8 +111,7 @@ class MultiModalIOT(nn.Module):
         loss, device = _joint if self.edges == "joint" else self._triangle, rows[0].device
         with torch.autocast(device.type, enabled=False), ieee_products(device):
             value = loss(plans.unit_vectors(embeddings, c), labels, c.to(device))
-        double = any(x.dtype == torch.float64 for x in rows)
-        return value.to(torch.float64 if double else torch.float32)
+        return value.to(max((compute_dtype(x.dtype) for x in rows), key=lambda d: d.itemsize))
 
     if TYPE_CHECKING:  # for editors and type checkers
         __call__ = forward
@@ -180,7 +174,5 @@ def _labels(embeddings: Mapping[str, Tensor], ids: Mapping[str, Labels] | None) 
         return [torch.arange(len(e), device=e.device) for e in embeddings.values()]
     if not isinstance(ids, Mapping) or {*ids} != {*sizes}:
         raise ValueError(f"ids must be a dict of {list(sizes)}, got {ids}")
-    return [
-        checks.labels(f"ids[{name!r}]", ids[name], n, embeddings[name].device).long()
-        for name, n in sizes.items()
-    ]
+    parts = embeddings.items()
+    return [checks.labels(f"ids[{k!r}]", ids[k], len(e), e.device).long() for k, e in parts]

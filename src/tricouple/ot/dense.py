@@ -114,9 +114,9 @@ def multimodal_iot(
 
     Args:
         embeddings: Three matrices, (N, d), of any lengths.
-        ids: Of their rows; the numbers of the rows if None.
+        ids: Of their rows; numbers of rows if None.
         sharpness: c of the edges 01, 02 and 12.
-        n_iters: Sweeps over the modalities.
+        n_iters: Sweeps.
 
     Example:
         >>> z = torch.eye(3)
@@ -124,14 +124,13 @@ def multimodal_iot(
         tensor(2.1972, dtype=torch.float64)
     """
     x, y, z = (normalize(rows.double(), dim=1, eps=0.0) for rows in embeddings)
-    scores = [c * a @ b.T for c, a, b in zip(sharpness, (x, x, y), (y, z, z), strict=True)]
-    cost = -(scores[0][:, :, None] + scores[1][:, None, :] + scores[2])  # (N, M, K)
-    i, j, k = ids or [torch.arange(len(rows)) for rows in (x, y, z)]
+    a, b, c = sharpness
+    cost = -((a * x @ y.T)[:, :, None] + (b * x @ z.T)[:, None, :] + c * y @ z.T)  # (N, M, K)
+    i, j, k = ids or [torch.arange(size) for size in cost.shape]
     same = ((i[:, None] == j)[:, :, None] & (i[:, None] == k)[:, None, :]).double()
-    uniform = [torch.full_like(rows[:, 0], 1 / len(rows)).detach() for rows in (x, y, z)]
-    potentials = sinkhorn(cost, 1.0, uniform, n_iters)
-    log_plan = sum(torch.meshgrid(*potentials, indexing="ij")) - cost
-    return (same * log_plan).sum() / -same.sum() - same.sum().log()
+    uniform = [torch.full((size,), 1 / size, dtype=torch.float64) for size in cost.shape]
+    log_plan = sum(torch.meshgrid(*sinkhorn(cost, 1.0, uniform, n_iters), indexing="ij")) - cost
+    return -(same * log_plan).sum() / same.sum() - same.sum().log()
 
 
 def info_nce(*samples: Any, temperature: Number, **how: Any) -> Tensor:

@@ -10,9 +10,8 @@ Summing one modality z out leaves pairs of the other two, x and y,
     f_x = log m_x − lse_y(L + f_y),      f_y = log m_y − lse_x(L + f_x),            (2)
 
 one product of N×N matrices for two updates. In the order (x, y) = 01, 20, 12, 01, … the updates are
-0 1 2 0 1 2 …, those of the dense algorithm: three products for two sweeps. The adjoint takes three
-products for two updates. Scores come in tiles of rows: at most two N×N matrices are stored, three
-if several pairs of updates share a product.
+0 1 2 0 1 2 …, those of the dense algorithm: three products for two sweeps, and three in the adjoint
+of two updates. Two N×N matrices are stored at most, three if several updates share a product.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ from tricouple.ot.solver import Sweeps
 
 EDGES = ((0, 1), (0, 2), (1, 2))  # edge x + y − 1 is between x and y
 
-# Entries of the product in (1) are at least exp(−2c): up to this c normal numbers in float32.
-_SINGLE = 35.0
+_SINGLE = 35.0  # up to this c entries of the product, at least exp(−2c), are normal in float32
 _HEIGHT = 64  # rows of a tile
 _ALL = slice(None)
 
@@ -124,7 +122,7 @@ def multimodal_sinkhorn(
             gradient; edges are 01, 02 and 12 in the order of the modalities.
         n_iters: Sweeps over the three modalities, at most.
         tol: Stop when the marginal error (L1) is below this.
-        inner: Pairs of updates per matrix product, each N² time where a product takes N³.
+        inner: Pairs of updates per product of matrices: N² time each, where a product takes N³.
         gradient: Of the potentials: ``"unrolled"`` or ``"envelope"``.
 
     Example:
@@ -132,8 +130,6 @@ def multimodal_sinkhorn(
         >>> plan = multimodal_sinkhorn(rows, sharpness=5)
         >>> plan.pair_marginal("image", "audio").shape, plan.converged
         (torch.Size([6, 6]), True)
-        >>> plan.conditional(("image", "audio"), "text").shape
-        torch.Size([6, 6])
     """
     how = ProductSweeps(n_iters, tol, gradient, inner=inner)
     if len(names := check_modalities(embeddings)) != 3:
@@ -164,7 +160,7 @@ class ProductSweeps(Sweeps):
 def check_modalities(embeddings: Mapping[str, Tensor]) -> list[str]:
     """The names of two matrices or more, of one width, on one device."""
     if not isinstance(embeddings, Mapping) or len(embeddings) < 2:
-        found = list(embeddings) if isinstance(embeddings, Mapping) else type(embeddings).__name__
+        found = [*embeddings] if isinstance(embeddings, Mapping) else type(embeddings).__name__
         raise ValueError(f"embeddings must be a dict of two modalities or more, got {found}")
     for name, values in embeddings.items():
         checks.matrix(f"embeddings[{name!r}]", values)
@@ -221,8 +217,8 @@ class _Tile(NamedTuple):
 class _Pair:
     """L of (1), in tiles of rows of x.
 
-    The factors of the product are scaled by their row and column maxima: the largest term of an
-    entry is then at least exp(−2c), whatever the potentials.
+    The factors of its product are scaled by row and column maxima: the largest term of an entry is
+    then at least exp(−2c), whatever the potentials.
     """
 
     def __init__(self, problem: _Problem, x: int, y: int, f_z: Tensor, keep: bool = False) -> None:
@@ -240,8 +236,7 @@ class _Pair:
             highest = left.amax(1)
             left.sub_(highest[:, None]).exp_()
             if (product := self.kept.get(rows.start)) is None:
-                product = torch.mm(left, self.right)
-                # Beyond the guarantee small, but not zero.
+                product = torch.mm(left, self.right)  # beyond the guarantee small, but not zero
                 product.clamp_min_(1e6 * torch.finfo(product.dtype).tiny)
             if self.keep:
                 self.kept[rows.start] = product
@@ -254,6 +249,10 @@ class _Pair:
         highest = widths.amax()
         heights = (tile.heights + f_x[tile.rows] + highest).to(dtype)
         return (tile.base + (widths - highest).to(dtype)).add_(heights[:, None])
+
+    def plan(self, tile: _Tile, f_x: Tensor, f_y: Tensor, factors: Tensor) -> Tensor:
+        """Factors times exp(L + f_x + f_y)."""
+        return self.logs(tile, f_x, f_y).exp_().mul_(factors.to(tile.base.dtype))
 
 
 # Updates from one product: x, y, f_z, and of each turn f_x after, f_y before and after.
@@ -278,11 +277,11 @@ def _solve(problem: _Problem, how: ProductSweeps) -> tuple[list[Tensor], list[_S
             alone = update + 1 == 3 * how.n_iters and turn + 1 == how.inner
             after = f[y] if alone else f[y] - sums - math.log(len(sums))
             steps[-1][3].append((new, f[y], after))
-            # How much mass the updates move: no marginal is off by more after them.
+            # How much mass the updates move: z was right before, no marginal is off by more now.
             moved += torch.expm1(f[x] - new).abs().mean() + torch.expm1(f[y] - after).abs().mean()
             f[x], f[y] = new, after
         del pair  # before the next one is made
-        if how.tol is not None and float(moved) <= how.tol:
+        if update and how.tol is not None and float(moved) <= how.tol:
             break
     return f, steps
 
@@ -299,16 +298,16 @@ def _unrolled(problem: _Problem, steps: list[_Step], df: list[Tensor], to: _Grad
             a, d_before = torch.empty_like(df[x]), df[y] * alone
             for tile in pair.tiles():
                 rows = tile.rows
-                dL = _scaled(pair.logs(tile, f_x, f_y), b)
+                dL = pair.plan(tile, f_x, f_y, b)
                 a[rows] = -len(f_x) * (df[x][rows] + dL.sum(1))
-                of_x = _scaled(pair.logs(tile, f_x, before), a[rows, None])
+                of_x = pair.plan(tile, f_x, before, a[rows, None])
                 d_before += of_x.sum(0)
                 if turn > 0:
                     continue
                 dL += of_x
                 for g_x, g_before, g_y, g_a, g_b in done:
-                    dL += _scaled(pair.logs(tile, g_x, g_y), g_b)
-                    dL += _scaled(pair.logs(tile, g_x, g_before), g_a[rows, None])
+                    dL += pair.plan(tile, g_x, g_y, g_b)
+                    dL += pair.plan(tile, g_x, g_before, g_a[rows, None])
                 to.add(x, y, rows, dL)
                 ratio = dL.div_(tile.product)
                 d_right.addmm_(tile.left.T, ratio)
@@ -326,11 +325,7 @@ def _envelope(problem: _Problem, f: tuple[Tensor, ...], total: Tensor, to: _Grad
     for x, y in EDGES:
         pair = _Pair(problem, x, y, f[3 - x - y])
         for tile in pair.tiles():
-            to.add(x, y, tile.rows, _scaled(pair.logs(tile, f[x], f[y]), -total))
-
-
-def _scaled(logs: Tensor, factors: Tensor) -> Tensor:
-    return logs.exp_().mul_(factors.to(logs.dtype))
+            to.add(x, y, tile.rows, pair.plan(tile, f[x], f[y], -total))
 
 
 class _Gradient:
