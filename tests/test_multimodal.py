@@ -1,8 +1,10 @@
 """Three modalities in one plan: the dense definition in value and gradient, and what it costs."""
 
 import math
+import re
 from dataclasses import FrozenInstanceError
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -285,3 +287,12 @@ def test_bad_questions_to_a_plan_are_named():
     }.items():
         with pytest.raises(ValueError, match=message):
             ask()
+
+
+def test_numbers_of_the_page_are_those_of_the_study():
+    root = Path(__file__).parents[1]
+    measured = (root / "docs/modalities.md").read_text().partition("## What was measured")[2]
+    known = (root / "results/modalities/verdict.md").read_text()
+    numbers = {*re.findall(r"\d+\.\d\d", measured)}
+    assert len(numbers) > 50
+    assert not numbers - {*re.findall(r"\d+\.\d\d", known)}
