@@ -1,4 +1,4 @@
-"""What a run says: times, memory and growth, as pandas tables; its file."""
+"""Times, memory and growth of a run, as pandas tables; its file."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import tricouple as tc  # tricouple
-from tricouple.adapters.open_clip import ClipLoss  # tricouple
+from tricouple.adapters.open_clip import install  # tricouple
 
 import open_clip
 import open_clip_train.main
@@ -28,8 +28,7 @@ MODEL = {
 
 def train(arguments: list[str]) -> None:
     """What open_clip's program does, with another loss."""
-    own_loss = lambda args: ClipLoss(tc.NegMMIOT(sharpness=10), args.world_size)  # tricouple
-    open_clip_train.main.create_loss = own_loss  # tricouple
+    install(open_clip_train.main, tc.NegMMIOT())  # tricouple
     open_clip_train.main.main(arguments)
 
 

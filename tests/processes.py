@@ -114,7 +114,7 @@ def _work(rank: int, world: int, folder: Path, function: Callable[[int], Any]) -
     torch.save(answer, folder / f"answer{rank}.pt")
     if not answer[0]:
         with suppress(RuntimeError):  # some do not live to return
-            dist.barrier()  # nobody leaves while another listens
+            dist.barrier()  # all wait until the last message
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Two packages, one direction: the library imports torch alone, the laboratory imports both."""
+"""Two packages, one direction: the library imports torch alone, tricouple_lab both."""
 
 import ast
 import json
@@ -49,7 +49,7 @@ def test_core_imports_torch_alone(path):
 
 
 def without_load_encoder(path: Path) -> ast.Module:
-    """A file without what may name the laboratory: ``load_encoder`` and imports for types."""
+    """A file without what may name tricouple_lab: ``load_encoder`` and imports for types."""
 
     def named(node: ast.stmt) -> bool:
         function = isinstance(node, ast.FunctionDef) and node.name == "load_encoder"
@@ -61,7 +61,7 @@ def without_load_encoder(path: Path) -> ast.Module:
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=relative)
-def test_library_does_not_import_the_laboratory_except_in_load_encoder(path):
+def test_library_does_not_import_tricouple_lab_except_in_load_encoder(path):
     tree = without_load_encoder(path)
     assert "tricouple_lab" not in roots(imported_names(path, tree))
     texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
@@ -89,7 +89,7 @@ def test_no_module_of_a_package_is_in_a_cycle(package):
     assert graph == {}
 
 
-# What the laboratory may import from the library beside the names of ``tricouple.__all__``.
+# What tricouple_lab may import from the library beside the names of ``tricouple.__all__``.
 PUBLIC = (
     "__version__", "adapters", "losses.base.ContrastiveLoss", "ot.compiled", "ot.sinkhorn",
     "ot.triplet_sinkhorn", "torchvision_ops.declare_missing",
@@ -105,7 +105,7 @@ def is_public(name: str) -> bool:
 
 
 @pytest.mark.parametrize("path", sorted(LAB.rglob("*.py")), ids=relative)
-def test_laboratory_imports_public_names_of_the_library_alone(path):
+def test_tricouple_lab_imports_public_names_of_the_library_alone(path):
     ours = {name for name in imported_names(path) if name.partition(".")[0] == "tricouple"}
     assert {name for name in ours if not is_public(name)} == set()
 
@@ -187,7 +187,7 @@ def test_import_is_fast_loads_no_package_and_leaves_global_settings_alone(fresh_
     assert fresh_import[0]["before"] == fresh_import[0]["after"]
 
 
-# --- the one name of the library that comes from the laboratory -----------------------------------
+# --- the one name of the library of tricouple_lab -------------------------------------------------
 
 
 def outcome(code: str, *hidden: str) -> str:
@@ -197,7 +197,7 @@ def outcome(code: str, *hidden: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_load_encoder_imports_the_laboratory_when_it_is_called():
+def test_load_encoder_imports_tricouple_lab_when_it_is_called():
     code = "import tricouple; tricouple.load_encoder; print('tricouple_lab' in sys.modules)"
     assert outcome(code) == "False"
 
@@ -215,5 +215,5 @@ except ImportError as error:
     assert re.fullmatch(wanted, outcome(code, hidden))
 
 
-def test_the_laboratory_is_imported_without_torch():
+def test_tricouple_lab_is_imported_without_torch():
     assert outcome("import tricouple_lab; print('torch' in sys.modules)") == "False"

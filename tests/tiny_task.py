@@ -1,4 +1,4 @@
-"""A task of the laboratory that trains in milliseconds: four classes of vectors."""
+"""A task of tricouple_lab that trains in milliseconds: four classes of vectors."""
 
 from __future__ import annotations
 

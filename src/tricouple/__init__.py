@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from tricouple import geometry, ot, retrieval, shaping
     from tricouple.bags import match_bags
+    from tricouple.caching import cached
     from tricouple.losses import (
         DBOT,
         IOT,
@@ -41,6 +42,7 @@ __all__ = [
     "PushPull",
     "SigLIP",
     "VICReg",
+    "cached",
     "class_weights",
     "geometry",
     "load_encoder",
@@ -88,7 +90,7 @@ def __getattr__(name: str) -> object:
         if name in ("geometry", "ot", "retrieval", "shaping"):
             return import_module(f"tricouple.{name}")
         if name in __all__:
-            homes = {"match_bags": "bags", "class_weights": "relations.views"}
+            homes = {"match_bags": "bags", "cached": "caching", "class_weights": "relations.views"}
             home = homes.get(name, "relations" if name == "pair_views" else "losses")
             return getattr(import_module(f"tricouple.{home}"), name)
     raise AttributeError(f"module 'tricouple' has no attribute {name!r}")

@@ -53,7 +53,7 @@ def bert(bert_folder):
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     transformer = Transformer(str(bert_folder))
-    transformer.model.pooler.requires_grad_(False)  # which nobody asks
+    transformer.model.pooler.requires_grad_(False)  # unused
     return SentenceTransformer(modules=[transformer, Pooling(16)], device="cpu")
 
 

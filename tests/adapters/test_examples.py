@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import tricouple as tc
+import tricouple.adapters.open_clip
 from processes import in_processes
 from tricouple.losses import BothDirections
 
 FOLDER = Path(__file__).parents[2] / "examples"
-SHORT = ("bags", "retrieval", "three_modalities")  # of PyTorch alone
+# Of PyTorch alone.
+SHORT = ("bags", "retrieval", "cached_batches", "captions_ids", "three_modalities")
 # Of other libraries; one more of PyTorch alone is tested with several processes.
 EXAMPLES = sorted({path.stem for path in FOLDER.glob("*.py")} - {"torchrun", *SHORT})
 
@@ -62,8 +64,12 @@ def test_there_is_one_for_each_library():
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_a_short_example_shows_what_it_claims(name):
+def test_a_short_example_has_at_most_forty_lines(name):
     assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= 40
+
+
+@pytest.mark.parametrize("name", ["bags", "retrieval", "three_modalities"])
+def test_a_short_example_shows_what_it_claims(name):
     found = load(name).main()
     before, *_, after = found if name == "bags" else found.values()
     assert after > before + 0.05
@@ -97,7 +103,8 @@ def test_the_loss_falls_and_is_the_one_called_directly(name, adapter, run, tmp_p
     example, seen = load(name), []
 
     def in_a_process_of_its_own(_: int) -> torch.Tensor:
-        setattr(example, adapter, recorded(getattr(example, adapter), seen))
+        place = example if hasattr(example, adapter) else tricouple.adapters.open_clip
+        setattr(place, adapter, recorded(getattr(place, adapter), seen))
         run(example, tmp_path)
         arguments, options, value = seen[-1]
         torch.testing.assert_close(directly(*arguments, **options).detach(), value)
@@ -107,3 +114,17 @@ def test_the_loss_falls_and_is_the_one_called_directly(name, adapter, run, tmp_p
     (values,) = in_processes(1, tmp_path, in_a_process_of_its_own)
     third = len(values) // 3
     assert values[-third:].mean() < 0.95 * values[:third].mean()
+
+
+def test_the_example_of_cached_batches_trains_as_one_without_chunks():
+    example = load("cached_batches")
+    losses = example.main(steps=3, batch_size=64, chunk_size=16)
+    assert losses[-1] < losses[0]
+    assert losses == pytest.approx(example.main(steps=3, batch_size=64, chunk_size=64), rel=1e-4)
+
+
+def test_the_example_of_captions_has_one_identity_for_what_is_equal():
+    example = load("captions_ids")
+    assert example.identities(example.PAIRS) == [0, 0, 0, 3]
+    plain, with_ids = example.main()
+    assert plain != pytest.approx(with_ids)

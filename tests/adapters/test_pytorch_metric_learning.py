@@ -78,7 +78,7 @@ def test_miners_of_triplets_and_of_pairs_are_heard(criterion, miner):
 
 
 @EACH_LOSS
-@pytest.mark.parametrize("number", [0, 3, 4], ids=["strangers", "no triplets", "no pairs"])
+@pytest.mark.parametrize("number", [0, 3, 4], ids=["distinct labels", "no triplets", "no pairs"])
 def test_a_batch_without_pairs_gives_zero(criterion, number):
     x, nothing = rows(), torch.empty(0, dtype=torch.long)
     given = (LABELS, (nothing,) * number) if number else (torch.arange(12),)

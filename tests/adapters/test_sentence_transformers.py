@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import tricouple as tc
@@ -156,6 +157,17 @@ def test_a_scaled_cached_loss_has_a_scaled_gradient(bert):
     assert relative_error(4 * quarter, whole) < 1e-5
 
 
+def test_a_learnt_temperature_receives_its_scaled_gradient(bert):
+    without_dropout(bert)
+    found = []
+    for make, options in ((SentenceLoss, {}), (CachedSentenceLoss, {"mini_batch_size": 2})):
+        tau = nn.Parameter(torch.tensor(0.1))
+        loss = make(bert, tc.InfoNCE(tau), **options)
+        slopes = value_and_gradient(bert, loss, features(bert, 2), scale=8.0)
+        found.append([*slopes, tau.grad])
+    assert_same(*found, 2e-5)
+
+
 def test_a_cached_loss_is_evaluated_without_gradients(bert):
     bert.eval()
     with torch.no_grad():
@@ -259,17 +271,21 @@ def test_gathered_gradients_are_those_of_one_process(bert, n_columns, cached, tm
     options = {"mini_batch_size": 2} if cached else {}
     make = CachedSentenceLoss if cached else SentenceLoss
 
-    def share(rank: int) -> tuple[Tensor, Tensor]:
-        loss = make(bert, neg_mmiot(), gather_across_devices=True, **options)
+    def share(rank: int) -> tuple[Tensor, Tensor, int]:
+        loss, reduced = make(bert, neg_mmiot(), gather_across_devices=True, **options), []
         loss.model = DistributedDataParallel(bert)
+        loss.model.register_comm_hook(
+            None, lambda _, bucket: [reduced.append(1), allreduce_hook(None, bucket)][1]
+        )
         batch = features(bert, n_columns, shares[rank]), LABELS[shares[rank]]
-        return value_and_gradient(bert, loss, *batch)
+        return *value_and_gradient(bert, loss, *batch), len(reduced)
 
     wanted = value_and_gradient(
         bert, SentenceLoss(bert, neg_mmiot()), features(bert, n_columns), LABELS
     )
-    for found in in_processes(2, tmp_path, share):
+    for *found, messages in in_processes(2, tmp_path, share):
         assert_same(found, wanted, 2e-5)
+        assert messages == 1  # gradients are reduced once, however many mini-batches there are
 
 
 # Bad input ---------------------------------------------------------------------------------------
@@ -295,8 +311,9 @@ def test_bad_input_is_refused(bert, static, bert_folder):
             make(unpooled, neg_mmiot())(features(unpooled, 2))
     with pytest.raises(ValueError, match="StaticEmbedding cannot be split"):
         CachedSentenceLoss(static, neg_mmiot())
-    with pytest.raises(ValueError, match="learnable parameters"):
-        CachedSentenceLoss(bert, tc.InfoNCE(nn.Parameter(torch.tensor(0.1))))
+    learnt = CachedSentenceLoss(bert, tc.InfoNCE(nn.Parameter(torch.tensor(0.1))))
+    with pytest.raises(ValueError, match="does not weigh the gradient of a learnable temperature"):
+        MatryoshkaLoss(bert, learnt, matryoshka_dims=[16, 8])(features(bert, 2), None)
     with pytest.raises(ValueError, match="mini_batch_size must be at least 1"):
         CachedSentenceLoss(bert, neg_mmiot(), mini_batch_size=0)
     with pytest.raises(TypeError, match="criterion must be a loss of tricouple"):

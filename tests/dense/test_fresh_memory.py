@@ -1,4 +1,4 @@
-"""Tests of couplings run with NaN in memory that nobody has written."""
+"""Tests of couplings run with NaN in memory that is not yet written."""
 
 import pytest
 import torch
@@ -12,6 +12,6 @@ def test_the_package_finds_nan_in_fresh_memory(call):
 
 
 def test_others_and_integers_are_left_alone(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "fill_", None)  # nobody calls it
+    monkeypatch.setattr(torch.Tensor, "fill_", None)  # not called
     eval("torch.empty(3)", {"torch": torch, "__name__": "tricoupled"})
     eval("torch.empty(3, dtype=torch.long)", {"torch": torch, "__name__": "tricouple"})

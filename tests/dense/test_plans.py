@@ -20,7 +20,7 @@ either_dtype = pytest.mark.parametrize(
 
 
 def masses(n: int, kind: str, seed: int) -> Tensor:
-    """Of n samples: all the same, all different, or some of them zero."""
+    """Of n samples: equal, all different, or some of them zero."""
     if kind == "uniform":
         return torch.full((n,), 1 / n, dtype=torch.float64)
     drawn = 1.5 + draw(n, seed=seed).tanh()

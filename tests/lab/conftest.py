@@ -1,4 +1,4 @@
-"""What every test of the laboratory needs before Lightning or timm is imported."""
+"""What every test of tricouple_lab needs before Lightning or timm is imported."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Image data: own folders, parquet, splits, subsets, the cache, what is said."""
+"""Image data: own folders, parquet, splits, subsets, the cache, messages."""
 
 import io
 import os

@@ -276,7 +276,7 @@ def refusal(rank, kind):
     """What a process says of a loss that is not that of the others."""
     settings = dict(DIFFERENT[kind][rank])
     make, temperature = settings.pop("make", tc.NegMMIOT), settings.pop("call", None)
-    group = dist.new_group(timeout=timedelta(seconds=10))  # nobody is to wait so long
+    group = dist.new_group(timeout=timedelta(seconds=10))  # no call waits so long
     z, labels = draw(6, 4, seed=rank).requires_grad_(), torch.arange(6) // 2
     try:
         make(**settings, group=group)(z, labels, temperature=temperature)

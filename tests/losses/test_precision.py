@@ -1,4 +1,4 @@
-"""Half-precision temperatures and autocast change no digit; an unconverged plan says so."""
+"""Half-precision temperatures and autocast change no digit; an unconverged plan warns."""
 
 import warnings
 

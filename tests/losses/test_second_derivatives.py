@@ -1,4 +1,4 @@
-"""A second derivative is right, or refused in a sentence: never silently wrong."""
+"""A second derivative is right, or refused with an error."""
 
 import pytest
 import torch

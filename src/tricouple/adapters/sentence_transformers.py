@@ -139,8 +139,7 @@ class CachedSentenceLoss(CachedLossMixin, SentenceLoss):  # type: ignore[misc]
     "GradCache").
 
     Args:
-        model, criterion, gather_across_devices: As in ``SentenceLoss``; the criterion must have no
-            learnable parameters.
+        model, criterion, gather_across_devices: As in ``SentenceLoss``.
         mini_batch_size: How many texts are embedded at once.
 
     Example:
@@ -166,25 +165,34 @@ class CachedSentenceLoss(CachedLossMixin, SentenceLoss):  # type: ignore[misc]
                 "a StaticEmbedding cannot be split into mini-batches, and needs no caching: use "
                 "SentenceLoss"
             )
-        if any(parameter.requires_grad for parameter in criterion.parameters()):
-            raise ValueError(
-                "the criterion has learnable parameters, whose gradients the cache would not "
-                "scale: give it a fixed temperature, or use SentenceLoss"
-            )
         self.mini_batch_size = mini_batch_size
+        self._slopes: list[tuple[Tensor, Tensor]] = []  # by parameters of the criterion
 
     def _loss(self, columns: list[Features], labels: Tensor | None) -> Tensor:
-        return CachedLossMixin.forward_cached(self, columns, labels)  # type: ignore[no-any-return]
+        loss: Tensor = CachedLossMixin.forward_cached(self, columns, labels)
+        for parameter, slope in self._slopes:  # adds 0, with this gradient
+            loss = loss + (slope * (parameter - parameter.detach())).sum()
+        return loss
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
         """The loss of the mini-batches of each column; their gradients too, ``with_backward``."""
         columns = [torch.cat(mini_batches) for mini_batches in reps]
-        loss = self.compute_loss_from_embeddings(columns, labels)
-        if with_backward:
-            loss.backward()
-        return loss.detach() if with_backward else loss
+        loss, self._slopes = self.compute_loss_from_embeddings(columns, labels), []
+        if not with_backward:
+            return loss
+        learnt = [p for p in self.criterion.parameters() if p.requires_grad]
+        if learnt and hasattr(self.calculate_loss, "matryoshka_weights"):
+            raise ValueError(
+                "MatryoshkaLoss of a cached loss does not weigh the gradient of a learnable "
+                "temperature: use SentenceLoss, or a fixed temperature"
+            )
+        if learnt:
+            slopes = torch.autograd.grad(loss, learnt, retain_graph=True, allow_unused=True)
+            self._slopes = [(p, x) for p, x in zip(learnt, slopes, strict=True) if x is not None]
+        loss.backward(inputs=[rows for mini_batches in reps for rows in mini_batches])
+        return loss.detach()
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings, for the model card."""

@@ -91,7 +91,7 @@ class Identities(Relation):
         return found
 
     def masses(self, number: Tensor) -> Tensor:
-        """p_i as ever; or the same for every class that has any, evenly."""
+        """p_i as given; or the same for every class that has any, evenly."""
         if not self.classes:
             return super().masses(number)
         taken = (number > 0).to(number.dtype)

@@ -117,6 +117,7 @@ class TextModel:
 class Training:
     epochs: int = option(5, "passes over the training samples")
     batch_size: int = option(256, "samples per step, of all processes together")
+    chunk_size: int | None = option(None, "samples the encoder takes at once; null: the batch")
     learning_rate: float = option(1e-3, "largest learning rate")
     weight_decay: float = option(1e-5, "L2 penalty, or decoupled decay of adamw")
     decay: str = option("weights", "all: also biases and normalisation", ("weights", "all"))

@@ -121,6 +121,10 @@ def check(config: Any) -> None:
             raise UserError(f"training.{key}={value}: must be at least {smallest}")
     if not training.learning_rate > 0:
         raise UserError(f"training.learning_rate={training.learning_rate}: must be above 0")
+    size = training.chunk_size
+    if size is not None and (size < 1 or config.loss["name"] == "byol"):
+        reason = "must be at least 1, or null" if size < 1 else "loss=byol takes no chunks"
+        raise UserError(f"training.chunk_size={size}: {reason}")
     if config.evaluation.every < 1:
         raise UserError(f"evaluation.every={config.evaluation.every}: must be at least 1")
     lightning.check_flags(config.trainer, config.logger)

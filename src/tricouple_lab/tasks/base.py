@@ -177,6 +177,18 @@ def make_loss(arguments: Mapping[str, object]) -> nn.Module:
     return made
 
 
+def contrast(
+    config: Any, model: Model, encoders: tuple[Any, ...], inputs: tuple[Any, ...], labels: Tensor
+) -> Tensor:
+    """The loss of the embeddings of each input, ``training.chunk_size`` samples at a time."""
+    size = config.training.chunk_size
+    if size is not None:
+        return tc.cached(model.objective, size)(encoders, inputs, labels)
+    embeddings = [encoder(own) for encoder, own in zip(encoders, inputs, strict=True)]
+    loss: Tensor = model.objective(*embeddings, labels)
+    return loss
+
+
 def loss_class(name: str) -> Callable[..., Any]:
     """Return the class of a loss, by its name in ``names.LOSSES``."""
     path = names.LOSSES[name].class_name or "tricouple_lab.models.byol.BYOL"

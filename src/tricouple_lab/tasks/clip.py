@@ -23,7 +23,7 @@ from tricouple_lab.evaluation.probe import nearest_rows
 from tricouple_lab.files import derived_seed
 from tricouple_lab.models import clip
 from tricouple_lab.names import UserError
-from tricouple_lab.tasks.base import Data, Evaluation, Header, Model, Step, make_loss
+from tricouple_lab.tasks.base import Data, Evaluation, Header, Model, Step, contrast, make_loss
 
 CROPS = Recipe(scale=(0.9, 1.0), flip=0.0, jitter=0.0, grayscale=0.0, blur=0.0)  # CLIP's
 EXAMPLES, ANSWERS = 6, 5  # queries on the page, and what is retrieved for each
@@ -127,11 +127,9 @@ class Clip:
         drawn = torch.rand(n * share.world, generator=generator)[share.rows]
         which = (drawn.to(batch.counts.device) * batch.counts).long()
         rows = torch.arange(n, device=which.device)
-        image_embeddings = model.encoder.encode_image(clip.normalise(images))  # type: ignore[operator]
-        text_embeddings = model.encoder.encode_text(batch.tokens[rows, which])  # type: ignore[operator]
-        loss: Tensor = model.objective(
-            image_embeddings, text_embeddings, batch.identities[rows, which]
-        )
+        towers = model.encoder.encode_image, model.encoder.encode_text
+        inputs = clip.normalise(images), batch.tokens[rows, which]
+        loss = contrast(config, model, towers, inputs, batch.identities[rows, which])
         if config.training.learn_sharpness:
             _copy_sharpness(model)
         return loss

@@ -20,7 +20,7 @@ from tricouple_lab.evaluation import probe
 from tricouple_lab.files import derived_seed
 from tricouple_lab.models import backbones
 from tricouple_lab.names import UserError
-from tricouple_lab.tasks.base import Data, Evaluation, Header, Model, Step, make_loss
+from tricouple_lab.tasks.base import Data, Evaluation, Header, Model, Step, contrast, make_loss
 
 BANK = 5_000  # training images that the k-NN classifier after an epoch sees; at the end, all
 SHOWN = 2_000  # samples of the page
@@ -110,12 +110,11 @@ class Images:
                 first, second = class_pairs(labels)
                 views = [views[0][first], views[0][second]]
             found: Tensor = objective(encoder, *views)
-        elif len(views) == 1:
-            found = objective(encoder(views[0]), labels)
-        else:  # in one pass, so that batch normalisation sees both views
-            embeddings = encoder(torch.cat(views)).chunk(2)
-            pairs = tc.pair_views(*embeddings, group=getattr(objective, "group", None))
-            found = objective(*pairs)
+        else:  # views in one pass, so that batch normalisation sees both
+            if len(views) == 2:
+                rows = [view.flatten(1)[:, :1].float() for view in views]
+                labels = tc.pair_views(rows, group=getattr(objective, "group", None))[1]
+            found = contrast(config, model, (encoder,), (torch.cat(views),), labels)
         return found
 
     def evaluate(

@@ -16,7 +16,7 @@ from tricouple_lab.data.generated import digest, load_mixture
 from tricouple_lab.evaluation.probe import knn_predictions
 from tricouple_lab.models.byol import BYOL, class_pairs
 from tricouple_lab.names import UserError
-from tricouple_lab.tasks.base import Data, Evaluation, Header, Model, Step, make_loss
+from tricouple_lab.tasks.base import Data, Evaluation, Header, Model, Step, contrast, make_loss
 
 ETF_DEVIATION, ETF_RATIO, ALIVE, NO_SPREAD, ONE_DIRECTION = 0.01, 0.95, 0.01, 0.01, 1.5
 OUTCOMES = {
@@ -57,7 +57,7 @@ class Mixture:
         if isinstance(model.objective, BYOL):
             first, second = class_pairs(labels)
             return model.objective(model.encoder, inputs[first], inputs[second])  # type: ignore[no-any-return]
-        return model.objective(model.encoder(inputs), labels)  # type: ignore[no-any-return]
+        return contrast(config, model, (model.encoder,), (inputs,), labels)
 
     @torch.no_grad()
     def evaluate(

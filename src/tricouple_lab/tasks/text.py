@@ -21,7 +21,7 @@ from tricouple_lab.evaluation import probe, retrieval
 from tricouple_lab.models import sentences
 from tricouple_lab.models.sentences import SentenceEncoder
 from tricouple_lab.names import UserError
-from tricouple_lab.tasks.base import Data, Evaluation, Header, Model, Step, make_loss
+from tricouple_lab.tasks.base import Data, Evaluation, Header, Model, Step, contrast, make_loss
 
 EXAMPLES, ANSWERS = 8, 5  # queries on the page, and what is retrieved for each
 DRAWN = 2000  # rows of embeddings that are kept for the page
@@ -99,8 +99,7 @@ class Text:
     def loss(self, config: schema.Text, model: Model, batch: tuple[Any, ...], step: Step) -> Tensor:
         """The loss of texts and classes, or of pairs in both directions."""
         *columns, labels = batch
-        loss: Tensor = model.objective(*(model.encoder(column) for column in columns), labels)
-        return loss
+        return contrast(config, model, (model.encoder,) * len(columns), tuple(columns), labels)
 
     def evaluate(
         self, config: schema.Text, data: Data, encoder: Any, split: str, *, full: bool
