@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import tricouple_lab.runs  # noqa: F401 (lets torchvision be imported beside another torch)
-from reproduce.items import ITEMS, Item, measured, plans
+from reproduce.items import ITEMS, Item, plans
 from reproduce.tables import markdown, table_of
 from tricouple_lab.files import write_text
 from tricouple_lab.names import UserError, nearest
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
         description="Run a table or figure of the paper again; what is there is not run again.",
     )
     add = parser.add_argument
-    add("item", nargs="?", metavar="ITEM", help="a name or number, as ablation or table-13")
+    add("item", nargs="?", metavar="ITEM", help="a name or number, as collapse or table-5")
     add("--list", action="store_true", help="each table and figure, at which scale it was run")
     add("--scale", choices=("smoke", "cpu", "paper"), default="cpu", help="smoke: seconds")
     add("--workers", type=int, default=1, help="processes (default: 1)")
@@ -37,10 +37,6 @@ def main(arguments: list[str]) -> int:
         for folder, plan in plans(item, options.scale).items():
             sweep(plan, out / folder, workers=options.workers)
             print(f"written: {out / folder / 'report.html'}")
-        found = measured(item, options.scale)
-        if found is not None:
-            (out / item.kind).mkdir(parents=True, exist_ok=True)
-            write_text(out / item.kind / f"{item.name}.csv", found.to_csv(index=False))
     text = markdown(table_of(item, options.read or out / item.kind))
     print(f"{item.number}: {item.title}\n\n{text}", end="")
     if options.read is None:

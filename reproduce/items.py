@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-import pandas as pd
-
 from tricouple_lab import names
 from tricouple_lab.commands.synthetic import BATCH_PER_CLASS, methods
 from tricouple_lab.names import UserError
@@ -15,22 +13,13 @@ from tricouple_lab.runs.sweep import Plan
 from tricouple_lab.tasks.base import task_of
 
 LOSSES = ("infonce", "invaspread", "iot", "pushpull", "neg_mmiot")  # of the paper's image tables
-COUPLED = {"iot": "IOT", "pushpull": "PushPull", "neg_mmiot": "NegMMIOT"}
+COUPLED = ("iot", "pushpull", "neg_mmiot")
 SETS = ("mnist", "svhn", "cifar10", "cifar100", "tiny_imagenet")
 BACKBONES = ("resnet18", "resnet34", "resnet50", "vit_b16")
 QUIET = ("evaluation.figures=false", "evaluation.every=1000", "logger=csv", "progress=false")
 SMOKE = ("scale=smoke", "data=digits", "backbone=resnet10_small", "backbone.width=2",
          "data.train_size=96", "data.test_size=60", "training.epochs=1")  # fmt: skip
-# The table of hyper-parameters: one setting at a time.
-AXES = {
-    "learning_rate": (5e-4, 1e-3, 5e-3, 0.01, 0.03, 0.1),
-    "n_iters": (1, 2, 5, 10),
-    "temperature": (0.01, 0.1, 1, 10),
-    "epsilon": (0.01, 0.1, 0.5, 1, 10),
-}
-USUAL = {"learning_rate": 5e-3, "n_iters": 10, "temperature": 0.1, "epsilon": 0.1}
 SIZES = {"smoke": (16, 32), "cpu": (64, 128, 256, 512), "paper": (64, 128, 256, 512, 1024)}
-MEMORY = {"smoke": (1024,), "cpu": (1024, 2048, 4096), "paper": (1024, 2048, 4096, 8192)}
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,6 @@ def _items() -> Iterator[Item]:
         title = f"{names.IMAGES[data].title}, {setting}: linear probe and k-NN"
         name = f"{setting}-{data.replace('_', '-')}"
         yield Item(f"Table {place}", name, title, "images", "", (data,), (setting,))
-    yield Item("Table 13", "ablation", "Hyper-parameters of PushPull", "ablation")
     yield Item("Figure 7", "efficiency", "Accuracy, time and memory over batch sizes", "efficiency",
                "efficiency")  # fmt: skip
 
@@ -82,13 +70,7 @@ def plans(item: Item, scale: str) -> dict[str, Plan]:
             f"reproduce {item.name}: a few steps of a core rank nothing; use --scale paper on a "
             "GPU, or the small version of the image tables: tricouple study images"
         )
-    kinds = {
-        "mixture": _mixture,
-        "images": _images,
-        "clip": _clip,
-        "ablation": _ablation,
-        "efficiency": _efficiency,
-    }
+    kinds = {"mixture": _mixture, "images": _images, "clip": _clip, "efficiency": _efficiency}
     return dict(kinds[item.kind](item, scale))
 
 
@@ -133,24 +115,6 @@ def _clip(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
     yield "clip", Plan(task_of("clip"), rows, base, seeds=(0,))
 
 
-def _ablation(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
-    cells = [{**USUAL, axis: value} for axis, values in AXES.items() for value in values]
-    rows = dict.fromkeys(
-        (
-            "loss=pushpull",
-            f"loss.epsilon_pos={cell['epsilon']:g}",
-            f"loss.epsilon_neg={cell['epsilon']:g}",
-            f"loss.sharpness={1 / (cell['temperature'] * cell['epsilon']):.6g}",
-            f"loss.n_iters={cell['n_iters']:g}",
-            f"training.learning_rate={cell['learning_rate']:g}",
-        )
-        for cell in (cells[:3] if scale == "smoke" else cells)
-    )
-    own = SMOKE if scale == "smoke" else (f"scale={scale}", "data=cifar10", "backbone=resnet18")
-    base = (*own, "setting=scl", *QUIET)
-    yield "ablation", Plan(task_of("images"), tuple(rows), base, seeds=(0,))
-
-
 def _efficiency(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
     own = SMOKE if scale == "smoke" else (f"scale={scale}", "data=cifar10", "backbone=resnet18")
     cut = ("data.train_size=2560", "data.test_size=1000", "training.epochs=3") * (scale == "cpu")
@@ -158,17 +122,3 @@ def _efficiency(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
     rows = tuple((f"loss={loss}",) for loss in COUPLED)
     base = (*own, *cut, "setting=scl", *QUIET)
     yield "efficiency", Plan(task_of("images"), rows, base, blocks, seeds=(0,))
-
-
-def measured(item: Item, scale: str) -> pd.DataFrame | None:
-    """The memory of the losses, which is measured without training."""
-    if item.kind != "efficiency":
-        return None
-    from benchmarks import measure
-    from benchmarks.problem import Problem
-
-    return pd.DataFrame(
-        {"loss": loss, "batch_size": size,
-         "MiB": measure.measure_memory(name, size, Problem())["extra_bytes"] / 2**20}
-        for (loss, name), size in product(COUPLED.items(), MEMORY[scale])
-    )  # fmt: skip

@@ -16,12 +16,12 @@ from tricouple_lab.names import UserError, nearest
 PROGRAMS = {  # of results/NAME/plan.json; without one there are only stored runs
     "bags": "bags",
     "bags-cifar100": "bags",
+    "bags-sharpness": "bags",
     "bags-trained": "bags_trained",
     "clip": "clip",
     "tail": "tail",
     "images": "images",
     "modalities": "modalities",
-    "three-way": "three_way",
 }
 
 

@@ -8,7 +8,6 @@ pairs are known. The procedure starts from CCA on the known pairs and alternates
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from torch.nn.functional import normalize, pad
 
 from studies import features
 from studies.linear import cca, cosine, recall, whitening
-from studies.study import Plan, Runs, choose
+from studies.study import Plan, Runs, choose, choose_and_run, grid_of
 
 WITHOUT_C = ("known pairs only", "uniform", "Hungarian", "true pairs")
 Maps = tuple[Tensor, Tensor]
@@ -67,16 +66,15 @@ def run(plan: Plan, runs: Runs) -> None:
             name = cell["data"]
             pairs, settings = load(name, plan, runs)
         for row in cell["rows"]:
+            grid = cell.get("sharpness", plan["sharpness"])
+            options = {"c": grid} if row not in WITHOUT_C else {}
 
-            def measure(config: Mapping[str, Any], part: str = "pilot") -> dict[str, float]:
-                return measured(pairs, settings, plan["rounds"], cell, config, part)  # type: ignore[arg-type]
+            def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
+                assert pairs is not None
+                return measured(pairs, settings, plan["rounds"], cell, config, part)
 
-            grid = [{"c": c} for c in plan["sharpness"]] if row not in WITHOUT_C else [{}]
             base = {"cell": place, "row": row}
-            best = choose(runs, base, grid, measure, "validation recall@1")
-            for seed in plan["seeds"]:
-                config = {**base, **best, "seed": seed}
-                runs("final", config, lambda config=config: measure(config, "final"))  # type: ignore[misc]
+            choose_and_run(runs, base, options, measure, "validation recall@1")
 
 
 def load(name: str, plan: Plan, runs: Runs) -> tuple[Pairs, dict[str, Any]]:
@@ -99,13 +97,7 @@ def load(name: str, plan: Plan, runs: Runs) -> tuple[Pairs, dict[str, Any]]:
             else of_captions(splits, settings)
         )
 
-    options = {
-        key: value if isinstance(value, list) else [value]
-        for key, value in plan["data"][name].items()
-    }
-    grid = [
-        dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())
-    ]
+    grid = grid_of(plan["data"][name])
     place, cell = next(
         ((place, cell) for place, cell in plan["cells"].items() if cell.get("data") == name),
         ("", {}),

@@ -6,7 +6,6 @@ target of a bag comes from the present heads, without a gradient.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +16,9 @@ from torch.nn.functional import normalize
 import tricouple as tc
 from studies.bags import Bags, Maps, Pairs, draw_bags, load, matching, posterior, recovered
 from studies.linear import cca, cosine
-from studies.study import Plan, Runs, choose
+from studies.study import Plan, Runs, choose_and_run
 
+UNTRAINED = "known pairs only"
 READ_OUT = {"MIL-NCE": "row softmax", "known pairs, trained": "row softmax"}  # others: their own
 
 
@@ -27,20 +27,13 @@ def run(plan: Plan, runs: Runs) -> None:
     pairs, settings = load(plan["use"], plan, runs)
     for name, cell in plan["cells"].items():
         for row in plan["rows"]:
+            options = {"c": plan["sharpness"], "learning_rate": plan["learning_rates"]}
 
-            def measure(config: Mapping[str, Any], part: str = "pilot") -> dict[str, float]:
+            def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
                 return measured(pairs, settings, plan, cell, config, part)
 
-            trained = row != "known pairs only"
-            grid = [
-                {"c": c, "learning_rate": rate}
-                for c, rate in itertools.product(plan["sharpness"], plan["learning_rates"])
-            ]
-            base = {"cell": name, "row": row}
-            best = choose(runs, base, grid if trained else [{}], measure, "validation recall@1")
-            for seed in plan["seeds"]:
-                config = {**base, **best, "seed": seed}
-                runs("final", config, lambda config=config: measure(config, "final"))  # type: ignore[misc]
+            base, options = {"cell": name, "row": row}, options if row != UNTRAINED else {}
+            choose_and_run(runs, base, options, measure, "validation recall@1")
 
 
 def measured(
@@ -56,7 +49,7 @@ def measured(
     bags = draw_bags(pairs, cell, config["seed"])
     known = pairs.x[bags.known].T @ pairs.y[bags.known]
     maps = cca(known, settings["rank"], settings["power"])
-    if row != "known pairs only":
+    if row != UNTRAINED:
         maps = train(pairs, bags, maps, config, plan["steps"], plan["bag_samples"])
     s = cosine(pairs.x[bags.images] @ maps[0], pairs.y[bags.texts] @ maps[1])
     q = posterior(READ_OUT.get(row, row), s, config["c"], bags.true()) if "c" in config else s

@@ -9,70 +9,38 @@ Regularised CCA is a row and the start of the heads. Each row is scored four way
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid, normalize
+from torch.nn.functional import normalize
 
 import tricouple as tc
 from studies import features
 from studies.features import Split
 from studies.linear import cca, cosine, recall, whitening
-from studies.study import Plan, Runs, choose
+from studies.study import Plan, Runs, choose, grid_of
 
 Splits = dict[str, Split]
 Scores = tuple[Tensor, Tensor]  # (N, N·K) for image → text, and for text → image
 
 
-class SigLIP(nn.Module):
-    """−Σ_j log σ(z_ij (c s_ij + b)), the mean over i (Zhai and others 2023); b is learnt."""
-
-    def __init__(self, sharpness: float, learn: bool) -> None:
-        super().__init__()
-        self.log_sharpness = nn.Parameter(torch.tensor(sharpness).log(), requires_grad=learn)
-        self.bias = nn.Parameter(torch.tensor(-5.0))
-
-    @property
-    def sharpness(self) -> float:
-        """c, now."""
-        return float(self.log_sharpness.exp())
-
-    def forward(self, x: Tensor, y: Tensor, identities: Tensor) -> Tensor:
-        """Of pairs, (n, d) each; all identities are different."""
-        s = normalize(x, dim=1) @ normalize(y, dim=1).T
-        sign = 2 * torch.eye(len(x)) - 1
-        return -logsigmoid(sign * (self.log_sharpness.exp() * s + self.bias)).sum(1).mean()
-
-
-LOSSES: dict[str, Callable[[float], nn.Module]] = {
-    "InfoNCE": lambda c: tc.InfoNCE(sharpness=c),
-    "IOT": lambda c: tc.IOT(sharpness=c),
-    "IOT, uniformity": lambda c: tc.IOT(sharpness=c, uniformity=0.2),
-    "PushPull": lambda c: tc.PushPull(sharpness=c),
-    "Neg-MMIOT, log-sigmoid": lambda c: tc.NegMMIOT(
-        sharpness=c, epsilon=1.0, shaping="log_sigmoid"
-    ),
+LOSSES: dict[str, Callable[..., Any]] = {
+    "InfoNCE": tc.InfoNCE,
+    "SigLIP": partial(tc.SigLIP, bias=-5.0, learn_bias=True),
+    "IOT": tc.IOT,
+    "IOT, uniformity": partial(tc.IOT, uniformity=0.2),
+    "PushPull": tc.PushPull,
+    "Neg-MMIOT, log-sigmoid": partial(tc.NegMMIOT, epsilon=1.0, shaping="log_sigmoid"),
 }
-
-
-def criterion(loss: str, c: float, learn: bool) -> nn.Module:
-    """A loss of pairs in both directions, and its sharpness."""
-    if loss == "SigLIP":
-        return SigLIP(c, learn)
-    return tc.BothDirections(LOSSES[loss](c), learn=learn)  # type: ignore[arg-type]
 
 
 def run(plan: Plan, runs: Runs) -> None:
     """CCA and its settings; c and learning rate of each loss; then fixed and learnable c."""
     made = features.generated_pairs if plan.get("generated") else features.flickr8k
     data, runs.data = made()
-    grid = [
-        dict(zip(plan["cca"], values, strict=True))
-        for values in itertools.product(*plan["cca"].values())
-    ]
     whitened: dict[tuple[float, float], Splits] = {}
 
     def of_cca(config: Mapping[str, Any]) -> tuple[Splits, Tensor]:
@@ -87,10 +55,8 @@ def run(plan: Plan, runs: Runs) -> None:
         return plain_recall(embed(splits, torch.diag(weight), torch.diag(weight))["validation"])
 
     cell = {"cell": plan["cells"][0]}
-    best = {
-        key: value
-        for key, value in choose(runs, {**cell, "row": "CCA"}, grid, validated, "recall@1").items()
-    }
+    grid = grid_of(plan["cca"])
+    best = choose(runs, {**cell, "row": "CCA"}, grid, validated, "recall@1")
     splits, weight = of_cca(best)
     start = torch.diag(weight)
     base = {**cell, "row": "CCA"}
@@ -100,29 +66,20 @@ def run(plan: Plan, runs: Runs) -> None:
     for row, (loss, learn, random) in rows_of(plan).items():
 
         def heads(config: Mapping[str, Any], seed: int) -> tuple[Splits, float]:
-            left, right, c = train(
-                splits["train"],
-                None if random else weight,
-                loss,
-                learn,
-                config,
-                seed,
-                plan["steps"],
-            )
+            start = None if random else weight
+            left, right, c = train(splits["train"], start, loss, learn, config, seed, plan["steps"])
             return embed(splits, left, right), c
 
         own = plan["grids"].get(loss, plan["grids"]["all"])
-        options = [{"c": c, "learning_rate": rate} for c, rate in itertools.product(*own)]
+        options = grid_of(dict(zip(("c", "learning_rate"), own, strict=True)))
         chosen = {**cell, "row": row}
         if learn:  # starts where the fixed one ends
             chosen["row"] = row.removesuffix(", learnable c")
-        found = choose(
-            runs,
-            chosen,
-            options,
-            lambda config: plain_recall(heads(config, config["seed"])[0]["validation"]),
-            "recall@1",
-        )
+
+        def tried(config: Mapping[str, Any]) -> dict[str, float]:
+            return plain_recall(heads(config, config["seed"])[0]["validation"])
+
+        found = choose(runs, chosen, options, tried, "recall@1")
         base = {**cell, "row": row}
         constants = constants_of(runs, base, lambda: heads(found, plan["pilot_seeds"][0])[0], plan)
         for seed in plan["seeds"]:
@@ -188,7 +145,7 @@ def train(
         torch.randn(k, k) / k**0.5 if weight is None else torch.diag(weight) for _ in range(2)
     ]
     heads = [nn.Parameter(start) for start in starts]
-    objective = criterion(loss, config["c"], learn)
+    objective = tc.BothDirections(LOSSES[loss](sharpness=config["c"]), learn=learn)
     groups: list[dict[str, Any]] = [
         {"params": heads},
         {"params": [*objective.parameters()], "lr": 1e-2},

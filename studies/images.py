@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,18 +23,16 @@ from tricouple_lab.files import derived_seed
 from tricouple_lab.models import backbones
 
 NO_FLIP = ("mnist", "svhn", "digits")  # a mirrored digit is another sign
-LOSSES: dict[str, Callable[[float], nn.Module]] = {
-    "InfoNCE": lambda c: tc.InfoNCE(sharpness=c, empty="zero"),
-    "InvaSpread": lambda c: tc.InvaSpread(sharpness=c, empty="zero"),
-    "IOT": lambda c: tc.IOT(sharpness=c, empty="zero"),
-    "PushPull": lambda c: tc.PushPull(sharpness=c, empty="zero"),
-    "Neg-MMIOT": lambda c: tc.NegMMIOT(sharpness=c, empty="zero"),
+LOSSES: dict[str, Callable[..., nn.Module]] = {
+    "InfoNCE": tc.InfoNCE,
+    "InvaSpread": tc.InvaSpread,
+    "IOT": tc.IOT,
+    "PushPull": tc.PushPull,
+    "Neg-MMIOT": tc.NegMMIOT,
     # ε = 1 and τ = 1/c: the largest slope of ψ over ε is c
-    "Neg-MMIOT, log-sigmoid": lambda c: tc.NegMMIOT(
-        sharpness=c, epsilon=1.0, shaping="log_sigmoid", empty="zero"
-    ),
+    "Neg-MMIOT, log-sigmoid": partial(tc.NegMMIOT, epsilon=1.0, shaping="log_sigmoid"),
+    "Neg-MMIOT, c = 100": tc.NegMMIOT,
 }
-LOSSES["Neg-MMIOT, c = 100"] = LOSSES["Neg-MMIOT"]
 
 
 def run(plan: Plan, runs: Runs) -> None:
@@ -58,12 +57,11 @@ def run(plan: Plan, runs: Runs) -> None:
             data, setting = cell["data"], cell["setting"]
             train, test, classes = load(data, plan, runs)
             for row in cell.get("rows", plan["rows"]):
-                config: dict[str, Any] = {"cell": name, "row": row, "steps": plan["steps"][setting]}
+                steps = 0 if row == "untrained" else plan["steps"][setting]
+                config: dict[str, Any] = {"cell": name, "row": row, "steps": steps}
                 if row in LOSSES:
                     key = f"{setting}, {data in (*GREY, 'svhn')}", row
                     config["c"] = 100.0 if row == "Neg-MMIOT, c = 100" else best[key]
-                if row == "untrained":
-                    config["steps"] = 0
                 one = {**config, "seed": seed}
                 arguments = train, test, classes, data, setting, one
                 runs("final", one, lambda arguments=arguments: measured(*arguments))  # type: ignore[misc]
@@ -123,7 +121,7 @@ def trained(
     )
     if steps == 0:
         return encoder
-    objective = LOSSES[row](config["c"]) if row in LOSSES else cross_entropy
+    objective = LOSSES[row](sharpness=config["c"], empty="zero") if row in LOSSES else cross_entropy
     groups = [{"params": [p for p in encoder.parameters() if (p.ndim > 1) == matrix],
                "weight_decay": 0.05 * matrix} for matrix in (True, False)]  # fmt: skip
     optimizer = torch.optim.AdamW(groups, lr=3e-3, fused=True)

@@ -7,6 +7,7 @@ and seeds; ``results/NAME/runs.jsonl`` has one line per run.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import subprocess
 import time
@@ -56,12 +57,9 @@ def read_plan(name: str) -> Plan:
 
 
 class Runs:
-    """The lines of a study. A run that has a line is not done again, so a killed study continues.
+    """The lines of a study in a folder, and the commit of the sources, or "smoke".
 
-    Args:
-        plan: What is run.
-        folder: Of ``runs.jsonl``.
-        origin: The commit of the sources, or "smoke".
+    A run that has a line is not done again, so a killed study continues.
     """
 
     def __init__(self, plan: Plan, folder: Path, origin: str) -> None:
@@ -146,6 +144,39 @@ def read_lines(file: Path, repair: bool = False) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
+def grid_of(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every combination of settings; one that is no list is the same in all.
+
+    Example:
+        >>> grid_of({"c": [1, 2], "decay": 0})
+        [{'c': 1, 'decay': 0}, {'c': 2, 'decay': 0}]
+    """
+    lists = [value if isinstance(value, list) else [value] for value in options.values()]
+    return [dict(zip(options, values, strict=True)) for values in itertools.product(*lists)]
+
+
+def choose_and_run(
+    runs: Runs,
+    base: Mapping[str, Any],
+    options: Mapping[str, Any],
+    measure: Callable[[Mapping[str, Any], str], Metrics],
+    metric: str,
+) -> None:
+    """Choose the settings of a row in the pilot, then do its final seeds.
+
+    Args:
+        runs: Where the lines are.
+        base: The cell and the row.
+        options: Lists of settings.
+        measure: A run, from its configuration and its part, "pilot" or "final".
+        metric: Of the validation data; the largest mean is chosen.
+    """
+    best = choose(runs, base, grid_of(options), lambda config: measure(config, "pilot"), metric)
+    for seed in runs.plan["seeds"]:
+        config = {**base, **best, "seed": seed}
+        runs("final", config, lambda config=config: measure(config, "final"))  # type: ignore[misc]
+
+
 def choose(
     runs: Runs,
     config: Mapping[str, Any],
@@ -155,12 +186,7 @@ def choose(
 ) -> dict[str, Any]:
     """The settings of a grid with the highest mean validation metric over the plan's pilot seeds.
 
-    Args:
-        runs: Where the runs of the pilot are.
-        config: What all settings share.
-        grid: The settings.
-        measure: A run, from its configuration.
-        metric: Of the validation data.
+    ``config`` is what all settings share; ``measure`` does a run from its configuration.
     """
     if len(grid) == 1:
         return grid[0]

@@ -5,7 +5,6 @@ Heads on frozen features. Accuracy by the nearest class mean, after centring; ba
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 import tricouple as tc
 from studies import features
-from studies.study import Plan, Runs, choose
+from studies.study import Plan, Runs, choose_and_run
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -36,20 +35,11 @@ def run(plan: Plan, runs: Runs) -> None:
         data, runs.data = getattr(features, cell["data"])()
         for row in plan["rows"] if cell.get("all", True) else plan["main_rows"]:
 
-            def measure(config: Mapping[str, Any], part: str = "pilot") -> dict[str, float]:
+            def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
                 return measured(data, cell, config, part)
 
-            kind = row.split(": ")[0]
-            options = plan["grids"].get(kind, {})
-            grid = [
-                dict(zip(options, values, strict=True))
-                for values in itertools.product(*options.values())
-            ]
-            base = {"cell": name, "row": row}
-            best = choose(runs, base, grid, measure, "balanced")
-            for seed in plan["seeds"]:
-                config = {**base, **best, "seed": seed}
-                runs("final", config, lambda config=config: measure(config, "final"))  # type: ignore[misc]
+            options = plan["grids"].get(row.split(": ")[0], {})
+            choose_and_run(runs, {"cell": name, "row": row}, options, measure, "balanced")
 
 
 def measured(
@@ -180,16 +170,16 @@ def trained(
         scale = ((x - mean) @ directions).norm(dim=1).mean()
         x, test = ((v - mean) @ directions / scale for v in (x, test))
         head = Residual(x.shape[1])
-    if loss.startswith("BCL"):
-        means = torch.stack([x[part.y == label].mean(0) for label in part.y.unique()])
-    objective = objective_of(loss, config["c"], counts)
+    known = part.y.unique()
+    means = torch.stack([x[part.y == label].mean(0) for label in known])
+    objective = objective_of(loss, config["c"], counts) if loss != "BCL" else None
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3, weight_decay=config["decay"])
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config["steps"])
     for _ in range(config["steps"]):
         rows = torch.randint(len(x), (min(256, len(x)),))
         embeddings = head(x[rows])
-        if loss.startswith("BCL"):
-            found = bcl(embeddings, part.y[rows], head(means), part.y.unique(), config["c"])
+        if objective is None:
+            found = bcl(embeddings, part.y[rows], head(means), known, config["c"])
         else:
             found = objective(embeddings, part.y[rows])
         optimizer.zero_grad()
@@ -220,24 +210,13 @@ def mlp(dim: int) -> nn.Module:
 
 
 def objective_of(loss: str, c: float, counts: Tensor) -> Loss:
-    """A loss of embeddings and labels."""
-    if loss == "InfoNCE, weights of the set":
-        weights = 1 / counts.clamp(min=1)
-        plain = tc.InfoNCE(sharpness=c, empty="zero")
+    """A loss of embeddings and labels, such as "IOT, class marginals"."""
+    name, _, how = loss.partition(", ")
+    made: Any = {"InfoNCE": tc.InfoNCE, "IOT": tc.IOT, "PushPull": tc.PushPull}[name]
+    if how == "weights of the set":
+        plain, weights = made(sharpness=c, empty="zero"), 1 / counts.clamp(min=1)
         return lambda z, y: plain(z, y, weights=weights[y])
-    classes: Any = "classes"
-    made: dict[str, Callable[[], Any]] = {
-        "InfoNCE": lambda: tc.InfoNCE(sharpness=c, empty="zero"),
-        "InfoNCE, weights of the batch": lambda: tc.InfoNCE(
-            sharpness=c, marginals=classes, empty="zero"
-        ),
-        "IOT, class marginals": lambda: tc.IOT(sharpness=c, marginals=classes, empty="zero"),
-        "PushPull, class marginals": lambda: tc.PushPull(
-            sharpness=c, marginals=classes, empty="zero"
-        ),
-        "BCL": lambda: tc.InfoNCE(sharpness=c),  # not used, see bcl
-    }
-    found: Loss = made[loss]()
+    found: Loss = made(sharpness=c, empty="zero", marginals="classes" if how else "uniform")
     return found
 
 

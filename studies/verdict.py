@@ -103,9 +103,7 @@ def difference(
     level: float = 1 - LEVEL,
 ) -> Difference:
     """Row a minus row b in a cell, paired by seed; a row without seeds is the same for all."""
-    first, second = (
-        values_of(scores, cell, row, metric) for row, metric in zip((a, b), metrics, strict=True)
-    )
+    first, second = values_of(scores, cell, a, metrics[0]), values_of(scores, cell, b, metrics[1])
     if len(first) == 1 and len(second) > 1:
         first = pd.Series(first.iloc[0], second.index)
     if len(second) == 1 and len(first) > 1:
@@ -117,11 +115,9 @@ def difference(
         mean = float(gap.mean()) if n else nan
         return Difference(cell, name, n, mean, nan, nan, nan)
     test = stats.ttest_1samp(gap, 0.0)
-    interval = test.confidence_interval(level)
+    low, high = map(float, test.confidence_interval(level))
     p = float(test.pvalue) if n >= LEAST else nan
-    return Difference(
-        cell, name, n, float(gap.mean()), float(interval.low), float(interval.high), p
-    )
+    return Difference(cell, name, n, float(gap.mean()), low, high, p)
 
 
 def values_of(scores: pd.DataFrame, cell: str, row: str, metric: str) -> pd.Series:
@@ -145,10 +141,7 @@ def markdown(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> str:
                 [[d.cell, d.rows, str(d.n), f"{d.mean:+.2f}", f"[{d.low:+.2f}, {d.high:+.2f}]",
                   "–" if np.isnan(d.p) else f"{d.p:.2g}"] for d in verdict.differences]),
         ]  # fmt: skip
-    parts.append("## All rows")
-    parts.append(
-        "Mean over n seeds, and half of its 95 % t-interval where there are two seeds or more."
-    )
+    parts += ["## All rows", "Mean over n seeds, ± half of its 95 % t-interval."]
     parts += [part for cell in plan["cells"] for part in _cell(plan, lines, cell)]
     return "\n\n".join(parts) + "\n"
 
@@ -161,10 +154,7 @@ def _cell(plan: Plan, lines: Sequence[Mapping[str, Any]], cell: str) -> Iterator
         if not own:
             continue
         settings = {key: value for key, value in own[0].items() if key not in SHOWN}
-        chosen = ", ".join(
-            f"{key} {value:g}" if isinstance(value, int | float) else f"{key} {value}"
-            for key, value in settings.items()
-        )
+        chosen = ", ".join(f"{key} {value:g}" for key, value in settings.items())
         values = [values_of(scores, cell, row, metric) for metric in plan["show"]]
         rows.append([row, chosen or "–", str(len(own)), *map(mean_and_half, values)])
     if rows:
