@@ -236,9 +236,9 @@ def test_memory_is_that_of_three_matrices(inner, most):
 
 def test_it_is_faster_than_the_dense_tensor():
     found, wanted = tc.MultiModalIOT(10.0, n_iters=3), partial(modalities.dense, sweeps=3)
-    x = modalities.rows(96)
+    x = modalities.rows(128)
     assert difference(found(x), wanted(x), [*x.values()]) <= 1e-5
-    ours, tensor = (modalities.seconds(loss, 96, 3) for loss in (found, wanted))
+    ours, tensor = (modalities.seconds(loss, 128, 3) for loss in (found, wanted))
     assert ours < tensor / 5
 
 
