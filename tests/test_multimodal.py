@@ -229,6 +229,15 @@ def test_nothing_is_read_from_a_device(gradient, monkeypatch):
         assert all(rows.grad.shape == rows.shape for rows in x.values())
 
 
+def test_a_device_gives_the_numbers_of_the_host(monkeypatch):
+    x = embeddings((9, 9, 9), torch.float32)
+    for edges in ("triangle", "star", "joint"):
+        wanted = tc.MultiModalIOT(5.0, edges)(x)
+        with monkeypatch.context() as patched:
+            patched.setattr(numeric, "HOST", "none")
+            assert difference(tc.MultiModalIOT(5.0, edges)(x), wanted, [*x.values()]) <= 1e-5
+
+
 @pytest.mark.parametrize(("inner", "most"), [(1, 3), (2, 4)])
 def test_memory_is_that_of_three_matrices(inner, most):
     assert 1.5 < modalities.matrices(1024, n_iters=1, inner=inner) < most
@@ -267,6 +276,7 @@ WIDE, LONG, NAN = torch.ones(4, 5), torch.ones(5, 3), torch.full((4, 3), torch.n
         ("must have 1 or 3", {"sharpness": torch.ones(2)}, {}, None),
         ("finite and >= 0", {"sharpness": -1.0}, {}, None),
         ("expected 3, one per edge", {"weights": [1, 2]}, {}, None),
+        ("leave an edge", {"edges": "star", "weights": [1, 0]}, {}, None),
         ("weights must be finite", {"weights": [1, -2, 1]}, {}, None),
         ("inner must be at least 1", {"inner": 0}, {}, None),
     ],

@@ -83,7 +83,8 @@ class MultiModalIOT(nn.Module):
     def extra_repr(self) -> str:
         """Its settings."""
         c = "learnable" if isinstance(self.sharpness, nn.Parameter) else f"{self.sharpness}"
-        return f"sharpness={c}, edges={self.edges!r}, {self.sweeps}"
+        how = f"n_iters={self.sweeps.n_iters}, inner={self.sweeps.inner}"
+        return f"sharpness={c}, edges={self.edges!r}, {how}, gradient={self.sweeps.gradient!r}"
 
     @never_compiled
     def forward(
@@ -104,6 +105,8 @@ class MultiModalIOT(nn.Module):
             raise ValueError(f"weights={weights}: expected {len(edges)}, one per edge")
         c = c * torch.tensor(weights, dtype=c.dtype, device=c.device)
         if len(names) != 3 or len(edges) != 3:
+            if 0 in weights:
+                raise ValueError(f"weights={weights}: leave an edge of weight 0 out of the list")
             pairs = [(rows[x], labels[x], None, rows[y], labels[y]) for x, y in edges]
             losses = [self._iot(*p, temperature=t) for p, t in zip(pairs, 1 / c, strict=True)]
             return torch.stack(losses).sum()
