@@ -16,6 +16,7 @@ from tricouple_lab.names import UserError, nearest
 PROGRAMS = {  # of results/NAME/plan.json; without one there are only stored runs
     "bags": "bags",
     "bags-cifar100": "bags",
+    "bags-orphans": "bags",
     "bags-sharpness": "bags",
     "bags-trained": "bags_trained",
     "clip": "clip",
