@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 
 from tricouple_lab import names
 from tricouple_lab.files import write_text
-from tricouple_lab.names import LossName
 from tricouple_lab.report.comparison import (
     arrange,
     lines,
@@ -68,23 +67,10 @@ TEXT = {
     "embedding/knn": "k-NN",
     "embedding/linear": "linear probe",
 }
-IMAGES = {
-    "features/linear": "linear probe, features",
-    "features/knn": "k-NN, features",
-    "embedding/linear": "linear probe, embedding",
-    "embedding/knn": "k-NN, embedding",
-}
-WAYS = {"image_to_text": "image → text", "text_to_image": "text → image"}
-ONLY_HERE = {
-    "dbot_published": "DBOT, published code",
-    "fused_gromov_published": "Fused-Gromov, published code",
-}
 
 
 def docs_figures(results: Path, assets: Path) -> list[Path]:
     """Write the figures and tables that README and docs show of a folder of results."""
-    for name, words in ONLY_HERE.items():
-        names.add_loss(name, LossName(words, None, tasks=("clip",)))
     runs = frame(results)
     order = {key: place for place, key in enumerate(names.LOSSES)}
     runs = runs.reindex(columns=dict.fromkeys([*runs.columns, "loss.sharpness", "loss.shaping"]))
@@ -232,44 +218,6 @@ def tsne(rows: Array) -> Array:
     return found
 
 
-def draw_clip(runs: pd.DataFrame, results: Path) -> Drawn:
-    """Recall in batches and among all, zero-shot accuracy, and the choice of c."""
-    named, chosen = arrange(runs)
-    places = {
-        "recall_in_batch": "Recall among the pairs of a batch",
-        "recall": "Recall among all images and captions of the split",
-    }
-    tables = []
-    for place, caption in places.items():
-        ranks = [(way, k) for way in WAYS for k in (1, 5, 10)]
-        keys = {f"{place}/{way}@{k}": f"{WAYS[way]} @{k}" for way, k in ranks}
-        tables.append(table(named, keys, caption, "chance"))
-    shot = {
-        f"zero_shot/{name}/top{k}": f"{names.IMAGES[name].title} top-{k}"
-        for name in ("cifar10", "cifar100")
-        for k in (1, 5)
-        if f"after/zero_shot/{name}/top{k}" in named
-    }
-    tables += [table(named, shot, "Zero-shot classification")] if shot else []
-    yield "clip-table.md", lambda path: write_text(path, "\n".join([*tables, NOTE]))
-    yield from draw_choice(named, chosen, "clip", "recall@1 in batches, validation (%)")
-
-
-def draw_images(runs: pd.DataFrame, results: Path) -> Drawn:
-    """A table for each block, and the choice of c."""
-    named, chosen = arrange(runs)
-    tables = [table(own, IMAGES, str(block)) for block, own in named.groupby("block", sort=False)]
-    yield "vision-table.md", lambda path: write_text(path, "\n".join([*tables, NOTE]))
-    yield from draw_choice(named, chosen, "vision", "k-NN, validation (%)")
-
-
-def draw_choice(named: pd.DataFrame, chosen: Sequence[str], name: str, y: str) -> Drawn:
-    """The measurement on validation data by which c was chosen."""
-    panels = over_sharpness(named[named["stage"] == "choose"], "validation", chosen)
-    figure = lines_figure(panels, "sharpness c", y, log_x=True, columns=2)
-    yield f"{name}-sharpness.png", partial(save_png, figure)
-
-
 def table(named: pd.DataFrame, keys: Mapping[str, str], caption: str, beside: str = "") -> str:
     """Return a table of the final runs: c, a column per metric, and a row ``beside`` them."""
     runs = named[named["stage"] == "final"]
@@ -298,7 +246,7 @@ def markdown(texts: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
     )
 
 
-DRAW = {"mixture": draw_mixture, "text": draw_text, "clip": draw_clip, "images": draw_images}
+DRAW = {"mixture": draw_mixture, "text": draw_text}
 
 if __name__ == "__main__":
     *folders, assets = map(Path, sys.argv[1:])

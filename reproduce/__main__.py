@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 
 import tricouple_lab.runs  # noqa: F401 (lets torchvision be imported beside another torch)
-from reproduce.items import ITEMS, Item, measured, plans
+from reproduce.items import ITEMS, Item, plans
 from reproduce.tables import markdown, table_of
 from tricouple_lab.files import write_text
 from tricouple_lab.names import UserError, nearest
 from tricouple_lab.runs.sweep import sweep
-
-RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 def main(arguments: list[str]) -> int:
@@ -23,17 +21,13 @@ def main(arguments: list[str]) -> int:
         description="Run a table or figure of the paper again; what is there is not run again.",
     )
     add = parser.add_argument
-    add("item", nargs="?", metavar="ITEM", help="a name or number, as ablation or table-13")
+    add("item", nargs="?", metavar="ITEM", help="a name or number, as collapse or table-5")
     add("--list", action="store_true", help="each table and figure, at which scale it was run")
     add("--scale", choices=("smoke", "cpu", "paper"), default="cpu", help="smoke: seconds")
     add("--workers", type=int, default=1, help="processes (default: 1)")
     add("--out", type=Path, metavar="FOLDER", help="default: runs/reproduce-SCALE")
     add("--read", type=Path, metavar="FOLDER", help="table of the runs there; run nothing")
-    add("--page", type=Path, metavar="FILE", help="write all tables from results/ as Markdown")
     options = parser.parse_args(arguments)
-    if options.page:
-        write_text(options.page, page())
-        return 0
     if options.list or not options.item:
         print(listed())
         return 0
@@ -43,10 +37,6 @@ def main(arguments: list[str]) -> int:
         for folder, plan in plans(item, options.scale).items():
             sweep(plan, out / folder, workers=options.workers)
             print(f"written: {out / folder / 'report.html'}")
-        found = measured(item, options.scale)
-        if found is not None:
-            (out / item.kind).mkdir(parents=True, exist_ok=True)
-            write_text(out / item.kind / f"{item.name}.csv", found.to_csv(index=False))
     text = markdown(table_of(item, options.read or out / item.kind))
     print(f"{item.number}: {item.title}\n\n{text}", end="")
     if options.read is None:
@@ -66,25 +56,11 @@ def listed() -> str:
     """A line per item: number, title, scale at which it was run, command."""
     lines = []
     for item in ITEMS:
-        done = (RESULTS / item.committed / "runs.jsonl").exists()
-        scale = f"run at scale=cpu: results/{item.committed}" if done else "not run yet"
+        folder = f"run at scale=cpu: results/{item.committed}"
+        scale = folder if item.committed else "scale=paper, for GPUs; not run"
         command = f"tricouple reproduce {item.name}"
         lines.append(f"{item.number:<10} {item.title}\n{'':<10} {command}  ({scale})")
     return "\n".join(lines)
-
-
-def page() -> str:
-    """All tables from the committed results."""
-    tables: dict[str, list[Item]] = {}  # several figures may show the same runs
-    for item in ITEMS:
-        if (RESULTS / item.committed / "runs.jsonl").exists():
-            tables.setdefault(markdown(table_of(item, RESULTS / item.committed)), []).append(item)
-    parts = ["# The paper, run again\n"]
-    for table, items in tables.items():
-        title = "; ".join(f"{item.number}: {item.title}" for item in items)
-        command, folder = f"tricouple reproduce {items[0].name}", f"results/{items[0].committed}"
-        parts.append(f"## {title}\n\n`{command}`, scale=cpu, from `{folder}`.\n\n{table}")
-    return "\n".join(parts)
 
 
 if __name__ == "__main__":

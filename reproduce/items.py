@@ -5,39 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
-
-import pandas as pd
 
 from tricouple_lab import names
 from tricouple_lab.commands.synthetic import BATCH_PER_CLASS, methods
+from tricouple_lab.names import UserError
 from tricouple_lab.runs.sweep import Plan
 from tricouple_lab.tasks.base import task_of
 
 LOSSES = ("infonce", "invaspread", "iot", "pushpull", "neg_mmiot")  # of the paper's image tables
-COUPLED = {"iot": "IOT", "pushpull": "PushPull", "neg_mmiot": "NegMMIOT"}
+COUPLED = ("iot", "pushpull", "neg_mmiot")
 SETS = ("mnist", "svhn", "cifar10", "cifar100", "tiny_imagenet")
 BACKBONES = ("resnet18", "resnet34", "resnet50", "vit_b16")
 QUIET = ("evaluation.figures=false", "evaluation.every=1000", "logger=csv", "progress=false")
-# What a processor core can do: seeds, training images, epochs, test images.
-BUDGET = {
-    "resnet18": (3, 1000, 3, 1000),
-    "resnet34": (1, 500, 3, 1000),
-    "resnet50": (1, 256, 1, 250),
-    "vit_b16": (1, 256, 1, 250),
-}
 SMOKE = ("scale=smoke", "data=digits", "backbone=resnet10_small", "backbone.width=2",
          "data.train_size=96", "data.test_size=60", "training.epochs=1")  # fmt: skip
-# The table of hyper-parameters: one setting at a time.
-AXES = {
-    "learning_rate": (5e-4, 1e-3, 5e-3, 0.01, 0.03, 0.1),
-    "n_iters": (1, 2, 5, 10),
-    "temperature": (0.01, 0.1, 1, 10),
-    "epsilon": (0.01, 0.1, 0.5, 1, 10),
-}
-USUAL = {"learning_rate": 5e-3, "n_iters": 10, "temperature": 0.1, "epsilon": 0.1}
 SIZES = {"smoke": (16, 32), "cpu": (64, 128, 256, 512), "paper": (64, 128, 256, 512, 1024)}
-MEMORY = {"smoke": (1024,), "cpu": (1024, 2048, 4096), "paper": (1024, 2048, 4096, 8192)}
 
 
 @dataclass(frozen=True)
@@ -48,7 +30,7 @@ class Item:
     name: str  # on the command line
     title: str
     kind: str  # of ``plans`` and ``tables.TABLES``
-    committed: str  # folder of ``results`` with its runs at scale=cpu
+    committed: str = ""  # folder of ``results`` with its runs at scale=cpu
     sets: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     backbones: tuple[str, ...] = BACKBONES
@@ -66,21 +48,16 @@ def _items() -> Iterator[Item]:
     )
     for number, name, title, shaping in figures:
         yield Item(number, name, title, "mixture", "synthetic", shaping=shaping)
-    both, folder = ("scl", "ucl"), "image_tables"
-    yield Item("Table 1", "table-1", "Linear probe, five data sets", "images", folder, SETS, both,
+    both = ("scl", "ucl")
+    yield Item("Table 1", "table-1", "Linear probe, five data sets", "images", "", SETS, both,
                ("resnet50", "vit_b16"))  # fmt: skip
-    yield Item("Table 2", "clip", "Retrieval and zero-shot classification", "clip", "clip")
+    yield Item("Table 2", "clip", "Retrieval and zero-shot classification", "clip")
     for place, (setting, data) in enumerate(product(both, SETS), 3):
         title = f"{names.IMAGES[data].title}, {setting}: linear probe and k-NN"
         name = f"{setting}-{data.replace('_', '-')}"
-        yield Item(f"Table {place}", name, title, "images", folder, (data,), (setting,))
-    yield Item("Table 13", "ablation", "Hyper-parameters of PushPull", "ablation", "ablation")
+        yield Item(f"Table {place}", name, title, "images", "", (data,), (setting,))
     yield Item("Figure 7", "efficiency", "Accuracy, time and memory over batch sizes", "efficiency",
                "efficiency")  # fmt: skip
-    for place, setting in enumerate(both, 14):
-        title = f"Time of a training step over InfoNCE's, {setting}"
-        yield Item(f"Table {place}", f"times-{setting}", title, "times", "epoch_times",
-                   ("cifar100", "tiny_imagenet"), (setting,))  # fmt: skip
 
 
 ITEMS = tuple(_items())
@@ -88,14 +65,13 @@ ITEMS = tuple(_items())
 
 def plans(item: Item, scale: str) -> dict[str, Plan]:
     """The plans of an item by the name of their folder; tables that share runs share folders."""
-    kinds = {
-        "mixture": _mixture,
-        "images": _images,
-        "clip": _clip,
-        "ablation": _ablation,
-        "efficiency": _efficiency,
-    }
-    return dict(kinds[item.kind](item, scale)) if item.kind in kinds else {}
+    if scale == "cpu" and not item.committed:
+        raise UserError(
+            f"reproduce {item.name}: a few steps of a core rank nothing; use --scale paper on a "
+            "GPU, or the small version of the image tables: tricouple study images"
+        )
+    kinds = {"mixture": _mixture, "images": _images, "clip": _clip, "efficiency": _efficiency}
+    return dict(kinds[item.kind](item, scale))
 
 
 def _mixture(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
@@ -117,11 +93,6 @@ def _images(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
         own = (f"data={data}", f"backbone={backbone}", f"scale={scale}")
         seeds = 4
         losses: tuple[str, ...] = LOSSES
-        if scale == "cpu":
-            seeds, images, epochs, test = BUDGET[backbone]
-            images = min(images, 500) if data == "tiny_imagenet" else images
-            own = (*own, f"data.train_size={images}", f"training.epochs={epochs}",
-                    "training.batch_size=128", f"data.test_size={test}")  # fmt: skip
         if scale == "smoke":
             seeds, losses, own = 1, ("infonce", "neg_mmiot"), SMOKE
         rows = tuple((f"loss={loss}",) for loss in losses)
@@ -134,37 +105,14 @@ def _images(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
 
 def _clip(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
     losses = [name for name in names.TABLES["clip"]["loss"]]
-    data = {"smoke": "shapes", "cpu": "flickr8k", "paper": "coco"}[scale]
+    data = {"smoke": "shapes", "paper": "coco"}[scale]
     own: tuple[str, ...] = ("evaluation.zero_shot=cifar10",) * (scale == "paper")
-    settings: dict[str, Any] = {"seeds": (0,) if scale == "paper" else (0, 1, 2)}
-    if scale == "cpu":
-        settings |= {"grid": (1.0, 3.0, 10.0, 30.0, 100.0), "choose_seeds": (100,)}
     if scale == "smoke":
-        losses, settings = ["infonce", "neg_mmiot"], {"seeds": (0,)}
+        losses = ["infonce", "neg_mmiot"]
         own = ("training.epochs=1", "data.train_size=64", "data.test_size=32")
     base = (f"scale={scale}", f"data={data}", *own, *QUIET)
     rows = tuple((f"loss={loss}",) for loss in losses)
-    yield "clip", Plan(task_of("clip"), rows, base, **settings)
-
-
-def _ablation(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
-    cells = [{**USUAL, axis: value} for axis, values in AXES.items() for value in values]
-    rows = dict.fromkeys(
-        (
-            "loss=pushpull",
-            f"loss.epsilon_pos={cell['epsilon']:g}",
-            f"loss.epsilon_neg={cell['epsilon']:g}",
-            f"loss.sharpness={1 / (cell['temperature'] * cell['epsilon']):.6g}",
-            f"loss.n_iters={cell['n_iters']:g}",
-            f"training.learning_rate={cell['learning_rate']:g}",
-        )
-        for cell in (cells[:3] if scale == "smoke" else cells)
-    )
-    cut = ("data.train_size=2560", "training.epochs=5") * (scale == "cpu")
-    own = SMOKE if scale == "smoke" else (f"scale={scale}", "data=cifar10", "backbone=resnet18")
-    seeds = (0, 1, 2) if scale == "cpu" else (0,)
-    base = (*own, *cut, "setting=scl", *QUIET)
-    yield "ablation", Plan(task_of("images"), tuple(rows), base, seeds=seeds)
+    yield "clip", Plan(task_of("clip"), rows, base, seeds=(0,))
 
 
 def _efficiency(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
@@ -174,30 +122,3 @@ def _efficiency(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
     rows = tuple((f"loss={loss}",) for loss in COUPLED)
     base = (*own, *cut, "setting=scl", *QUIET)
     yield "efficiency", Plan(task_of("images"), rows, base, blocks, seeds=(0,))
-
-
-def measured(item: Item, scale: str) -> pd.DataFrame | None:
-    """What is measured without training: memory of losses, times of steps."""
-    from benchmarks import measure
-    from benchmarks.problem import Problem
-
-    if item.kind == "efficiency":
-        return pd.DataFrame(
-            {"loss": loss, "batch_size": size,
-             "MiB": measure.measure_memory(name, size, Problem())["extra_bytes"] / 2**20}
-            for (loss, name), size in product(COUPLED.items(), MEMORY[scale])
-        )  # fmt: skip
-    if item.kind != "times":
-        return None
-    smoke, parts = scale == "smoke", []
-    backbones = ("resnet10_small",) if smoke else item.backbones
-    for data in item.sets[:1] if smoke else item.sets:
-        options = {
-            "batch_size": 8 if smoke else 256,
-            "rounds": {"smoke": 1, "cpu": 2}.get(scale, 40),
-        }
-        classes = {"cifar100": 100, "tiny_imagenet": 200}[data]
-        found = measure.step_ratios(backbones, LOSSES, setting=item.settings[0], image_size=32,
-                                    classes=classes, **options)  # fmt: skip
-        parts.append(found.assign(data=data, setting=item.settings[0]))
-    return pd.concat(parts, ignore_index=True)

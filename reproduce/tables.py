@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
-from reproduce.items import AXES, LOSSES, USUAL, Item
+from reproduce.items import Item
 from tricouple_lab import names
 from tricouple_lab.names import UserError
 from tricouple_lab.report.comparison import mean_std
@@ -20,7 +19,6 @@ STEPS = {
     for data, images in (("mnist", 60_000), ("svhn", 73_257), ("cifar10", 50_000),
                          ("cifar100", 50_000), ("tiny_imagenet", 100_000))
 }  # fmt: skip
-COMMITTED = {"old.epsilon_pos": "loss.epsilon_pos", "old.n_iters": "loss.n_iters"}
 CLIP = {  # columns of the paper's table, and our metrics
     **{f"{way}_at{k}": f"after/recall_in_batch/{way}@{k}"
        for way in ("image_to_text", "text_to_image") for k in (1, 5)},
@@ -31,33 +29,19 @@ CLIP = {  # columns of the paper's table, and our metrics
 
 def table_of(item: Item, folder: Path) -> pd.DataFrame:
     """The table of an item from the runs in a folder, new or committed ones."""
-    parts = [read(folder)] if any(folder.rglob("runs.jsonl")) else []
-    files = sorted(folder.rglob(f"{item.name}.csv"))
-    parts += [pd.read_csv(file).assign(stage="final") for file in files]
-    if not parts:
+    if not any(folder.rglob("runs.jsonl")):
         raise UserError(f"{folder}: no runs of {item.name} here; tricouple reproduce {item.name}")
-    runs = pd.concat(parts, ignore_index=True)
+    runs = frame(folder)
     runs = runs[runs["stage"] == "final"]
-    if "backbone.name" in runs:
-        old = {"vit_base_patch16_224": "vit_b16"}
-        runs = runs.assign(**{"backbone.name": runs["backbone.name"].replace(old)})
-    makers = {"mixture": mixture, "images": images, "clip": clip, "ablation": ablation,
-              "efficiency": efficiency, "times": times}  # fmt: skip
+    makers = {"mixture": mixture, "images": images, "clip": clip, "efficiency": efficiency}
     return makers[item.kind](item, runs)
 
 
 def papers(name: str) -> pd.DataFrame:
-    """Numbers of the paper; of two tables they are texts, with the digits that it has."""
-    texts = {"ablation": ("linear", "knn"), "clip": tuple(CLIP)}.get(name, ())
-    return pd.read_csv(
-        Path(__file__).parent / f"paper_{name}.csv", dtype=dict.fromkeys(texts, "str")
-    )
-
-
-@cache
-def read(folder: Path) -> pd.DataFrame:
-    """The runs in a folder."""
-    return frame(folder)
+    """Numbers of the paper; of image-text they are texts, with the digits that it has."""
+    texts = tuple(CLIP) if name == "clip" else ()
+    file = Path(__file__).parent / f"paper_{name}.csv"
+    return pd.read_csv(file, dtype=dict.fromkeys(texts, "str"))
 
 
 def summary(runs: pd.DataFrame, by: list[str], metrics: Mapping[str, str]) -> pd.DataFrame:
@@ -110,7 +94,6 @@ def images(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
 
 def clip(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
     """Recall in batches and zero-shot accuracy."""
-    runs = runs.rename(columns=lambda key: key.replace("/top", "@"))  # of committed runs
     ours = summary(runs, ["loss.name"], CLIP)
     both = ours.merge(papers("clip").rename(columns={"loss": "loss.name"}), on="loss.name",
                       how="left", suffixes=("", ", paper"))  # fmt: skip
@@ -118,61 +101,18 @@ def clip(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
     return both[["loss.name", *(key for pair in pairs for key in pair), "n", "steps"]]
 
 
-def ablation(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
-    """One setting at a time."""
-    runs = runs.rename(columns=COMMITTED)
-    runs = runs[runs["loss.name"] == "pushpull"]
-    columns = {"learning_rate": "training.learning_rate", "n_iters": "loss.n_iters",
-               "temperature": "temperature", "epsilon": "loss.epsilon_pos"}  # fmt: skip
-    temperature = 1 / (runs["loss.sharpness"] * runs["loss.epsilon_pos"])
-    runs, parts = runs.assign(temperature=temperature.astype(float).round(6)), []
-    for axis, values in AXES.items():
-        for value in values:
-            cell = {**USUAL, axis: value}
-            alike = [runs[column].astype(float) == cell[key] for key, column in columns.items()]
-            own = runs[pd.concat(alike, axis=1).all(axis=1)].drop_duplicates("seed")
-            parts.append(own.assign(axis=axis, value=float(value)))
-    metrics = {"linear": "after/features/linear", "knn": "after/features/knn"}
-    ours = summary(pd.concat(parts), ["axis", "value"], metrics)
-    both = ours.merge(papers("ablation"), on=["axis", "value"], suffixes=("", ", paper"))
-    return both[["axis", "value", "linear", "linear, paper", "knn", "knn, paper", "n", "steps"]]
-
-
 def efficiency(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy and time per step, and memory; the paper has curves, no numbers."""
+    """Accuracy, time per step and, stored, memory; the paper has curves, no numbers."""
     by, shown = ["loss", "batch_size"], ["linear (%)", "s per step", "MiB"]
     if "after/linear" in runs:  # committed
         names_of = dict(zip(["loss.name", "after/size"], by, strict=True))
         keys = ["after/linear", "after/seconds", "after/mebibytes"]
         runs = runs.rename(columns={**names_of, **dict(zip(keys, shown, strict=True))})
     else:
-        runs = runs.assign(
-            loss=runs["loss"].fillna(runs["loss.name"]),
-            batch_size=runs["batch_size"].fillna(runs["training.batch_size"]),
-            **{"linear (%)": 100 * runs["after/features/linear"],
-               "s per step": runs["seconds"] / runs["steps"]},
-        )  # fmt: skip
+        runs = runs.rename(columns={"loss.name": "loss", "training.batch_size": "batch_size"})
+        linear, seconds = 100 * runs["after/features/linear"], runs["seconds"] / runs["steps"]
+        runs = runs.assign(**{"linear (%)": linear, "s per step": seconds, "MiB": float("nan")})
     return runs.groupby(by, sort=False)[shown].first().reset_index()
-
-
-def times(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
-    """The time of a training step over InfoNCE's, and the paper's of an epoch."""
-    by = ["data", "backbone", "loss"]
-    if "ratio" in runs:
-        ours = runs[[*by, "setting", "ratio"]]
-    else:  # committed: seconds of an epoch
-        found = runs.rename(columns={"data.name": "data", "backbone.name": "backbone"})
-        found = found.rename(columns={f"after/{loss}": loss for loss in LOSSES})
-        for loss in reversed(LOSSES):
-            found[loss] = found[loss] / found["infonce"]
-        ours = found.melt([*by[:2], "setting"], [*LOSSES], "loss", "ratio")
-    paper = papers("times")
-    base = paper[paper["loss"] == "infonce"].set_index(["setting", "data", "backbone"])["seconds"]
-    keys = pd.MultiIndex.from_frame(paper[["setting", "data", "backbone"]])
-    paper["ratio, paper"] = paper["seconds"] / base.reindex(keys).to_numpy()
-    ours = ours[ours["setting"].isin(item.settings)]
-    both = ours.merge(paper[[*by, "setting", "ratio, paper"]], on=[*by, "setting"], how="left")
-    return both.drop(columns="setting").sort_values(by[:2], kind="stable", ignore_index=True)
 
 
 def markdown(table: pd.DataFrame) -> str:

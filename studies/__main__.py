@@ -7,55 +7,77 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import tricouple_lab.runs  # noqa: F401 (lets torchvision be imported beside another torch)
-from studies.study import read, run
-from tricouple_lab.files import write_text
+import torch
+
+from studies.study import RESULTS, read_lines, read_plan, run
+from studies.verdict import markdown
 from tricouple_lab.names import UserError, nearest
 
-STUDIES = {  # name: module, time
-    "three-way": ("three_way", "minutes"),
-    "length": ("length", "3 h"),
-    "noise": ("noise", "1 h"),
-    "tail": ("tail", "40 min"),
+PROGRAMS = {  # of results/NAME/plan.json; without one there are only stored runs
+    "bags": "bags",
+    "bags-cifar100": "bags",
+    "bags-orphans": "bags",
+    "bags-sharpness": "bags",
+    "bags-trained": "bags_trained",
+    "clip": "clip",
+    "tail": "tail",
+    "images": "images",
+    "modalities": "modalities",
 }
+
+
+def studies() -> list[str]:
+    """The names of all plans."""
+    return sorted(file.parent.name for file in RESULTS.glob("*/plan.json"))
 
 
 def main(arguments: list[str]) -> int:
     """Do the runs that are missing, and judge."""
     parser = argparse.ArgumentParser(
         prog="tricouple study",
-        description="Decide a question by runs. What would refute the hypothesis is in the plan; "
-        "each loss has the same steps, seeds and grid of c; its c is chosen on validation data.",
+        description="Decide a question by runs. results/NAME/plan.json has the hypotheses, what "
+        "would refute them, rows, grid and seeds; runs go to results/NAME/runs.jsonl. A study runs "
+        "from a clean commit that has its plan; the same command continues one that was killed.",
     )
     add = parser.add_argument
-    add("name", nargs="?", metavar="NAME", help=f"one of: {', '.join(STUDIES)}")
+    add("name", nargs="?", metavar="NAME", help=f"one of: {', '.join(studies())}")
     add("--list", action="store_true", help="print each hypothesis and what would refute it")
     add("--scale", choices=("smoke", "cpu"), default="cpu", help="smoke: seconds, no verdict")
-    add("--verdict", action="store_true", help="judge the runs that are there, run nothing")
-    add("--workers", type=int, default=1, help="processes, each with one thread (default: 1)")
-    add("--out", type=Path, metavar="FOLDER", help="default: runs/study-NAME")
+    add("--verdict", action="store_true", help="tables and verdict of the runs there; run nothing")
+    add("--write", action="store_true", help="with --verdict: write results/NAME/verdict.md")
+    add("--out", type=Path, metavar="FOLDER", help="of smoke runs (default: runs/study-NAME-smoke)")
     options = parser.parse_args(arguments)
     if options.list or options.name is None:
-        for name, (module, duration) in STUDIES.items():
-            study = import_module(f"studies.{module}")
-            print(f"{name}: {study.TITLE} ({duration} of one core)")
-            print(f"  hypothesis: {study.HYPOTHESIS}\n  refuted if: {study.REFUTED}\n")
+        print("\n\n".join(listed(name) for name in studies()))
         return 0
-    if options.name not in STUDIES:
-        raise UserError(f"study {options.name}: no such study ({nearest(options.name, STUDIES)})")
-    study = import_module(f"studies.{STUDIES[options.name][0]}")
-    smoke = options.scale == "smoke"
-    out = options.out or Path("runs") / f"study-{options.name}{'-smoke' * smoke}"
+    name = options.name
+    if name not in studies():
+        raise UserError(f"study {name}: no such study ({nearest(name, studies())})")
+    plan = read_plan(name)
     if not options.verdict:
-        run(study, options.scale, out, options.workers)
-    if smoke:
-        print(f"scale=smoke: no verdict; runs: {out}")
-        return 0
-    text = study.judge(read(study, options.scale, out)).to_markdown()
+        if name not in PROGRAMS:
+            raise UserError(f"study {name}: has stored runs and no program; use --verdict")
+        torch.set_num_threads(1)
+        smoke = options.scale == "smoke"
+        out = (options.out or Path("runs") / f"study-{name}-smoke") if smoke else RESULTS / name
+        run(import_module(f"studies.{PROGRAMS[name]}"), plan, out, smoke)
+        if smoke:
+            print(f"scale=smoke: no verdict; runs: {out}")
+            return 0
+    text = markdown(plan, read_lines(RESULTS / name / "runs.jsonl"))
     print(text, end="")
-    if not options.verdict:
-        write_text(out / "verdict.md", f"# {study.TITLE}\n\n{text}")
+    if options.write:
+        (RESULTS / name / "verdict.md").write_text(text, encoding="utf-8")
     return 0
+
+
+def listed(name: str) -> str:
+    """Question, hypotheses and what would refute them."""
+    plan = read_plan(name)
+    lines = [f"{name}: {plan['title']} ({plan['budget']})"]
+    for rule in plan["hypotheses"]:
+        lines += [f"  {rule['name']}: {rule['says']}", f"  refuted if: {rule['refuted_if']}"]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

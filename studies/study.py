@@ -1,101 +1,208 @@
-"""What a study is, and how its runs are done and read.
+"""A study: a plan that is committed before its first run, lines of runs, a verdict from both.
 
-A module of a study has ``TITLE``, ``HYPOTHESIS``, ``REFUTED``, ``plans(scale)`` with one plan of
-runs per condition, and ``judge(frame)``. A study without training has ``measure`` instead of plans.
+``results/NAME/plan.json`` has the question, the hypotheses with what would refute them, rows, grid
+and seeds; ``results/NAME/runs.jsonl`` has one line per run.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import hashlib
+import itertools
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import pandas as pd
-
-from studies.methods import method_of
-from tricouple_lab.files import write_text
+from tricouple_lab.files import locked, versions
 from tricouple_lab.names import UserError
-from tricouple_lab.report import stats
-from tricouple_lab.report.frame import frame
-from tricouple_lab.runs.sweep import sweep
 
-LEVEL = stats.LEVEL
-SEEDS = tuple(range(10))
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results"
+Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a study found: a few numbers, and what the rule of its plan makes of them."""
+class Plan:
+    """The content of a ``plan.json``, and the first digits of its sha256."""
 
-    word: Literal["supported", "refuted", "open"]  # open: runs are missing
-    numbers: pd.DataFrame
+    name: str
+    content: Mapping[str, Any]
+    digest: str
 
-    def to_markdown(self) -> str:
-        """The numbers as a table, and the word."""
-        texts = self.numbers.map(lambda x: f"{x:.4g}" if isinstance(x, float) else str(x))
-        rows = [texts.columns, ["---"] * texts.shape[1], *texts.itertuples(index=False)]
-        lines = [f"| {' | '.join(row)} |" for row in rows if len(row)]
-        return "\n".join([*lines, "", f"verdict: {self.word}", ""])
+    def __getitem__(self, key: str) -> Any:
+        return self.content[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or a default."""
+        return self.content.get(key, default)
+
+    def smoke(self) -> Plan:
+        """The same plan on generated data: what its key ``smoke`` replaces."""
+        return Plan(self.name, {**self.content, **self["smoke"]}, self.digest)
 
 
-def describe(condition: Mapping[str, Any]) -> str:
-    """A condition as the committed lines write it.
+def read_plan(name: str) -> Plan:
+    """Read ``results/NAME/plan.json``."""
+    file = RESULTS / name / "plan.json"
+    try:
+        text = file.read_bytes()
+        return Plan(name, json.loads(text), hashlib.sha256(text).hexdigest()[:12])
+    except FileNotFoundError:
+        raise UserError(f"{file}: there is no such plan; write it and commit it") from None
+    except ValueError as error:
+        raise UserError(f"{file}: expected JSON ({error})") from None
+
+
+class Runs:
+    """The lines of a study in a folder, and the commit of the sources, or "smoke".
+
+    A run that has a line is not done again, so a killed study continues.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, origin: str) -> None:
+        self.plan, self.file, self.origin = plan, folder / "runs.jsonl", origin
+        self.data = ""  # digest of the data, which a study sets
+        self.lines = read_lines(self.file, repair=True)
+        strange = [line for line in self.lines if line["plan"] != plan.digest]
+        if strange:
+            raise UserError(
+                f"{self.file}: {len(strange)} runs of another plan ({strange[0]['plan']}, now "
+                f"{plan.digest}): a changed plan is a new folder of results/"
+            )
+        self.done = {_key(line["part"], line["config"]): line["metrics"] for line in self.lines}
+
+    def __call__(self, part: str, config: Mapping[str, Any], run: Callable[[], Metrics]) -> Metrics:
+        """The metrics of a run: of its line, or measured now and written."""
+        key = _key(part, config)
+        if key not in self.done:
+            start = time.process_time()
+            metrics = {name: round(float(value), 4) for name, value in run().items()}
+            line = {
+                "plan": self.plan.digest,
+                "commit": self.origin,
+                "config": dict(config),
+                "part": part,
+                "metrics": metrics,
+                "cpu_seconds": round(time.process_time() - start, 2),
+                "versions": {name: versions().get(name) for name in ("tricouple", "torch")},
+                "data": self.data,
+            }
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self.lines.append(line)
+            self.done[key] = metrics
+            print(f"{part} {_short(config)} {_short(metrics)}", flush=True)
+        found: Metrics = self.done[key]
+        return found
+
+
+def run(study: Any, plan: Plan, folder: Path, smoke: bool) -> None:
+    """Do the runs of a plan that are missing; ``study.run(plan, runs)`` asks for all of them."""
+    origin = "smoke" if smoke else clean_commit(plan)
+    used = plan.smoke() if smoke else plan
+    with locked(folder if smoke else RESULTS / ".locks" / plan.name):
+        study.run(used, Runs(used, folder, origin))
+
+
+def clean_commit(plan: Plan) -> str:
+    """The commit of the sources; refuses changed sources and a plan that is not committed."""
+    file = f"results/{plan.name}/plan.json"
+    if not git("log", "-1", "--format=%H", "--", file):
+        raise UserError(f"{file}: is not committed: commit the plan before its first run")
+    # Lines that are being written are no change of the sources.
+    changed = git("status", "--porcelain", "--", ".", ":!results/*/runs.jsonl", ":!results/.locks")
+    if changed:
+        first = changed.splitlines()[0].strip()
+        raise UserError(f"uncommitted changes ({first}): results need a clean commit; commit first")
+    return git("rev-parse", "HEAD")
+
+
+def git(*words: str) -> str:
+    """What git says in this clone."""
+    command = ["git", "-C", str(ROOT), *words]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UserError(
+            f"git {words[0]}: studies run in a clone of the repository ({error})"
+        ) from None
+    return found.stdout.strip()
+
+
+def read_lines(file: Path, repair: bool = False) -> list[dict[str, Any]]:
+    """The runs of a file; a last line that a killed process left unfinished is cut off."""
+    if not file.exists():
+        return []
+    text = file.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if repair and whole != text:
+        file.write_text(whole, encoding="utf-8")
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def grid_of(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every combination of settings; one that is no list is the same in all.
 
     Example:
-        >>> describe({"data": "banking77", "noise": 0.2})
-        'data banking77, noise 0.2'
+        >>> grid_of({"c": [1, 2], "decay": 0})
+        [{'c': 1, 'decay': 0}, {'c': 2, 'decay': 0}]
     """
-    return ", ".join(f"{name} {value}" for name, value in condition.items())
+    lists = [value if isinstance(value, list) else [value] for value in options.values()]
+    return [dict(zip(options, values, strict=True)) for values in itertools.product(*lists)]
 
 
-def run(study: Any, scale: str, out: Path, workers: int) -> None:
-    """Do the runs that are missing, below ``out/CONDITION``."""
-    if hasattr(study, "measure"):
-        out.mkdir(parents=True, exist_ok=True)
-        records = study.measure(scale, workers)
-        write_text(out / "runs.jsonl", "".join(record.to_json() + "\n" for record in records))
-        return
-    for condition, plan in study.plans(scale).items():
-        print(condition)
-        print(sweep(plan, out / folder_of(condition), workers=workers).to_string())
+def choose_and_run(
+    runs: Runs,
+    base: Mapping[str, Any],
+    options: Mapping[str, Any],
+    measure: Callable[[Mapping[str, Any], str], Metrics],
+    metric: str,
+) -> None:
+    """Choose the settings of a row in the pilot, then do its final seeds.
 
-
-def folder_of(condition: str) -> str:
-    """The name of a condition's folder."""
-    return re.sub(r"[^\w.]+", "-", condition)
-
-
-def read(study: Any, scale: str, out: Path) -> pd.DataFrame:
-    """Read the runs of a study, one folder per condition or committed lines, as ``frame`` does."""
-    plans = {} if hasattr(study, "measure") else study.plans(scale)
-    there = {key: out / folder_of(key) for key in plans}
-    parts = [frame(path).assign(condition=key) for key, path in there.items() if path.is_dir()]
-    runs = pd.concat(parts or [frame(out)], ignore_index=True)
-    if "condition" not in runs:
-        raise UserError(f"{out}: holds no runs of this study at scale={scale}")
-    return runs.assign(method=method_of(runs))
-
-
-def scores(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A metric of the final runs: one row per seed, one column per (condition, method).
-
-    A run that diverged has 0.
+    Args:
+        runs: Where the lines are.
+        base: The cell and the row.
+        options: Lists of settings.
+        measure: A run, from its configuration and its part, "pilot" or "final".
+        metric: Of the validation data; the largest mean is chosen.
     """
-    final = runs[runs["stage"] == "final"]
-    found = [final[key] for key in (f"after/embedding/{metric}", f"after/{metric}") if key in final]
-    values = final.assign(score=pd.concat(found, axis=1).bfill(axis=1).iloc[:, 0].fillna(0.0))
-    return values.pivot_table(index="seed", columns=["condition", "method"], values="score")
+    best = choose(runs, base, grid_of(options), lambda config: measure(config, "pilot"), metric)
+    for seed in runs.plan["seeds"]:
+        config = {**base, **best, "seed": seed}
+        runs("final", config, lambda config=config: measure(config, "final"))  # type: ignore[misc]
 
 
-def complete(table: pd.DataFrame, condition: str, methods: Sequence[str]) -> bool:
-    """Whether a condition has every method with every seed."""
-    wanted = [(condition, method) for method in methods]
-    known = [key for key in wanted if key in table.columns]
-    return known == wanted and bool(table.reindex(SEEDS)[wanted].notna().all(axis=None))
+def choose(
+    runs: Runs,
+    config: Mapping[str, Any],
+    grid: list[dict[str, Any]],
+    measure: Callable[[dict[str, Any]], Metrics],
+    metric: str,
+) -> dict[str, Any]:
+    """The settings of a grid with the highest mean validation metric over the plan's pilot seeds.
+
+    ``config`` is what all settings share; ``measure`` does a run from its configuration.
+    """
+    if len(grid) == 1:
+        return grid[0]
+    scores = []
+    for settings in grid:
+        found = []
+        for seed in runs.plan["pilot_seeds"]:
+            one = {**config, **settings, "seed": seed}
+            found.append(runs("pilot", one, lambda one=one: measure(one))[metric])  # type: ignore[misc]
+        scores.append(sum(found))
+    return grid[scores.index(max(scores))]
 
 
-def row(name: str, found: stats.Paired, p: float | None = None) -> dict[str, Any]:
-    """A paired difference as a row of a verdict's numbers."""
-    return {"": name, **found._asdict(), **({} if p is None else {"p": p})}
+def _key(part: str, config: Mapping[str, Any]) -> str:
+    return json.dumps([part, config], sort_keys=True)
+
+
+def _short(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in values.items())

@@ -1,110 +1,236 @@
-"""Do class marginals help when classes have very different sizes?"""
+"""Long tails: does a loss with class marginals beat re-weighting, and does either beat no training?
+
+Heads on frozen features. Accuracy by the nearest class mean, after centring; balanced over classes.
+"""
 
 from __future__ import annotations
 
-import sys
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
 
-from studies.heads import Heads, plan_of, some_rows
-from studies.study import LEVEL, Verdict, complete, describe, row, scores
-from tricouple_lab.report.stats import holm, paired
-from tricouple_lab.runs.sweep import Plan
-from tricouple_lab.tasks.base import Data
-from tricouple_lab.tasks.images import Images
-from tricouple_lab.tasks.text import Text
+import tricouple as tc
+from studies import features
+from studies.study import Plan, Runs, choose_and_run
 
-TITLE = "The long tail"
-HYPOTHESIS = (
-    "With unbalanced classes, class marginals (every class has the same mass) give a higher "
-    "balanced accuracy than uniform and target marginals, than InfoNCE, and than class-averaged "
-    "InfoNCE, each at its own best sharpness."
-)
-REFUTED = (
-    "In the majority of the data sets PushPull with class marginals is not significantly above "
-    "the better of InfoNCE and class-averaged InfoNCE (paired, Holm over the methods, 5 %)."
-)
-METHODS = ("infonce", "bcl", "iot", "pushpull", "pushpull_target", "pushpull_classes")
-OURS, RIVALS = "pushpull_classes", ("infonce", "bcl")
-SETS = (("cifar100", 10), ("cifar100", 50), ("cifar100", 100), ("clinc150_imbalanced", 1))
-EPOCHS = {10: 5, 50: 7, 100: 9}  # of CIFAR-100 that is cut: about 300 steps
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class Tail(Heads):
-    """Training classes whose sizes fall exponentially; validation and test are as they were."""
+class Part(NamedTuple):
+    """Training samples of a seed, and what measures them."""
 
-    def __init__(self, ratio: float) -> None:
-        self.ratio = ratio
-
-    def load(self, config: Any) -> Data:
-        """Leave out samples; which classes are large depends on the seed."""
-        data = super().load(config)
-        train = data.splits["train"]
-        kept = long_tail(train.labels.numpy(), self.ratio, config.seed)
-        return self.changed(data, {"train": some_rows(train, kept)}, config)
+    x: Tensor  # (n, D)
+    y: Tensor  # int64 (n,)
+    test_x: Tensor
+    test_y: Tensor
 
 
-class TailImages(Tail, Images):
-    """Images, cut to a long tail."""
+def run(plan: Plan, runs: Runs) -> None:
+    """All cells: settings of each row on a fifth of the cut set, then the final seeds."""
+    for name, cell in plan["cells"].items():
+        data, runs.data = getattr(features, cell["data"])()
+        for row in plan["rows"] if cell.get("all", True) else plan["main_rows"]:
+
+            def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
+                return measured(data, cell, config, part)
+
+            options = plan["grids"].get(row.split(": ")[0], {})
+            choose_and_run(runs, {"cell": name, "row": row}, options, measure, "balanced")
 
 
-class TailTexts(Tail, Text):
-    """Texts, cut to a long tail."""
+def measured(
+    data: features.Labelled, cell: Mapping[str, Any], config: Mapping[str, Any], part: str
+) -> dict[str, float]:
+    """Balanced accuracy in percent, also of classes with > 50, 20 to 50, < 20 training samples."""
+    kept = long_tail(data.y, cell["imbalance"], config["seed"])
+    x, y, test = data.x[kept], data.y[kept], (data.test_x, data.test_y)
+    if part == "pilot":
+        rest, held = features.held_out(y, 0.2, config["seed"])
+        test, x, y = (x[held], y[held]), x[rest], y[rest]
+    own = Part(x, y, *test)
+    counts = y.bincount(minlength=int(data.y.max()) + 1)
+    kind, _, loss = config["row"].partition(": ")
+    if kind in ("ridge", "logit-adjusted softmax"):
+        predicted = LINEAR[kind](own, config["decay"])
+    else:
+        a, b = own.x, own.test_x
+        if kind != "features, no training":
+            a, b = trained(own, counts, kind, loss, config)
+        predicted = nearest_mean(a, own.y, b)
+    return balanced(predicted, own.test_y, counts)
 
 
-def plans(scale: str) -> dict[str, Plan]:
-    """One plan per data set and ratio; logit-adjusted softmax is a further baseline."""
-    found = {}
-    for data, ratio in SETS if scale == "cpu" else (("phrases", 10),):
-        task = (TailImages if data == "cifar100" else TailTexts)(ratio)
-        words = (f"training.epochs={EPOCHS[ratio]}",) if ratio in EPOCHS else ()
-        methods = (*METHODS, "logit_adjusted")
-        plan = plan_of(sys.modules[__name__], task, data, methods, *words)
-        found[describe({"data": data, "imbalance": ratio})] = plan
-    return found
-
-
-def judge(runs: pd.DataFrame) -> Verdict:
-    """Class marginals against InfoNCE and BCL per data set, in points of balanced accuracy."""
-    table, numbers, better = 100 * scores(runs, "balanced"), [], []
-    places = [describe({"data": data, "imbalance": ratio}) for data, ratio in SETS]
-    for where in places:
-        if not complete(table, where, METHODS):
-            continue
-        own = table[where]
-        rival = own[[*RIVALS]].mean().idxmax()
-        gaps = {name: paired(own[name], own[rival]) for name in METHODS if name != rival}
-        corrected = dict(zip(gaps, holm([gap.p for gap in gaps.values()]), strict=True))
-        numbers.append(row(f"{where}: {OURS} − {rival}", gaps[OURS], corrected[OURS]))
-        better.append(gaps[OURS].mean > 0 and corrected[OURS] < LEVEL)
-    # A majority is decided when what is missing cannot change it.
-    half, won = len(places) / 2, sum(better)
-    if won > half:
-        return Verdict("supported", pd.DataFrame(numbers))
-    lost = len(better) - won
-    return Verdict("refuted" if lost >= half else "open", pd.DataFrame(numbers))
-
-
-def long_tail(labels: np.ndarray, ratio: float, seed: int) -> np.ndarray:
+def long_tail(labels: Tensor, ratio: float, seed: int) -> Tensor:
     """Indices of a subset whose class sizes fall exponentially, the largest ``ratio`` the smallest.
 
     Which classes are large is drawn anew for every seed; every class keeps two samples at least.
 
     Example:
-        >>> labels = np.arange(3).repeat(16)
-        >>> sorted(np.bincount(labels[long_tail(labels, 4, 0)]).tolist())
+        >>> labels = torch.arange(3).repeat_interleave(16)
+        >>> sorted(labels[long_tail(labels, 4, 0)].bincount().tolist())
         [4, 8, 16]
     """
     if ratio == 1:
-        return np.arange(len(labels))
-    generator = np.random.default_rng(seed + 104_729)
-    classes = np.unique(labels)
+        return torch.arange(len(labels))
+    generator, found = np.random.default_rng(seed + 104_729), labels.numpy()
+    classes = np.unique(found)
     places = generator.permutation(len(classes)) / max(1, len(classes) - 1)
     kept = []
     for label, place in zip(classes, places, strict=True):
-        own = np.flatnonzero(labels == label)
+        own = np.flatnonzero(found == label)
         size = max(2, round(len(own) * ratio**-place))
         kept.append(generator.permutation(own)[:size])
-    return np.sort(np.concatenate(kept))
+    return torch.from_numpy(np.sort(np.concatenate(kept)))
+
+
+def balanced(predicted: Tensor, truth: Tensor, counts: Tensor) -> dict[str, float]:
+    """Mean accuracy per class; many, medium and few by the number of training samples."""
+    classes = truth.unique()
+    classes = classes[counts[classes] > 0]
+    shares = torch.stack(
+        [(predicted[truth == label] == label).double().mean() for label in classes]
+    )
+    size = counts[classes]
+    parts = {
+        "balanced": size > 0,
+        "many": size > 50,
+        "medium": (size >= 20) & (size <= 50),
+        "few": size < 20,
+    }
+    return {name: 100 * float(shares[part].mean()) for name, part in parts.items() if part.any()}
+
+
+def nearest_mean(x: Tensor, y: Tensor, queries: Tensor) -> Tensor:
+    """The class whose mean has the largest cosine, after centring by the mean of the classes."""
+    known = y.unique()
+    centre = torch.stack([x[y == label].mean(0) for label in known]).mean(0)
+    unit, found = normalize(x - centre, dim=1), normalize(queries - centre, dim=1)
+    means = torch.stack([unit[y == label].mean(0) for label in known])
+    nearest: Tensor = known[(found @ normalize(means, dim=1).T).argmax(1)]
+    return nearest
+
+
+# --- closed forms and convex problems -------------------------------------------------------------
+
+
+def ridge(part: Part, decay: float) -> Tensor:
+    """Least squares on one-hot classes, each class with the same weight."""
+    mean, std = part.x.mean(0), part.x.std(0) + 1e-6
+    x, test = (
+        torch.nn.functional.pad((v - mean) / std, (0, 1), value=1.0) for v in (part.x, part.test_x)
+    )
+    weights = tc.class_weights(part.y)[part.y][:, None] / len(x)
+    target = torch.nn.functional.one_hot(part.y).float()
+    gram = x.T @ (weights * x) + decay * torch.eye(x.shape[1])
+    found: Tensor = (test @ torch.linalg.solve(gram, x.T @ (weights * target))).argmax(1)
+    return found
+
+
+def logit_adjusted(part: Part, decay: float) -> Tensor:
+    """Softmax regression with logits w·x + log prior (Menon and others 2021), by L-BFGS."""
+    mean, std = part.x.mean(0), part.x.std(0) + 1e-6
+    x, test = (part.x - mean) / std, (part.test_x - mean) / std
+    counts = part.y.bincount()
+    layer = nn.Linear(x.shape[1], len(counts))
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    prior = (counts.clamp(min=1) / counts.sum()).log()
+    solver = torch.optim.LBFGS(layer.parameters(), max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        solver.zero_grad()
+        loss = cross_entropy(layer(x) + prior, part.y) + decay * layer.weight.square().sum()
+        loss.backward()
+        return loss
+
+    solver.step(closure)
+    found: Tensor = layer(test).detach().argmax(1)
+    return found
+
+
+LINEAR = {"ridge": ridge, "logit-adjusted softmax": logit_adjusted}
+
+
+# --- heads ----------------------------------------------------------------------------------------
+
+
+def trained(
+    part: Part, counts: Tensor, kind: str, loss: str, config: Mapping[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Embeddings of training and test samples by a head that is trained."""
+    torch.manual_seed(config["seed"])
+    x, test, head = part.x, part.test_x, mlp(part.x.shape[1])
+    if kind == "identity head":  # starts as 256 principal directions
+        mean = x.mean(0)
+        _, _, directions = torch.svd_lowrank(x - mean, q=min(256, *x.shape), niter=4)
+        scale = ((x - mean) @ directions).norm(dim=1).mean()
+        x, test = ((v - mean) @ directions / scale for v in (x, test))
+        head = Residual(x.shape[1])
+    known = part.y.unique()
+    means = torch.stack([x[part.y == label].mean(0) for label in known])
+    objective = objective_of(loss, config["c"], counts) if loss != "BCL" else None
+    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3, weight_decay=config["decay"])
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config["steps"])
+    for _ in range(config["steps"]):
+        rows = torch.randint(len(x), (min(256, len(x)),))
+        embeddings = head(x[rows])
+        if objective is None:
+            found = bcl(embeddings, part.y[rows], head(means), known, config["c"])
+        else:
+            found = objective(embeddings, part.y[rows])
+        optimizer.zero_grad()
+        found.backward()
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        return head(x), head(test)
+
+
+class Residual(nn.Module):
+    """x + W x, with W = 0 at the start."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim, bias=False)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, dim) to (n, dim)."""
+        found: Tensor = x + self.linear(x)
+        return found
+
+
+def mlp(dim: int) -> nn.Module:
+    """A hidden layer of 256, random at the start."""
+    return nn.Sequential(nn.Linear(dim, 256), nn.ReLU(), nn.Linear(256, 64))
+
+
+def objective_of(loss: str, c: float, counts: Tensor) -> Loss:
+    """A loss of embeddings and labels, such as "IOT, class marginals"."""
+    name, _, how = loss.partition(", ")
+    made: Any = {"InfoNCE": tc.InfoNCE, "IOT": tc.IOT, "PushPull": tc.PushPull}[name]
+    if how == "weights of the set":
+        plain, weights = made(sharpness=c, empty="zero"), 1 / counts.clamp(min=1)
+        return lambda z, y: plain(z, y, weights=weights[y])
+    found: Loss = made(sharpness=c, empty="zero", marginals="classes" if how else "uniform")
+    return found
+
+
+def bcl(z: Tensor, y: Tensor, prototypes: Tensor, of: Tensor, c: float) -> Tensor:
+    """Balanced contrastive loss (Zhu and others 2022): class complement and class averaging.
+
+    References are the batch and a prototype per class; the denominator of an anchor is a sum over
+    classes of means.
+    """
+    unit = normalize(torch.cat([z, prototypes]), dim=1)
+    labels, n = torch.cat([y, of]), len(y)
+    scores = c * unit[:n] @ unit.T
+    own = torch.eye(n, len(labels), dtype=torch.bool)
+    positive = (y[:, None] == labels) & ~own
+    size = (labels[:, None] == labels).sum(1)[None] - positive.to(scores)
+    every = (scores - size.log()).masked_fill(own, -torch.inf).logsumexp(1)
+    return (every - (scores * positive).sum(1) / positive.sum(1)).mean()

@@ -2,12 +2,15 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from studies import study, verdict
 
 from tricouple_lab.report.comparison import arrange, scores
 from tricouple_lab.report.frame import frame
@@ -61,99 +64,6 @@ def against_best(runs: pd.DataFrame, metric: str) -> tuple[pd.Series, dict[str, 
     others = [row for row in table if row != best]
     p_values = holm([paired(table[row], table[best]).p for row in others])
     return table.mean(), dict(zip(others, p_values, strict=True))
-
-
-# Images ------------------------------------------------------------------------------------------
-
-COLUMNS = ("features/linear", "features/knn", "embedding/linear", "embedding/knn")
-
-
-def vision_claims() -> Iterable[str]:
-    runs, last = runs_of("vision"), final("vision")
-    yield f"({runs['steps'].min():.0f} to {runs['steps'].max():.0f} steps)"
-    assert set(runs["training.epochs"]) == {3}
-    assert set(runs["old.validation_size"].dropna()) == {2000}
-    images = runs["data.train_size"] - 2000
-    yield f"{images.min():.0f} to {images.max():.0f} images"
-    yield "2000 validation images"
-    yield "100 to 400 epochs"  # the paper's, see scale=paper
-    tried = runs[(runs["stage"] == "choose") & (runs["training.learning_rate"] == 1e-3)]
-    keys = ["block", "loss.name", "loss.sharpness"]
-    grid = 100 * tried.set_index(keys)["after/features/knn"].unstack()
-    costs = grid.max(axis=1) - grid[100.0]
-    yield f"c = 100 costs {costs.min():.1f} to {costs.max():.1f} points"
-    ours = costs[[("scl" in block and loss in LINEAR) for block, loss in costs.index]]
-    yield f"({ours.min():.1f} to {ours.max():.1f} points)"
-    views = grid[[("ucl" in block) for block, _ in grid.index]][[3.0, 10.0, 30.0]]
-    noise = (views.xs("neg_mmiot", level=1) - views.xs("pushpull", level=1)).abs()
-    yield f"by up to {noise.to_numpy().max():.1f} points"
-    smallest, lower, gaps = 1.0, dict.fromkeys(("PushPull", "Neg-MMIOT"), 0), {}
-    for block, own in last.groupby("block"):
-        for column in COLUMNS:
-            means, p_values = against_best(own, column)
-            if "scl" in block:
-                smallest = min(smallest, *p_values.values())
-                continue
-            assert set(means.nsmallest(2).index) == set(lower)
-            for row in lower:
-                lower[row] += p_values[row] < 0.05
-            gaps[block, column] = means
-    yield f"smallest p = {smallest:.2f}"
-    assert smallest > 0.05
-    place, means = max(gaps.items(), key=lambda item: item[1].max() - item[1].min())
-    assert place == ("MNIST, ucl", "embedding/linear")
-    yield f"by up to {means.max() - means.min():.0f} points"
-    pair = f"{means['PushPull']:.1f} and {means['Neg-MMIOT']:.1f} %"
-    yield f"{pair} against {means.max():.1f} %"
-    yield f"in {lower['PushPull']} of 8 columns, Neg-MMIOT in {lower['Neg-MMIOT']} of 8"
-    yield "32×32; the published set is 64×64, and `scale=paper` uses 32"
-    yield "224 there"
-
-
-# Image and text ----------------------------------------------------------------------------------
-
-FORMULAS = ["InfoNCE", "IOT", "IOT with uniformity", "DBOT", "Fused-Gromov", "PushPull",
-            "Neg-MMIOT"]  # fmt: skip
-WAYS = ("image_to_text", "text_to_image")
-
-
-def clip_claims() -> Iterable[str]:
-    runs, last = runs_of("clip"), final("clip")
-    assert set(runs["training.epochs"]) == {5}
-    (steps,) = set(runs["steps"])
-    yield f"6000 pictures of 48×48 pixels, five epochs, {steps:.0f} steps"
-    named = last[last["row"].isin(FORMULAS)]
-    for place, words in (("recall_in_batch", ""), ("recall", "1000 images in ")):
-        ends = [scores(named, f"after/{place}/{way}@1").mean() for way in WAYS]
-        low, high = min(map(min, ends)), max(map(max, ends))
-        yield f"{words}{low:.1f} to {high:.1f} %"
-        yield f"(chance: {100 * last[f'chance/{place}/{WAYS[0]}@1'].mean():.1f} %)"
-    yield "In batches of 64"
-    told = []
-    for way in WAYS:
-        means, p_values = against_best(last, f"recall_in_batch/{way}@1")
-        assert p_values["InfoNCE"] > 0.05
-        assert p_values["Neg-MMIOT"] > 0.05
-        difference = means.max() - means["PushPull"]
-        told.append((f"{difference:.1f} points", f"(p = {p_values['PushPull']:.2f})"))
-    yield f"by {told[0][0]} image → text {told[0][1]} and {told[1][0]} text → image {told[1][1]}"
-    tried = runs[runs["stage"] == "choose"].set_index(["row", "loss.sharpness"])
-    grid = tried["after/recall_in_batch/mean@1"].unstack()
-    costs = 100 * (1 - grid[100.0] / grid.max(axis=1))[FORMULAS]
-    yield f"c = 100 costs {costs.min():.0f} to {costs.max():.0f} %"
-    assert set(grid.loc[FORMULAS].idxmax(axis=1)) == {3.0, 10.0}
-    yield "is 3 or 10"
-    gap = tried["after/modalities/gap"].unstack()
-    ours, theirs = gap.loc["Neg-MMIOT"], gap.loc["InfoNCE"]
-    yield f"it is {ours[3.0]:.2f} at c = 3 and {ours[10.0]:.2f} at c = 10"
-    yield f"for InfoNCE {theirs[3.0]:.2f} and {theirs[10.0]:.2f}"
-    published = {row: row for row in last["row"].unique() if row not in FORMULAS}
-    dbot, gromov = sorted(published, key=lambda row: "romov" in row)
-    means = scores(last, "after/recall_in_batch/image_to_text@1").mean()
-    yield f"{means[dbot]:.1f} % instead of {means['DBOT']:.1f} %"
-    matched = scores(last, "after/modalities/matched")[gromov].mean()
-    yield f"(mean cosine −{abs(matched):.2f})"
-    assert means[gromov] < 100 / 64
 
 
 # Text --------------------------------------------------------------------------------------------
@@ -248,7 +158,12 @@ def map_claims() -> Iterable[str]:
     ]  # fmt: skip
     assert len(sharp) == 5
     yield f"NC2 deviation {min(sharp):.2f} to {max(sharp):.2f}"
-    ours = [v for m in LINEAR for place, (v, _) in along("epsilon", m).items() if place <= 0.1]
+    ours = [
+        value
+        for method, axis in product(LINEAR, ("epsilon", "temperature"))
+        for place, (value, _) in along(axis, method).items()
+        if place <= 0.1
+    ]
     yield f"within {max(ours):.3f} of the ETF"
     lost = [along("imbalance", m)[10.0] for m in (*LINEAR, "iot")]
     assert {outcome for _, outcome in lost} == {"reduced"}
@@ -289,8 +204,6 @@ def map_claims() -> Iterable[str]:
 @pytest.mark.parametrize(
     ("page", "heading", "claims"),
     [
-        ("vision", "## What the study found", vision_claims),
-        ("clip", "## What the study found", clip_claims),
         ("text", "## What the study found", text_claims),
         ("synthetic", "## At the paper's setting", setting_claims),
         ("synthetic", "## Where the methods differ", map_claims),
@@ -300,24 +213,87 @@ def test_findings(page, heading, claims):
     check(f"docs/{page}.md", heading, claims())
 
 
-# Which loss --------------------------------------------------------------------------------------
+# Which loss, when; README; the paper --------------------------------------------------------------
 
+CLAIMS = tomllib.loads((ROOT / "docs/claims.toml").read_text())["claim"]
 NUMBER = re.compile(r"\d+\.\d+")
-
-
-@pytest.mark.parametrize(
-    ("heading", "study"),
-    [
-        ("## Classes of different size", "tail"),
-        ("## Hubs in retrieval", "hubs"),
-        ("## Wrong labels", "noise"),
-        ("## The length of training", "length"),
-    ],
+COMPARES = re.compile(
+    r"\d\.\d|\b(ahead|behind|above|below|best|higher|lower|more|fewer|significant\w*)\b"
 )
-def test_numbers_of_a_study_are_in_its_verdict(heading, study):
-    shown = set(NUMBER.findall(section("docs/which-loss.md", heading)))
-    assert len(shown) > 5
-    assert shown <= set(NUMBER.findall((RESULTS / "studies" / study / "verdict.md").read_text()))
+
+
+@cache
+def stored(study_name: str) -> tuple[study.Plan, list, pd.DataFrame]:
+    lines = study.read_lines(RESULTS / study_name / "runs.jsonl")
+    return study.read_plan(study_name), lines, verdict.final_scores(lines)
+
+
+def value(spec: str) -> str:
+    """A number as documents write it.
+
+    ``study | cell | metric | row`` is a mean over seeds, ``… | row a − row b`` a paired difference
+    with its 95 % interval; also of two metrics, ``metric a − metric b``, or a row in two cells.
+    """
+    name, cell, metric, rows = spec.split(" | ")
+    scores = stored(name)[2]
+    names, cells = rows.split(" − "), cell.split(" − ")
+    if len(cells) == 2:
+        first, second = (verdict.values_of(scores, one, rows, metric) for one in cells)
+        gap = paired(first.to_numpy(), second.to_numpy())
+        return f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]".replace("-", "−")
+    if len(names) == 1:
+        found = verdict.values_of(scores, cell, rows, metric)
+        assert len(found), spec
+        return f"{found.mean():.2f}"
+    metrics = metric.split(" − ") if " − " in metric else [metric] * 2
+    gap = verdict.difference(scores, cell, *names, metrics)
+    assert gap.n, spec
+    return f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]".replace("-", "−")
+
+
+def rendered(claim: dict) -> str:
+    return claim["text"].format(*map(value, claim.get("values", [])))
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim["text"][:50])
+def test_a_claim_stands_in_its_document_with_the_numbers_of_its_runs(claim):
+    text = re.sub(r"\s+", " ", (ROOT / claim["file"]).read_text())
+    assert rendered(claim) in text
+    for name, rule, word in claim.get("verdicts", []):
+        plan, lines, _ = stored(name)
+        words = {found.name: found.word for found in verdict.judge(plan, lines)}
+        assert words[rule] == word
+
+
+def test_each_sentence_of_which_loss_that_compares_is_a_claim():
+    text = re.sub(r"```.*?```", "", (ROOT / "docs/which-loss.md").read_text(), flags=re.DOTALL)
+    text = text[text.index("## ") :]
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    prose = re.sub(
+        r"\s+", " ", "\n".join(line for line in text.splitlines() if not line.startswith("|"))
+    )
+    for claim in CLAIMS:
+        prose = prose.replace(rendered(claim), "")
+    left = [one for one in re.split(r"(?<=[.:]) |## ", prose) if COMPARES.search(one)]
+    assert not left, f"no claim in docs/claims.toml: {left}"
+    known = "".join(file.read_text() for file in RESULTS.glob("*/verdict.md"))
+    known += "".join(map(rendered, CLAIMS)).replace("−", "-")
+    strange = set(NUMBER.findall("".join(tables))) - set(NUMBER.findall(known))
+    assert not strange, f"numbers that no verdict has: {strange}"
+
+
+def test_the_numbers_of_the_page_on_the_paper_are_the_papers_or_ours():
+    text = (ROOT / "docs/paper.md").read_text()
+    sources = [*RESULTS.glob("*/verdict.md"), *(ROOT / "reproduce").glob("paper_*.csv")]
+    known = "".join(
+        file.read_text() for file in [*sources, ROOT / "docs/assets/synthetic-table.md"]
+    )
+    exact = {float(number) for number in NUMBER.findall(known)}
+    known_numbers = {round(number, digits) for number in exact for digits in (1, 2, 3)} | exact
+    sections = {"3.2", "3.1", "3.3", "3.4", "3.5", "4.1"}
+    times = {"1.04", "1.9", "0.31", "6.5", "10.6", "0.01", "0.1", "0.5"}  # the paper's, or settings
+    for number in set(NUMBER.findall(text)) - sections - times:
+        assert float(number) in known_numbers, number
 
 
 def test_readme_has_the_cost_of_a_training_step():

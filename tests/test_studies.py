@@ -1,239 +1,373 @@
-"""Studies: their verdicts on committed runs, what they change in the data, and a first look."""
+"""Studies: rules of the stored runs, verdicts, what is refused, formulas of the controls."""
 
 import json
-import math
 import re
-from importlib import import_module
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cosine_similarity, cross_entropy
+from scipy import stats
+from sklearn.cross_decomposition import CCA
+from studies import bags, bags_trained, clip, features, linear, study, tail, verdict
+from torch.nn.functional import cosine_similarity
 
-import tricouple_lab.runs  # noqa: F401 (lets torchvision be imported beside another torch)
-from tricouple_lab import cli, names
-from tricouple_lab.config.compose import compose
-from tricouple_lab.runs.sweep import Loaded
-from tricouple_lab.tasks.base import task_of
+import tricouple as tc
+from tricouple_lab import cli
 
-RESULTS = Path(__file__).parents[1] / "results" / "studies"
-STUDIES = {"noise": "noise", "tail": "tail", "length": "length", "three-way": "three_way"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _registered():
-    """The losses of the studies can be chosen in these tests only."""
-    before = {task: tables["loss"] for task, tables in names.TABLES.items()}
-    methods = import_module("studies.methods")
-    methods.register()
-    yield
-    for task, table in before.items():
-        names.TABLES[task]["loss"] = {key: table[key] for key in table if key in BUILT_IN}
-    for name in names.LOSSES.keys() - BUILT_IN:
-        del names.LOSSES[name]
+ROOT = Path(__file__).parents[1]
+PLANS = sorted(file.parent.name for file in (ROOT / "results").glob("*/plan.json"))
+STORED = sorted(file.parent.name for file in (ROOT / "results").glob("*/runs.jsonl"))
 
 
-BUILT_IN = {*names.LOSSES} - {"rince", "bcl", "logit_adjusted", "hinge"}
+def git(*words, cwd=ROOT):
+    return subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=True)
 
 
-def module(name):
-    return import_module(f"studies.{STUDIES.get(name, name)}")
+# --- what is stored -------------------------------------------------------------------------------
 
 
-def committed(name):
-    return import_module("studies.study").read(module(name), "cpu", RESULTS / name)
+@pytest.mark.parametrize("name", STORED)
+def test_every_stored_run_names_a_clean_commit_of_the_history(name):
+    lines = study.read_lines(ROOT / "results" / name / "runs.jsonl")
+    commits = {line.get("commit") or line["provenance"]["commit"] for line in lines}
+    assert lines
+    for commit in commits:
+        assert re.fullmatch(r"[0-9a-f]{40}", commit)
+        git("merge-base", "--is-ancestor", commit, "HEAD")
 
 
-@pytest.fixture(scope="module")
-def runs():
-    return {name: committed(name) for name in STUDIES}
+@pytest.mark.parametrize("name", sorted({*PLANS} & {*STORED}))
+def test_every_run_of_a_study_is_of_its_plan_which_was_committed_before(name):
+    plan = study.read_plan(name)
+    lines = study.read_lines(ROOT / "results" / name / "runs.jsonl")
+    assert {line["plan"] for line in lines} == {plan.digest}
+    assert {line["part"] for line in lines} <= {"pilot", "final"}
+    assert {line["config"]["cell"] for line in lines if line["part"] == "final"} <= {*plan["cells"]}
+    seeds = {line["config"]["seed"] for line in lines if line["part"] == "final"}
+    assert seeds - {None} <= {*plan["seeds"]}
+    if not plan.get("converted"):
+        text = (ROOT / "results" / name / "plan.json").read_text()
+        for commit in {line["commit"] for line in lines}:
+            assert git("show", f"{commit}:results/{name}/plan.json").stdout == text
+    keys = [json.dumps([line["part"], line["config"]]) for line in lines]
+    assert len(keys) == len({*keys})
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_stored_tables_are_those_of_plan_and_runs(name, capsys):
+    assert cli.main(["study", name, "--verdict"]) == 0
+    shown = capsys.readouterr().out
+    assert "**" not in shown
+    stored = ROOT / "results" / name / "verdict.md"
+    assert stored.exists() == (name in STORED)
+    if stored.exists():
+        assert stored.read_text() == shown
+
+
+def test_results_are_small():
+    files = [file for file in (ROOT / "results").rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 3_000_000
 
 
 # --- verdicts -------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_the_verdict_on_committed_runs_is_the_committed_one(name, runs):
-    text = (RESULTS / name / "verdict.md").read_text()
-    verdict = module(name).judge(runs[name])
-    assert verdict.word == re.match(r"# .*: (\w+)\n", text)[1]
-    numbers = verdict.numbers
-    if name in ("noise", "tail"):
-        pattern = (
-            r"\(([-+.\d]+) \[([-+.\d]+), ([-+.\d]+)\] in slope"
-            if name == "noise"
-            else (r"InfoNCE is ([-+.\d]+) \[([-+.\d]+), ([-+.\d]+)\] points")
-        )
-        stated = np.array(re.findall(pattern, text), dtype=float)
-        assert len(stated) == {"noise": 5, "tail": 4}[name]
-        found = numbers[["mean", "low", "high"]].to_numpy()[: len(stated)]
-        np.testing.assert_allclose(found, stated, atol=0.0051)
-        p = [float(value) for value in re.findall(r"corrected p = ([-.e\d]+\d)", text)]
-        np.testing.assert_allclose(numbers["p"][: len(p)], p, rtol=0.06)
-    elif name == "length":
-        stated = re.search(r"for (\d+) of 12 .* up to (\S+) points(?:.|\n)* in (\d) of 8", text)
-        np.testing.assert_allclose(
-            numbers["mean"][:3], [float(x) for x in stated.groups()], atol=0.051
-        )
-    else:
-        assert "at most 0.31 %" in text
-        assert 100 * numbers.iloc[:, 1].max() == pytest.approx(0.31, abs=0.005)
+RULE = {"name": "H", "metric": "score", "compare": [["a", "b"]], "cells": ["x"], "margin": 1.0,
+        "allowed": 0}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_a_study_with_missing_runs_is_open(name, runs):
-    found = runs[name]
-    if name == "tail":  # two of four sets decide nothing
-        found = found[found["condition"].str.contains("imbalance 10$|imbalance 1$")]
-    elif name == "length":
-        found = found[found["loss.sharpness"] != 30]
-    else:
-        found = found[found["seed"] != 2]
-    assert module(name).judge(found).word == "open"
+def plan_of(*rules, seeds=6):
+    content = {"hypotheses": rules, "seeds": [*range(seeds)], "rows": ["a", "b"], "cells": ["x"]}
+    return study.Plan("test", content, "0")
 
 
-def test_a_verdict_prints_its_numbers_and_its_word(capsys):
-    assert cli.main(["study", "tail", "--verdict", "--out", str(RESULTS / "tail")]) == 0
-    shown = capsys.readouterr().out
-    assert shown.endswith("verdict: supported\n")
-    assert "| 2.63 | 2.257 | 3.003 |" in shown
-    assert (RESULTS / "tail" / "verdict.md").read_text().startswith("# The long tail: supported")
+def runs_of(a, b):
+    return [
+        {"part": "final", "config": {"cell": "x", "row": row, "seed": s}, "metrics": {"score": v}}
+        for row, values in (("a", a), ("b", b))
+        for s, v in enumerate(values)
+    ]
 
 
-# --- a first look ---------------------------------------------------------------------------------
+A, B = [5.0, 6.1, 5.4, 5.9, 6.6, 5.2], [3.1, 3.9, 3.6, 4.0, 4.1, 3.5]
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_a_first_look_has_runs_and_no_verdict(name, tmp_path, capsys):
+@pytest.mark.parametrize(("margin", "word"), [(1.0, "stands"), (1.9, "refuted")])
+def test_above_looks_at_the_lower_end_of_the_paired_interval(margin, word):
+    (found,) = verdict.judge(plan_of({**RULE, "rule": "above", "margin": margin}), runs_of(A, B))
+    test = stats.ttest_rel(A, B)
+    assert found.word == word
+    assert found.differences[0].low == pytest.approx(test.confidence_interval(0.95).low)
+    assert found.differences[0].p == pytest.approx(test.pvalue)
+
+
+def test_intervals_are_wider_for_several_comparisons_and_p_is_corrected():
+    rule = {**RULE, "rule": "above", "compare": [["a", "b"], ["b", "a"]]}
+    (found,) = verdict.judge(plan_of(rule), runs_of(A, B))
+    test = stats.ttest_rel(A, B)
+    assert found.word == "refuted"
+    assert found.differences[0].low == pytest.approx(test.confidence_interval(0.975).low)
+    assert found.differences[0].p == pytest.approx(2 * test.pvalue)
+
+
+@pytest.mark.parametrize(("margin", "word"), [(1.0, "refuted"), (3.0, "stands")])
+def test_alike_needs_a_difference_that_is_large_and_significant(margin, word):
+    rule = {**RULE, "rule": "alike", "margin": margin}
+    assert verdict.judge(plan_of(rule), runs_of(A, B))[0].word == word
+    noisy = [b + gap for b, gap in zip(B, [9, -6, 8, -7, 9, -5], strict=True)]
+    assert verdict.judge(plan_of(rule), runs_of(noisy, B))[0].word == "stands"
+
+
+def test_at_most_looks_at_the_largest_value():
+    words = [
+        verdict.judge(plan_of({**RULE, "rule": "at most", "margin": m}), runs_of(A, B))[0].word
+        for m in (6.6, 6.5)
+    ]
+    assert words == ["stands", "refuted"]
+
+
+def test_missing_runs_leave_a_hypothesis_open_and_few_seeds_give_no_p():
+    rule = {**RULE, "rule": "above"}
+    assert verdict.judge(plan_of(rule), runs_of(A, B[:5]))[0].word == "open"
+    assert verdict.judge(plan_of(rule), [])[0].word == "open"
+    (found,) = verdict.judge(plan_of(rule, seeds=4), runs_of(A[:4], B[:4]))
+    assert found.word == "too few seeds for a test"
+    assert np.isnan(found.differences[0].p)
+    assert found.differences[0].low < found.differences[0].high
+
+
+# --- what is refused, and what continues ----------------------------------------------------------
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A repository with a plan that is not committed yet."""
+    (tmp_path / "results/small").mkdir(parents=True)
+    (tmp_path / "results/small/plan.json").write_text('{"seeds": [0]}')
+    (tmp_path / "source.py").write_text("")
+    git("init", "-q", cwd=tmp_path)
+    git("add", "source.py", cwd=tmp_path)
+    commit(tmp_path)
+    monkeypatch.setattr(study, "ROOT", tmp_path)
+    monkeypatch.setattr(study, "RESULTS", tmp_path / "results")
+    return tmp_path
+
+
+def commit(folder):
+    who = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    git(*who, "commit", "-q", "-m", "test", cwd=folder)
+
+
+class Small:
+    """A study of one run."""
+
+    @staticmethod
+    def run(plan, runs):
+        runs("final", {"cell": "x", "row": "a", "seed": 0}, lambda: {"score": 1.23456})
+
+
+def refused(clone, message):
+    with pytest.raises(study.UserError, match=message):
+        study.run(Small, study.read_plan("small"), clone / "results/small", smoke=False)
+    assert not (clone / "results/small/runs.jsonl").exists()
+
+
+def test_a_plan_is_committed_before_its_first_run_and_the_tree_is_clean(clone):
+    refused(clone, r"results/small/plan\.json: is not committed")
+    git("add", ".", cwd=clone)
+    commit(clone)
+    (clone / "source.py").write_text("changed = True\n")
+    refused(clone, r"uncommitted changes \(M source\.py\)")
+    git("checkout", "-q", "source.py", cwd=clone)
+    (clone / "results/small/plan.json").write_text('{"seeds": [0, 1]}')
+    refused(clone, r"uncommitted changes \(M results/small/plan\.json\)")
+    git("checkout", "-q", ".", cwd=clone)
+    study.run(Small, study.read_plan("small"), clone / "results/small", smoke=False)
+    (line,) = study.read_lines(clone / "results/small/runs.jsonl")
+    assert line["commit"] == git("rev-parse", "HEAD", cwd=clone).stdout.strip()
+    assert line["metrics"] == {"score": 1.2346}
+    # Lines of the study itself are no change of the sources; a changed plan is.
+    study.run(Small, study.read_plan("small"), clone / "results/small", smoke=False)
+    assert len(study.read_lines(clone / "results/small/runs.jsonl")) == 1
+    (clone / "results/small/plan.json").write_text('{"seeds": [0, 1]}')
+    git("add", "results/small/plan.json", cwd=clone)
+    commit(clone)
+    with pytest.raises(study.UserError, match="a changed plan is a new folder"):
+        study.run(Small, study.read_plan("small"), clone / "results/small", smoke=False)
+
+
+def test_a_killed_study_continues(tmp_path, capsys):
+    words = ["study", "tail", "--scale", "smoke", "--out", str(tmp_path)]
+    assert cli.main(words) == 0
+    whole = study.read_lines(tmp_path / "runs.jsonl")
+    text = (tmp_path / "runs.jsonl").read_text()
+    (tmp_path / "runs.jsonl").write_text(text[: int(0.6 * len(text))])  # within a line
+    capsys.readouterr()
+    assert cli.main(words) == 0
+    again = study.read_lines(tmp_path / "runs.jsonl")
+    assert [line["metrics"] for line in again] == [line["metrics"] for line in whole]
+    assert 0 < capsys.readouterr().out.count("\n") - 1 < len(whole)  # a line per new run
+
+
+@pytest.mark.parametrize("name", ["bags", "bags-trained", "clip", "images", "modalities"])
+def test_a_first_look_has_all_rows_and_no_verdict(name, tmp_path, capsys):
     assert cli.main(["study", name, "--scale", "smoke", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith(f"scale=smoke: no verdict; runs: {tmp_path}\n")
-    assert not (tmp_path / "verdict.md").exists()
-    found = import_module("studies.study").read(module(name), "smoke", tmp_path)
-    final = found[found["stage"] == "final"]
-    expected = {
-        "noise": {"infonce", "rince"},
-        "tail": {"infonce", "logit_adjusted"},
-        "length": {"infonce", "iot", "pushpull"},
-        "three-way": {"neg_mmiot", "log_sigmoid", "hinge"},
-    }
-    assert {*final["method"]} == expected[name]
-    if name == "noise":  # other labels are other data; test labels are right
-        lines = [
-            json.loads(line)
-            for file in tmp_path.glob("*/runs.jsonl")
-            for line in file.read_text().splitlines()
-        ]
-        assert len({line["data"]["digest"] for line in lines}) == 4  # two levels, two seeds
-        score = final.groupby("condition")["after/embedding/nearest_mean"].mean()
-        assert score.iloc[0] > max(0.2, score.iloc[1])
+    lines = study.read_lines(tmp_path / "runs.jsonl")
+    final = [line for line in lines if line["part"] == "final"]
+    plan = study.read_plan(name).smoke()
+    rows = {row for cell in plan["cells"] for row in rows_of(plan, cell)}
+    assert {line["config"]["row"] for line in final} == rows
+    assert all(np.isfinite([*line["metrics"].values()]).all() for line in lines)
+    assert {line["commit"] for line in lines} == {"smoke"}
 
 
-@pytest.mark.parametrize("name", ["noise", "tail", "length"])
-def test_the_words_of_each_plan_are_settings(name):
-    plans = module(name).plans("cpu")
-    assert len(plans) == {"noise": 8, "tail": 4, "length": 4}[name]
-    for condition, plan in plans.items():
-        assert condition.startswith("data ")
-        losses = [compose(plan.task.name, words).loss["name"] for words in plan.methods()]
-        assert {"infonce", "iot", "pushpull"} <= {*losses}
-        assert plan.refuted
+def rows_of(plan, cell):
+    own = plan["cells"][cell] if isinstance(plan["cells"], dict) else {}
+    return own.get("rows", plan["rows"])
+
+
+def test_missing_data_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRICOUPLE_DATA", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for load, name in ((features.flickr8k, "flickr8k"), (features.cifar100, "cifar100")):
+        with pytest.raises(study.UserError, match=f"data={name}.*{tmp_path}"):
+            load()
 
 
 def test_commands_name_the_studies(capsys):
     assert cli.main(["study", "--list"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"{name}: {module(name).TITLE}" in shown for name in STUDIES)
-    assert cli.main(["study", "nois"]) == 2
-    assert "nearest: noise" in capsys.readouterr().err
+    assert all(f"{name}: " in shown for name in PLANS)
+    assert cli.main(["study", "bagz"]) == 2
+    assert "nearest: bags" in capsys.readouterr().err
+    assert cli.main(["study", "noise"]) == 2
+    assert "stored runs and no program" in capsys.readouterr().err
 
 
-# --- what is changed in the data ------------------------------------------------------------------
+# --- formulas of the controls ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_noise_changes_a_share_of_the_labels_within_their_group(share):
-    labels, groups = np.arange(600) % 6, np.array([0, 0, 0, 1, 1, 2])
-    noisy = module("noise").with_noise(labels, groups, share, seed=1)
-    single = (groups[labels] == 2).mean()  # a group of one class has no other to take
-    assert (noisy != labels).mean() == pytest.approx(share * (1 - single), abs=0.03)
-    np.testing.assert_array_equal(groups[noisy], groups[labels])
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_the_superclasses_are_twenty_of_five_classes():
-    assert np.bincount(module("noise").groups_of("cifar100", ())).tolist() == [5] * 20
+@pytest.mark.parametrize(("row", "orphans"), [("plan", 0.0), ("partial plan, 0.3", 0.3)])
+def test_plans_of_bags_are_those_of_the_library(row, orphans):
+    x, y = drawn(5, 4, 8), drawn(5, 4, 8, seed=1)
+    s = linear.cosine(x, y)
+    found = bags.posterior(row, s, 3.0, torch.eye(4, dtype=torch.bool).expand(5, 4, 4))
+    where = torch.arange(5).repeat_interleave(4)
+    given = tc.match_bags(x.flatten(0, 1), y.flatten(0, 1), where, 3.0)
+    if orphans:  # a dummy of mass orphans · B instead of 1 − orphans matched: rows sum to less
+        assert ((found.sum(2) < 1) & (found.sum(2) > 1 - orphans - 0.3)).all()
+        assert found.sum() == pytest.approx(5 * 4 - 5 * 4 * orphans, rel=0.02)
+    else:
+        torch.testing.assert_close(torch.block_diag(*found), given, atol=1e-4, rtol=0)
+
+
+def test_posteriors_are_distributions_and_the_matching_is_the_best():
+    s, true = linear.cosine(drawn(6, 5, 3), drawn(6, 5, 3, seed=1)), torch.zeros(6, 5, 5)
+    for row in ("uniform", "row softmax", "dual softmax", "mean of softmaxes"):
+        found = bags.posterior(row, s, 4.0, true)
+        total = found.sum() if row == "mean of softmaxes" else found.sum(2)
+        torch.testing.assert_close(total, torch.full_like(total, 30.0 if total.ndim == 0 else 1.0))
+    best = bags.matching(s)
+    assert best.sum(1).eq(1).all()
+    assert (best * s).sum() >= (s.softmax(2).round() * s).sum()
+
+
+@pytest.mark.parametrize("orphans", [0.0, 0.4])
+def test_bags_hold_each_pair_once_and_orphans_have_no_image(orphans):
+    cell = {"known": 20, "bag": 5, "orphans": orphans}
+    classes = None if orphans else torch.arange(10).repeat(12)
+    pairs = bags.Pairs(drawn(120, 3), drawn(120, 3), classes, {}, {})
+    found = bags.draw_bags(pairs, cell, 3)
+    images, texts = ({*part.flatten().tolist()} for part in (found.images, found.texts))
+    assert not images & {*found.known.tolist()}
+    assert len(images) == found.images.numel()
+    assert len(images & texts) == found.true().sum() == round((1 - orphans) * len(images))
+    if classes is not None:
+        assert all(len({*classes[bag].tolist()}) == 5 for bag in found.images)
+
+
+def test_the_closed_form_is_cca():
+    x, y = drawn(300, 6), drawn(300, 4, seed=1)
+    y[:, :3] += x[:, :3]
+    wx, wy = linear.whitening(x, 0.0)(x), linear.whitening(y, 0.0)(y)
+    left, right = linear.cca(wx.T @ wy, 2, 0.0)
+    theirs = CCA(n_components=2, max_iter=5000, tol=1e-12).fit(x.numpy(), y.numpy())
+    a, b = theirs.transform(x.numpy(), y.numpy())
+    ours = [np.corrcoef((wx @ left)[:, k], (wy @ right)[:, k])[0, 1] for k in range(2)]
+    wanted = [np.corrcoef(a[:, k], b[:, k])[0, 1] for k in range(2)]
+    assert sorted(ours) == pytest.approx(sorted(wanted), abs=1e-4)
+
+
+def test_recall_is_counted_query_by_query():
+    s = drawn(7, 14)  # two texts of each image
+    found = linear.recall(s, s)
+    for k in (1, 5):
+        images = [{*s[i].topk(k).indices.tolist()} & {2 * i, 2 * i + 1} != set() for i in range(7)]
+        texts = [j // 2 in s[:, j].topk(k).indices.tolist() for j in range(14)]
+        assert found[f"i2t@{k}"] == pytest.approx(100 * np.mean(images))
+        assert found[f"t2i@{k}"] == pytest.approx(100 * np.mean(texts))
+
+
+def test_mil_nce_is_its_formula():
+    x, y, c = drawn(4, 5), drawn(4, 5, seed=1), 3.0
+    s = np.array([[float(cosine_similarity(a, b, dim=0)) for b in y] for a in x])
+    weights = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    e = np.exp(c * s)
+    wanted = -np.mean(np.log((e * weights.numpy()).sum(1) / e.sum(1)))
+    assert float(bags_trained.mil_nce(x, y, weights, c)) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", clip.LOSSES)
+def test_heads_learn_from_every_loss_of_pairs(loss):
+    splits, _ = features.generated_pairs()
+    data, weight = clip.in_cca(clip.whiten(splits, 0.1, 0.1), 8, 0.5)
+    config = {"c": 5.0, "learning_rate": 0.03}
+    before, after = (
+        clip.plain_recall(
+            clip.embed(data, *clip.train(data["train"], None, loss, True, config, 0, n)[:2])["test"]
+        )
+        for n in (0, 60)
+    )
+    assert after["recall@1"] > before["recall@1"] + 10
+    assert 0 < weight.min() <= weight.max() <= 1
+
+
+def test_bcl_is_its_formula():
+    z, y, centres, c = drawn(6, 4), torch.tensor([0, 0, 0, 1, 1, 2]), drawn(3, 4, seed=1), 3.0
+    every, labels = torch.cat([z, centres]), [*y.tolist(), 0, 1, 2]
+    terms = []
+    for i in range(6):
+        score = [float(c * cosine_similarity(z[i], other, dim=0)) for other in every]
+        members = {k: [j for j in range(9) if j != i and labels[j] == k] for k in range(3)}
+        total = sum(np.mean([np.exp(score[j]) for j in own]) for own in members.values())
+        terms.append(np.log(total) - np.mean([score[j] for j in members[int(y[i])]]))
+    found = tail.bcl(z, y, centres, torch.arange(3), c)
+    assert float(found) == pytest.approx(np.mean(terms), rel=1e-5)
+
+
+def test_logit_adjusted_regression_and_ridge_solve_their_problems():
+    data, _ = features.generated_classes()
+    kept = tail.long_tail(data.y, 8, 0)
+    part = tail.Part(data.x[kept], data.y[kept], data.test_x, data.test_y)
+    uniform = torch.bincount(part.y).float()
+    for solve in (tail.ridge, tail.logit_adjusted):
+        found = tail.balanced(solve(part, 0.01), part.test_y, uniform)
+        assert found["balanced"] > 60
+    counts = torch.tensor([60, 30, 10])
+    truth, guess = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 1, 1, 0])
+    found = tail.balanced(guess, truth, counts)
+    assert found == {"balanced": 50.0, "many": 50.0, "medium": 100.0, "few": 0.0}
 
 
 def test_a_tail_falls_exponentially_and_its_head_depends_on_the_seed():
-    labels = np.arange(5).repeat(81)
-    kept = [module("tail").long_tail(labels, 81, seed) for seed in (0, 1)]
-    sizes = [np.bincount(labels[one]) for one in kept]
-    assert sorted(sizes[0]) == sorted(sizes[1]) == [2, 3, 9, 27, 81]
+    labels = torch.arange(5).repeat_interleave(81)
+    sizes = [labels[tail.long_tail(labels, 81, seed)].bincount() for seed in (0, 1)]
+    assert sorted(sizes[0].tolist()) == sorted(sizes[1].tolist()) == [2, 3, 9, 27, 81]
     assert sizes[0].tolist() != sizes[1].tolist()
-
-
-def test_data_of_a_sweep_are_those_of_the_seed():
-    first, second, again = (
-        Loaded(task_of("mixture")).load(compose("mixture", ["scale=smoke", f"seed={seed}"])).digest
-        for seed in (0, 1, 0)
-    )
-    assert first == again != second
-
-
-# --- baselines ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def batch():
-    generator = torch.Generator().manual_seed(0)
-    embeddings = torch.randn(9, 4, generator=generator, dtype=torch.float64)
-    return embeddings, torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
-
-
-def test_rince_is_its_formula(batch):
-    c, q, weight = 3.0, 0.5, 0.025
-    found = module("methods").RINCE(c, q, weight)(*batch)
-    assert float(found) == pytest.approx(rince(*batch, c, q, weight) * math.exp(-q * c))
-
-
-def rince(embeddings, labels, c, q, weight):
-    terms = []
-    for i, j in np.argwhere((labels[:, None] == labels).numpy() & ~np.eye(9, dtype=bool)):
-        score = [float(c * cosine_similarity(embeddings[i], e, dim=0)) for e in embeddings]
-        others = sum(
-            math.exp(s) for s, label in zip(score, labels, strict=True) if label != labels[i]
-        )
-        own = math.exp(score[j])
-        terms.append(-(own**q) / q + (weight * (own + others)) ** q / q)
-    return sum(terms) / len(terms)
-
-
-def test_class_averaged_infonce_is_its_formula(batch):
-    embeddings, labels = batch
-    terms = []
-    for i in range(9):
-        score = [float(3 * cosine_similarity(embeddings[i], e, dim=0)) for e in embeddings]
-        members = {k: [j for j in range(9) if j != i and labels[j] == k] for k in range(3)}
-        total = sum(sum(math.exp(score[j]) for j in own) / len(own) for own in members.values())
-        own = members[int(labels[i])]
-        terms.append(math.log(total) - sum(score[j] for j in own) / len(own))
-    found = module("methods").ClassAveraged(3.0)(*batch)
-    assert float(found) == pytest.approx(sum(terms) / 9)
-
-
-def test_the_logit_adjusted_softmax_adds_the_logarithm_of_the_shares(batch):
-    embeddings, labels = batch[0].float(), batch[1]
-    loss = module("methods").LogitAdjusted(5.0)
-    loss.attach(labels.bincount(), 4)
-    cosines = torch.stack([cosine_similarity(embeddings, p[None]) for p in loss.prototypes], 1)
-    logits = 5 * cosines + torch.tensor([3 / 9, 2 / 9, 4 / 9]).log()
-    torch.testing.assert_close(loss(embeddings, labels), cross_entropy(logits, labels))
-
-
-@pytest.mark.parametrize("name", ["RINCE", "ClassAveraged"])
-def test_a_batch_of_one_class_has_loss_zero(name):
-    embeddings = torch.randn(4, 3, requires_grad=True)
-    loss = getattr(module("methods"), name)(10.0)(embeddings, torch.zeros(4, dtype=torch.long))
-    loss.backward()
-    assert loss.item() == 0
-    assert not embeddings.grad.any()

@@ -1,0 +1,122 @@
+"""Frozen features of the studies, cached by the digest of what they are computed from."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import tricouple_lab.runs  # noqa: F401 (lets torchvision be imported beside another torch)
+from tricouple_lab.config.schema import Backbone, CaptionData, ImageData, TextData, TextModel
+from tricouple_lab.data.captions import load_captions
+from tricouple_lab.data.sources import ImageSplit, hold_out, load_images
+from tricouple_lab.data.texts import load_texts
+from tricouple_lab.models import backbones, sentences
+
+IMAGES = Backbone(name="efficientnet_lite0", train="head")
+TEXTS = TextModel(name="minilm")
+SIDE = 128
+
+
+class Split(NamedTuple):
+    """Images and their captions, as features."""
+
+    images: Tensor  # (N, D)
+    texts: Tensor  # (N, K, E), K captions per image
+
+
+class Labelled(NamedTuple):
+    """Samples with classes, as features; both parts of one data set."""
+
+    x: Tensor  # (N, D)
+    y: Tensor  # int64 (N,)
+    test_x: Tensor
+    test_y: Tensor
+    names: tuple[str, ...] = ()  # of the classes
+
+
+def flickr8k() -> tuple[dict[str, Split], str]:
+    """Train (6000 images), validation and test (1000 each), five captions each; their digest."""
+    found = load_captions(CaptionData(name="flickr8k"), SIDE).splits
+    pixels = {
+        name: ImageSplit(split.pixels, split.index, torch.zeros(len(split), dtype=torch.int64))
+        for name, split in found.items()
+    }
+    images, _ = backbones.frozen_features(IMAGES, SIDE, pixels)
+    texts, _ = _sentences([split.captions for split in found.values()])
+    splits = {}
+    for (name, split), own in zip(found.items(), texts, strict=True):
+        captions = own.view(len(split), 5, -1)  # Flickr8k has five of every image
+        splits[name] = Split(images[name].pixels.float(), captions.float())
+    return splits, digest(*(part for split in splits.values() for part in split))
+
+
+def cifar100() -> tuple[Labelled, str]:
+    """All images of the folder, and the names of the classes; their digest."""
+    data = ImageData(name="cifar100", image_size=SIDE, validation_share=0.0)
+    found = load_images(data)
+    parts = {name: found.splits[name] for name in ("train", "test")}
+    features, _ = backbones.frozen_features(IMAGES, SIDE, parts)
+    train, test = (features[name].pixels.float() for name in parts)
+    labels, truth = (parts[name].labels for name in parts)
+    return Labelled(train, labels, test, truth, found.classes), digest(train, test, labels, truth)
+
+
+def clinc150() -> tuple[Labelled, str]:
+    """The imbalanced part, 25 to 100 texts per intent; its digest."""
+    found = load_texts(TextData(name="clinc150_imbalanced"), 0)
+    parts = [found.splits[name] for name in ("train", "test")]
+    (train, test), _ = _sentences([part.texts for part in parts])
+    labels, truth = (part.labels for part in parts)
+    return Labelled(train, labels, test, truth, found.classes), digest(train, test, labels, truth)
+
+
+def class_names(names: tuple[str, ...]) -> Tensor:
+    """Features (classes, E) of "a photo of a NAME"."""
+    prompts = [f"a photo of a {name.replace('_', ' ')}" for name in names]
+    return _sentences([prompts])[0][0].float()
+
+
+def _sentences(columns: list) -> tuple[list[Tensor], int]:  # type: ignore[type-arg]
+    weights = sentences.folder_digest(sentences.model_folder(TEXTS))
+    return sentences.frozen_features(columns, TEXTS, weights)
+
+
+def generated_pairs(n: int = 240, captions: int = 2) -> tuple[dict[str, Split], str]:
+    """Pairs of noisy views of 8 hidden numbers, for a first look without data."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(8, 24, generator=generator), torch.randn(8, 16, generator=generator)
+    splits = {}
+    for name, size in (("train", n), ("validation", n // 4), ("test", n // 4)):
+        hidden = torch.randn(size, 8, generator=generator)
+        x = hidden @ left + 0.5 * torch.randn(size, 24, generator=generator)
+        y = (hidden @ right)[:, None] + 0.5 * torch.randn(size, captions, 16, generator=generator)
+        splits[name] = Split(x, y)
+    return splits, digest(*(part for split in splits.values() for part in split))
+
+
+def generated_classes(n_classes: int = 5, size: int = 40) -> tuple[Labelled, str]:
+    """Gaussian classes, for a first look without data."""
+    generator = torch.Generator().manual_seed(0)
+    means = 0.6 * torch.randn(n_classes, 16, generator=generator)
+    y = torch.arange(n_classes).repeat(size)
+    x, test = (means[y] + torch.randn(len(y), 16, generator=generator) for _ in range(2))
+    names = tuple(f"class {number}" for number in range(n_classes))
+    return Labelled(x, y, test, y, names), digest(x, test, y)
+
+
+def held_out(y: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices by class: the rest, and a share of each class."""
+    parts = hold_out(y.numpy(), share, seed)
+    return torch.from_numpy(parts[0]), torch.from_numpy(parts[1])
+
+
+def digest(*tensors: Tensor) -> str:
+    """The first digits of a sha256 of tensors."""
+    content = hashlib.sha256()
+    for tensor in tensors:
+        content.update(np.ascontiguousarray(tensor.numpy()).tobytes())
+    return content.hexdigest()[:12]
