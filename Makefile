@@ -50,6 +50,7 @@ bench: $(STAMP)  ## time and memory against the dense algorithm and peers (minut
 
 figures: $(STAMP)  ## redraw the pictures and tables of the documentation from results
 	$(BIN)/python docs/forces.py docs/assets
+	$(BIN)/python docs/modalities.py docs/assets
 	$(BIN)/python docs/figures.py results/synthetic results/text docs/assets
 	$(BIN)/tricouple verify --read results/theory/theory.json --out results/theory
 	for run in core shapes step_vision step_clip processes; do \

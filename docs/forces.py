@@ -108,6 +108,18 @@ def across(criterion: tc.FusedGromov | tc.IOT) -> Loss:
     return lambda z, y: criterion(z[:half], y[:half], ref_emb=z[half:], ref_labels=y[half:])
 
 
+def three(edges: str) -> Loss:
+    """The loss of the first view, the second, and their sum in place of a third modality."""
+    criterion, half = tc.MultiModalIOT(10, edges), N // 2  # type: ignore[arg-type]
+
+    def loss(z: Tensor, labels: Tensor) -> Tensor:
+        total = torch.zeros_like(z[:half])
+        total[:, :DIM] = (z[:half] + z[half:])[:, :DIM]
+        return criterion({"first": z[:half], "second": z[half:], "third": total})
+
+    return loss
+
+
 info_nce = {"InfoNCE, c = 10": tc.InfoNCE(sharpness=10)}
 PICTURES: dict[str, Mapping[str, Loss]] = {
     "neg-mmiot": {
@@ -124,6 +136,9 @@ PICTURES: dict[str, Mapping[str, Loss]] = {
     "fused-gromov": {
         "Fused-Gromov, c = 10, α = 0.1": across(tc.FusedGromov(sharpness=10, alpha=0.1)),
         "IOT, c = 10": across(tc.IOT(sharpness=10)),
+    },
+    "multi-modal-iot": {
+        f"{edges}, c = 10": three(edges) for edges in ("triangle", "star", "joint")
     },
     "byol": {"BYOL without its predictor": byol, **info_nce},
 }

@@ -22,6 +22,7 @@ PROGRAMS = {  # of results/NAME/plan.json; without one there are only stored run
     "clip": "clip",
     "tail": "tail",
     "images": "images",
+    "modalities": "modalities",
 }
 
 

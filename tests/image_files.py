@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import pickle
 from pathlib import Path
 
@@ -24,16 +23,12 @@ def write_idx(path: Path, values: np.ndarray) -> None:
     path.write_bytes(header + values.tobytes())
 
 
-def write_mnist(root: Path, n_train: int = 40, n_test: int = 20, packed: bool = False) -> Path:
+def write_mnist(root: Path, n_train: int = 40, n_test: int = 20) -> Path:
     folder = root / "MNIST" / "raw"
     folder.mkdir(parents=True)
     for prefix, n in {"train": n_train, "t10k": n_test}.items():
         write_idx(folder / f"{prefix}-images-idx3-ubyte", random_pixels(n, 28, 28, seed=n))
         write_idx(folder / f"{prefix}-labels-idx1-ubyte", digits_of(n))
-    if packed:
-        for path in list(folder.iterdir()):
-            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-            path.unlink()
     return folder
 
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 LIMITS = {
     (("src/tricouple",), (".py",)): 8_800,
     (("src/tricouple",), (".c", ".h")): 1_600,
-    (("src/tricouple_lab",), (".py",)): 8_600,
+    (("src/tricouple_lab",), (".py",)): 7_500,
     (("theory", "benchmarks", "studies", "reproduce"), (".py",)): 5_200,
     (("tests",), (".py",)): 16_400,
 }

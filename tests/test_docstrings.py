@@ -36,7 +36,7 @@ def functions_of(module) -> list[object]:
 
 PUBLIC = [
     *(getattr(tricouple, name) for name in tricouple.__all__),
-    *(tricouple.ot.sinkhorn, tricouple.ot.triplet_sinkhorn),
+    *(tricouple.ot.sinkhorn, tricouple.ot.triplet_sinkhorn, tricouple.ot.multimodal_sinkhorn),
     *functions_of(tricouple.geometry),
 ]
 

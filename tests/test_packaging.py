@@ -65,7 +65,7 @@ def test_a_wheel_has_what_is_imported_and_no_sources_of_c(clone, monkeypatch):
     source = ROOT / "src"
     wanted = {
         str(path.relative_to(source))
-        for suffix in ("py", "yaml", "html", "css", "csv", "typed")
+        for suffix in ("py", "yaml", "html", "css", "md", "typed")
         for path in source.rglob(f"*.{suffix}")
     }
     assert {"tricouple/py.typed", "tricouple_lab/cli.py"} <= wanted

@@ -210,7 +210,7 @@ def test_a_killed_study_continues(tmp_path, capsys):
     assert 0 < capsys.readouterr().out.count("\n") - 1 < len(whole)  # a line per new run
 
 
-@pytest.mark.parametrize("name", ["bags", "bags-trained", "clip", "images", "three-way"])
+@pytest.mark.parametrize("name", ["bags", "bags-trained", "clip", "images", "modalities"])
 def test_a_first_look_has_all_rows_and_no_verdict(name, tmp_path, capsys):
     assert cli.main(["study", name, "--scale", "smoke", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith(f"scale=smoke: no verdict; runs: {tmp_path}\n")

@@ -21,6 +21,7 @@ tc.NegMMIOT(gradient="implicit", marginals="classes", memory="streamed", check="
 tc.PushPull(sharpness=10, negatives="all", empty="zero")
 tc.BothDirections(tc.InfoNCE(sharpness="paper"), learn=True)
 tc.InvaSpread(variant="published")
+tc.MultiModalIOT(edges=[("image", "text"), ("text", "audio")], gradient="envelope")
 tc.NegMMIOT(shaping=lambda t: -t, group="world")
 """
 WRONG = """
@@ -33,6 +34,7 @@ tc.IOT(memory="stream")  # memory
 tc.InfoNCE(empty="nothing")  # empty
 tc.InfoNCE(check="none")  # check
 tc.DBOT(variant="paper")  # variant
+tc.MultiModalIOT(gradient="implicit")  # gradient
 tc.NegMMIOT(sharpness="10")  # sharpness
 tc.NegMMIOT(tempersture=0.1)  # tempersture
 tc.BothDirections(tc.InfoNCE(), learnt=True)  # learnt

@@ -4,22 +4,21 @@ Exit codes: 0 success; 1 a check failed or the machine did (a full disk); 2 an e
 can correct, as one sentence; 130 Ctrl-C.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tricouple import __version__
-from tricouple_lab.names import UserError, nearest
+from tricouple_lab.names import EXTRAS, UserError, nearest
 
 DESCRIPTION = "Contrastive learning with optimal transport: train, evaluate and compare losses."
 EXAMPLES = """\
@@ -75,49 +74,38 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with counted_interrupts() as pressed:
-        try:
-            return dispatch(words)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        except BrokenPipeError:  # the reader of our output, such as head, has closed it
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-        except (Exception, KeyboardInterrupt) as error:
-            if isinstance(error, KeyboardInterrupt) or pressed:  # libraries may change its type
-                if arguments is None:
-                    signal.signal(signal.SIGINT, signal.SIG_IGN)
-                # Python remembers an interrupt in code that was text, as dataclasses make it, and
-                # ends by the signal then; other such code makes it forget.
-                eval("0")
-                how = str(error) if isinstance(error, KeyboardInterrupt) else ""
-                print(f"interrupted: {how or 'the same command continues'}", file=sys.stderr)
-                return 130
-            if isinstance(error, OSError):
-                print(f"error: {error}", file=sys.stderr)
-                return 1
-            raise
+    pressed: list[int] = []  # how often Ctrl-C was pressed: libraries may change the exception
 
-
-@contextmanager
-def counted_interrupts() -> Iterator[list[int]]:
-    """The signals of Ctrl-C so far, each of which raises ``KeyboardInterrupt`` as usual."""
-    pressed: list[int] = []
-
-    def press(number: int, frame: Any) -> None:
+    def press(number: int, _: Any) -> None:
         pressed.append(number)
         raise KeyboardInterrupt
 
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, press) if in_main_thread else None
     try:
-        before = signal.signal(signal.SIGINT, press)
-    except ValueError:  # not the main thread
-        yield pressed
-        return
-    try:
-        yield pressed
+        return dispatch(words)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of our output, such as head, has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) or pressed:
+            if arguments is None:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # Python remembers an interrupt in code that was text, as dataclasses make it, and
+            # ends by the signal then; other such code makes it forget.
+            eval("0")
+            how = str(error) if isinstance(error, KeyboardInterrupt) else ""
+            print(f"interrupted: {how or 'the same command continues'}", file=sys.stderr)
+            return 130
+        if isinstance(error, OSError):
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        raise
     finally:
-        if signal.getsignal(signal.SIGINT) is press:
+        if in_main_thread and signal.getsignal(signal.SIGINT) is press:
             signal.signal(signal.SIGINT, before)
 
 
@@ -150,9 +138,8 @@ def dispatch(words: list[str]) -> int:
         missing = (error.name or "").partition(".")[0]
         if missing in ("tricouple", "tricouple_lab", command.folder):
             raise
-        raise UserError(
-            f"{missing} is missing: pip install '.[{command.extra}]' in a clone of tricouple"
-        ) from None
+        extra = EXTRAS.get(missing, command.extra)
+        raise UserError(f"{missing} is missing: pip install '.[{extra}]' in a clone") from None
 
 
 def run_module(module: Any, name: str, command: Command, rest: list[str]) -> int:
@@ -167,8 +154,11 @@ def run_module(module: Any, name: str, command: Command, rest: list[str]) -> int
     options, settings = parser.parse_known_args(rest)
     unknown = [word for word in settings if word.startswith("-")]
     if unknown:
-        known = [flag for action in parser._actions for flag in action.option_strings]
-        raise UserError(f"{unknown[0]}: no such option ({nearest(unknown[0], known)})")
+        name, known = unknown[0].lstrip("-").replace("-", "_"), parser.epilog or ""
+        if found := re.search(rf"^  (\S*\.{re.escape(name)}) \(", known, re.MULTILINE):
+            raise UserError(f"{unknown[0]}: settings have no dashes; write {found[1]}=VALUE")
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        raise UserError(f"{unknown[0]}: no such option ({nearest(unknown[0], flags)})")
     return int(module.run(options, [*getattr(options, "words", []), *settings]) or 0)
 
 
@@ -176,16 +166,11 @@ def run_folder(name: str, folder: str, rest: list[str]) -> int:
     """Run a folder of the clone that this package is installed from."""
     root = Path(__file__).resolve().parents[2]
     if not (root / folder / "__main__.py").exists():
-        raise UserError(
-            f"tricouple {name} is the folder {folder}/ of a clone of tricouple: clone it, "
-            "pip install -e '.[all]' there, and run the command again"
-        )
+        how = "pip install -e '.[all]' in a clone and run the command again"
+        raise UserError(f"tricouple {name} is the folder {folder}/ of a clone of tricouple: {how}")
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     return int(import_module(f"{folder}.__main__").main(rest) or 0)
-
-
-# --- train, clip, text: one run, or many ----------------------------------------------------------
 
 
 def configure(parser: argparse.ArgumentParser, task: str) -> None:
@@ -264,9 +249,7 @@ def chosen(text: str | None) -> tuple[str, tuple[float, ...]]:
     try:
         return key, tuple(float(value) for value in values.split(",") if values)
     except ValueError:
-        raise UserError(
-            f"--choose {text}: expected numbers, such as loss.sharpness=3,10,30"
-        ) from None
+        raise UserError(f"--choose {text}: expected KEY=A,B,C with numbers A, B, C") from None
 
 
 def cluster_parameters(text: str | None) -> dict[str, object] | None:

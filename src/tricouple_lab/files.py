@@ -1,7 +1,5 @@
 """Files that are whole or not there, locks, seeds, and what a record says about its origin."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -10,25 +8,27 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
 from tricouple_lab.names import UserError
 
+T = TypeVar("T")
 PACKAGES = ("tricouple", "torch", "lightning", "timm", "datasets")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a file beside ``path``, then rename it: readers never see a part.
 
-    Raises:
-        OSError: One sentence, if the disk is full or cannot be written.
+    An ``OSError`` is one sentence, as of ``written``.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with written(path):
@@ -68,24 +68,17 @@ def written(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        raise _unwritten(path, error.strerror or str(error)) from error
     except Exception as error:
-        text = str(error)
-        torch_says = any(word in text for word in ("PytorchStreamWriter", "iostream error"))
-        if not torch_says and type(error).__name__ != "SafetensorError":
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if any(word in reason for word in ("PytorchStreamWriter", "iostream error")):
+            reason = "the disk may be full"
+        elif not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
-        reason = "the disk may be full" if torch_says else text
-        raise _unwritten(path, reason) from error
-
-
-def _unwritten(path: Path, reason: str) -> OSError:
-    place = path if path.exists() else next((p for p in path.parents if p.is_dir()), Path("."))
-    try:
-        free = f", {shutil.disk_usage(place).free / 1e6:.0f} MB free"
-    except OSError:
-        free = ""
-    return OSError(f"{path}: cannot be written ({' '.join(reason.split())}{free})")
+        place, free = next((p for p in [path, *path.parents] if p.exists()), Path(".")), ""
+        with contextlib.suppress(OSError):
+            free = f", {shutil.disk_usage(place).free / 1e6:.0f} MB free"
+        reason = " ".join(reason.split())
+        raise OSError(f"{path}: cannot be written ({reason}{free})") from error
 
 
 @contextlib.contextmanager
@@ -97,9 +90,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise UserError(
-                f"{folder}: another process is training this run; wait until it ends"
-            ) from None
+            raise UserError(f"{folder}: another process is training this run") from None
     try:
         yield
     finally:
@@ -111,6 +102,35 @@ def cache_folder() -> Path:
     return Path(os.environ.get("TRICOUPLE_CACHE") or "~/.cache/tricouple").expanduser()
 
 
+def cached(key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return tensors by name: those kept under a key, else those that ``compute`` returns.
+
+    The key must say all that they depend on, such as digests of data and weights.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file, save_file
+
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    file = cache_folder() / "features" / f"{name}.safetensors"
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError):  # not there, or damaged
+        found = compute()
+    with contextlib.suppress(OSError):  # a full or read-only disk
+        write_atomically(file, lambda part: save_file(found, part))
+    return found
+
+
+def reported(parts: Iterable[T], size: int, total: int, what: str) -> Iterator[T]:
+    """Yield parts of ``size`` samples; every ten seconds, print to stderr how many are done."""
+    last = time.monotonic()
+    for done, part in enumerate(parts, 1):
+        yield part
+        if time.monotonic() - last > 10:
+            last = time.monotonic()
+            print(f"features of {min(done * size, total)} of {total} {what}", file=sys.stderr)
+
+
 def derived_seed(*place: int | str) -> int:
     """Return a seed below 2⁶³ for one place in a run, such as (seed, "views", epoch, step).
 
@@ -120,11 +140,7 @@ def derived_seed(*place: int | str) -> int:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a file of tensors and plain values onto the CPU; no code in it can run.
-
-    Raises:
-        UserError: If it is damaged or holds anything else.
-    """
+    """Read a file of tensors and plain values onto the CPU; no code in it can run."""
     import pickle
     import zipfile
 
@@ -166,11 +182,7 @@ def commit() -> str | None:
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of the packages that decide what a run computes."""
-    found = {}
-    for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    return {name: version(name) for name in PACKAGES if find_spec(name)}
 
 
 def provenance() -> dict[str, Any]:

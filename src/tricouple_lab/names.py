@@ -3,8 +3,6 @@
 Nothing heavy is imported, so that ``--help`` and error messages are fast.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,23 +37,20 @@ class Row:
 
 
 _PAPER: Mapping[str, Any] = {"sharpness": "paper"}
+_PAPER_CLIP: Mapping[str, Any] = {"sharpness": 100, "n_iters": 5}
 _WITHIN = ("images", "mixture", "text")
 
 # In the order of the paper's tables.
 LOSSES = {
     "infonce": LossName("InfoNCE", "InfoNCE", paper=_PAPER),
     "invaspread": LossName("InvaSpread", "InvaSpread", paper=_PAPER, tasks=_WITHIN),
-    "iot": LossName("IOT", "IOT", paper=_PAPER, paper_clip={"sharpness": 100, "n_iters": 5}),
+    "iot": LossName("IOT", "IOT", paper=_PAPER, paper_clip=_PAPER_CLIP),
     "iot_uniformity": LossName(
-        "IOT with uniformity",
-        "IOT",
-        {"uniformity": 0.2},
-        paper=_PAPER,
-        paper_clip={"sharpness": 100, "n_iters": 5},
+        "IOT with uniformity", "IOT", {"uniformity": 0.2}, _PAPER, _PAPER_CLIP
     ),
     "dbot": LossName("DBOT", "DBOT", paper={"sharpness": 1}),
     "fused_gromov": LossName(
-        "Fused-Gromov", "FusedGromov", paper={"sharpness": 100}, tasks=("clip",)
+        "Fused-Gromov", "FusedGromov", {}, {"sharpness": 100}, None, ("clip",)
     ),
     "pushpull": LossName("PushPull", "PushPull", paper=_PAPER),
     "neg_mmiot": LossName("Neg-MMIOT", "NegMMIOT", paper=_PAPER),
@@ -78,11 +73,7 @@ IMAGES = {
     "folder": Row(
         "own images",
         # Small batches: some hundred steps also with a few hundred images.
-        {
-            "data.image_size": 64,
-            "backbone.name": "efficientnet_lite2",
-            "training.batch_size": 64,
-        },
+        {"data.image_size": 64, "backbone.name": "efficientnet_lite2", "training.batch_size": 64},
         {"training.epochs": 400, "training.batch_size": 256, "backbone.name": "resnet18"},
     ),
 }
@@ -137,6 +128,8 @@ TABLES: dict[str, dict[str, Mapping[str, Any]]] = {
 for _task, _tables in TABLES.items():
     _tables["loss"] = {key: row for key, row in LOSSES.items() if _task in row.tasks}
 
+# Packages that are not in the extra of the command that asks for them.
+EXTRAS = {"open_clip": "clip", "sentence_transformers": "text", "transformers": "text"}
 # What other libraries call a loss that exists here under another name.
 OTHER_NAMES = {
     "supcon": "infonce",

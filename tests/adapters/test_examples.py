@@ -14,7 +14,8 @@ from processes import in_processes
 from tricouple.losses import BothDirections
 
 FOLDER = Path(__file__).parents[2] / "examples"
-SHORT = ("bags", "retrieval", "cached_batches", "captions_ids")  # of PyTorch alone
+# Of PyTorch alone.
+SHORT = ("bags", "retrieval", "cached_batches", "captions_ids", "three_modalities")
 # Of other libraries; one more of PyTorch alone is tested with several processes.
 EXAMPLES = sorted({path.stem for path in FOLDER.glob("*.py")} - {"torchrun", *SHORT})
 
@@ -67,7 +68,7 @@ def test_a_short_example_has_at_most_forty_lines(name):
     assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= 40
 
 
-@pytest.mark.parametrize("name", ["bags", "retrieval"])
+@pytest.mark.parametrize("name", ["bags", "retrieval", "three_modalities"])
 def test_a_short_example_shows_what_it_claims(name):
     found = load(name).main()
     before, *_, after = found if name == "bags" else found.values()

@@ -3,12 +3,12 @@
 import json
 import shutil
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 from PIL import Image
 
+from image_files import write_image
 from tricouple_lab.config.schema import CaptionData
 from tricouple_lab.data.captions import CaptionSplit, caption_identities, load_captions
 from tricouple_lab.data.shapes import draw_shapes
@@ -17,16 +17,9 @@ from tricouple_lab.names import UserError
 CAPTIONS = [[f"image {number}", f"picture {number}"] for number in range(10)]
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRICOUPLE_CACHE", str(tmp_path / "cache"))
-
-
 def write_images(folder, n=10):
-    folder.mkdir(parents=True, exist_ok=True)
     for number in range(n):
-        pixels = np.random.default_rng(number).integers(0, 256, (20, 24, 3), np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
+        write_image(folder / f"{number}.png", (24, 20), seed=number)
 
 
 def write_coco(file, images="images", captions=CAPTIONS):
@@ -79,7 +72,7 @@ def test_flickr8k_and_coco_are_read_in_their_layouts(tmp_path, monkeypatch):
     assert found.splits["test"].captions[:3] == ("image 0", "picture 0", "image 1")
     assert found.splits["test"].image_index[:3].tolist() == [0, 0, 1]
     assert found.notes == ("6 of 10 train images are used (data.train_size)",)
-    with pytest.raises(UserError, match=r"captions_train2017.json; set data.root or TRICOUPLE"):
+    with pytest.raises(UserError, match=r"captions_train2017.json or .*; set TRICOUPLE_DATA"):
         load_captions(CaptionData(name="coco"), 8)
     for part in ("train2017", "val2017"):
         write_coco(tmp_path / "own" / "c.json")

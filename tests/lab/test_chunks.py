@@ -20,11 +20,6 @@ CASES = {
 TASKS = {"views": "images", "words": "text"}
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRICOUPLE_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_a_chunked_step_has_the_gradient_of_the_batch(case):
     """Batch normalisation in evaluation mode, because in training it is that of a chunk."""

@@ -1,7 +1,5 @@
 """The command: its table, its help, its exit codes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -50,6 +48,7 @@ def test_each_command_has_help_without_torch(name):
     [
         (["trian"], "trian: no such command (nearest: train)"),
         (["train", "loss=supcon"], "loss=supcon: called infonce here; use loss=infonce"),
+        (["train", "--epochs", "3"], "--epochs: settings have no dashes; write training.epochs="),
         (["train", "--restrat"], "--restrat: no such option (nearest: --restart"),
         (["train", "-m", "--choose", "loss.sharpness=a"], "--choose loss.sharpness=a: expected"),
         (["train", "-m", "--launcher", "condor"], "--launcher condor: choices are submitit"),
@@ -76,7 +75,7 @@ def test_a_missing_package_names_the_extra(monkeypatch, capsys):
     monkeypatch.setattr(cli, "run_module", missing)
     assert cli.main(["clip"]) == 2
     assert capsys.readouterr().err == (
-        "error: open_clip is missing: pip install '.[clip]' in a clone of tricouple\n"
+        "error: open_clip is missing: pip install '.[clip]' in a clone\n"
     )
 
 

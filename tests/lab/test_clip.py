@@ -7,8 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
+from tricouple_lab.cli import main
 from tricouple_lab.config.compose import compose
-from tricouple_lab.data.sources import ImageSets, ImageSplit
+from tricouple_lab.data.sources import ImageSplit, Sets
 from tricouple_lab.models import clip
 from tricouple_lab.names import UserError
 from tricouple_lab.runs.encoder import load_encoder
@@ -169,7 +170,8 @@ def test_zero_shot_classifies_images_by_the_names_of_their_classes(monkeypatch):
         torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8), torch.arange(12) % 4
     )
     classes = ("red_circle", "ring", "cross", "square")
-    sets = ImageSets({"train": images, "test": images}, classes)
+    clip_task.zero_shot_images.cache_clear()
+    sets = Sets({"train": images, "test": images}, classes)
     monkeypatch.setattr(clip_task, "load_images", lambda config: sets)
     config = compose("clip", [*SMALL, "evaluation.zero_shot=cifar10"])
     data = TASK.load(config)
@@ -178,8 +180,9 @@ def test_zero_shot_classifies_images_by_the_names_of_their_classes(monkeypatch):
     assert found.chance["zero_shot/cifar10@1"] == pytest.approx(0.25)
     assert found.metrics["zero_shot/cifar10@5"] == 1.0
     assert data.digest == TASK.load(compose("clip", SMALL)).digest
-    grey = ImageSets({"test": ImageSplit.whole(images.pixels[:, :1], images.labels)}, classes)
+    grey = Sets({"test": ImageSplit.whole(images.pixels[:, :1], images.labels)}, classes)
     monkeypatch.setattr(clip_task, "load_images", lambda config: grey)
+    clip_task.zero_shot_images.cache_clear()
     with pytest.raises(UserError, match=r"evaluation.zero_shot=cifar10: needs colour images"):
         TASK.load(config)
 
@@ -212,7 +215,11 @@ def test_long_captions_are_cut_and_counted(tmp_path):
     assert data.train.identities.unique().tolist() == [0]
 
 
-def test_a_missing_library_is_named_with_its_extra(monkeypatch):
+@pytest.mark.parametrize("command", ["clip", "evaluate"])
+def test_a_missing_library_is_named_with_its_extra(command, run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    with pytest.raises(UserError, match=r"needs open_clip: pip install '\.\[clip\]'"):
-        TASK.load(compose("clip", SMALL))
+    for name in ("tricouple_lab.models.clip", "tricouple_lab.tasks.clip"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("tricouple_lab.models.clip")
+    assert main([command, *(SMALL if command == "clip" else [str(run[1])])]) == 2
+    assert "open_clip is missing: pip install '.[clip]'" in capsys.readouterr().err

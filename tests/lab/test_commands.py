@@ -1,7 +1,5 @@
 """The commands that use finished runs: evaluate, embed and report, for each task."""
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np
@@ -89,7 +87,7 @@ def test_texts_of_a_table_need_a_column_text(tmp_path, capsys):
     table = tmp_path / "table.csv"
     table.write_text("words\na\n")
     assert main(["embed", "nowhere", str(table)]) == 2
-    assert "no column text; it has words" in capsys.readouterr().err
+    assert "no column text (one text per row); its columns: words" in capsys.readouterr().err
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "folder").mkdir()

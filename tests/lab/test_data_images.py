@@ -17,26 +17,17 @@ from tricouple_lab.data.sources import hold_out, load_images, read, stratified
 from tricouple_lab.names import UserError
 
 
-@pytest.fixture(autouse=True)
-def _places(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRICOUPLE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
-
-
 def folder(root: Path, **options) -> ImageData:
     return ImageData(name="folder", root=str(root), image_size=16, **options)
-
-
-# --- own folders ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("word", ["test", "validation", "dev-board"])
 def test_a_class_named_like_a_split_is_a_class(tmp_path, word):
     root = write_classes(tmp_path / "photos", {"cat": 3, word: 3})
     found = read(folder(root))
-    assert found.test is None
+    assert "test" not in found.splits
     assert set(found.classes) == {"cat", word}
-    assert torch.bincount(found.train.labels).tolist() == [3, 3]
+    assert torch.bincount(found.splits["train"].labels).tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("name", ["a[1]", "b*", "été (1)", "<script>", "what?"])
@@ -44,7 +35,7 @@ def test_names_with_brackets_and_stars_are_names(tmp_path, name):
     root = write_classes(tmp_path / "photos [1]", {name: 3, "other": 2})
     found = read(folder(root))
     assert set(found.classes) == {name, "other"}
-    assert len(found.train) == 5
+    assert len(found.splits["train"]) == 5
 
 
 def test_train_and_test_folders_are_the_split_and_deeper_folders_belong_to_the_first(tmp_path):
@@ -52,8 +43,8 @@ def test_train_and_test_folders_are_the_split_and_deeper_folders_belong_to_the_f
     write_classes(tmp_path / "test", {"dog": 1, "cat": 2})
     found = read(folder(tmp_path))
     assert found.classes == ("cat", "dog")
-    assert torch.bincount(found.train.labels).tolist() == [3, 4]
-    assert torch.bincount(found.test.labels).tolist() == [2, 1]
+    assert torch.bincount(found.splits["train"].labels).tolist() == [3, 4]
+    assert torch.bincount(found.splits["test"].labels).tolist() == [2, 1]
 
 
 def test_pixels_are_the_central_square_upright(tmp_path):
@@ -64,7 +55,7 @@ def test_pixels_are_the_central_square_upright(tmp_path):
     Image.fromarray(pixels).save(tmp_path / "a/0.png", exif=exif)
     found = read(folder(tmp_path))
     wanted = torch.from_numpy(pixels[::-1, ::-1][:, 4:20].transpose(2, 0, 1).copy())
-    assert torch.equal(found.train.pixels[0], wanted)
+    assert torch.equal(found.splits["train"].pixels[0], wanted)
 
 
 def test_images_of_all_kinds_are_read(tmp_path):
@@ -78,15 +69,17 @@ def test_images_of_all_kinds_are_read(tmp_path):
     (tmp_path / "b/notes.txt").write_text("no image")
     (tmp_path / "b/.hidden.png").write_text("no image")
     found = read(folder(tmp_path))
-    assert found.train.pixels.shape == (6, 3, 16, 16)
-    assert torch.equal(found.train.pixels[5, 0], torch.from_numpy((deep >> 8).astype(np.uint8)))
+    assert found.splits["train"].pixels.shape == (6, 3, 16, 16)
+    assert torch.equal(
+        found.splits["train"].pixels[5, 0], torch.from_numpy((deep >> 8).astype(np.uint8))
+    )
 
 
 def test_images_beside_class_folders_are_left_out_and_said(tmp_path):
     write_classes(tmp_path, {"a": 2, "b": 2})
     write_image(tmp_path / "stray.png")
     found = read(folder(tmp_path))
-    assert len(found.train) == 4
+    assert len(found.splits["train"]) == 4
     assert "1 images beside the class folders" in found.notes[0]
 
 
@@ -99,6 +92,13 @@ def test_images_without_class_folders_have_no_labels_and_that_is_said(tmp_path):
     assert "no class folders" in found.notes[0]
     assert "geometry" in found.notes[0]
     assert all(len(split) for split in found.splits.values())
+
+
+def test_test_images_may_have_folders_where_training_images_have_none(tmp_path):
+    write_image(tmp_path / "train/1.png")
+    write_image(tmp_path / "test/cat/2.png")
+    found = read(folder(tmp_path))
+    assert (found.classes, found.splits["test"].labels.tolist()) == ((), [-1])
 
 
 def test_a_class_of_one_image_stays_in_the_training_set_and_is_said(tmp_path):
@@ -122,7 +122,7 @@ def no_images(root):
 
 def no_folder(root):
     root.rmdir()
-    return "expected a folder of images"
+    return "expected a folder with a folder per class"
 
 
 def damaged(root):
@@ -154,9 +154,6 @@ def test_mistakes_in_a_folder_are_one_sentence(tmp_path, mistake):
     assert not list((tmp_path / "cache").rglob("*.part"))
 
 
-# --- parquet --------------------------------------------------------------------------------------
-
-
 def write_parquet(root: Path, sizes: dict[str, int], columns=("image", "label")) -> Path:
     import datasets
 
@@ -181,9 +178,9 @@ def test_a_parquet_folder_is_read_before_a_layout(tmp_path, monkeypatch, test):
     write_parquet(tmp_path / "cifar10", {"train": 8, test: 4}, ("img", "fine_label"))
     found = read(ImageData(name="cifar10", image_size=16))
     assert found.classes == ("cat", "dog")
-    assert found.train.labels.tolist() == [0, 1] * 4
+    assert found.splits["train"].labels.tolist() == [0, 1] * 4
     wanted = random_pixels(16, 16, 3, seed=3).transpose(2, 0, 1)
-    assert torch.equal(found.test.pixels[3], torch.from_numpy(wanted.copy()))
+    assert torch.equal(found.splits["test"].pixels[3], torch.from_numpy(wanted.copy()))
 
 
 def test_a_parquet_folder_without_images_names_its_columns(tmp_path, monkeypatch):
@@ -195,9 +192,6 @@ def test_a_parquet_folder_without_images_names_its_columns(tmp_path, monkeypatch
     table.to_parquet(tmp_path / "svhn/train.parquet")
     with pytest.raises(UserError, match="expected columns of images and of labels, found text"):
         read(ImageData(name="svhn"))
-
-
-# --- splits and subsets ---------------------------------------------------------------------------
 
 
 def test_hold_out_takes_the_share_of_each_class_and_leaves_one():
@@ -248,9 +242,6 @@ def test_a_split_gives_whole_batches_of_its_rows():
     assert torch.equal(torch.cat(list(train.batches(100))), train.pixels[train.index])
 
 
-# --- identity and cache ---------------------------------------------------------------------------
-
-
 def test_a_copied_or_touched_folder_has_the_same_digest_and_changed_data_another(tmp_path):
     root = write_classes(tmp_path / "photos", {"a": 6, "b": 6})
     digest = load_images(folder(root)).digest()
@@ -269,17 +260,17 @@ def test_pixels_are_decoded_once_and_a_damaged_cache_is_made_again(tmp_path, mon
     calls = []
     decode = images.decode
     monkeypatch.setattr(images, "decode", lambda *given: calls.append(given) or decode(*given))
-    first = read(folder(root)).train.pixels.clone()
-    second = read(folder(root)).train.pixels
+    first = read(folder(root)).splits["train"].pixels.clone()
+    second = read(folder(root)).splits["train"].pixels
     assert (len(calls), torch.equal(first, second)) == (6, True)
     (cached,) = (tmp_path / "cache").rglob("*.npy")
     truncate(cached)
-    assert torch.equal(read(folder(root)).train.pixels, first)
+    assert torch.equal(read(folder(root)).splits["train"].pixels, first)
     write_image(root / "a/0.png", seed=50)
-    assert not torch.equal(read(folder(root)).train.pixels, first)
+    assert not torch.equal(read(folder(root)).splits["train"].pixels, first)
 
 
 def test_without_a_place_for_the_cache_images_are_read_all_the_same(tmp_path, monkeypatch):
     root = write_classes(tmp_path / "photos", {"a": 3, "b": 3})
     monkeypatch.setenv("TRICOUPLE_CACHE", str(root / "a/0.png/no folder"))
-    assert read(folder(root)).train.pixels.shape == (6, 3, 16, 16)
+    assert read(folder(root)).splits["train"].pixels.shape == (6, 3, 16, 16)

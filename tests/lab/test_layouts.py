@@ -27,17 +27,16 @@ from tricouple_lab.names import IMAGES, UserError
 @pytest.fixture(autouse=True)
 def _places(tmp_path, monkeypatch):
     monkeypatch.setenv("TRICOUPLE_DATA", str(tmp_path))
-    monkeypatch.setenv("TRICOUPLE_CACHE", str(tmp_path / "cache"))
 
 
 def test_mnist_is_what_its_files_say(tmp_path):
     write_mnist(tmp_path)
     found = read(ImageData(name="mnist", image_size=28))
     assert torch.equal(
-        found.train.pixels[:, 0], torch.from_numpy(random_pixels(40, 28, 28, seed=40))
+        found.splits["train"].pixels[:, 0], torch.from_numpy(random_pixels(40, 28, 28, seed=40))
     )
-    assert found.train.labels.tolist() == [i % 10 for i in range(40)]
-    assert (len(found.test), found.classes) == (20, tuple("0123456789"))
+    assert found.splits["train"].labels.tolist() == [i % 10 for i in range(40)]
+    assert (len(found.splits["test"]), found.classes) == (20, tuple("0123456789"))
     assert found.notes == (
         "mnist: 40 of 60,000 train images and 20 of 10,000 test images are on disk",
     )
@@ -48,7 +47,7 @@ def test_cifar10_takes_the_batches_that_are_there(tmp_path):
     found = read(ImageData(name="cifar10"))
     rows = [random_pixels(20, 3072, seed=sum(map(ord, f"data_batch_{i}"))) for i in (1, 3)]
     wanted = torch.from_numpy(np.concatenate(rows).reshape(-1, 3, 32, 32))
-    assert torch.equal(found.train.pixels, wanted)
+    assert torch.equal(found.splits["train"].pixels, wanted)
     assert found.classes[3] == "kind 3"
     assert "40 of 50,000 train images" in found.notes[0]
 
@@ -57,7 +56,7 @@ def test_cifar100_has_the_fine_labels(tmp_path):
     write_cifar100(tmp_path)
     found = read(ImageData(name="cifar100"))
     assert len(found.classes) == 100
-    assert found.train.labels[:100].tolist() == list(range(100))
+    assert found.splits["train"].labels[:100].tolist() == list(range(100))
 
 
 @pytest.mark.parametrize("place", ["SVHN", "."])
@@ -65,16 +64,16 @@ def test_svhn_calls_the_digit_0_by_0(tmp_path, place):
     write_svhn(tmp_path / place)
     found = read(ImageData(name="svhn"))
     wanted = torch.from_numpy(random_pixels(32, 32, 3, 30).transpose(3, 2, 0, 1).copy())
-    assert torch.equal(found.train.pixels, wanted)
-    assert found.train.labels[:11].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    assert torch.equal(found.splits["train"].pixels, wanted)
+    assert found.splits["train"].labels[:11].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
 
 
 def test_tiny_imagenet_tests_on_the_annotated_images(tmp_path):
     folder = write_tiny_imagenet(tmp_path)
     found = read(ImageData(name="tiny_imagenet", image_size=64))
-    assert (len(found.train), len(found.test)) == (12, 3)
+    assert (len(found.splits["train"]), len(found.splits["test"])) == (12, 3)
     assert found.classes == ("goldfish", "n01629819", "n02123045")
-    assert found.test.labels.tolist() == [0, 1, 2]
+    assert found.splits["test"].labels.tolist() == [0, 1, 2]
     table = folder / "val/val_annotations.txt"
     table.write_text("../x.JPEG\tn01443537\n")
     with pytest.raises(UserError, match=r"val_annotations\.txt, line 1"):
@@ -83,16 +82,16 @@ def test_tiny_imagenet_tests_on_the_annotated_images(tmp_path):
 
 def test_images_are_kept_no_larger_than_they_are_needed(tmp_path):
     write_mnist(tmp_path)
-    small = read(ImageData(name="mnist", image_size=14)).train.pixels
+    small = read(ImageData(name="mnist", image_size=14)).splits["train"].pixels
     assert (small.shape, small.dtype) == ((40, 1, 14, 14), torch.uint8)
-    assert read(ImageData(name="mnist", image_size=64)).train.pixels.shape[-1] == 28
+    assert read(ImageData(name="mnist", image_size=64)).splits["train"].pixels.shape[-1] == 28
 
 
 def test_a_set_without_test_images_is_said(tmp_path):
     for file in write_mnist(tmp_path).glob("t10k*"):
         file.unlink()
     found = read(ImageData(name="mnist"))
-    assert found.test is None
+    assert "test" not in found.splits
     assert "0 of 10,000 test images" in found.notes[0]
 
 

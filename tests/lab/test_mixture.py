@@ -1,7 +1,5 @@
 """The mixture, its batches, and the demo and synthetic commands at tiny size."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -11,7 +9,7 @@ from tricouple_lab.cli import main
 from tricouple_lab.commands import synthetic
 from tricouple_lab.config.compose import compose
 from tricouple_lab.data import generated
-from tricouple_lab.data.generated import class_sizes, digest, load_mixture
+from tricouple_lab.data.generated import class_sizes, load_mixture
 from tricouple_lab.names import UserError
 from tricouple_lab.tasks.base import make_loss
 from tricouple_lab.tasks.mixture import Mixture, outcome
@@ -35,15 +33,15 @@ def test_means_sum_to_zero_and_noise_outside_their_span_has_variance_kappa():
 
 
 def test_a_seed_draws_the_same_data_for_all_losses_and_is_part_of_the_digest():
-    assert digest(drawn()) == digest(drawn("loss=iot"))
-    assert digest(drawn()) != digest(drawn(seed=1))
-    assert [len(split) for split in drawn().values()] == [200, 200, 200]
+    assert drawn().digest() == drawn("loss=iot").digest()
+    assert drawn().digest() != drawn(seed=1).digest()
+    assert [len(split) for split in drawn().splits.values()] == [200, 200, 200]
 
 
 @pytest.mark.parametrize("carry_over", [0.0, 0.5])
 def test_batches_have_each_class_equally_and_keep_a_share_of_the_last(carry_over, monkeypatch):
     monkeypatch.setattr(generated, "BATCHES", 30)
-    train = drawn(f"data.carry_over={carry_over}", "data.per_class=10")["train"]
+    train = drawn(f"data.carry_over={carry_over}", "data.per_class=10").splits["train"]
     order = torch.tensor(train.order(3)).view(30, 16)
     assert order.tolist() == torch.tensor(train.order(3)).view(30, 16).tolist()
     counts = [train.labels[batch].bincount().tolist() for batch in order]
@@ -56,7 +54,7 @@ def test_batches_have_each_class_equally_and_keep_a_share_of_the_last(carry_over
 
 def test_sizes_of_imbalanced_classes_fall_geometrically():
     assert class_sizes(3, 50, imbalance=25) == [50, 10, 2]
-    train = drawn("data.imbalance=25", "data.sampler=shuffled")["train"]
+    train = drawn("data.imbalance=25", "data.sampler=shuffled").splits["train"]
     assert train.labels.bincount().tolist() == [50, 17, 6, 2]
 
 
@@ -65,11 +63,11 @@ def test_sizes_of_imbalanced_classes_fall_geometrically():
     {
         "data.n_classes=1": "2 or more are needed",
         "data.dim=2": "need 3 or more",
-        "data.imbalance=100": "it can be 1 to 25",
+        "data.imbalance=100": "must be 1 to 25",
         "data.imbalance=2": "use data.sampler=shuffled",
         "data.kappa=0": "must be positive",
         "data.carry_over=2": "must be between 0 and 1",
-        "training.batch_size=7": "need 2 samples each, 8 or more",
+        "training.batch_size=7": "must be 8 or more, 2 samples per class",
         "training.batch_size=999": "a class has 50",
     }.items(),
 )

@@ -1,13 +1,15 @@
 """What representations are worth: against scikit-learn, by hand, and in degenerate cases."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
+from torch.nn.functional import normalize
 
 import tricouple as tc
 from image_files import random_pixels
@@ -17,7 +19,7 @@ from tricouple_lab.evaluation import probe
 CLASSIFIERS = {
     "knn": lambda *rows: probe.knn_predictions(*rows, 5),
     "linear": lambda *rows: probe.linear_predictions(*rows, 1e-3),
-    "nearest_mean": probe.nearest_mean_predictions,
+    "nearest_mean": lambda *rows: probe.nearest_mean(*rows)[0],
 }
 
 
@@ -42,24 +44,25 @@ def test_classifiers_read_what_is_there_and_nothing_from_noise(name):
     assert abs((blind == truth[90:]).mean() - 1 / 3) < 0.12
 
 
-def test_knn_votes_by_similarity_as_scikit_learn():
+def test_knn_votes_by_similarity_as_a_loop_does():
     (bank, labels), (queries, _) = clusters(), clusters(50, seed=1)
-    bank_unit, queries_unit = (
-        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (bank, queries)
-    )
-    reference = KNeighborsClassifier(
-        20, weights=lambda distances: np.exp((1 - distances**2 / 2) / probe.TEMPERATURE)
-    ).fit(bank_unit, labels)
-    wanted = reference.predict(queries_unit)
-    assert np.array_equal(probe.knn_predictions(bank, labels, queries, 20), wanted)
+    cosines = normalize(torch.from_numpy(queries)) @ normalize(torch.from_numpy(bank)).T
+    wanted = []
+    for row in cosines.numpy():
+        votes = dict.fromkeys(labels, 0.0)
+        for place in np.argsort(-row)[:20]:
+            votes[labels[place]] += np.exp(row[place] / probe.TEMPERATURE)
+        wanted.append(max(votes, key=votes.get))
+    assert probe.knn_predictions(bank, labels, queries, 20).tolist() == wanted
 
 
 def test_more_neighbours_than_samples_and_many_queries_are_fine(monkeypatch):
     (bank, labels), (queries, _) = clusters(9), clusters(100, seed=1)
     whole = probe.knn_predictions(bank, labels, queries, 1000)
+    rows = probe.nearest_rows(bank, queries, 5)
     monkeypatch.setattr(probe, "_AT_A_TIME", 7)
-    assert np.array_equal(probe.knn_predictions(bank, labels, queries, 1000), whole)
-    assert probe.knn_predictions(bank, labels, queries[:0], 5).shape == (0,)
+    assert all(map(np.array_equal, probe.nearest_rows(bank, queries, 5), rows))
+    assert set(whole) <= set(labels)
 
 
 def test_nearest_mean_is_the_nearest_unit_mean_of_unit_rows():
@@ -69,8 +72,9 @@ def test_nearest_mean_is_the_nearest_unit_mean_of_unit_rows():
     means /= np.linalg.norm(means, axis=1, keepdims=True)
     queries_unit = queries / np.linalg.norm(queries, axis=1, keepdims=True)
     distances = np.linalg.norm(queries_unit[:, None] - means, axis=2)
-    found = probe.nearest_mean_predictions(bank, labels, queries)
+    found, cosines = probe.nearest_mean(bank, labels, queries)
     assert np.array_equal(found, np.array([3, 7, 20])[distances.argmin(axis=1)])
+    np.testing.assert_allclose(cosines, 1 - distances.min(axis=1) ** 2 / 2, atol=1e-5)
 
 
 def test_the_linear_probe_is_logistic_regression_on_standardised_inputs():
@@ -96,14 +100,6 @@ def test_chance_is_the_share_of_the_most_frequent_training_class():
     assert probe.chance(np.array([4]), np.array([])) == 0
 
 
-def test_confusion_counts_rows_of_true_classes():
-    found = probe.confusion(np.array([0, 0, 2]), np.array([1, 0, 2]), 3)
-    assert found.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
-
-
-# --- geometry -------------------------------------------------------------------------------------
-
-
 def test_geometry_is_that_of_the_library():
     rows, labels = clusters()
     found, spectrum = probe.geometry(rows, labels)
@@ -123,9 +119,6 @@ def test_geometry_without_labels_or_with_one_class_is_the_rank_alone(monkeypatch
     assert probe.geometry(rows[:1], None)[0] == {}
     monkeypatch.setattr(probe, "MOST", 30)
     assert probe.geometry(rows, labels)[0]["geometry/nc2_std"] < 1
-
-
-# --- encoders and examples ------------------------------------------------------------------------
 
 
 class Means(nn.Module):
@@ -156,19 +149,26 @@ def test_both_representations_come_in_one_pass_in_the_order_of_the_split():
 def test_examples_are_images_with_their_nearest_training_images():
     train, test, encoder = pictures(20, side=80), pictures(9, seed=1), Means()
     bank, queries = (probe.encoded(encoder, split)["features"] for split in (train, test))
-    found = probe.examples(train, bank, test, queries, count=4, answers=3)
+    some = np.array([0, 3, 4, 7])
+    shown, answers = probe.thumbnails(test, some), partial(probe.thumbnails, train)
+    ids = test.labels.numpy()[some], train.labels.numpy()
+    found = probe.examples("examples", queries[some], bank, shown, answers, *ids)
     shapes = {name: value.shape for name, value in found.items()}
     assert shapes == {
         "examples_queries": (4, 8, 8, 3),
-        "examples_answers": (4, 3, 64, 64, 3),
-        "examples_scores": (4, 3),
-        "examples_right": (4, 3),
+        "examples_answers": (4, 5, 64, 64, 3),
+        "examples_scores": (4, 5),
+        "examples_right": (4, 5),
     }
     assert found["examples_answers"].dtype == np.uint8
     assert (np.diff(found["examples_scores"], axis=1) <= 0).all()
-    itself = probe.examples(train, bank, train, bank, count=20, answers=1)
-    assert itself["examples_right"].all()
-    assert itself["examples_scores"] == pytest.approx(1)
+    rows = np.arange(20)
+    itself = probe.examples("own", bank, bank, rows, lambda nearest: nearest, rows, rows)
+    assert np.array_equal(itself["own_answers"][:, 0], rows)
+    assert itself["own_scores"][:, 0] == pytest.approx(1)
+    assert itself["own_right"].sum(axis=1).tolist() == [1] * 20
+    unknown = probe.examples("own", bank, bank, rows, lambda nearest: nearest, rows - 1, rows)
+    assert "own_right" not in unknown
 
 
 def test_features_show_the_images_that_they_were_computed_from():

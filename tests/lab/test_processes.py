@@ -118,7 +118,7 @@ def test_more_processes_than_samples_are_refused(tmp_path):
 
 def test_a_sweep_is_not_started_again_by_each_process(tmp_path):
     config = tiny(tmp_path, "trainer.devices=2", "trainer.strategy=ddp")
-    with pytest.raises(UserError, match="a sweep cannot train each run in several processes"):
+    with pytest.raises(UserError, match="a sweep cannot train each run in several processes so"):
         execute(Tiny(), config, say=lambda line: None, origin={"plan": "sweep"})
 
 

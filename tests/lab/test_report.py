@@ -61,6 +61,7 @@ def samples(n=60):
         "examples_queries": np.array(NASTY), "examples_answers": np.array([NASTY] * 5),
         "examples_scores": generator.uniform(size=(5, 5)), "examples_right": np.eye(5, dtype=bool),
         "examples_views_queries": generator.integers(0, 255, (3, 40, 40, 3), dtype=np.uint8),
+        "examples_views_scores": np.ones((3, 2)),
         "examples_views_answers": generator.integers(0, 255, (3, 2, 40, 40, 3), dtype=np.uint8),
         "spectrum": np.array([3.0, 2.0, 0.0]),
     }  # fmt: skip
@@ -145,9 +146,21 @@ def test_a_setting_that_was_chosen_makes_neither_row_nor_block():
     runs, chosen = comparison.arrange(committed("text"))
     assert chosen == ["loss.sharpness"]
     assert {"InfoNCE", "PushPull"} <= set(runs["row"])
-    table = comparison.choices(runs, chosen)
-    own = table[table["method"] == "IOT"]
-    assert list(own["chosen"]) == ["c = 30"]
+
+
+def test_methods_with_different_values_of_what_was_chosen_are_rows_and_their_value_a_column():
+    runs = []
+    for loss, best in (("infonce", 3.0), ("iot", 30.0)):
+        for c, seed in itertools.product((3.0, 30.0), (100, 101)):
+            one = record(seed, 0.5, loss={"name": loss, "sharpness": c}, stage="choose")
+            runs.append(dataclasses.replace(one, provenance={"chosen": "loss.sharpness"}))
+        runs += [record(s, 0.6, loss={"name": loss, "sharpness": best}) for s in (0, 1)]
+    named, chosen = comparison.arrange(frame(runs))
+    assert (chosen, set(named["row"])) == (["loss.sharpness"], {"InfoNCE", "IOT"})
+    page, table = sweep_page([*runs, *(record(s, 0.4, loss={"name": "vicreg"}) for s in (0, 1))])
+    assert [*table.index] == ["InfoNCE", "IOT", "VICReg"]
+    row = next(cells for cells in page.split("<tr>") if "IOT" in cells)
+    assert "<td>30</td>" in row
 
 
 def test_new_records_and_old_lines_have_the_same_columns():

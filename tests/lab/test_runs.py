@@ -91,7 +91,8 @@ def test_the_identity_is_settings_and_data_but_not_places_speed_or_measurements(
     def of(*words, digest="d"):
         return RunFolder.of("mixture", tiny("", *words), digest)
 
-    same = ("runs=elsewhere", "evaluation.split=validation", "trainer.devices=2", "logger=none")
+    same = ("runs=elsewhere", "evaluation.split=validation", "evaluation.knn_k=3",
+            "trainer.devices=2", "logger=none", "training.keep_checkpoint=true")  # fmt: skip
     assert {of(word).identity for word in same} == {of().identity}
     others = ("seed=1", "loss=iot", "loss.sharpness=3", "trainer.gradient_clip_val=1")
     different = [of(), of(digest="e"), *(of(word) for word in others)]
@@ -143,9 +144,6 @@ def test_train_enters_few_files_and_takes_each_step_once(tmp_path, capsys):
     assert {step: counts.get(step) for step in ONCE} == dict.fromkeys(ONCE, 1)
     said = capsys.readouterr().out
     assert re.search("epoch   2/2 .*knn.*chance.*before training.*after training", said, re.DOTALL)
-
-
-# --- continuing -----------------------------------------------------------------------------------
 
 
 class End(Callback):
@@ -232,9 +230,6 @@ def test_a_second_process_is_refused(tmp_path):
         quietly(Tiny(), tiny(tmp_path))
 
 
-# --- limits ---------------------------------------------------------------------------------------
-
-
 def test_batches_are_capped_to_the_data_and_the_cap_is_printed(tmp_path):
     _, said = quietly(Tiny(n_train=20), tiny(tmp_path))
     assert "a batch has 20 samples, all there are" in said
@@ -302,9 +297,6 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Tiny, "loss", loss)
     with pytest.raises(UserError, match=r"the loss is nan in epoch 2, step 5: lower training"):
         quietly(Tiny(), tiny(tmp_path))
-
-
-# --- disks and folders that are not trusted -------------------------------------------------------
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
@@ -397,7 +389,7 @@ def test_a_damaged_record_is_one_sentence(tmp_path):
     record, _ = quietly(Tiny(), tiny(tmp_path / "run"))
     (tmp_path / "runs.jsonl").write_text(record.to_json() + "\n{}\n")
     with pytest.raises(UserError, match="line 2: not the record of a run"):
-        read_records([tmp_path])
+        read_records(tmp_path)
     (tmp_path / "run" / "metrics.json").write_text("{")
     with pytest.raises(UserError, match=r"metrics\.json: damaged; delete it"):
         quietly(Tiny(), tiny(tmp_path / "run"))
@@ -420,6 +412,6 @@ def test_a_record_is_a_line_and_knows_where_it_comes_from(tmp_path, monkeypatch)
     assert json.loads(line)["stage"] == "choose"
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "runs.jsonl").write_text(line + "\n")
-    assert read_records([tmp_path / "c"]) == [replace(record, stage="choose")]
+    assert read_records(tmp_path / "c") == [replace(record, stage="choose")]
     with pytest.raises(UserError, match="no finished run here"):
-        read_records([tmp_path / "d"])
+        read_records(tmp_path / "d")

@@ -1,7 +1,5 @@
 """Many runs: choice on validation data, blocks, workers, what is missing, failures."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -31,7 +31,7 @@ def sizes(found):
 
 def test_phrases_have_classes_and_texts_out_of_scope():
     found = load_texts(TextData(), 0)
-    assert sizes(found) == {"train": 900, "validation": 100, "test": 500, "out_of_scope": 200}
+    assert sizes(found) == {"train": 901, "validation": 99, "test": 500, "out_of_scope": 200}
     assert len(found.classes) == 10
     assert found.splits["out_of_scope"].labels.unique().tolist() == [-1]
     assert not set(found.splits["train"].texts) & set(found.splits["test"].texts)
@@ -91,8 +91,8 @@ def test_classes_too_small_to_hold_out_leave_no_validation_split(tmp_path):
 
 def test_sizes_are_exact_and_said():
     found = load_texts(TextData(train_size=123, test_size=45), 0)
-    assert sizes(found) == {"train": 123, "validation": 100, "test": 45, "out_of_scope": 200}
-    assert found.notes[0] == "123 of 900 train texts are used (data.train_size)"
+    assert sizes(found) == {"train": 123, "validation": 99, "test": 45, "out_of_scope": 200}
+    assert found.notes[0] == "123 of 901 train texts are used (data.train_size)"
 
 
 def test_published_intents_are_read_below_intents(tmp_path, monkeypatch):

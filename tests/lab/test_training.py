@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +14,6 @@ from tricouple_lab.names import UserError
 from tricouple_lab.runs.execute import execute
 from tricouple_lab.tasks.base import Model, Share, collapse_note
 from tricouple_lab.training.module import (
-    Batches,
-    EpochOrder,
     SharedBatches,
     TrainingModule,
     learning_rate_factor,
@@ -65,7 +64,7 @@ def test_weight_decay_of_biases_is_a_setting_and_a_sharpness_never_decays(decay,
     objective.log_factor = nn.Parameter(torch.zeros(()))
     model = Model(nn.Linear(2, 2), objective)
     config = tiny("", f"training.decay={decay}", "training.weight_decay=0.1")
-    module = TrainingModule(Tiny(), config, model)
+    module = TrainingModule(Tiny(), config, model, range(9), 3)
     module.trainer = type("Trainer", (), {"estimated_stepping_batches": 3})()
     (found,) = module.configure_optimizers()[0]
     decays = {id(p): group["weight_decay"] for group in found.param_groups for p in group["params"]}
@@ -75,26 +74,30 @@ def test_weight_decay_of_biases_is_a_setting_and_a_sharpness_never_decays(decay,
 
 
 def test_batches_are_equal_and_shuffled_anew_in_each_epoch():
-    order = EpochOrder(range(10), seed=0)
-    first = list(SharedBatches(order, 4, Share()))
-    order.set_epoch(1)
-    second = list(SharedBatches(order, 4, Share()))
+    batches = SharedBatches(range(10), 4, 0, Share())
+    first = list(batches)
+    batches.set_epoch(1)
+    second = list(batches)
     assert [len(batch) for batch in first + second] == [4, 4, 4, 4]
     assert first != second
-    order.set_epoch(0)
-    assert list(SharedBatches(order, 4, Share())) == first
-    other = list(SharedBatches(EpochOrder(range(10), seed=1), 4, Share()))
-    assert other != first
-    shares = [list(SharedBatches(order, 4, Share(rank, 3))) for rank in range(3)]
+    batches.set_epoch(0)
+    assert list(batches) == first
+    assert list(SharedBatches(range(10), 4, 1, Share())) != first
+    shares = [list(SharedBatches(range(10), 4, 0, Share(rank, 3))) for rank in range(3)]
     for whole, *parts in zip(first, *shares, strict=True):
         assert sorted(row for part in parts for row in part) == sorted(whole)
         assert parts[1] == whole[1::3]
 
 
 def test_workers_load_the_same_batches(tmp_path):
-    config = tiny("")
-    config.data.num_workers = 2
-    alone, helped = (Batches(Points(20, 0), 8, c).train_dataloader() for c in (tiny(""), config))
+    loaders = []
+    for workers in (0, 2):
+        config = tiny("")
+        config.data.num_workers = workers
+        module = TrainingModule(Tiny(), config, nn.Linear(1, 1), Points(20, 0), 8)
+        module.trainer = SimpleNamespace(global_rank=0, world_size=1)
+        loaders.append(module.train_dataloader())
+    alone, helped = loaders
     for (one, _), (other, _) in zip(alone, helped, strict=True):
         assert torch.equal(one, other)
     assert helped.num_workers == 2
@@ -125,11 +128,6 @@ def test_the_best_encoder_is_that_of_its_row_and_epoch_0_is_a_candidate(tmp_path
 
 
 def test_a_sharpness_that_learns_has_a_column(tmp_path, monkeypatch):
-    def build(self, config, data):
-        model = original(self, config, data)
-        model.objective.log_factor, model.objective.sharpness = torch.zeros(()), 7.0
-        return model
-
     class Loss(nn.Module):
         log_factor, sharpness = torch.zeros(()), 7.0
 
@@ -141,6 +139,22 @@ def test_a_sharpness_that_learns_has_a_column(tmp_path, monkeypatch):
     trained(tmp_path)
     rows = list(csv.DictReader((tmp_path / "history.csv").read_text().splitlines()))
     assert [row["sharpness"] for row in rows] == ["", "7.0", "7.0", "7.0", "7.0"]
+
+
+def test_an_objective_is_told_of_each_step_of_the_optimiser(tmp_path, monkeypatch):
+    steps = []
+
+    class Following(nn.Module):
+        def forward(self, embeddings, labels):
+            return embeddings.square().mean()
+
+        def after_step(self, number, total):
+            steps.append((number, total))
+
+    original = Tiny.build
+    monkeypatch.setattr(Tiny, "build", lambda *args: Model(original(*args).encoder, Following()))
+    trained(tmp_path)
+    assert steps == [(number, 12) for number in range(1, 13)]
 
 
 def test_compile_is_in_place_and_no_part_of_the_identity(tmp_path, monkeypatch):
@@ -200,9 +214,6 @@ def test_dropout_depends_on_the_step_alone(tmp_path, monkeypatch):
     assert trained(tmp_path / "b")[0].curves == first.curves
 
 
-# --- loggers --------------------------------------------------------------------------------------
-
-
 def test_the_default_loggers_write_and_none_writes_nothing(tmp_path):
     trained(tmp_path / "a", "logger=csv,tensorboard", "training.epochs=1")
     trained(tmp_path / "b", "logger=none", "training.epochs=1")
@@ -237,9 +248,6 @@ def test_a_progress_bar_is_for_terminals(tmp_path, monkeypatch, terminal):
     assert make_trainer(config, tmp_path, []).progress_bar_callback is None
     config.progress = True
     assert (make_trainer(config, tmp_path, []).progress_bar_callback is not None) == terminal
-
-
-# --- collapse -------------------------------------------------------------------------------------
 
 
 def test_collapse_is_found_where_it_is():

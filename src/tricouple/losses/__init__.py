@@ -6,6 +6,7 @@ from tricouple.losses.fused_gromov import FusedGromov
 from tricouple.losses.info_nce import InfoNCE
 from tricouple.losses.inva_spread import InvaSpread
 from tricouple.losses.iot import IOT
+from tricouple.losses.multimodal import MultiModalIOT
 from tricouple.losses.neg_mmiot import NegMMIOT
 from tricouple.losses.push_pull import PushPull
 from tricouple.losses.siglip import SigLIP
@@ -18,6 +19,7 @@ __all__ = [
     "FusedGromov",
     "InfoNCE",
     "InvaSpread",
+    "MultiModalIOT",
     "NegMMIOT",
     "PushPull",
     "SigLIP",

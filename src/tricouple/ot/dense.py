@@ -15,7 +15,15 @@ from torch.nn.functional import normalize
 
 from tricouple.shaping import Shaping, resolve
 
-__all__ = ["info_nce", "iot", "neg_mmiot", "push_pull", "sinkhorn", "triplet_sinkhorn"]
+__all__ = [
+    "info_nce",
+    "iot",
+    "multimodal_iot",
+    "neg_mmiot",
+    "push_pull",
+    "sinkhorn",
+    "triplet_sinkhorn",
+]
 
 Number = float | Tensor
 NONE = -1e30  # for −∞ in logarithms, and less it for +∞ in costs: autograd has no way through them
@@ -96,6 +104,33 @@ def iot(*samples: Any, epsilon: Number, **how: Any) -> Tensor:
     batch = _Batch(*samples, **how)
     mass, _ = batch.masses(batch.positive.sum(1))
     return batch.divergence(_with_sums(batch.positive, mass), 1 - batch.s, epsilon)
+
+
+def multimodal_iot(
+    embeddings: Sequence[Tensor], ids: Sequence[Tensor] | None = None, *,
+    sharpness: Sequence[Number], n_iters: int = 10,
+) -> Tensor:  # fmt: skip
+    """KL(P̃‖P) of three modalities, P for C_ijk = −Σ_edges c s, P̃ uniform on triples of one id.
+
+    Args:
+        embeddings: Three matrices, (N, d), of any lengths.
+        ids: Of their rows; numbers of rows if None.
+        sharpness: c of the edges 01, 02 and 12.
+        n_iters: Sweeps.
+
+    Example:
+        >>> z = torch.eye(3)
+        >>> multimodal_iot([z, z, z], sharpness=[1e-9] * 3)  # log 27 − log 3
+        tensor(2.1972, dtype=torch.float64)
+    """
+    x, y, z = (normalize(rows.double(), dim=1, eps=0.0) for rows in embeddings)
+    a, b, c = sharpness
+    cost = -((a * x @ y.T)[:, :, None] + (b * x @ z.T)[:, None, :] + c * y @ z.T)  # (N, M, K)
+    i, j, k = ids or [torch.arange(size) for size in cost.shape]
+    same = ((i[:, None] == j)[:, :, None] & (i[:, None] == k)[:, None, :]).double()
+    uniform = [torch.full((size,), 1 / size, dtype=torch.float64) for size in cost.shape]
+    log_plan = sum(torch.meshgrid(*sinkhorn(cost, 1.0, uniform, n_iters), indexing="ij")) - cost
+    return -(same * log_plan).sum() / same.sum() - same.sum().log()
 
 
 def info_nce(*samples: Any, temperature: Number, **how: Any) -> Tensor:

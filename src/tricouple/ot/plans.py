@@ -39,7 +39,7 @@ _ENTRIES = 1 << 22  # of a plan, in float64 at a time
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Plan:
+class Plan:
     """What plans of two and of three marginals have in common."""
 
     epsilon: float
@@ -74,7 +74,7 @@ class _Plan:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PairPlan(_Plan):
+class PairPlan(Plan):
     """An entropic transport plan ``P_ij = exp((f_i + g_j ∓ C_ij)/ε)``, or a stack of them.
 
     Attributes:
@@ -207,7 +207,7 @@ def _stacked(scores: Tensor, rows: Tensor, columns: Tensor, how: Sweeps) -> tupl
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TripletPlan(_Plan):
+class TripletPlan(Plan):
     """The entropic plan ``P_ijk = exp((φ_i + f_j + g_k − C_ijk)/ε)``, C_ijk = ψ((s_ij − s_ik)/τ).
 
     Never stored as a tensor: it is its three potentials and the similarities.

@@ -1,23 +1,18 @@
 """``tricouple embed``: embeddings of own images or texts, and which are alike."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tricouple_lab.names import UserError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 DESCRIPTION = """\
 Embed all images below a folder, or all texts of a file, with the encoder of a run.
 
 The file has one row per image or text: `name` (path below the folder, or the text) and `embedding`;
 with --neighbours also the nearest others and their cosines. A file of texts has one per line, or is
-a CSV with a column `text`.
+a table (CSV, TSV, JSON lines, parquet) with a column `text`.
 """
 SUFFIXES = (".npz", ".parquet", ".csv")
 LISTED = 10  # items whose neighbours are printed
@@ -25,18 +20,12 @@ LISTED = 10  # items whose neighbours are printed
 
 def configure(parser: argparse.ArgumentParser, _: str) -> None:
     """Add options."""
-    parser.description = DESCRIPTION
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="a run of train, clip or text")
-    parser.add_argument(
-        "folder", type=Path, metavar="FOLDER|FILE", help="images at any depth, or a file of texts"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"{', '.join(SUFFIXES)}; NAME-embeddings.npz"
-    )
-    parser.add_argument(
-        "--neighbours", type=int, default=0, metavar="K", help="find the K nearest of each item"
-    )
-    parser.add_argument("--which", choices=("last", "best"), default="best", help="which weights")
+    parser.description, add = DESCRIPTION, parser.add_argument
+    add("run_folder", type=Path, metavar="RUN", help="a run of train, clip or text")
+    add("folder", type=Path, metavar="FOLDER|FILE", help="images at any depth, or a file of texts")
+    add("--out", type=Path, metavar="FILE", help=f"{', '.join(SUFFIXES)}; NAME-embeddings.npz")
+    add("--neighbours", type=int, default=0, metavar="K", help="find the K nearest of each item")
+    add("--which", choices=("last", "best"), default="best", help="which weights")
 
 
 def run(options: argparse.Namespace, words: Sequence[str]) -> int:
@@ -53,7 +42,7 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     if note:
         print(f"note: {note}")
     columns: dict[str, Any] = {"name": names, "embedding": embedding}
-    if options.neighbours:
+    if options.neighbours and len(names) > 1:
         nearest, cosines = neighbours(embedding, options.neighbours)
         columns |= {"neighbours": nearest, "cosines": cosines}
         for name, others, values in list(zip(names, nearest, cosines, strict=True))[:LISTED]:
@@ -75,12 +64,11 @@ def read_items(place: Path) -> tuple[list[str], list[Any]]:
         return [str(file.relative_to(place.resolve())) for file in files], list(files)
     if not place.exists():
         raise UserError(f"{place}: no such folder or file")
-    if place.suffix == ".csv":
-        import pandas as pd
+    if place.suffix in (".csv", ".tsv", ".jsonl", ".parquet"):
+        from tricouple_lab.data.tables import read_table, require_columns
 
-        table = pd.read_csv(place, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-        if "text" not in table:
-            raise UserError(f"{place}: no column text; it has {', '.join(table.columns)}")
+        table = read_table(place)
+        require_columns(place, table, {"one text per row": "text"})
         texts = list(table["text"])
     else:
         try:
@@ -93,19 +81,13 @@ def read_items(place: Path) -> tuple[list[str], list[Any]]:
     return texts, texts
 
 
-def neighbours(embedding: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def neighbours(embedding: Any, k: int) -> tuple[Any, Any]:
     """Indices and cosines of the k nearest other rows, shape (n, k) each."""
-    import numpy as np
+    from sklearn.neighbors import NearestNeighbors
 
-    unit = embedding / np.linalg.norm(embedding, axis=1, keepdims=True).clip(1e-12)
-    nearest, cosines = [], []
-    for start in range(0, len(unit), 1024):
-        similarity = unit[start : start + 1024] @ unit.T
-        similarity[np.arange(len(similarity)), start + np.arange(len(similarity))] = -np.inf
-        order = np.argsort(-similarity, axis=1, kind="stable")[:, : min(k, len(unit) - 1)]
-        nearest.append(order)
-        cosines.append(np.take_along_axis(similarity, order, axis=1))
-    return np.concatenate(nearest), np.concatenate(cosines)
+    index = NearestNeighbors(n_neighbors=min(k, len(embedding) - 1), metric="cosine")
+    distances, nearest = index.fit(embedding).kneighbors()
+    return nearest, 1 - distances
 
 
 def write(out: Path, columns: dict[str, Any]) -> None:

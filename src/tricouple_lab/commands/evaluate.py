@@ -1,7 +1,5 @@
 """``tricouple evaluate``: measure trained encoders of any task again; nothing is written."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,24 +31,19 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     folders = [Path(word) for word in words if word not in changes]
     if not folders:
         raise UserError("name the folder of a run, such as tricouple evaluate runs/NAME")
-    for folder in folders:
-        measure(folder, changes, options.which)
-    return 0
-
-
-def measure(folder: Path, changes: Sequence[str], which: str) -> None:
-    """Print a table of one run."""
     from tricouple_lab.report.run_page import run_table
     from tricouple_lab.runs import execute
     from tricouple_lab.runs.folder import read_config, read_records
     from tricouple_lab.tasks.base import task_of
 
-    config = read_config(folder, changes)
-    (record,) = read_records([folder])
-    task = task_of(config.task)
-    data = task.load(config)
-    if data.digest != record.data["digest"]:
-        print("note: other data than those of the run")
-    measured, _ = execute.measure(task, config, data, folder, record, which)
-    print(f"{folder.name}, {config.evaluation.split} split (%)")
-    print(run_table(measured).to_string(float_format="{:.1f}".format))
+    for folder in folders:
+        config = read_config(folder, changes)
+        (record,) = read_records(folder)
+        task = task_of(config.task)
+        data = task.load(config)
+        if data.digest != record.data["digest"]:
+            print("note: other data than those of the run")
+        measured, _ = execute.measure(task, config, data, folder, record, options.which)
+        print(f"{folder.name}, {config.evaluation.split} split (%)")
+        print(run_table(measured).to_string(float_format="{:.1f}".format))
+    return 0

@@ -1,7 +1,5 @@
 """``tricouple report``: a page of one run, of several, or of a study."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +7,9 @@ from pathlib import Path
 
 def configure(parser: argparse.ArgumentParser, _: str) -> None:
     """Add options."""
-    parser.add_argument(
-        "words", nargs="+", metavar="PATH", help="folders of runs, of sweeps or of studies"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("report.html"), help="the page (default: report.html)"
-    )
+    add = parser.add_argument
+    add("words", nargs="+", metavar="PATH", help="folders of runs, sweeps or studies")
+    add("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
 
 
 def run(options: argparse.Namespace, words: Sequence[str]) -> int:

@@ -1,19 +1,12 @@
 """``tricouple demo`` and ``tricouple synthetic``: seven methods on the paper's Gaussian mixture."""
 
-from __future__ import annotations
-
 import argparse
 import os
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tricouple_lab.names import UserError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 DEMO = """\
 Seven methods learn ten Gaussian classes with the same small network and the same number of steps:
@@ -76,6 +69,9 @@ def configure(parser: argparse.ArgumentParser, which: str) -> None:
 
 def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     """Do the runs that are missing, print the table and write the page."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     from tricouple_lab.runs.sweep import Plan, sweep
     from tricouple_lab.tasks.base import task_of
 
@@ -86,8 +82,9 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     base = (f"training.epochs={options.epochs}", *words)
     shapings = ("linear",) if options.wraps == "demo" else ("linear", "log_sigmoid")
     rows = tuple(row for shaping in shapings for row in methods(shaping))
-    blocks = tuple((f"data.n_classes={k}", f"training.batch_size={BATCH_PER_CLASS * k}")
-                   for k in classes)  # fmt: skip
+    blocks = tuple(
+        (f"data.n_classes={k}", f"training.batch_size={BATCH_PER_CLASS * k}") for k in classes
+    )
     plan = Plan(
         task_of("mixture"),
         rows if options.part != "maps" else (),
@@ -96,11 +93,16 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
         seeds=tuple(range(options.seed, options.seed + options.seeds)),
         extra=tuple(maps(blocks[0])) if options.part != "main" else (),
     )
-    total = len(tuple(plan.jobs({})))
-    with progress(options.out / "runs", total, options.epochs) as say:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("training", total=len(tuple(plan.jobs({}))))
+
+        def say(line: str) -> None:
+            console.print(line)
+            progress.advance(bar)
+
         sweep(plan, options.out, workers=options.workers, say=say)
-    table = summary(options.out)
-    print(table.to_string(index=False))
+    print(summary(options.out).to_string(index=False))
     print(f"written: {options.out / 'report.html'}")
     return 0
 
@@ -147,53 +149,25 @@ def maps(block: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 SHOWN = {
-    "NC1": ("geometry/nc1", "{:.2g}"),
-    "NC2": ("geometry/nc2_deviation", "{:.1e}"),
-    "directions": ("geometry/directions", "{:.1f}"),
-    "k-NN": ("embedding/knn", "{:.1%}"),
+    "NC1": ("after/geometry/nc1", "{:.2g}"),
+    "NC2": ("after/geometry/nc2_deviation", "{:.1e}"),
+    "directions": ("after/geometry/directions", "{:.1f}"),
+    "chance": ("chance/embedding/knn", "{:.1%}"),
+    "before": ("before/embedding/knn", "{:.1%}"),
+    "k-NN": ("after/embedding/knn", "{:.1%}"),
 }
 
 
-def summary(out: Path) -> pd.DataFrame:
+def summary(out: Path) -> Any:
     """One row per run: scatter within classes, angles, directions, accuracy, outcome."""
     from tricouple_lab.report.frame import frame
     from tricouple_lab.tasks.mixture import outcome
 
     runs = frame(out)
-    after = runs.filter(like="after/").rename(columns=lambda key: key.removeprefix("after/"))
     table = runs[["data.n_classes", "method"]].set_axis(["K", "method"], axis=1)
     for title, (key, form) in SHOWN.items():
-        table[title] = after[key].map(form.format).replace("nan", "–") if key in after else "–"
+        table[title] = runs[key].map(form.format) if key in runs else "–"
+    after = runs.filter(like="after/").rename(columns=lambda key: key.removeprefix("after/"))
     table["outcome"] = [outcome(row.dropna().to_dict()) for _, row in after.iterrows()]
+    table = table.replace({"nan": "–", "nan%": "–"})
     return table.assign(seed=runs["seed"], s=runs["seconds"].map("{:.0f}".format))
-
-
-@contextmanager
-def progress(runs: Path, total: int, epochs: int) -> Iterator[Any]:
-    """Show what has been said and, on a terminal, how many epochs of all runs are done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    if not console.is_terminal:
-        yield console.print
-        return
-    columns = (TextColumn("epochs of all runs"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
-        bar, ended = bars.add_task("", total=total * epochs), threading.Event()
-
-        def watch() -> None:
-            while not ended.wait(0.5):
-                histories = (
-                    file.read_text(encoding="utf-8") for file in runs.glob("*/history.csv")
-                )
-                done = sum(text.count("\n") - 2 for text in histories)  # a head and epoch 0
-                bars.update(bar, completed=max(0, done))
-
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
-            yield console.print
-        finally:
-            ended.set()
-            watcher.join()

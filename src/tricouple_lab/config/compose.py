@@ -4,14 +4,13 @@ A word is ``key=value``. The type of every setting is known, so a text is taken 
 spaces, accents, brackets and colons need no quotes beyond those of the shell.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -64,15 +63,7 @@ def settings(task: str) -> dict[str, Any]:
 
 
 def compose(task: str, words: Sequence[str]) -> Any:
-    """Return the configuration that the words describe.
-
-    Args:
-        task: ``images``, ``clip``, ``text`` or ``mixture``.
-        words: ``data=digits``, ``training.epochs=3``, …; the last of two equal keys counts.
-
-    Raises:
-        UserError: One sentence that names the word and the nearest setting.
-    """
+    """Return the configuration of a task that the words describe; of two equal keys the last."""
     values = dict(split_word(word) for word in words)
     config = OmegaConf.structured(schema.SCHEMAS[task])
     scale = choose_value(task, "scale", values.get("scale", config.scale))
@@ -182,23 +173,14 @@ def check_arguments(prefix: str, arguments: Iterable[str], target: Callable[...,
     known = [name for name in inspect.signature(target).parameters if name != "self"]
     for name in arguments:
         if name not in known:
-            title = getattr(target, "__name__", str(target))
-            raise UserError(
-                f"{prefix}{name}: {title} has no such argument ({nearest(name, known)})"
-            )
+            title, near = getattr(target, "__name__", str(target)), nearest(name, known)
+            raise UserError(f"{prefix}{name}: {title} has no such argument ({near})")
 
 
 def identity_settings(config: Run) -> dict[str, Any]:
     """Return the settings that another value of makes another run, by their dotted names."""
     return {
-        key: value_of(config, key)
+        key: attrgetter(key)(config)
         for key, item in settings(config.task).items()
         if item.metadata["identity"]
     }
-
-
-def value_of(config: Any, key: str) -> Any:
-    """Return the value of a dotted name."""
-    for part in key.split("."):
-        config = config[part] if isinstance(config, Mapping) else getattr(config, part)
-    return config

@@ -11,13 +11,9 @@ from typing import Any
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] = (), identity: bool = True) -> Any:
-    """A dataclass field with a help text.
+    """A dataclass field with a line of help; without choices any value of the type is allowed.
 
-    Args:
-        default: Its value; lists and dictionaries are copied.
-        help: One line for ``--help``.
-        choices: The values that are allowed; empty: any of the type.
-        identity: Whether another value makes another run. Folders, measurements and speed do not.
+    ``identity``: whether another value makes another run. Folders, measurements and speed do not.
     """
     metadata = {"help": help, "choices": choices, "identity": identity}
     if isinstance(default, list | dict):

@@ -5,8 +5,6 @@ and on a GPU the images stay where they are. Each image has parameters of its ow
 agrees with torchvision's of the same name.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -62,16 +60,11 @@ def random_view(
 ) -> Tensor:
     """Return one random view of each image; another seed gives another, independent view.
 
-    Args:
-        images: Shape (n, c, side, side); 8-bit, or floating point in [0, 1].
-        seed: Decides everything that is drawn, whatever the device.
-        recipe: What to do, and how often.
-        size: Side of the views.
-        share: Which images of a larger batch these are: what happens to an image does not depend
-            on how many processes share its batch.
+    What happens to an image depends neither on the device nor on how many processes share its
+    batch: ``share`` says which images of it these are.
 
-    Returns:
-        float32 in [0, 1], shape (n, c, size, size); row i is a view of image i.
+    Shape:
+        images (n, c, side, side), 8-bit or in [0, 1]; views (n, c, size, size), float32 in [0, 1].
     """
     n, _, side, _ = images.shape
     share = share or Share()
@@ -82,9 +75,6 @@ def random_view(
     # Half precision has fewer grey levels than the images.
     with torch.autocast(images.device.type, enabled=False):
         return transform(unit_range(images, side), parameters, size)
-
-
-# --- what happens to each image: drawn on the CPU, so that a seed gives the same everywhere -------
 
 
 class Parameters(NamedTuple):
@@ -127,13 +117,8 @@ def draw_boxes(uniform: Tensor, corners: Tensor, side: int, recipe: Recipe) -> T
     """Return crops distributed like those of torchvision's RandomResizedCrop, int64 (n, 4).
 
     Each image draws ten boxes, with a uniform share of the area and a log-uniform ratio of width
-    to height, and takes the first that fits, at a uniform place; if none fits, the whole.
-
-    Args:
-        uniform: Shares and ratios, shape (n, 2, 10).
-        corners: Places of the box, shape (n, 2).
-        side: Of the images, in pixels.
-        recipe: Ranges of both.
+    to height (n, 2, 10), and takes the first that fits, at a uniform place (n, 2); if none fits,
+    the whole.
     """
     shares, aspects = uniform.double().unbind(1)  # (n, 10)
     area = side**2 * (recipe.scale[0] + (recipe.scale[1] - recipe.scale[0]) * shares)
@@ -147,10 +132,7 @@ def draw_boxes(uniform: Tensor, corners: Tensor, side: int, recipe: Recipe) -> T
 
 
 def transform(images: Tensor, parameters: Parameters, size: int) -> Tensor:
-    """Do to each image what its parameters say: crop, mirror, rotate, jitter, grey, blur.
-
-    From (n, c, side, side) to (n, c, size, size), both in [0, 1]; the parameters are on the CPU.
-    """
+    """Do to each image what its parameters say: crop, mirror, rotate, jitter, grey, blur."""
     here = Parameters(*(part.to(images.device) for part in parameters))
     view = resized_crop(images, here.boxes, size, here.mirrored)
     # Which images a step concerns is decided on the CPU, where asking does not wait for a device.
@@ -167,9 +149,6 @@ def transform(images: Tensor, parameters: Parameters, size: int) -> Tensor:
         if len(chosen):
             view[chosen] = change(view[chosen], amounts[chosen])
     return view
-
-
-# --- the changes: floating-point images of shape (n, c, h, w), amounts of shape (n,) --------------
 
 
 def resized_crop(images: Tensor, boxes: Tensor, size: int, mirrored: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,29 +18,20 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from tricouple_lab.config.schema import CaptionData
+from tricouple_lab.data.hub import load_tables
+from tricouple_lab.data.images import decoded, decoded_files
 from tricouple_lab.data.shapes import draw_shapes
-from tricouple_lab.data.sources import data_folder
-from tricouple_lab.data.tables import (
-    check_sizes,
-    clean,
-    parquet_tables,
-    read_table,
-    require_columns,
-    tables_of,
-)
+from tricouple_lab.data.sources import Sets, check_sizes, data_folder, reduce, stratified
+from tricouple_lab.data.tables import clean, read_table, require_columns, tables_of
 from tricouple_lab.names import CAPTIONS, UserError
 
-# Of each split: the file of captions in COCO's format, and the folder of its images.
+# Of each split: the end of the name of its file in COCO's format, and the folder of its images.
 LAYOUTS = {
     "flickr8k": {
-        split: (f"annotations/captions_{part}.json", "images")
-        for split, part in (("train", "train"), ("validation", "val"), ("test", "test"))
+        "train": ("train", "images"), "validation": ("val", "images"), "test": ("test", "images"),
     },
-    "coco": {
-        split: (f"annotations/captions_{part}.json", part)
-        for split, part in (("train", "train2017"), ("test", "val2017"))
-    },
-}
+    "coco": {"train": ("train2017", "train2017"), "test": ("val2017", "val2017")},
+}  # fmt: skip
 SHAPES = {"train": 1000, "validation": 256, "test": 256}  # images, unless sizes are given
 TEST_SHARE, LARGEST_TEST = 0.2, 1000  # of images without a test set
 
@@ -73,30 +64,18 @@ class CaptionSplit:
         texts = tuple(self.texts[index] for index in chosen.tolist())
         return CaptionSplit(self.pixels, self.index[chosen], texts)
 
-
-@dataclass(frozen=True, eq=False)
-class CaptionSets:
-    """A decoded data set."""
-
-    splits: dict[str, CaptionSplit]  # train, validation (if any), test
-    notes: tuple[str, ...] = ()  # printed once
-
-    def digest(self) -> str:
-        """Return a sha256 of the decoded content."""
-        content = hashlib.sha256()
-        for name, split in self.splits.items():
-            content.update(repr((name, split.texts)).encode())
-            for part in split.index.split(4096):
-                content.update(split.pixels[part].numpy().tobytes())
-        return content.hexdigest()
+    def content(self) -> Iterator[bytes]:
+        """Yield what the digest is computed from."""
+        yield repr(self.texts).encode()
+        yield from (self.pixels[part].numpy().tobytes() for part in self.index.split(4096))
 
 
-def load_captions(config: CaptionData, side: int) -> CaptionSets:
+def load_captions(config: CaptionData, side: int) -> Sets:
     """Read and decode a data set, hold out what it has no split for, and cut it to size.
 
     The held-out images are the same for every seed. Images are squares of ``side`` pixels.
     """
-    check_sizes(config, {"train_size": 1, "validation_size": 0, "test_size": 1})
+    check_sizes(config)
     notes: list[str] = []
     if config.name == "shapes":
         splits = _shapes(config, side)
@@ -110,14 +89,9 @@ def load_captions(config: CaptionData, side: int) -> CaptionSets:
     if "validation" not in splits and config.validation_size != 0:
         size = config.validation_size or len(splits["train"]) // 10
         _hold_out(splits, "validation", size, notes)
-    ordered: dict[str, CaptionSplit] = {}
-    for name in ("train", "validation", "test"):
-        if name in splits:
-            size, n = getattr(config, f"{name}_size"), len(splits[name])
-            if size and size < n:
-                notes.append(f"{size} of {n} {name} images are used (data.{name}_size)")
-            ordered[name] = splits[name].rows(_drawn(n, size or n))
-    return CaptionSets(ordered, tuple(notes))
+    splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
+    notes += reduce(splits, config, "images")
+    return Sets(splits, notes=tuple(notes))
 
 
 def _hold_out(splits: dict[str, CaptionSplit], name: str, size: int, notes: list[str]) -> None:
@@ -128,26 +102,16 @@ def _hold_out(splits: dict[str, CaptionSplit], name: str, size: int, notes: list
     held_out = max(1, min(size, n // 3))
     if held_out < size:
         notes.append(f"{held_out} of {n} images are held out for the {name}: a third at most")
-    chosen = _drawn(n, held_out)
-    splits[name] = splits["train"].rows(chosen)
-    splits["train"] = splits["train"].rows(np.setdiff1d(np.arange(n), chosen))
-
-
-def _drawn(n: int, size: int) -> np.ndarray:
-    """Return ``size`` of n indices, the same ones every time, ascending."""
-    return np.sort(np.random.default_rng(0).permutation(n)[:size])
+    chosen = stratified(np.zeros(n), held_out)
+    rest = np.setdiff1d(np.arange(n), chosen)
+    splits[name], splits["train"] = splits["train"].rows(chosen), splits["train"].rows(rest)
 
 
 def caption_identities(split: CaptionSplit, kind: str) -> tuple[Tensor, str]:
-    """Return an identity for each caption; pairs of one identity are never negatives.
+    """Return an identity for each caption (m,); pairs of one identity are never negatives.
 
-    Args:
-        split: Images and captions.
-        kind: ``image``: captions of one image share an identity; ``caption``: equal captions do;
-            ``both``: what a chain of either connects.
-
-    Returns:
-        int64 (m,), and a note on captions that several images have, empty if there are none.
+    ``image``: captions of one image share an identity; ``caption``: equal captions do; ``both``:
+    what a chain of either connects. Returns also a note on captions that several images have.
     """
     codes = pd.factorize(np.array(split.captions, dtype=object))[0]
     index, n = split.image_index.numpy(), len(split)
@@ -166,9 +130,6 @@ def caption_identities(split: CaptionSplit, kind: str) -> tuple[Tensor, str]:
     return torch.from_numpy(groups).long(), captions and note
 
 
-# --- where captions come from ---------------------------------------------------------------------
-
-
 def _shapes(config: CaptionData, side: int) -> dict[str, CaptionSplit]:
     asked = {name: getattr(config, f"{name}_size") for name in SHAPES}
     sizes = {name: SHAPES[name] if size is None else size for name, size in asked.items()}
@@ -182,51 +143,33 @@ def _shapes(config: CaptionData, side: int) -> dict[str, CaptionSplit]:
 
 def _published(config: CaptionData, side: int, notes: list[str]) -> dict[str, CaptionSplit]:
     """A published set: COCO's JSON or parquet files below ``FOLDER/NAME``, else from the hub."""
-    name, hub = config.name, CAPTIONS[config.name].hub
+    name = config.name
     root = Path(config.root).expanduser() if config.root else data_folder("") / name
-    files = {split: (root / file, root / images) for split, (file, images) in LAYOUTS[name].items()}
+    files = {
+        split: (root / f"annotations/captions_{part}.json", root / images)
+        for split, (part, images) in LAYOUTS[name].items()
+    }
     if files["train"][0].is_file():
         return {
             split: _decoded(read_coco(file, images), file, side, notes)
             for split, (file, images) in files.items()
             if file.is_file()
         }
-    from tricouple_lab.data.hub import load_hub
-
-    try:
-        tables = parquet_tables(root) or (load_hub(hub) if hub else None)
-    except ConnectionError as error:
-        raise UserError(
-            f"data={name}: not found as {files['train'][0]} or {root}/*.parquet, nor on the hub as "
-            f"{hub} ({error}); set data.root or TRICOUPLE_DATA"
-        ) from None
-    if tables is None:
-        raise UserError(
-            f"data={name}: not found as {files['train'][0]}; set data.root or TRICOUPLE_DATA"
-        )
+    looked_for, instead = str(files["train"][0]), "data=shapes, which needs no files"
+    tables = load_tables(name, root, CAPTIONS[name].hub, looked_for, instead)
     return {split: _table_split(rows, side, f"{name}, {split}") for split, rows in tables.items()}
 
 
 def _table_split(rows: Any, side: int, place: str) -> CaptionSplit:
     """Images in a table of ``datasets``; captions in one column or several, texts or lists."""
-    from tricouple_lab.data.images import decoded
-
     columns = [key for key in rows.column_names if key.startswith(("caption", "sentence", "text"))]
     if "image" not in rows.column_names or not columns:
         there = ", ".join(rows.column_names)
-        raise UserError(
-            f"{place}: expected columns image and caption (or caption_0 …), found {there}"
-        )
-    values = [rows[column] for column in columns]
-    texts = [
-        tuple(
-            text
-            for value in row
-            for text in map(clean, [value] if isinstance(value, str) else value or [])
-            if text
-        )
-        for row in zip(*values, strict=True)
-    ]
+        raise UserError(f"{place}: expected columns image and caption (caption_0 …), found {there}")
+    texts = []
+    for row in zip(*(rows[column] for column in columns), strict=True):
+        lists = [[value] if isinstance(value, str) else value or [] for value in row]
+        texts.append(tuple(filter(None, map(clean, itertools.chain(*lists)))))
     pixels = decoded(rows.select_columns(["image"]), side, 3, place)
     some = [index for index, captions in enumerate(texts) if captions]
     return CaptionSplit(pixels, torch.arange(len(pixels)), tuple(texts)).rows(some)
@@ -240,19 +183,13 @@ def _own_tables(config: CaptionData, side: int, notes: list[str]) -> dict[str, C
             frame = read_coco(file, file.parent)
         else:
             frame = read_table(file)
-            wanted = {
-                "data.image_column": config.image_column,
-                "data.caption_column": config.caption_column,
-            }
-            require_columns(file, frame, wanted)
-            frame = frame[list(wanted.values())].set_axis(["image", "caption"], axis=1)
+            columns = [config.image_column, config.caption_column]
+            settings = ("data.image_column", "data.caption_column")
+            require_columns(file, frame, dict(zip(settings, columns, strict=True)))
+            frame = frame[columns].set_axis(["image", "caption"], axis=1)
             places = [file.parent, file.parent / "images", file.parent / "Images"]
-            beside = [
-                place
-                for place in places
-                if frame["image"].map(place.__truediv__).map(Path.is_file).any()
-            ]
-            frame["image"] = frame["image"].map((beside or places)[0].__truediv__)
+            beside = (p for p in places if any((p / name).is_file() for name in frame["image"]))
+            frame["image"] = frame["image"].map(next(beside, file.parent).__truediv__)
         found[split] = _decoded(frame, file, side, notes)
     return found
 
@@ -268,16 +205,12 @@ def read_coco(file: Path, folder: Path) -> pd.DataFrame:
         paths = [folder / name for name in merged["file_name"]]
         return pd.DataFrame({"image": paths, "caption": merged["caption"].map(str)}, dtype=object)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{file}: expected COCO's format, images with id and file_name, annotations with "
-            f"image_id and caption ({type(error).__name__}: {error})"
-        ) from None
+        wanted = "images with id and file_name, annotations with image_id and caption"
+        raise UserError(f"{file}: expected COCO's format, {wanted} ({error!r})") from None
 
 
 def _decoded(frame: pd.DataFrame, file: Path, side: int, notes: list[str]) -> CaptionSplit:
     """Collect the captions of each image and decode it; what is missing is left out and noted."""
-    from tricouple_lab.data.images import decoded_files
-
     frame = frame.assign(caption=frame["caption"].map(clean))
     empty = frame["caption"] == ""
     images = frame["image"].drop_duplicates()

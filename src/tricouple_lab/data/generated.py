@@ -7,9 +7,8 @@ variance says nothing about the class.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tricouple_lab.config.schema import MixtureData
+from tricouple_lab.data.sources import Sets
 from tricouple_lab.files import derived_seed
 from tricouple_lab.names import UserError
 
@@ -67,6 +67,11 @@ class Samples:
         """Return a whole batch at once; PyTorch's DataLoader calls this."""
         return self.inputs[indices], self.labels[indices]
 
+    def content(self) -> Iterator[bytes]:
+        """Yield what the digest is computed from."""
+        yield self.inputs.numpy().tobytes()
+        yield self.labels.numpy().tobytes()
+
 
 @dataclass(frozen=True, eq=False)
 class ClassUniform(Samples):
@@ -88,62 +93,47 @@ class ClassUniform(Samples):
     def order(self, seed: int) -> list[int]:
         """Indices of the batches of an epoch, one batch after the other."""
         generator = torch.Generator().manual_seed(seed)
-        classes = [
-            _Cycle((self.labels == label).nonzero()[:, 0].tolist(), generator)
-            for label in self.labels.unique()
-        ]
-        kept = math.floor(self.carry_over * self.per_class + 1e-9)  # 0.29 · 100 is 28.99…
-        batches = ([cycle.next(self.per_class, kept) for cycle in classes] for _ in range(BATCHES))
-        return [index for batch in batches for members in batch for index in members]
+        size, kept = self.per_class, math.floor(self.carry_over * self.per_class + 1e-9)
+        members = [(self.labels == k).nonzero()[:, 0].tolist() for k in self.labels.unique()]
+        classes = [_class_batches(own, size, kept, generator) for own in members]
+        return [index for _ in range(BATCHES) for batches in classes for index in next(batches)]
 
 
-class _Cycle:
-    """The samples of one class in passes: ``next`` gives those of the next batch."""
+def _class_batches(
+    members: list[int], size: int, kept: int, generator: torch.Generator
+) -> Iterator[list[int]]:
+    """Yield batches of one class: ``kept`` samples of the last one, and others up to ``size``."""
 
-    def __init__(self, members: list[int], generator: torch.Generator) -> None:
-        self.members, self.generator = members, generator
-        self.last: list[int] = []
-        self.left = list(members)  # not shown in this pass
-
-    def next(self, size: int, kept: int) -> list[int]:
-        """``kept`` samples of the last batch, and others up to ``size``."""
-        keep = self.draw(self.last, min(kept, len(self.last)))
-        open_ = [index for index in self.left if index not in keep]
-        wanted = size - len(keep)
-        if len(open_) >= wanted:
-            new = self.draw(open_, wanted)
-        else:
-            self.left = [index for index in self.members if index not in (*keep, *open_)]
-            new = open_ + self.draw(self.left, wanted - len(open_))
-        self.left = [index for index in self.left if index not in new]
-        self.last = keep + new
-        return self.last
-
-    def draw(self, indices: list[int], count: int) -> list[int]:
-        """Some of the indices, without replacement."""
-        order = torch.randperm(len(indices), generator=self.generator)[:count]
+    def draw(indices: list[int], count: int) -> list[int]:
+        order = torch.randperm(len(indices), generator=generator)[:count]
         return [indices[place] for place in order.tolist()]
+
+    last: list[int] = []
+    left = members  # not shown in this pass
+    while True:
+        keep = draw(last, kept)
+        new = [index for index in left if index not in keep]
+        wanted = size - len(keep)
+        if len(new) >= wanted:
+            new = draw(new, wanted)
+        else:  # another pass
+            left = [index for index in members if index not in (*keep, *new)]
+            new += draw(left, wanted - len(new))
+        left = [index for index in left if index not in new]
+        last = keep + new
+        yield last
 
 
 def class_sizes(n_classes: int, per_class: int, imbalance: float) -> list[int]:
-    """Sizes of the classes: they fall geometrically, the largest is imbalance times the smallest.
-
-    Example:
-        >>> class_sizes(3, 50, imbalance=25)
-        [50, 10, 2]
-    """
+    """Sizes that fall geometrically; the largest is ``imbalance`` times the smallest."""
     steps = max(1, n_classes - 1)
     return [round(per_class * imbalance ** (-rank / steps)) for rank in range(n_classes)]
 
 
-def load_mixture(config: MixtureData, seed: int, batch_size: int) -> dict[str, Samples]:
+def load_mixture(config: MixtureData, seed: int, batch_size: int) -> Sets:
     """Draw train, validation and test samples; a seed gives the same ones to all methods.
 
-    Args:
-        config: Settings of the mixture.
-        seed: Of everything that is drawn.
-        batch_size: Of training; with ``data.sampler=class_uniform`` batch_size // K samples of each
-            class.
+    With ``data.sampler=class_uniform`` a batch has batch_size // K samples of each class.
     """
     check(config, batch_size)
     n_classes = config.n_classes
@@ -156,41 +146,32 @@ def load_mixture(config: MixtureData, seed: int, batch_size: int) -> dict[str, S
         train = ClassUniform(train.inputs, train.labels, per_class, carry_over)
     held_out = [HELD_OUT] * n_classes
     validation, test = (mixture.sample(held_out, generator) for _ in range(2))
-    return {"train": train, "validation": validation, "test": test}
+    classes = tuple(f"class {index}" for index in range(n_classes))
+    return Sets({"train": train, "validation": validation, "test": test}, classes)
 
 
 def check(config: MixtureData, batch_size: int) -> None:
     """Raise for settings that no mixture can have."""
     k, largest, imbalance = config.n_classes, config.per_class, config.imbalance
     uniform, b = config.sampler == "class_uniform", batch_size // max(1, k)
-    faults = {
-        f"data.n_classes={k}: 2 or more are needed for a negative": k < 2,
-        f"data.dim={config.dim}: the means of {k} classes need {k - 1} or more": config.dim < k - 1,
-        f"data.imbalance={imbalance:g}: with {largest} samples in the largest class it can be 1 to "
-        f"{largest / 2:g}, so that the smallest has 2": not 1 <= imbalance <= largest / 2,
-        f"data.kappa={config.kappa:g}: must be positive": config.kappa <= 0,
-        f"data.carry_over={config.carry_over:g}: must be between 0 and 1": (
-            not 0 <= config.carry_over <= 1
-        ),
-        f"training.batch_size={batch_size}: {k} classes need 2 samples each, {2 * k} or more": (
-            uniform and b < 2
-        ),
-        f"training.batch_size={batch_size}: {b} samples per class, a class has {largest}": (
-            uniform and b > largest
-        ),
-        f"data.imbalance={imbalance:g}: class-uniform batches would hide it, use "
-        "data.sampler=shuffled": uniform and imbalance > 1,
-    }
-    for sentence, wrong in faults.items():
-        if wrong:
-            raise UserError(sentence)
-
-
-def digest(splits: dict[str, Samples]) -> str:
-    """Return a sha256 of inputs and labels."""
-    content = hashlib.sha256()
-    for name, split in splits.items():
-        content.update(name.encode())
-        content.update(split.inputs.numpy().tobytes())
-        content.update(split.labels.numpy().tobytes())
-    return content.hexdigest()
+    if k < 2:
+        fault = f"data.n_classes={k}: 2 or more are needed for a negative"
+    elif config.dim < k - 1:
+        fault = f"data.dim={config.dim}: the means of {k} classes need {k - 1} or more"
+    elif not 1 <= imbalance <= largest / 2:
+        fault = f"data.imbalance={imbalance:g}: must be 1 to {largest / 2:g}, so that the smallest "
+        fault += f"class has 2 samples if the largest has {largest}"
+    elif config.kappa <= 0:
+        fault = f"data.kappa={config.kappa:g}: must be positive"
+    elif not 0 <= config.carry_over <= 1:
+        fault = f"data.carry_over={config.carry_over:g}: must be between 0 and 1"
+    elif uniform and b < 2:
+        fault = f"training.batch_size={batch_size}: must be {2 * k} or more, 2 samples per class"
+    elif uniform and b > largest:
+        fault = f"training.batch_size={batch_size}: {b} samples per class, a class has {largest}"
+    elif uniform and imbalance > 1:
+        fault = f"data.imbalance={imbalance:g}: class-uniform batches would hide it, use "
+        fault += "data.sampler=shuffled"
+    else:
+        return
+    raise UserError(fault)

@@ -1,14 +1,15 @@
 """The Hugging Face hub: data sets and weights, asked for only if it answers within seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+from tricouple_lab.names import UserError
 
 PATIENCE = 5.0  # seconds to wait for an answer
 
@@ -22,35 +23,43 @@ def hub() -> Iterator[bool]:
     import datasets
     from huggingface_hub import constants
 
-    datasets.disable_progress_bars()
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     online = not constants.HF_HUB_OFFLINE and _answers(constants.ENDPOINT)
-    logger = logging.getLogger("datasets.load")  # "Using the latest cached version …"
-    level = logger.level
+    logging.getLogger("datasets.load").setLevel(logging.ERROR)  # "Using the latest cached version"
     try:
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = not online
-        logger.setLevel(logging.ERROR)
         yield online
     finally:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
-        logger.setLevel(level)
 
 
-def load_hub(row: str) -> Any:
-    """Return the ``DatasetDict`` of ``owner/name`` or ``owner/name:config``.
+def load_tables(name: str, place: Path, row: str, looked_for: str, instead: str) -> Any:
+    """Return the ``DatasetDict`` of parquet files below a folder, else of the hub.
 
-    Raises:
-        ConnectionError: If it is neither on disk nor to be had; the message is a reason.
+    ``row`` is ``owner/name`` or ``owner/name:config`` on the hub, empty if it is not there. An
+    error names what was ``looked_for`` as well, and what to use ``instead``.
     """
     import datasets
 
-    name, _, config = row.partition(":")
-    with hub() as online:
+    datasets.disable_progress_bars()
+    failures = OSError, ValueError, RuntimeError  # what its libraries raise
+    if any(place.rglob("*.parquet")):
         try:
-            return datasets.load_dataset(name, config or None)
-        except (OSError, ValueError, RuntimeError) as error:  # what its libraries raise
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:150]
-            raise ConnectionError(reason if online else "the hub cannot be reached") from error
+            return datasets.load_dataset(str(place))
+        except failures as error:
+            reason = " ".join(str(error).split())[:150]
+            raise UserError(f"{place}: datasets cannot read it ({reason}); replace it") from None
+    found = f"data={name}: not found as {looked_for} or {place}/*.parquet"
+    if row:
+        owner, _, config = row.partition(":")
+        with hub() as online:
+            try:
+                return datasets.load_dataset(owner, config or None)
+            except failures as error:
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:150]
+                reason = reason if online else "the hub cannot be reached"
+                found += f", nor on the hub as {row} ({reason})"
+    raise UserError(f"{found}; set TRICOUPLE_DATA to the folder that has it, or use {instead}")
 
 
 def _answers(address: str) -> bool:
@@ -59,15 +68,12 @@ def _answers(address: str) -> bool:
 
     def ask() -> None:
         request = urllib.request.Request(address, method="HEAD")
-        try:
-            urllib.request.urlopen(request, timeout=PATIENCE).close()
+        with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(urllib.error.HTTPError):  # an answer as well
+                urllib.request.urlopen(request, timeout=PATIENCE).close()
             found.append(True)
-        except urllib.error.HTTPError:
-            found.append(True)
-        except (OSError, ValueError):
-            found.append(False)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(PATIENCE + 1)
-    return bool(found and found[0])
+    return bool(found)

@@ -1,30 +1,29 @@
 """Image files and tables of images: decoded once to 8-bit squares, kept in the cache.
 
-``datasets`` finds the rows; each picture is cut to its central square and resized.
+Each picture is cut to its central square and resized; ``datasets`` reads tables of images.
 """
 
-from __future__ import annotations
-
 import contextlib
-import glob
 import hashlib
 import io
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
 from tricouple_lab import names
 from tricouple_lab.config.schema import ImageData
-from tricouple_lab.data.hub import load_hub
-from tricouple_lab.data.sources import GREY, UNLABELLED, Found, ImageSplit
+from tricouple_lab.data.hub import load_tables
+from tricouple_lab.data.sources import GREY, ImageSplit, Sets
 from tricouple_lab.files import cache_folder, write_atomically
 from tricouple_lab.names import UserError
 
@@ -34,61 +33,43 @@ _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _AT_A_TIME = 256
 
 
-# --- own images -----------------------------------------------------------------------------------
-
-
-def own_folder(config: ImageData) -> Found:
+def own_folder(config: ImageData) -> Sets:
     """Folders named after classes, below ``root`` or below ``root/train`` and ``root/test``.
 
     Images that lie in ``root`` itself, or in ``root/train``, without class folders have no labels.
     """
-    import datasets
-
-    datasets.disable_progress_bars()
     root = Path(config.root).expanduser()
     if not config.root or not root.is_dir():
-        raise UserError(
-            f"data.root={config.root}: expected a folder of images, one folder per class"
-        )
+        raise UserError(f"data.root={config.root}: expected a folder with a folder per class")
+    tests = [root / name for name in ("test", "val") if (root / name).is_dir()]
     parts = {"train": root}
-    if (root / "train").is_dir():
-        for name in ("test", "val"):
-            if (root / name).is_dir():
-                parts = {"train": root / "train", "test": root / name}
-                break
-    files = {part: image_files(top) for part, top in parts.items()}
-    for part, found in files.items():
-        if not found:
-            raise UserError(f"{parts[part]}: no images ({', '.join(SUFFIXES)}) found")
-    # Explicit files: from data_dir= the library takes split words anywhere in a path, and a class
-    # called "test" would be lost. The files are patterns: a bracket in a name has to be escaped.
-    patterns = {part: [glob.escape(str(file)) for file in found] for part, found in files.items()}
-    rows = datasets.load_dataset("imagefolder", data_files=patterns, drop_labels=True)
-    rows = rows.cast_column("image", datasets.Image(decode=False))
-    files = {part: [Path(row["path"]) for row in rows[part]["image"]] for part in parts}
-    notes: list[str] = []
-    labelled = {part: _classes_of(files[part], parts[part]) for part in parts}
-    classes = tuple(sorted(set(filter(None, labelled["train"]))))
-    if classes and None in labelled["train"]:
-        notes.append(f"{labelled['train'].count(None)} images beside the class folders: left out")
-    if not classes:
-        notes.append(
-            f"{parts['train']} has no class folders: setting=ucl can learn from these images; "
-            "without labels only the geometry of the embeddings is measured"
-        )
-    splits = {}
-    for part in parts:
-        unknown = sorted(set(filter(None, labelled[part])) - set(classes)) if classes else []
-        if unknown:
-            raise UserError(
-                f"{parts[part] / unknown[0]}: a class of test images without training images"
-            )
-        pixels = decoded_files(files[part], config.image_size)
-        numbers = {name: number for number, name in enumerate(classes)}
-        labels = np.array([numbers.get(name or "", UNLABELLED) for name in labelled[part]])
-        split = ImageSplit.whole(pixels, torch.from_numpy(labels))
-        splits[part] = split.rows(np.flatnonzero(labels != UNLABELLED)) if classes else split
-    return Found(splits["train"], splits.get("test"), classes, tuple(notes))
+    if (root / "train").is_dir() and tests:
+        parts = {"train": root / "train", "test": tests[0]}
+    splits, notes, classes = {}, [], tuple[str, ...]()
+    for part, top in parts.items():
+        files = image_files(top)
+        if not files:
+            raise UserError(f"{top}: no images ({', '.join(SUFFIXES)}) found")
+        # The folder below ``top`` that each file lies in; none for a file in ``top`` itself.
+        places = [file.relative_to(top.resolve()).parts[:-1][:1] for file in files]
+        if part == "train":
+            classes = tuple(sorted({name for place in places for name in place}))
+            if not classes:
+                notes.append(
+                    f"{top} has no class folders: setting=ucl can learn from these images; "
+                    "without labels only the geometry of the embeddings is measured"
+                )
+            elif () in places:
+                beside = places.count(())
+                notes.append(f"{beside} images beside the class folders: left out")
+        unknown = {name for place in places for name in place} - {*classes}
+        if unknown and classes:
+            raise UserError(f"{top / min(unknown)}: a class of test images without training images")
+        codes = [classes.index(place[0]) if place and classes else -1 for place in places]
+        labels = torch.tensor(codes)
+        split = ImageSplit.whole(decoded_files(files, config.image_size), labels)
+        splits[part] = split.rows(np.flatnonzero(labels >= 0)) if classes else split
+    return Sets(splits, classes, tuple(notes))
 
 
 def image_files(top: Path) -> list[Path]:
@@ -104,67 +85,34 @@ def image_files(top: Path) -> list[Path]:
     return sorted(file for file in found if file.is_file() and not file.is_symlink())
 
 
-def _classes_of(files: Sequence[Path], top: Path) -> list[str | None]:
-    """Return the folder below ``top`` that each file lies in; None for a file in ``top`` itself."""
-    parts = [file.relative_to(top.resolve()).parts for file in files]
-    return [first if rest else None for first, *rest in parts]
+def tables(config: ImageData, folder: Path) -> Sets:
+    """A data set in the layout of the hub below ``folder/NAME``, or of the hub itself."""
+    from tricouple_lab.data.layouts import PUBLISHED
 
-
-# --- tables: parquet on disk, the hub -------------------------------------------------------------
-
-
-def parquet(config: ImageData, folder: Path) -> Found:
-    """A data set in the layout of the hub: ``data/train-*.parquet``, ``data/test-*.parquet``."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    try:
-        rows = datasets.load_dataset(str(folder))
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:150]
-        raise UserError(f"{folder}: datasets cannot read it ({reason}); replace it") from None
-    return _tables(config, rows, str(folder))
-
-
-def from_hub(config: ImageData, folder: Path) -> Found:
-    """A data set of the hub, or of its cache on disk."""
-    row = names.IMAGES[config.name].hub
-    try:
-        return _tables(config, load_hub(row), row)
-    except ConnectionError as error:
-        from tricouple_lab.data.layouts import PUBLISHED
-
-        raise UserError(
-            f"data={config.name}: not found as {folder / config.name}/*.parquet or "
-            f"{folder}/{PUBLISHED[config.name][0]}, nor on the hub as {row} ({error}); set "
-            f"TRICOUPLE_DATA to the folder that has it, or use data=digits, which needs no files"
-        ) from None
-
-
-def _tables(config: ImageData, rows: Any, place: str) -> Found:
-    tests = [name for name in ("test", "valid", "validation") if name in rows]
+    place, row = folder / config.name, names.IMAGES[config.name].hub
+    looked_for = f"{folder}/{PUBLISHED[config.name][0]}"
+    rows = load_tables(config.name, place, row, looked_for, "data=digits, which needs no files")
+    parts = {"train": "train"}
+    for name in ("validation", "valid", "test"):
+        if name in rows:
+            parts["test"] = name
     if "train" not in rows:
         raise UserError(f"{place}: expected a split called train, found {', '.join(rows)}")
-    image, label = _columns(rows["train"], place)
-    feature = rows["train"].features[label]
-    columns = {part: np.asarray(rows[part][label]) for part in ("train", *tests[:1])}
-    classes = getattr(feature, "names", None) or np.unique(columns["train"]).tolist()
-    numbers = {name: number for number, name in enumerate(classes)}
+    image, label = _columns(rows["train"], str(place))
+    labels = {part: np.asarray(rows[name][label]) for part, name in parts.items()}
+    classes = getattr(rows["train"].features[label], "names", None)
+    if classes is None:
+        classes = np.unique(labels["train"]).tolist()
+        labels = {part: pd.Index(classes).get_indexer(own) for part, own in labels.items()}
     splits = {}
-    for part, column in columns.items():
-        if not hasattr(feature, "names"):
-            unknown = set(column.tolist()) - set(numbers)
-            if unknown:
-                raise UserError(
-                    f"{place}: class {min(unknown)} of the {part} images has no training images"
-                )
-            column = np.array([numbers[name] for name in column.tolist()])
-        table = rows[part].select_columns([image]).rename_column(image, "image")
+    for part, name in parts.items():
+        if (labels[part] < 0).any():
+            raise UserError(f"{place}: a class of the {part} images has no training images")
+        table = rows[name].select_columns([image]).rename_column(image, "image")
         channels = 1 if config.name in GREY else 3
         pixels = decoded(table, config.image_size, channels, f"{place}, {part}")
-        splits[part] = ImageSplit.whole(pixels, torch.from_numpy(column))
-    test = splits[tests[0]] if tests else None
-    return Found(splits["train"], test, tuple(map(str, classes)))
+        splits[part] = ImageSplit.whole(pixels, torch.tensor(labels[part]))
+    return Sets(splits, tuple(map(str, classes)))
 
 
 def _columns(rows: Any, place: str) -> tuple[str, str]:
@@ -172,54 +120,42 @@ def _columns(rows: Any, place: str) -> tuple[str, str]:
     import datasets
 
     features = rows.features
-    images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
-    images += [name for name in ("image", "img") if name in features and name not in images]
+    images = [n for n, kind in features.items() if isinstance(kind, datasets.Image)]
+    images += [name for name in ("image", "img") if name in features]
     labels = [name for name in ("label", "fine_label", "labels") if name in features]
-    labels += [name for name, item in features.items() if isinstance(item, datasets.ClassLabel)]
+    labels += [n for n, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     if not images or not labels:
         found = ", ".join(features)
         raise UserError(f"{place}: expected columns of images and of labels, found {found}")
     return images[0], labels[0]
 
 
-# --- decoding -------------------------------------------------------------------------------------
-
-
 def decoded(rows: Any, side: int, channels: int, place: str) -> Tensor:
-    """Decode the column ``image`` of a ``datasets.Dataset``.
+    """Decode the column ``image`` of a ``datasets.Dataset``, which a message calls ``place``.
 
-    Args:
-        rows: A dataset with a column ``image``.
-        side: Of the square images, in pixels.
-        channels: 1 for grey, 3 for colour.
-        place: What a message calls the rows.
-
-    Returns:
-        uint8, shape (n, channels, side, side), mapped into memory from the cache.
+    Returns uint8 of shape (n, channels, side, side), mapped into memory from the cache.
     """
     import datasets
 
     files = [Path(file["filename"]) for file in rows.cache_files]
     rows = rows.cast_column("image", datasets.Image(decode=False))
 
-    def read(start: int) -> list[tuple[Any, str]]:
-        return [
-            (row["path"], row["path"])
-            if row["bytes"] is None
-            else (io.BytesIO(row["bytes"]), f"{place}, image {number}")
-            for number, row in enumerate(rows[start : start + _AT_A_TIME]["image"], start)
-        ]
+    def read() -> Iterator[tuple[Any, str]]:
+        for number, row in enumerate(rows):
+            path, content = row["image"]["path"], row["image"]["bytes"]
+            yield (
+                (path, path)
+                if content is None
+                else (io.BytesIO(content), f"{place}, image {number}")
+            )
 
     return _cached(len(rows), side, channels, files, read)
 
 
 def decoded_files(files: Sequence[Path], side: int, channels: int = 3) -> Tensor:
     """Decode image files in their order; as ``decoded``."""
-
-    def read(start: int) -> list[tuple[Any, str]]:
-        return [(file, str(file)) for file in files[start : start + _AT_A_TIME]]
-
-    return _cached(len(files), side, channels, files, read)
+    named = [(file, str(file)) for file in files]
+    return _cached(len(files), side, channels, files, lambda: iter(named))
 
 
 def _cached(
@@ -227,9 +163,9 @@ def _cached(
     side: int,
     channels: int,
     files: Sequence[Path],
-    read: Callable[[int], list[tuple[Any, str]]],
+    read: Callable[[], Iterator[tuple[Any, str]]],
 ) -> Tensor:
-    """Decode what ``read(start)`` gives, (file, name in a message), or map it from the cache."""
+    """Decode what ``read`` gives, (file, name in a message), or map it from the cache."""
     key = hashlib.sha256(f"{n} {channels} {side}".encode())
     for file in files:
         about = file.stat()
@@ -240,27 +176,25 @@ def _cached(
     if found is not None:
         return found
 
-    def fill(pixels: np.ndarray) -> None:
+    def fill(pixels: np.ndarray) -> np.ndarray:
+        rows = read()
         with ThreadPoolExecutor() as pool, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's remarks on metadata
             for start in range(0, n, _AT_A_TIME):
-                jobs = [pool.submit(decode, *row, channels, side) for row in read(start)]
-                for place, job in enumerate(jobs):
-                    pixels[start + place] = job.result()
+                part = islice(rows, _AT_A_TIME)
+                images = list(pool.map(lambda row: decode(row[0], row[1], channels, side), part))
+                pixels[start : start + len(images)] = images
+        return pixels
 
     def write(part: Path) -> None:
-        pixels = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=shape)
-        fill(pixels)
-        pixels.flush()
+        fill(np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=shape)).flush()  # type: ignore[attr-defined]
 
     with contextlib.suppress(OSError):  # a read-only or full disk: without a cache
         write_atomically(path, write)
         found = _mapped(path, shape)
         assert found is not None
         return found
-    pixels = np.empty(shape, np.uint8)
-    fill(pixels)
-    return torch.from_numpy(pixels)
+    return torch.from_numpy(fill(np.empty(shape, np.uint8)))
 
 
 def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor | None:
@@ -280,9 +214,15 @@ def decode(source: Any, name: str, channels: int, side: int) -> np.ndarray:
             image.draft("RGB" if channels == 3 else "L", (side, side))  # JPEGs shrink for free
             return square_pixels(image, channels, side)
     except Exception as error:  # decoders raise all sorts of errors on damaged files
-        raise UserError(
-            f"{name}: cannot be read as an image ({type(error).__name__}: {error}); remove it"
-        ) from None
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{name}: cannot be read as an image ({reason}); remove it") from None
+
+
+def pixels_of(item: Any, channels: int, side: int) -> Tensor:
+    """Return the central square of a path or PIL image as uint8, shape (channels, side, side)."""
+    if isinstance(item, Image.Image):
+        return torch.from_numpy(square_pixels(item, channels, side))
+    return torch.from_numpy(decode(item, str(item), channels, side))
 
 
 def square_pixels(image: Image.Image, channels: int, side: int) -> np.ndarray:

@@ -3,11 +3,9 @@
 A reader takes what is there, notes how much of the set that is, names a file it cannot read.
 """
 
-from __future__ import annotations
-
-import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tricouple_lab.data.images import decoded_files, image_files
-from tricouple_lab.data.sources import Found, ImageSplit, shrunk
+from tricouple_lab.data.sources import ImageSplit, Sets, shrunk
 from tricouple_lab.names import UserError
 
 PUBLISHED = {  # a file that a message asks for; training and test images
@@ -35,18 +33,18 @@ CIFAR = {  # folder, labels in a batch, file of class names, batches, test batch
 DIGITS = tuple("0123456789")
 
 
-def mnist(root: Path, side: int) -> Found | None:
+def mnist(root: Path, side: int) -> Sets | None:
     """Four IDX files."""
     folder, found = root / "MNIST/raw", {}
     for part, prefix in (("train", "train"), ("test", "t10k")):
         files = [folder / f"{prefix}-{end}-ubyte" for end in ("images-idx3", "labels-idx1")]
         if all(file.is_file() for file in files):
-            pixels, labels = read_idx(files[0], 3)[:, None], read_idx(files[1], 1)
+            pixels, labels = read_idx(files[0])[:, None], read_idx(files[1])
             found[part] = _split(files[1], pixels, labels, 10, side)
     return _found("mnist", found, DIGITS)
 
 
-def svhn(root: Path, side: int) -> Found | None:
+def svhn(root: Path, side: int) -> Sets | None:
     """Two files of MATLAB; the label 10 stands for the digit 0."""
     found = {}
     for part in ("train", "test"):
@@ -57,7 +55,7 @@ def svhn(root: Path, side: int) -> Found | None:
     return _found("svhn", found, DIGITS)
 
 
-def cifar(n_classes: int, root: Path, side: int) -> Found | None:
+def cifar(n_classes: int, root: Path, side: int) -> Sets | None:
     """Pickles of CIFAR-10 or CIFAR-100; absent ones are left out."""
     place, label, meta, *stems = CIFAR[n_classes]
     folder, found = root / place, {}
@@ -76,7 +74,7 @@ def cifar(n_classes: int, root: Path, side: int) -> Found | None:
     return _found(f"cifar{n_classes}", found, tuple(map(str, classes)))
 
 
-def tiny_imagenet(root: Path, side: int) -> Found | None:
+def tiny_imagenet(root: Path, side: int) -> Sets | None:
     """``train/WNID/images/*.JPEG``; the labelled validation images are the test set."""
     folder, found = root / "tiny-imagenet-200", {}
     top = (folder / "train").resolve()
@@ -100,13 +98,13 @@ def tiny_imagenet(root: Path, side: int) -> Found | None:
     return _found("tiny_imagenet", found, tuple(names.get(wnid, wnid) for wnid in codes))
 
 
-READERS: dict[str, Callable[[Path, int], Found | None]] = {
+READERS: dict[str, Callable[[Path, int], Sets | None]] = {
     "mnist": mnist, "svhn": svhn, "cifar10": partial(cifar, 10), "cifar100": partial(cifar, 100),
     "tiny_imagenet": tiny_imagenet,
 }  # fmt: skip
 
 
-def _found(name: str, parts: dict[str, ImageSplit], classes: tuple[str, ...]) -> Found | None:
+def _found(name: str, parts: dict[str, ImageSplit], classes: tuple[str, ...]) -> Sets | None:
     if "train" not in parts:
         return None
     published = dict(zip(("train", "test"), PUBLISHED[name][1:], strict=True))
@@ -116,7 +114,7 @@ def _found(name: str, parts: dict[str, ImageSplit], classes: tuple[str, ...]) ->
         if part not in parts or len(parts[part]) != size
     ]
     notes = [f"{name}: {' and '.join(counts)} are on disk"] if counts else []
-    return Found(parts["train"], parts.get("test"), classes, tuple(notes))
+    return Sets(parts, classes, tuple(notes))
 
 
 def _split(path: Path, pixels: Tensor, labels: Tensor, n_classes: int, side: int) -> ImageSplit:
@@ -131,49 +129,35 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
 
-def read_idx(path: Path, ndim: int) -> Tensor:
-    """Read unsigned bytes: 0, 0, 8, ndim, each dimension in 32 bits (big-endian), the values."""
-    content = path.read_bytes()
-    start = 4 + 4 * ndim
-    shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
-    if content[:4] != bytes([0, 0, 8, ndim]) or len(content) != start + math.prod(shape):
-        raise UserError(f"{path} is truncated or not an IDX file in {ndim} dimensions: replace it")
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)[start:].reshape(shape)
+def read_idx(path: Path) -> Tensor:
+    """Read the bytes of MNIST's images (n, 28, 28) or labels (n,)."""
+    from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
+
+    with reading(path, "MNIST"):
+        return read_sn3_pascalvincent_tensor(str(path))  # type: ignore[no-any-return]
 
 
 def read_mat(path: Path) -> tuple[Tensor, Tensor]:
     """Read ``X`` (32, 32, 3, n) and ``y`` (n, 1) as images (n, 3, 32, 32) and labels (n,)."""
     from scipy.io import loadmat
 
-    try:
+    with reading(path, "SVHN"):
         content = loadmat(path)
-        pixels, labels = content["X"].transpose(3, 2, 0, 1), content["y"].ravel()
-        return _checked(pixels.reshape(-1, 3, 32, 32), labels)
-    except Exception as error:  # the parser raises nearly anything on damaged files
-        raise UserError(_damaged(path, "SVHN", error)) from None
+        return _checked(content["X"].transpose(3, 2, 0, 1), content["y"].ravel())
 
 
 def read_pickle(path: Path, label: str) -> tuple[Tensor, Tensor]:
     """Read ``data`` (n, 3072) and the labels as images (n, 3, 32, 32) and labels (n,)."""
     content = unpickle(path)
-    try:
+    with reading(path, "CIFAR"):
         return _checked(np.reshape(content["data"], (-1, 3, 32, 32)), np.asarray(content[label]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(_damaged(path, "CIFAR", error)) from None
 
 
 def _checked(pixels: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
-    if pixels.dtype != np.uint8 or labels.shape != pixels.shape[:1]:
-        raise ValueError(f"{pixels.shape} pixels of {pixels.dtype}, {labels.shape} labels")
     codes = labels.astype(np.int64)
-    if not (codes == labels).all():
-        raise ValueError("labels are not whole numbers")
+    if pixels.dtype != np.uint8 or labels.shape != pixels.shape[:1] or (codes != labels).any():
+        raise ValueError(f"{pixels.shape} pixels of {pixels.dtype}, {labels.shape} labels")
     return torch.from_numpy(np.array(pixels, order="C")), torch.from_numpy(codes)
-
-
-def _damaged(path: Path, what: str, error: Exception) -> str:
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:150]
-    return f"{path} is truncated or not a file of {what} ({reason}): replace it"
 
 
 class _DataOnly(pickle.Unpickler):
@@ -193,8 +177,15 @@ _ALLOWED = (
 
 def unpickle(path: Path) -> Any:
     """Read a pickle of CIFAR, without running any code from it."""
+    with reading(path, "CIFAR"), path.open("rb") as file:
+        return _DataOnly(file, encoding="latin1").load()
+
+
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Name a file that is damaged: parsers raise nearly anything then."""
     try:
-        with path.open("rb") as file:
-            return _DataOnly(file, encoding="latin1").load()
-    except Exception as error:  # damaged pickles raise nearly anything
-        raise UserError(_damaged(path, "CIFAR", error)) from None
+        yield
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:150]
+        raise UserError(f"{path} is truncated or not a file of {what} ({reason})") from None

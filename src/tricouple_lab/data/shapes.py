@@ -1,7 +1,5 @@
 """Coloured shapes with captions, drawn by the program: nothing to download."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -30,15 +28,11 @@ def draw_shapes(sizes: Sequence[int], side: int) -> list[tuple[Tensor, list[tupl
 
     An image shows a shape in a frame; its form, its colour and those of background and frame are in
     the captions. No two images of all sets agree in all four: every caption has one right image.
-
-    Returns:
-        For each size: uint8 images (size, 3, side, side) and the captions of each.
+    Images are uint8 (size, 3, side, side).
     """
     if sum(sizes) > N_SHAPES:
-        raise UserError(
-            f"data=shapes has {N_SHAPES} different images, {sum(sizes)} were asked for: lower "
-            "data.train_size, data.validation_size or data.test_size"
-        )
+        wanted = f"{sum(sizes)} were asked for by data.train_size, validation_size and test_size"
+        raise UserError(f"data=shapes has {N_SHAPES} different images, {wanted}")
     generator = torch.Generator().manual_seed(0)
     colours, forms = list(itertools.permutations(COLOURS, 3)), list(FORMS)
     order = torch.randperm(len(colours), generator=generator).tolist()
@@ -53,9 +47,7 @@ def draw_shapes(sizes: Sequence[int], side: int) -> list[tuple[Tensor, list[tupl
     for size in reversed(sizes):  # the last set, for the test, has colours that differ most
         chosen, combinations = combinations[:size], combinations[size:]
         images = torch.stack([_draw(combination, side, generator) for combination in chosen])
-        captions = [
-            tuple(text.format(*combination) for text in TEMPLATES) for combination in chosen
-        ]
+        captions = [tuple(text.format(*names) for text in TEMPLATES) for names in chosen]
         sets.append((images, captions))
     return sets[::-1]
 
@@ -74,17 +66,12 @@ def _draw(combination: Sequence[str], side: int, generator: torch.Generator) -> 
     return (picture + noise).clamp(0, 255).to(torch.uint8)
 
 
-def _cross(x: Tensor, y: Tensor) -> Tensor:
-    near, far = torch.minimum(x.abs(), y.abs()), torch.maximum(x.abs(), y.abs())
-    return (near < 0.3) & (far < 1)
-
-
 # Which points of the plane are inside a shape of radius 1 about the origin; y points down.
 FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "circle": lambda x, y: x**2 + y**2 < 1,
     "square": lambda x, y: torch.maximum(x.abs(), y.abs()) < 0.85,
     "triangle": lambda x, y: (y < 0.8) & (x.abs() < 0.55 * (y + 1)),
-    "cross": _cross,
+    "cross": lambda x, y: (x.abs().minimum(y.abs()) < 0.3) & (x.abs().maximum(y.abs()) < 1),
     "ring": lambda x, y: (x**2 + y**2 < 1) & (x**2 + y**2 > 0.3),
     "stripe": lambda x, y: (y.abs() < 0.35) & (x.abs() < 1.1),
 }

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from torch.nn.functional import interpolate
 from tricouple_lab.config.schema import ImageData
 from tricouple_lab.names import UserError
 
-UNLABELLED = -1
 GREY = ("digits", "mnist")  # sets of one channel; all others have three
 
 
@@ -61,76 +61,86 @@ class ImageSplit:
         for part in self.index.split(size):
             yield self.pixels[part]
 
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """A data set as a reader found it, before validation images are held out."""
-
-    train: ImageSplit
-    test: ImageSplit | None
-    classes: tuple[str, ...]  # empty: without labels
-    notes: tuple[str, ...] = ()
+    def content(self) -> Iterator[bytes]:
+        """Yield what the digest is computed from."""
+        yield repr((len(self), tuple(self.pixels.shape[1:]))).encode()
+        yield self.labels.numpy().tobytes()
+        yield from (part.numpy().tobytes() for part in self.batches(4096))
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSets:
-    """A data set as a run uses it."""
+class Sets:
+    """A data set of images, captions, texts or vectors; each split has ``content`` and a length."""
 
-    splits: dict[str, ImageSplit]  # train, validation, test
-    classes: tuple[str, ...]
+    splits: dict[str, Any]  # train, validation, test
+    classes: tuple[str, ...] = ()  # empty: without labels
     notes: tuple[str, ...] = ()  # printed once
 
     def digest(self) -> str:
         """Return a sha256 of the decoded content: the same data elsewhere have the same digest."""
-        content = hashlib.sha256(repr(self.classes).encode())
+        found = hashlib.sha256(repr(self.classes).encode())
         for name, split in self.splits.items():
-            content.update(f"{name} {len(split)} {tuple(split.pixels.shape[1:])}".encode())
-            for part in split.batches(4096):
-                content.update(part.numpy().tobytes())
-            content.update(split.labels.numpy().tobytes())
-        return content.hexdigest()
+            found.update(name.encode())
+            for part in split.content():
+                found.update(part)
+        return found.hexdigest()
 
 
-def load_images(config: ImageData) -> ImageSets:
+def load_images(config: ImageData) -> Sets:
     """Read the data set, hold out test (if it has none) and validation images, and cut to size."""
-    check(config)
+    check_sizes(config)
     found = read(config)
-    notes, train, test = list(found.notes), found.train, found.test
-    if test is None:
-        rest, held_out = hold_out(train.labels.numpy(), 0.2)
-        train, test = train.rows(rest), train.rows(held_out)
-    rest, held_out = hold_out(train.labels.numpy(), config.validation_share)
-    train, validation = train.rows(rest), train.rows(held_out)
-    splits = {"train": train, "validation": validation, "test": test}
-    for name, size in (("train", config.train_size), ("test", config.test_size)):
-        split = splits[name]
-        if size is not None and size < len(split):
-            splits[name] = split.rows(stratified(split.labels.numpy(), size))
-            notes.append(f"{size} of {len(split)} {name} images are used (data.{name}_size)")
-    if repeated := len(_hashes(splits["test"]) & _hashes(splits["train"])):
-        notes.append(f"{repeated} of the test images also occur in the training images")
+    splits, notes = dict(found.splits), list(found.notes)
+    for name, share in (("test", 0.2), ("validation", config.validation_share)):
+        if name not in splits:
+            rest, held_out = hold_out(splits["train"].labels.numpy(), share)
+            splits[name] = splits["train"].rows(held_out)
+            splits["train"] = splits["train"].rows(rest)
+    splits = {name: splits[name] for name in ("train", "validation", "test")}
+    notes += reduce(splits, config, "images")
+    train, test = (
+        {
+            hashlib.sha256(image.tobytes()).digest()
+            for part in split.batches()
+            for image in part.numpy()
+        }
+        for split in (splits["train"], splits["test"])
+    )
+    if train & test:
+        notes.append(f"{len(train & test)} of the test images also occur in the training images")
     if found.classes:
         counts = torch.bincount(splits["train"].labels, minlength=len(found.classes))
         single = [found.classes[index] for index in (counts == 1).nonzero().flatten().tolist()]
         if single:
             others = f" and {len(single) - 1} more classes" if len(single) > 1 else ""
             notes.append(f"class {single[0]}{others}: one training image, no positive in scl")
-    return ImageSets(splits, found.classes, tuple(notes))
+    return Sets(splits, found.classes, tuple(notes))
 
 
-def check(config: ImageData) -> None:
+def check_sizes(config: Any) -> None:
     """Raise for sizes that no data set can have."""
-    for key in ("image_size", "train_size", "test_size"):
-        value = getattr(config, key)
-        if value is not None and value < 1:
-            raise UserError(f"data.{key}={value}: must be at least 1")
-    if not 0 <= config.validation_share < 1:
-        raise UserError(
-            f"data.validation_share={config.validation_share}: must be at least 0 and less than 1"
-        )
+    for key in ("image_size", "train_size", "validation_size", "test_size", "shots"):
+        value, least = getattr(config, key, None), int(key != "validation_size")
+        if value is not None and value < least:
+            raise UserError(f"data.{key}={value}: must be at least {least}")
+    share = getattr(config, "validation_share", 0.0)
+    if not 0 <= share < 1:
+        raise UserError(f"data.validation_share={share}: must be at least 0 and less than 1")
 
 
-def read(config: ImageData) -> Found:
+def reduce(splits: dict[str, Any], config: Any, what: str) -> list[str]:
+    """Cut splits to ``data.train_size`` and so on, in place; return a note for each that is cut."""
+    notes = []
+    for name, split in splits.items():
+        size = getattr(config, f"{name}_size", None)
+        if size and size < len(split):
+            labels = getattr(split, "labels", torch.zeros(len(split))).numpy()
+            splits[name] = split.rows(stratified(labels, size))
+            notes.append(f"{size} of {len(split)} {name} {what} are used (data.{name}_size)")
+    return notes
+
+
+def read(config: ImageData) -> Sets:
     """Find the data set that a configuration names; see the top of this file for the places."""
     if config.name == "digits":
         return digits()
@@ -139,13 +149,10 @@ def read(config: ImageData) -> Found:
     if config.name == "folder":
         return images.own_folder(config)
     folder = data_folder(config.root)
-    if any((folder / config.name).rglob("*.parquet")):
-        return images.parquet(config, folder / config.name)
-    if config.name in layouts.READERS:
+    found = None
+    if not any((folder / config.name).rglob("*.parquet")):
         found = layouts.READERS[config.name](folder, config.image_size)
-        if found is not None:
-            return found
-    return images.from_hub(config, folder)
+    return found or images.tables(config, folder)
 
 
 def data_folder(root: str) -> Path:
@@ -153,19 +160,14 @@ def data_folder(root: str) -> Path:
     return Path(root or os.environ.get("TRICOUPLE_DATA") or "data").expanduser()
 
 
-def place_of(config: ImageData) -> str:
-    """Return what a message calls the data."""
-    return f"data.root={config.root}" if config.root else f"data={config.name}"
-
-
-def digits() -> Found:
+def digits() -> Sets:
     """1,797 handwritten digits of 8×8 pixels; scikit-learn has them, nothing is downloaded."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     pixels = (images.reshape(-1, 1, 8, 8) * (255 / 16)).round().astype(np.uint8)
     whole = ImageSplit.whole(torch.from_numpy(pixels), torch.from_numpy(labels))
-    return Found(whole, None, tuple("0123456789"))
+    return Sets({"train": whole}, tuple("0123456789"))
 
 
 def shrunk(pixels: Tensor, side: int) -> Tensor:
@@ -184,11 +186,6 @@ def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarra
 
     A class of one or two samples stays in the rest, any other gives at least one sample and keeps
     at least one. The split does not depend on the seed of a run: all runs have the same test data.
-
-    Args:
-        labels: Any integers, shape (n,).
-        share: What is held out of each class, from 0 (nothing) to 1.
-        seed: Of the draw.
     """
     generator = np.random.default_rng(seed)
     held_out: list[int] = []
@@ -203,7 +200,7 @@ def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarra
 def stratified(labels: np.ndarray, size: int, seed: int = 0) -> np.ndarray:
     """Draw exactly ``size`` indices in the proportions of the classes, in ascending order.
 
-    Each class has one if ``size`` allows. Labels are any integers, shape (n,).
+    Each class has one if ``size`` allows.
     """
     place = np.empty(len(labels))  # of a sample in its class, from 0 to 1
     generator = np.random.default_rng(seed)
@@ -212,11 +209,3 @@ def stratified(labels: np.ndarray, size: int, seed: int = 0) -> np.ndarray:
         place[members] = np.arange(len(members)) / len(members)
     order = generator.permutation(len(labels))  # between classes, ties are broken at random
     return np.sort(order[np.argsort(place[order], kind="stable")[:size]])
-
-
-def _hashes(split: ImageSplit) -> set[bytes]:
-    return {
-        hashlib.sha256(image.tobytes()).digest()
-        for part in split.batches()
-        for image in part.numpy()
-    }

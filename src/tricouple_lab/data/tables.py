@@ -1,7 +1,5 @@
 """Own tables of texts or captions: CSV, TSV, JSON lines, parquet; every value is a text."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -14,14 +12,6 @@ from tricouple_lab.names import UserError
 SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".json", ".parquet")
 
 
-def check_sizes(config: Any, smallest: dict[str, int]) -> None:
-    """Raise for sizes of a data set that are too small; ``smallest`` maps settings to limits."""
-    for key, limit in smallest.items():
-        size = getattr(config, key)
-        if size is not None and size < limit:
-            raise UserError(f"data.{key}={size}: must be at least {limit}")
-
-
 def read_table(path: Path) -> pd.DataFrame:
     """Read CSV, TSV, JSON lines or parquet; every value is a text, as it stands in the file."""
     try:
@@ -32,12 +22,9 @@ def read_table(path: Path) -> pd.DataFrame:
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
             return pd.DataFrame(rows, dtype=object).fillna("").astype(str)
         first = text.partition("\n")[0]
-        separator = (
-            "\t" if path.suffix == ".tsv" else ";" if first.count(";") > first.count(",") else ","
-        )
-        return pd.read_csv(
-            path, dtype=str, keep_default_na=False, encoding="utf-8-sig", sep=separator
-        )
+        comma = ";" if first.count(";") > first.count(",") else ","
+        options: Any = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
+        return pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else comma, **options)
     except (OSError, ValueError, TypeError, AttributeError) as error:  # ParserError is a ValueError
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read as a table ({reason})") from None
@@ -57,7 +44,7 @@ def clean(text: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", whole).strip()
 
 
-def tables_of(root: str, setting: str = "data.root") -> dict[str, Path]:
+def tables_of(root: str) -> dict[str, Path]:
     """Return the table that ``root`` is, or the tables train, validation and test in a folder."""
     path = Path(root).expanduser()
     if root and path.is_file():
@@ -69,23 +56,6 @@ def tables_of(root: str, setting: str = "data.root") -> dict[str, Path]:
         if root and (path / f"{split}{suffix}").is_file()
     }
     if "train" not in found:
-        raise UserError(
-            f"{setting}={root}: expected a table, or a folder with train.csv and perhaps "
-            "validation.csv and test.csv (also .tsv, .jsonl, .parquet)"
-        )
+        wanted = "a folder with train.csv and perhaps validation.csv, test.csv (.tsv, .parquet, …)"
+        raise UserError(f"data.root={root}: expected a table, or {wanted}")
     return found
-
-
-def parquet_tables(folder: Path) -> Any:
-    """Return the ``DatasetDict`` of parquet files in the hub's layout; None if there are none."""
-    files = list(folder.rglob("*.parquet"))
-    if not files:
-        return None
-    import datasets
-
-    datasets.disable_progress_bars()
-    try:
-        return datasets.load_dataset(str(folder))
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:150]
-        raise UserError(f"{folder}: datasets cannot read it ({reason}); replace it") from None

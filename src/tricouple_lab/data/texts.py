@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,15 +14,9 @@ from torch import Tensor
 
 from tricouple_lab import names
 from tricouple_lab.config.schema import TextData
-from tricouple_lab.data.sources import data_folder, hold_out, stratified
-from tricouple_lab.data.tables import (
-    check_sizes,
-    clean,
-    parquet_tables,
-    read_table,
-    require_columns,
-    tables_of,
-)
+from tricouple_lab.data.hub import load_tables
+from tricouple_lab.data.sources import Sets, check_sizes, data_folder, hold_out, reduce
+from tricouple_lab.data.tables import clean, read_table, require_columns, tables_of
 from tricouple_lab.names import UserError
 
 OUT_OF_SCOPE = "oos"  # CLINC150's label of texts that belong to no class
@@ -47,29 +40,17 @@ class TextSplit:
         texts, pairs = (tuple(part[i] for i in chosen if part) for part in (self.texts, self.pairs))
         return TextSplit(texts, self.labels[chosen], pairs)
 
-
-@dataclass(frozen=True, eq=False)
-class TextSets:
-    """A data set."""
-
-    splits: dict[str, TextSplit]  # train, validation, test, and out_of_scope if there are any
-    classes: tuple[str, ...]  # empty for pairs
-    notes: tuple[str, ...] = ()  # printed once
-
-    def digest(self) -> str:
-        """Return a sha256 of texts and labels."""
-        content = hashlib.sha256(repr(self.classes).encode())
-        for name, split in self.splits.items():
-            content.update(repr((name, split.texts, split.pairs, split.labels.tolist())).encode())
-        return content.hexdigest()
+    def content(self) -> Iterator[bytes]:
+        """Yield what the digest is computed from."""
+        yield repr((self.texts, self.pairs, self.labels.tolist())).encode()
 
 
-def load_texts(config: TextData, seed: int) -> TextSets:
+def load_texts(config: TextData, seed: int) -> Sets:
     """Read a data set, hold out validation and test texts if it has none, and cut it to size.
 
     Held-out texts are the same for every seed; the seed draws the ``shots`` of each class.
     """
-    check_sizes(config, {"train_size": 1, "test_size": 1, "shots": 1, "validation_share": 0})
+    check_sizes(config)
     notes: list[str] = []
     if config.name == "phrases":
         frames = phrases()
@@ -83,14 +64,10 @@ def load_texts(config: TextData, seed: int) -> TextSets:
     splits = _coded(frames, classes, outside)
     for name, share in (("test", TEST_SHARE), ("validation", config.validation_share)):
         if name not in splits and share > 0:
-            rest, held_out = hold_out_texts(splits["train"], share, 0)
+            rest, held_out = hold_out_texts(splits["train"], share)
             splits[name] = splits["train"].rows(held_out)
             splits["train"] = splits["train"].rows(rest)
-    for name, size in (("train", config.train_size), ("test", config.test_size)):
-        if size is not None and size < len(splits[name]):
-            kept = stratified(splits[name].labels.numpy(), size)
-            notes.append(f"{size} of {len(splits[name])} {name} texts are used (data.{name}_size)")
-            splits[name] = splits[name].rows(kept)
+    notes += reduce(splits, config, "texts")
     if config.shots is not None:
         splits["train"] = _shots(splits["train"], classes, config.shots, seed)
     repeated = len(set(splits["test"].texts) & set(splits["train"].texts))
@@ -98,16 +75,16 @@ def load_texts(config: TextData, seed: int) -> TextSets:
         notes.append(f"{repeated} test texts also occur in the training texts")
     order = ("train", "validation", "test", "out_of_scope")
     some = {key: splits[key] for key in order if len(splits.get(key, ()))}
-    return TextSets(some, classes, tuple(notes))
+    return Sets(some, classes, tuple(notes))
 
 
-def hold_out_texts(split: TextSplit, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def hold_out_texts(split: TextSplit, share: float) -> tuple[np.ndarray, np.ndarray]:
     """Split indices by class, or so that all pairs of one text stay together: (rest, held out)."""
     if not split.pairs:
-        return hold_out(split.labels.numpy(), share, seed)
+        return hold_out(split.labels.numpy(), share)
     identities = np.unique(split.labels.numpy())
     count = max(1, round(share * len(identities)))
-    chosen = np.random.default_rng(seed).permutation(identities)[:count]
+    chosen = np.random.default_rng(0).permutation(identities)[:count]
     held_out = np.isin(split.labels.numpy(), chosen)
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
@@ -118,13 +95,10 @@ def _shots(split: TextSplit, classes: Sequence[str], shots: int, seed: int) -> T
     counts = split.labels.bincount(minlength=len(classes)).tolist()
     few = [f"{name} ({n})" for name, n in zip(classes, counts, strict=True) if n < shots]
     if few:
-        raise UserError(
-            f"data.shots={shots}: {len(few)} of {len(classes)} classes have fewer training texts, "
-            f"such as {few[0]}; use {min(counts)} or less"
-        )
-    order = np.random.default_rng(seed).permutation(len(split))
-    rank = pd.Series(split.labels.numpy()[order]).groupby(split.labels.numpy()[order]).cumcount()
-    return split.rows(np.sort(order[rank.to_numpy() < shots]))
+        why = f"{len(few)} of {len(classes)} classes have fewer training texts, such as {few[0]}"
+        raise UserError(f"data.shots={shots}: {why}; use {min(counts)} or less")
+    labels = pd.Series(split.labels.numpy())
+    return split.rows(np.sort(labels.groupby(labels).sample(shots, random_state=seed).index))
 
 
 def _coded(
@@ -139,18 +113,12 @@ def _coded(
             continue
         unknown = sorted(set(other) - {*classes, outside})
         if unknown:
-            raise UserError(
-                f"{name} texts of classes without training texts: {', '.join(unknown[:5])}"
-            )
-        codes = {label: index for index, label in enumerate(classes)}
-        found = TextSplit(texts, torch.tensor([codes.get(label, -1) for label in other]))
+            raise UserError(f"{name} texts of classes without training texts: {unknown[0]}")
+        found = TextSplit(texts, torch.from_numpy(pd.Index(classes).get_indexer(list(other))))
         splits[name] = found.rows(np.flatnonzero(found.labels >= 0))
         if name == "test":
             splits["out_of_scope"] = found.rows(np.flatnonzero(found.labels < 0))
     return splits
-
-
-# --- where texts come from ------------------------------------------------------------------------
 
 
 def _own_tables(config: TextData, notes: list[str]) -> dict[str, pd.DataFrame]:
@@ -158,11 +126,9 @@ def _own_tables(config: TextData, notes: list[str]) -> dict[str, pd.DataFrame]:
     for split, path in tables_of(config.root).items():
         frame = read_table(path)
         pairs = config.label_column not in frame and config.pair_column in frame
-        kind = "pair" if pairs else "label"
-        other = config.pair_column if pairs else config.label_column
-        require_columns(
-            path, frame, {"data.text_column": config.text_column, f"data.{kind}_column": other}
-        )
+        kind, other = ("pair", config.pair_column) if pairs else ("label", config.label_column)
+        wanted = {"data.text_column": config.text_column, f"data.{kind}_column": other}
+        require_columns(path, frame, wanted)
         frame = frame[[config.text_column, other]].map(clean).set_axis(["text", kind], axis=1)
         empty = (frame == "").any(axis=1)
         if empty.any():
@@ -187,40 +153,25 @@ def _published(name: str) -> dict[str, pd.DataFrame]:
             for split in ("train", "test")
         }
     if folder.is_dir():
-        file = folder / f"data_{'imbalanced' if name.endswith('imbalanced') else 'full'}.json"
+        file = folder / f"data_{'imbalanced' if 'imbalanced' in name else 'full'}.json"
         try:
             parts = json.loads(file.read_text(encoding="utf-8"))
-            wanted = {"train": ["train"], "validation": ["val"], "test": ["test", "oos_test"]}
-            return {
-                split: pd.DataFrame(
-                    [row for key in keys for row in parts[key]], columns=["text", "label"]
-                )
-                for split, keys in wanted.items()
-            }
+            test = parts["test"] + parts["oos_test"]
+            rows = {"train": parts["train"], "validation": parts["val"], "test": test}
+            return {key: pd.DataFrame(row, columns=["text", "label"]) for key, row in rows.items()}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{file}: is not CLINC150 as published ({error!r})") from None
-    from tricouple_lab.data.hub import load_hub
-
-    parquet, hub = data_folder("") / name, names.TEXTS[name].hub
-    try:
-        tables = parquet_tables(parquet) or load_hub(hub)
-    except ConnectionError as error:
-        raise UserError(
-            f"data={name}: not found in {folder} or {parquet}, nor on the hub as {hub} ({error}); "
-            "set TRICOUPLE_DATA, or use data=phrases, which needs no files"
-        ) from None
+    parquet, instead = data_folder("") / name, "data=phrases, which needs no files"
+    tables = load_tables(name, parquet, names.TEXTS[name].hub, str(folder), instead)
     frames = {}
     for split, rows in tables.items():
         column = next((c for c in ("label_text", "intent", "label") if c in rows.features), "label")
-        feature, values = rows.features[column], rows[column]
-        labels = [
-            feature.int2str(value) if hasattr(feature, "int2str") else value for value in values
-        ]
+        feature, labels = rows.features[column], rows[column]
+        if hasattr(feature, "int2str"):
+            labels = feature.int2str(labels)
         frames[split] = pd.DataFrame({"text": rows["text"], "label": labels})
     return frames
 
-
-# --- generated ------------------------------------------------------------------------------------
 
 OPENINGS = ("", "please ", "could you ", "i want to ", "help me to ")
 INTENTS = {
@@ -249,16 +200,10 @@ def phrases() -> dict[str, pd.DataFrame]:
     """
     rows = [
         (f"{opening}{word} {thing}", intent)
-        for intent, words in INTENTS.items()
+        for intent, words in {**INTENTS, OUT_OF_SCOPE: OTHERS}.items()
         for opening, word, thing in itertools.product(OPENINGS, words, THINGS)
     ]
-    order = np.random.default_rng(0).permutation(len(rows)).tolist()
-    shuffled, third = [rows[index] for index in order], len(rows) // 3
-    outside = [
-        (f"{opening}{word} {thing}", OUT_OF_SCOPE)
-        for opening, word, thing in itertools.product(OPENINGS, OTHERS, THINGS)
-    ]
-    return {
-        split: pd.DataFrame(part, columns=["text", "label"])
-        for split, part in (("train", shuffled[third:]), ("test", shuffled[:third] + outside))
-    }
+    table = pd.DataFrame(rows, columns=["text", "label"])
+    inside, outside = table[table["label"] != OUT_OF_SCOPE], table[table["label"] == OUT_OF_SCOPE]
+    shuffled, third = inside.sample(frac=1, random_state=0), len(inside) // 3
+    return {"train": shuffled[third:], "test": pd.concat([shuffled[:third], outside])}

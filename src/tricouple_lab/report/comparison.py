@@ -1,7 +1,5 @@
 """Methods over shared seeds: what a row of a comparison is, what a block, and their tables."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 
@@ -23,19 +21,20 @@ FIELDS = (  # columns that are no settings, or no part of what is compared
 
 
 def arrange(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Find out what is compared with what.
+    """Return the frame with the columns ``row`` and ``block``, and the settings that were chosen.
 
     Settings that vary are arguments of the loss, which make a row, or others, which make a block.
     A setting that was tried in the stage ``choose`` and has one value per row and block is neither.
-
-    Returns:
-        The frame with the columns ``row`` and ``block`` (texts), and the settings that were chosen.
     """
     final = runs[runs["stage"] == "final"]
     final = final if len(final) else runs
     tried = runs[runs["stage"] == "choose"]
     varied = [key for key in _settings(runs) if runs[key].nunique(dropna=False) > 1]
-    chosen = [k for k in varied if _values(final, varied, k) == 1 < _values(tried, varied, k)]
+    told = {origin.get("chosen") for origin in tried["provenance"]} & {*varied}
+    numbers = [key for key in varied if pd.api.types.is_numeric_dtype(runs[key])]
+    chosen = [*told] or [  # committed runs do not tell
+        key for key in numbers if _values(final, varied, key) == 1 < _values(tried, varied, key)
+    ]
     fixed = [key for key in varied if key not in chosen]
     rows = _needed(final, [key for key in fixed if key.startswith("loss.")], [])
     blocks = _needed(final, [key for key in fixed if not key.startswith("loss.")], rows)
@@ -63,24 +62,21 @@ def _settings(runs: pd.DataFrame) -> list[str]:
 
 def _values(runs: pd.DataFrame, varied: Sequence[str], key: str) -> int:
     """Return the largest number of values that a setting has while all others are equal."""
-    others = [other for other in varied if other != key]
-    if not len(runs):
-        return 0
-    if not others:
-        return int(runs[key].nunique(dropna=False))
-    return int(runs.groupby(others, dropna=False)[key].nunique(dropna=False).max())
+    others = [other for other in varied if other != key] or [pd.Series(0, runs.index)]
+    counts = runs.groupby(others, dropna=False)[key].nunique(dropna=False)
+    return int(counts.max()) if len(runs) else 0
 
 
 def _needed(runs: pd.DataFrame, keys: Sequence[str], given: Sequence[str]) -> list[str]:
     """Leave out settings that follow from those before them or from those that are given."""
 
-    def groups(*some: str) -> int:
-        return len(runs.drop_duplicates([*some])) if some else 1
+    def splits(some: Sequence[str], key: str) -> bool:
+        before = len(runs.drop_duplicates([*some])) if some else 1
+        return len(runs.drop_duplicates([*some, key])) > before
 
     needed: list[str] = []
     for key in keys:
-        follows = groups(*needed, key) == groups(*needed)
-        if not follows and not (given and groups(*given, key) == groups(*given)):
+        if splits(needed, key) and (not given or splits(given, key)):
             needed.append(key)
     return needed
 
@@ -92,10 +88,7 @@ def _text(keys: Sequence[str], values: pd.Series) -> str:
 
 
 def scores(runs: pd.DataFrame, key: str) -> pd.DataFrame:
-    """Return a measurement, one row per seed and one column per row of the comparison; shares in %.
-
-    The order of columns is that of the runs.
-    """
+    """Return a measurement: one row per seed, one column per row in their order; shares in %."""
     values = runs.drop_duplicates(["seed", "row"], keep="last")
     table = values.pivot(index="seed", columns="row", values=key)[[*runs["row"].unique()]]
     return table.astype(float) * (100 if is_share(key) else 1)
@@ -107,12 +100,7 @@ def is_share(metric: str) -> bool:
 
 
 def mean_std(mean: float, std: float, share: bool = False) -> str:
-    """Write mean ± standard deviation, to the same decimal place.
-
-    Example:
-        >>> mean_std(85.03, 0.48, share=True), mean_std(0.01234, 0.00056)
-        ('85.03 ± 0.48', '0.0123 ± 0.0006')
-    """
+    """Write mean ± standard deviation, to the same decimal place."""
     if pd.isna(std) or pd.isna(mean):
         return number(mean, share)
     if share:
@@ -127,13 +115,9 @@ def mean_std(mean: float, std: float, share: bool = False) -> str:
 
 def interval(values: pd.Series, share: bool) -> str:
     """Return ``+1.20 [+0.50, +1.90]``, or as much of it as there is."""
-    mean, low, high = (
-        f"{values[key]:+.2f}" if share else f"{values[key]:+.3g}"
-        for key in ("difference", "low", "high")
-    )
-    if pd.isna(values["difference"]):
-        return ""
-    return mean if pd.isna(values["low"]) else f"{mean} [{low}, {high}]"
+    form = "{:+.2f}" if share else "{:+.3g}"
+    mean, low, high = (form.format(values[key]) for key in ("difference", "low", "high"))
+    return mean.replace("+nan", "") if pd.isna(values["low"]) else f"{mean} [{low}, {high}]"
 
 
 def comparison(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -148,7 +132,12 @@ def comparison(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
         for low, high in steps.itertuples(index=False)
     ]
     smoke = "scale" in runs and bool((runs["scale"] == "smoke").any())
-    table["bold"] = table["best"] & (not smoke)
+    table["bold"], share = table["best"] & (not smoke), is_share(metric)
+    for when in ("chance", "before"):
+        if (key := f"{when}/{metric}") in runs:
+            table[when] = runs.groupby("row")[key].mean() * (100 if share else 1)
+    both = zip(table["mean"], table["std"], strict=True)
+    table["text"] = [mean_std(*values, share) for values in both]
     return table
 
 
@@ -158,30 +147,11 @@ def measurements(runs: pd.DataFrame, keys: Sequence[str]) -> tuple[pd.DataFrame,
     for key in keys:
         table, share = comparison(runs, key), is_share(key)
         name = f"{key} (%)" if share else key
-        texts[name] = [
-            mean_std(*both, share) for both in zip(table["mean"], table["std"], strict=True)
-        ]
+        texts[name] = list(table["text"])
         ranked = share or bool(LOWER.search(key))  # of an effective rank none is the best
         bold[name] = list(table["bold"] & ranked)
     index = pd.Index(runs["row"].unique(), name="method")
     return pd.DataFrame(texts, index=index), pd.DataFrame(bold, index=index)
-
-
-def choices(runs: pd.DataFrame, chosen: Sequence[str]) -> pd.DataFrame:
-    """Return what was chosen for each row and block, from which values, and whether at the edge."""
-    final, tried = (runs[runs["stage"] == stage] for stage in ("final", "choose"))
-    found = []
-    for (block, row), own in final.groupby(["block", "row"], sort=False):
-        for key in chosen:
-            values = tried[(tried["block"] == block) & (tried["row"] == row)][key].dropna()
-            value = own[key].iloc[0]
-            if len(values) and pd.notna(value):
-                edge = value in (values.min(), values.max())
-                listed = ", ".join(f"{one:g}" for one in sorted(values.unique()))
-                found.append((block, row, title(key, value), listed, "yes" if edge else "no"))
-    head = ["block", "method", "chosen", "tried", "at the edge"]
-    table = pd.DataFrame(found, columns=head)
-    return table.drop(columns="block") if table["block"].nunique() == 1 else table
 
 
 def over_sharpness(

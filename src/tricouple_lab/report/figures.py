@@ -1,14 +1,11 @@
 """Figures by matplotlib: SVG whose colours are CSS variables, or a PNG for the documentation."""
 
-from __future__ import annotations
-
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -22,7 +19,6 @@ from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from tricouple_lab.files import write_atomically
 
-P = ParamSpec("P")
 Array = npt.NDArray[Any]
 
 # Colours of the figure → variables of style.css (Okabe-Ito, darkened or lightened per theme).
@@ -93,16 +89,7 @@ def save_png(figure: Figure, path: Path) -> None:
         )
 
 
-def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    @wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with mpl.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    return drawn
-
-
-@_styled
+@mpl.rc_context(STYLE)
 def lines_figure(
     panels: Mapping[str, Sequence[Series]],
     x: str,
@@ -186,7 +173,7 @@ def _legend(figure: Figure, handles: Mapping[str, Any], columns: int) -> None:
         )  # fmt: skip
 
 
-@_styled
+@mpl.rc_context(STYLE)
 def map_figure(panels: Mapping[str, Array], labels: Array, names: Sequence[str]) -> Figure:
     """Points in the plane, shape (n, 2), a colour and marker per class; at most 500 of them."""
     shown = pd.Series(labels[:MOST_POINTS]).value_counts().index[:MOST_CLASSES]
@@ -217,14 +204,14 @@ def plane(embedding: Array, labels: Array | None = None) -> Array:
     centred = rows - rows.mean(axis=0)
     means = centred
     if labels is not None and len(np.unique(labels)) > 2:
-        means = np.stack([centred[labels == label].mean(axis=0) for label in np.unique(labels)])
+        means = pd.DataFrame(centred).groupby(labels).mean().to_numpy()
     axes = np.linalg.svd(means, full_matrices=False)[2][:2]
     axes = axes * np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])[:, None]
     found = centred @ axes.T
     return np.pad(found, ((0, 0), (0, 2 - found.shape[1])))
 
 
-@_styled
+@mpl.rc_context(STYLE)
 def confusion_figure(matrix: Array, names: Sequence[str]) -> Figure:
     """Shares of each true class (row) that are predicted as each class (column), in percent."""
     size = 1.6 + 0.32 * len(names)

@@ -1,7 +1,5 @@
 """Records as one table, a row per run: new ones, and the lines committed in ``results``."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -53,24 +51,19 @@ def frame(source: Iterable[Path | Record] | Path) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for item in [source] if isinstance(source, Path) else source:
         if isinstance(item, Path):
-            rows += read_lines(item, _converted)
+            rows += read_lines(item, _row)
         else:
-            rows.append(_row(asdict(item)))
+            rows.append(_row(asdict(item), Path()))
     table = pd.DataFrame(rows, columns=None if rows else ["id", "task", "stage", "status"])
     return table.drop_duplicates(["id", "stage"], keep="last", ignore_index=True)
 
 
-def _converted(line: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Return a line of today or a committed one as a row."""
-    if "after" in line:
-        return _row(line)
-    study = file.with_name("study.json")
-    head = json.loads(study.read_text(encoding="utf-8")) if study.exists() else {}
-    return _old_row(line, head)
-
-
-def _row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record of today as a row."""
+def _row(record: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Return a line of today, or a committed one, as a row."""
+    if "after" not in record:
+        study = file.with_name("study.json")
+        head = json.loads(study.read_text(encoding="utf-8")) if study.exists() else {}
+        return _old_row(record, head)
     scores = {
         f"{when}/{key}": value
         for when in ("chance", "before", "after")

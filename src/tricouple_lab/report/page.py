@@ -1,7 +1,5 @@
 """Pages of sweeps and studies, and what the command ``report`` writes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,16 +25,9 @@ def sweep_page(
     metric: str = "",
     planned: int | None = None,
 ) -> tuple[str, pd.DataFrame]:
-    """Return the HTML page of several runs, and its table.
+    """Return the HTML page of several runs, and its table: ``compare``, a row per block and method.
 
-    Args:
-        records: Of a sweep or a study, or a frame of them.
-        title: Of the page.
-        metric: What methods are compared by; empty: the metric of the task.
-        planned: Number of runs that there will be, without those that choose a setting.
-
-    Returns:
-        The page, and one row per block and method: ``compare`` of the metric.
+    An empty ``metric`` is that of the task; ``planned`` counts the runs that there will be.
     """
     runs = records if isinstance(records, pd.DataFrame) else frame(records)
     finished = runs[runs["status"] == "done"]
@@ -53,7 +44,6 @@ def sweep_page(
         sections += [
             Section("Methods", f"{key}: {METHODS}", parts),
             *_all_metrics(blocks),
-            *_choice(named, chosen),
             *_sharpness(named, chosen, key),
             *_training(blocks, key),
         ]
@@ -67,9 +57,9 @@ def sweep_page(
 
 
 METHODS = (
-    "mean ± standard deviation over n seeds. difference: mean over shared seeds of a row minus the "
-    "first row, with its 95 % interval; p: paired t-test, corrected by Holm's method. Bold: every "
-    "other row is significantly worse (5 %)."
+    "mean ± standard deviation over n seeds; chance, before: without an encoder, without training. "
+    "difference: mean over shared seeds of a row minus the first row, with its 95 % interval; p: "
+    "paired t-test, corrected by Holm's method. Bold: every other row is significantly worse (5 %)."
 )
 
 
@@ -78,13 +68,14 @@ def _methods(
 ) -> Markup:
     share = is_share(metric)
     name = f"{metric}{' (%)' * share}"
-    values = [
-        compare.mean_std(*both, share) for both in zip(table["mean"], table["std"], strict=True)
-    ]
-    columns = {name: values, "n": table["n"], "steps": table["steps"]}
+    levels = {
+        when: table[when].map("{:.2f}".format) for when in ("chance", "before") if when in table
+    }
+    columns = {**levels, name: table["text"], "n": table["n"], "steps": table["steps"]}
     for key in chosen:
         first = runs.drop_duplicates("row").set_index("row")[key].reindex(table.index)
-        columns[key.split(".")[-1].replace("sharpness", "c")] = first.map("{:g}".format)
+        name_ = key.split(".")[-1].replace("sharpness", "c")
+        columns[name_] = first.map("{:g}".format).replace("nan", "")
     columns["difference [95 %]"] = [compare.interval(row, share) for _, row in table.iterrows()]
     columns["p (Holm)"] = table["p"].map("{:.2g}".format).replace("nan", "")
     shown = pd.DataFrame(columns, index=table.index).rename_axis("method")
@@ -104,16 +95,6 @@ def _all_metrics(blocks: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
         parts.append(to_html(texts, bold, caption=block))
     text = "Mean ± standard deviation over seeds. Bold: every other method is significantly worse."
     yield Section("All measurements", text, parts)
-
-
-def _choice(runs: pd.DataFrame, chosen: Sequence[str]) -> Iterator[Section]:
-    table = compare.choices(runs, chosen)
-    if len(table):
-        text = (
-            "Chosen for each method by its mean on validation data. At the edge: the best value "
-            "may lie outside those tried."
-        )
-        yield Section("Choice of settings", text, [to_html(table.set_index(table.columns[0]))])
 
 
 def _sharpness(runs: pd.DataFrame, chosen: Sequence[str], metric: str) -> Iterator[Section]:

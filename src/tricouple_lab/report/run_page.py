@@ -1,28 +1,23 @@
 """The page of a run: tables by pandas, figures by matplotlib, put together by Jinja2. No scripts.
 
-Every text is escaped. A section has one fixed paragraph that says how to read it.
-
-What the page of a run draws of ``Evaluation.arrays`` (n samples, at most 2,000):
-``labels`` and ``predicted`` (n,), ``embedding`` and ``embedding_before`` (n, d); ``image`` and
-``text`` (n, d) of pairs. Examples, as ``examples_queries`` (q,) or any other
-``examples…_queries``: texts, or images as uint8 (q, h, w, 3); the same with ``answers`` (q, k),
-``scores`` (q, k) and ``right`` (q, k, bool).
+Every text is escaped. A section has one fixed paragraph that says how to read it. Of
+``Evaluation.arrays`` it draws ``labels`` and ``predicted`` (n,), ``embedding`` and
+``embedding_before`` (n, d), ``image`` and ``text`` (n, d) of pairs, and ``probe.examples``.
 """
-
-from __future__ import annotations
 
 import base64
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
+from PIL import Image
+from sklearn.metrics import confusion_matrix
 
 from tricouple_lab import names
 from tricouple_lab.report.figures import (
@@ -57,8 +52,7 @@ MEASURED = {
 }
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A title, a paragraph, and tables and figures below."""
 
     title: str
@@ -67,10 +61,9 @@ class Section:
 
 
 def run_table(record: Record) -> pd.DataFrame:
-    """Return what has a chance level, in percent: rows chance, before and after training."""
+    """Return what has a chance level, in percent: a row per metric, chance, before and after."""
     table = {"chance": record.chance, "before training": record.before}
-    rows = pd.DataFrame(table | {"after training": record.after})
-    return 100 * rows.loc[[*record.chance]].T
+    return 100 * pd.DataFrame(table | {"after training": record.after}).loc[[*record.chance]]
 
 
 def run_page(record: Record, arrays: Mapping[str, Array] | None = None) -> str:
@@ -81,7 +74,7 @@ def run_page(record: Record, arrays: Mapping[str, Array] | None = None) -> str:
     how = MEASURED.get(record.task, "").format_map(evaluation)
     sections = []
     if record.chance:  # a row per metric, so that 400 pixels are enough
-        shares = run_table(record).T.map("{:.1f}".format).rename_axis("metric")
+        shares = run_table(record).map("{:.1f}".format).rename_axis("metric")
         size = record.data.get("sizes", {}).get(split, "")
         text = f"{split.capitalize()} split, {size} samples. {how}chance: without an encoder."
         sections.append(Section("Accuracy (%)", text, [to_html(shares)]))
@@ -91,7 +84,8 @@ def run_page(record: Record, arrays: Mapping[str, Array] | None = None) -> str:
         text = "Of the embeddings of the same samples; they have no chance level."
         parts = [to_html(others.rename_axis("quantity"))]
         sections.append(Section("Other measurements", text, parts))
-    sections += [*_curves(record), *_maps(record, arrays), *_classes(record, arrays)]
+    classes = record.data.get("classes") or []
+    sections += [*_curves(record), *_maps(record, arrays, classes), *_classes(arrays, classes)]
     sections += _examples(arrays)
     about = {"provenance": record.provenance, "seed": record.config["seed"], "stage": record.stage}
     runs = pd.DataFrame([{**about, "data.digest": record.data["digest"]}])
@@ -105,37 +99,35 @@ def _curves(record: Record) -> Iterator[Section]:
     x = "step" if record.task == "mixture" and "step" in history else "epoch"
     keys = [key for key in history if "/" in key or key == "loss"]
     keys = [key for key in keys if history[key].notna().sum() > 1]
-    accuracies = [key for key in keys if key in record.chance]
-    chance = 100 * record.chance[record.metric] if record.metric in accuracies else None
-    panels = [("accuracy (%)", accuracies)] if accuracies else []
-    panels += [(key, [key]) for key in keys if key not in accuracies]
+    shares = [key for key in keys if key in record.chance]
+    chance = 100 * record.chance[record.metric] if record.metric in shares else None
+    panels = [("accuracy (%)", shares)] if shares else []
+    panels += [(key, [key]) for key in keys if key not in shares]
     drawn = []
     for title, shown in panels[:MOST_FIGURES]:
-        share = title == "accuracy (%)"
-        lines = [_series(history, x, key, 100 if share else 1) for key in shown]
-        options = {"chance": chance} if share else {"log_y": "nc" in title and min(lines[0].y) > 0}
-        drawn.append(svg(lines_figure({"": lines}, x, title, **options)))
+        lines = []
+        for key in shown:
+            known = history[[x, key]].dropna().astype(float)
+            y = known[key] * (100 if key in shares else 1)
+            lines.append(Series(key, list(known[x]), list(y)))
+        log_y = "nc" in title and min(lines[0].y) > 0
+        level = chance if shown == shares else None
+        drawn.append(svg(lines_figure({"": lines}, x, title, log_y=log_y, chance=level)))
     if drawn:
         text = TRAINING[x] + " Dotted: chance." * (chance is not None)
         yield Section("Training", text, drawn)
 
 
-def _series(history: pd.DataFrame, x: str, key: str, factor: float) -> Series:
-    known = history[[x, key]].dropna()
-    return Series(key, list(known[x]), list(factor * known[key].astype(float)))
-
-
-def _maps(record: Record, arrays: Mapping[str, Array]) -> Iterator[Section]:
+def _maps(record: Record, arrays: Mapping[str, Array], classes: Sequence[str]) -> Iterator[Section]:
     """Embeddings in the plane: of samples by class, or of images and texts."""
-    labels, classes, points = arrays.get("labels", np.zeros(0)), _class_names(record, arrays), {}
+    labels, points = arrays.get("labels", np.zeros(0)), {}
     if {"image", "text"} <= arrays.keys():
         pairs = [arrays[key][:250] for key in ("image", "text")]
         labels, classes = np.repeat([0, 1], [len(rows) for rows in pairs]), ["images", "texts"]
         points = {"": plane(np.concatenate(pairs))}
     elif len(labels):
         found = {"before training": "embedding_before", "after training": "embedding"}
-        found = {when: key for when, key in found.items() if key in arrays}
-        points = {when: plane(arrays[key], labels) for when, key in found.items()}
+        points = {when: plane(arrays[key], labels) for when, key in found.items() if key in arrays}
     if points:
         text = (
             "The embeddings on two principal axes, of the class means if there are several classes;"
@@ -145,25 +137,15 @@ def _maps(record: Record, arrays: Mapping[str, Array]) -> Iterator[Section]:
         yield Section("Map", text, [svg(figure) for figure in drawn])
 
 
-def _class_names(record: Record, arrays: Mapping[str, Array]) -> list[str]:
-    given = [*map(str, arrays.get("classes", record.data.get("classes") or []))]
-    found = [arrays[key].max() for key in ("labels", "predicted") if len(arrays.get(key, ()))]
-    count = int(max(found, default=-1)) + 1
-    return given if len(given) >= count else [*map(str, range(count))]
-
-
-def _classes(record: Record, arrays: Mapping[str, Array]) -> Iterator[Section]:
+def _classes(arrays: Mapping[str, Array], classes: Sequence[str]) -> Iterator[Section]:
     """Accuracy per class, and what classes are taken for."""
     if not {"labels", "predicted"} <= arrays.keys() or not len(arrays["labels"]):
         return
-    classes = _class_names(record, arrays)
-    counts = np.zeros((len(classes), len(classes)))
-    np.add.at(counts, (arrays["labels"].astype(int), arrays["predicted"].astype(int)), 1)
-    shares = counts / np.maximum(counts.sum(axis=1), 1)[:, None]
-    seen = np.flatnonzero(counts.sum(axis=1))
-    accuracy = pd.Series(
-        100 * shares.diagonal()[seen], [classes[i] for i in seen], name="accuracy (%)"
-    )
+    both = arrays["labels"], arrays["predicted"]
+    shares = confusion_matrix(*both, labels=range(len(classes)), normalize="true")
+    seen = np.unique(arrays["labels"])
+    names = [classes[label] for label in seen]
+    accuracy = pd.Series(100 * shares.diagonal()[seen], names, name="accuracy (%)")
     table = accuracy.sort_values(kind="stable").map("{:.1f}".format).to_frame().rename_axis("class")
     parts = [svg(confusion_figure(shares, classes))] if len(classes) <= MOST_CLASSES else []
     text = (
@@ -177,15 +159,14 @@ def _examples(arrays: Mapping[str, Array]) -> Iterator[Section]:
     """Queries with their nearest neighbours or answers."""
     for key in [key for key in arrays if key.startswith("examples") and key.endswith("_queries")]:
         stem = key.removesuffix("queries")
-        queries, answers = arrays[key][:MOST_EXAMPLES], arrays[f"{stem}answers"]
-        scores, right = arrays.get(f"{stem}scores"), arrays.get(f"{stem}right")
-        rows = Markup("")
-        for i, query in enumerate(queries):
+        answers, scores = arrays[f"{stem}answers"], arrays[f"{stem}scores"]
+        right, rows = arrays.get(f"{stem}right"), Markup("")
+        for i, query in enumerate(arrays[key][:MOST_EXAMPLES]):
             cells = Markup("")
             for j, answer in enumerate(answers[i]):
                 mark = "" if right is None else (" ✓" if right[i, j] else " ✗")
-                score = "" if scores is None else f"{scores[i, j]:.2f}"
-                cells += Markup("<li>{} <small>{}</small></li>").format(_item(answer), score + mark)
+                cell = Markup("<li>{} <small>{:.2f}{}</small></li>")
+                cells += cell.format(_item(answer), scores[i, j], mark)
             rows += Markup('<div class="example">{}<ol>{}</ol></div>').format(_item(query), cells)
         way = stem.removeprefix("examples").strip("_").replace("_", " ")
         title = "Examples" + (f": {way}" if way else "")
@@ -197,16 +178,10 @@ def _item(value: Any) -> Markup:
     """Return a text, escaped, or an image, at most 48 pixels high, as a data URI."""
     if isinstance(value, str):
         return Markup("<span>{}</span>").format(value)
-    from PIL import Image
-
-    picture = Image.fromarray(np.asarray(value, dtype=np.uint8).squeeze())
+    picture, buffer = Image.fromarray(value), io.BytesIO()
     picture.thumbnail((48, 48))
-    buffer = io.BytesIO()
-    if min(picture.size) >= 32:
-        picture.convert("RGB").save(buffer, "JPEG", quality=80)
-    else:
-        picture.save(buffer, "PNG")
-    kind = "jpeg" if buffer.getvalue()[:2] == b"\xff\xd8" else "png"
+    kind = "jpeg" if min(picture.size) >= 32 else "png"
+    picture.save(buffer, kind, quality=80)
     data = base64.b64encode(buffer.getvalue()).decode()
     return Markup(f'<img alt="" src="data:image/{kind};base64,{data}">')
 
@@ -239,20 +214,18 @@ def footer(runs: pd.DataFrame) -> list[str]:
         return ["No run has finished."]
     origins = pd.DataFrame(list(runs["provenance"]))
     last = runs["provenance"].iloc[-1]
-    versions = last.get("versions") or {
-        key: last[key] for key in ("torch", "tricouple") if key in last
-    }
-    digests = runs["data.digest"].dropna().unique() if "data.digest" in runs else []
+    versions = last.get("versions") or {k: last[k] for k in ("torch", "tricouple") if k in last}
 
-    def values(key: str, length: int = 200) -> str:
-        known = origins[key].dropna().astype(str).str[:length].unique() if key in origins else []
+    def values(column: Any, length: int) -> str:
+        known = column.dropna().astype(str).str[:length].unique() if column is not None else []
         return ", ".join(known[:5]) or "unknown"
 
     seeds = sorted(runs.loc[runs["stage"] != "choose", "seed"].unique())
+    commits, commands = values(origins.get("commit"), 12), values(origins.get("command"), 200)
     return [
-        f"{len(runs)} runs, seeds {', '.join(map(str, seeds))}, {values('date', 10)}",
-        f"commit {values('commit', 12)}: {values('command')}",
-        f"data {', '.join(digest[:12] for digest in digests[:5]) or 'unknown'}",
+        f"{len(runs)} runs, seeds {', '.join(map(str, seeds))}, {values(origins.get('date'), 10)}",
+        f"commit {commits}: {commands}",
+        f"data {values(runs.get('data.digest'), 12)}",
         ", ".join(f"{name} {version}" for name, version in versions.items()),
     ]
 
@@ -265,22 +238,12 @@ def number(value: float, share: bool = False) -> str:
 
 
 def method_name(loss: Mapping[str, Any]) -> str:
-    """Return a loss with its arguments.
-
-    Example:
-        >>> method_name({"name": "iot", "sharpness": 10.0})
-        'IOT, c = 10'
-    """
+    """Return a loss with its arguments, such as ``IOT, c = 10``."""
     return ", ".join(title(f"loss.{key}", loss[key]) for key in sorted(loss, key="name".__ne__))
 
 
 def title(key: str, value: Any) -> str:
-    """Return a setting as a table writes it: ``CIFAR-10``, ``c = 10``, ``K = 50``.
-
-    Example:
-        >>> title("loss.name", "pushpull"), title("loss.sharpness", 10.0), title("data.shots", 10)
-        ('PushPull', 'c = 10', 'shots = 10')
-    """
+    """Return a setting as a table writes it: ``CIFAR-10``, ``c = 10``, ``K = 50``."""
     tables: dict[str, Mapping[str, Any]] = {
         "loss.name": names.LOSSES,
         "backbone.name": names.BACKBONES,

@@ -1,7 +1,5 @@
 """Paired comparison of methods over shared seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,22 +20,14 @@ class Paired(NamedTuple):
 
 
 def paired(scores: Sequence[float], reference: Sequence[float]) -> Paired:
-    """Compare two methods, seed by seed; without a spread there is no interval (nan).
-
-    Example:
-        >>> [round(value, 3) for value in paired([3.0, 4.0, 5.0], [2.0, 3.5, 4.0])]
-        [0.833, 0.116, 1.55, 0.038]
-    """
+    """Compare two methods, seed by seed; without a spread there is no interval (nan)."""
     difference = np.subtract(scores, reference)
-    if len(difference) == 0:
-        return Paired(np.nan, np.nan, np.nan, np.nan)
+    mean = float(difference.mean()) if len(difference) else np.nan
     if len(difference) < 2 or np.ptp(difference) == 0:
-        return Paired(float(difference.mean()), np.nan, np.nan, np.nan)
+        return Paired(mean, np.nan, np.nan, np.nan)
     test = stats.ttest_rel(scores, reference)
-    interval = test.confidence_interval(0.95)
-    return Paired(
-        float(difference.mean()), float(interval.low), float(interval.high), float(test.pvalue)
-    )
+    low, high = test.confidence_interval(0.95)
+    return Paired(mean, float(low), float(high), float(test.pvalue))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -56,11 +46,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def compare(scores: pd.DataFrame, *, lower: bool = False) -> pd.DataFrame:
-    """Compare every column of a table with its first one, over the seeds that both have.
-
-    Args:
-        scores: One row per seed, one column per method.
-        lower: Whether the best method has the lowest score.
+    """Compare the methods, columns, with the first one over the seeds, rows, that both have.
 
     Returns:
         One row per method: ``n``, ``mean``, ``std``; ``difference`` from the first, the ends
@@ -68,9 +54,8 @@ def compare(scores: pd.DataFrame, *, lower: bool = False) -> pd.DataFrame:
         whether every other method is significantly worse.
     """
     table = scores.agg(["count", "mean", "std"]).T.rename(columns={"count": "n"}).astype({"n": int})
-    columns = ["difference", "low", "high", "p"]
     differences = _against(scores, scores.columns[0]).reindex(table.index)
-    table[columns] = differences.set_axis(columns, axis=1)
+    table[["difference", "low", "high", "p"]] = differences
     table["best"] = False
     ends = table["mean"].dropna()
     if len(ends) > 1:

@@ -1,7 +1,5 @@
 """A trained encoder, ready to use: ``load_encoder``; its training data are not needed."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from tricouple_lab.files import write_text
-from tricouple_lab.names import UserError
+from tricouple_lab.names import EXTRAS, UserError
 from tricouple_lab.report.run_page import method_name, run_table
 from tricouple_lab.runs.folder import Record, load_weights, read_config, read_header, weights_file
 from tricouple_lab.tasks.base import Task, task_of
@@ -22,37 +20,6 @@ SHARED = (
     "config.yaml", ".identity", "encoder.safetensors", "best.safetensors", "metrics.json",
     "history.csv", "report.html",
 )  # fmt: skip
-CARD = """\
----
-{{ card_data }}
----
-
-# {{ record.id }}
-
-{{ what }}, trained with {{ loss }} by tricouple.
-
-| {{ record.config.evaluation.split }} split | chance | before training | after training |
-| --- | ---: | ---: | ---: |
-{% for row in rows -%}
-| {{ row | join(" | ") }} |
-{% endfor %}
-Accuracies in percent. {{ record.steps }} steps, seed {{ record.config.seed }}, data
-`{{ record.data.name }}` (sha256 of the decoded content: `{{ record.data.digest[:12] }}`).
-
-```python
-from huggingface_hub import snapshot_download
-from tricouple import load_encoder
-
-encoder = load_encoder(snapshot_download("{{ repo }}"))
-embeddings = encoder.embed([{{ item }}])
-```
-
-Trained by
-
-```
-{{ record.provenance.command }}
-```
-"""
 WHAT = {
     "images": ("An encoder of images", '"photo.jpg"', "image-feature-extraction"),
     "clip": ("Encoders of images and texts", '"photo.jpg"', "zero-shot-image-classification"),
@@ -88,10 +55,10 @@ class Encoder:
         header = ModelCardData(
             library_name="tricouple", tags=["tricouple", record.task], pipeline_tag=pipeline
         )
-        shares = run_table(record).T.map("{:.1f}".format)
+        shares = run_table(record).map("{:.1f}".format)
         card = ModelCard.from_template(
             header,
-            template_str=CARD,
+            template_path=str(Path(__file__).with_name("card.md")),
             record=record,
             what=what,
             item=item,
@@ -111,12 +78,10 @@ class Encoder:
         from huggingface_hub import HfApi
 
         with tempfile.TemporaryDirectory() as place:
-            for name in SHARED:
-                if (self.folder / name).exists():
-                    shutil.copy(self.folder / name, place)
-            export = getattr(self.task, "export", None)
-            if export is not None:  # also loads without tricouple, by its own library
-                export(self.config, self.model, Path(place))
+            for name in filter(lambda name: (self.folder / name).exists(), SHARED):
+                shutil.copy(self.folder / name, place)
+            if hasattr(self.task, "export"):  # also loads without tricouple, by its own library
+                self.task.export(self.config, self.model, Path(place))
             self.save_card(place, repo)
             try:
                 api = HfApi()
@@ -137,10 +102,6 @@ def load_encoder(run: Path | str, which: str = "last") -> Encoder:
         run: The folder of the run.
         which: ``last``: after the last epoch; ``best``: after the epoch with the best validation
             metric, which may be the one before training.
-
-    Raises:
-        UserError: A ``ValueError``, if this is no finished run, or its files are damaged.
-        ImportError: If a package is missing; it names the extra that has it.
     """
     folder = Path(run).expanduser()
     config = read_config(folder)
@@ -149,7 +110,7 @@ def load_encoder(run: Path | str, which: str = "last") -> Encoder:
         header = read_header(weights_file(folder, which))
         model, transform = task.restore(config, header)
     except ModuleNotFoundError as error:
-        extra = {"clip": "clip", "text": "text"}.get(config.task, "train")
+        extra = EXTRAS.get(str(error.name), "train")
         raise ImportError(
             f"load_encoder needs {error.name}: pip install 'tricouple[{extra}]'"
         ) from error

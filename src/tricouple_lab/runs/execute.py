@@ -6,8 +6,6 @@ check → load → folder → lock → finished? → config.yaml → build → e
 Of several processes the first does all of it, the others only load, build and fit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +13,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 import torch
 from lightning.pytorch.callbacks import Callback
-from torch import nn
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
-from tricouple_lab.files import derived_seed, load_checkpoint, locked, provenance, write_text
+from tricouple_lab.files import (
+    derived_seed,
+    load_checkpoint,
+    locked,
+    provenance,
+    write_arrays,
+    write_text,
+)
 from tricouple_lab.names import UserError
 from tricouple_lab.report.run_page import run_page
 from tricouple_lab.runs.folder import Record, RunFolder, load_weights, read_config
@@ -34,7 +39,7 @@ from tricouple_lab.tasks.base import (
     task_of,
 )
 from tricouple_lab.training import trainer as lightning
-from tricouple_lab.training.module import Batches, History, TrainingModule
+from tricouple_lab.training.module import History, TrainingModule
 
 SMALLEST_BATCH = 4
 FEW_STEPS = 50
@@ -53,22 +58,10 @@ def execute(
 ) -> Record:
     """Train, evaluate and record one run; continue it, or return it if it has finished.
 
-    Args:
-        task: What to learn.
-        config: Every setting.
-        say: Receives each line of progress.
-        callbacks: More of Lightning's callbacks.
-        origin: What the provenance of a run that is one of many says about that.
-        restart: Delete the run in its folder, and begin again.
-
-    Returns:
-        The record, also written as ``metrics.json``. A process that Lightning or torchrun has
-        started beside the first one ends here instead.
-
-    Raises:
-        UserError: For what the user can correct.
-        OSError: One sentence, for a full or read-only disk.
-        KeyboardInterrupt: For Ctrl-C; its text says how to continue.
+    ``say`` receives each line of progress; ``origin`` is what the provenance of a run that is one
+    of many says about that; ``restart`` deletes the run in its folder first. The record is also
+    written as ``metrics.json``. A process that Lightning or torchrun has started beside the first
+    one ends here. Ctrl-C raises a ``KeyboardInterrupt`` whose text says how to continue.
     """
     check(config)
     if lightning.rank():
@@ -85,7 +78,8 @@ def execute(
         sizes = ", ".join(f"{len(split)} {name}" for name, split in data.splits.items())
         say(f"run: {folder.path}\ndata: {sizes}")
         if found is not None:
-            if _measured_as(found, config):
+            old, new = found.config["evaluation"], asdict(config.evaluation)
+            if all(old.get(key) == value for key, value in new.items() if key != "every"):
                 say("this run has finished before; --restart trains it again")
                 return found
             say("this run has finished before; it is measured again with the new settings")
@@ -150,17 +144,13 @@ def _train(
     if origin is None and hasattr(task, "export"):
         task.export(config, model.encoder.eval(), folder.path / "encoder")
     after = task.evaluate(config, data, model.encoder.eval(), split, full=True)
+    sizes = {name: len(part) for name, part in data.splits.items()}
     record = Record(
         id=folder.path.name,
         task=task.name,
         config=asdict(config),
-        data={
-            "name": config.data.name,
-            "digest": data.digest,
-            "sizes": {name: len(part) for name, part in data.splits.items()},
-            "classes": list(data.classes),
-            "notes": list(data.notes),
-        },
+        data={"name": config.data.name, "digest": data.digest, "sizes": sizes}
+        | {"classes": list(data.classes), "notes": list(data.notes)},
         metric=data.about.get("metric", task.metric),
         chance=after.chance,
         before=before.metrics,
@@ -172,11 +162,9 @@ def _train(
         seconds=round(history.seconds, 3),
         provenance={**provenance(), **(origin or {})},
     )
-    for embedding in ("embedding", "image", "text"):
-        note = collapse_note(after.arrays.get(embedding, np.empty((0, 1))), len(data.classes))
-        if note:
+    for key in {"embedding", "image", "text"} & after.arrays.keys():
+        if note := collapse_note(after.arrays[key], len(data.classes)):
             say(f"warning: {note}")
-            break
     finish(config, folder, record, after)
     if not config.training.keep_checkpoint:
         folder.checkpoint.unlink(missing_ok=True)
@@ -209,20 +197,7 @@ def prepare(
         raise UserError(f"{n_samples} training samples: at least {SMALLEST_BATCH} are needed")
     if batch_size < config.training.batch_size:
         say(f"note: a batch has {batch_size} samples, all there are")
-
-    def validate(encoder: nn.Module) -> dict[str, float]:
-        if not len(data.splits.get("validation", ())):
-            return {}
-        return task.evaluate(config, data, encoder, "validation", full=False).metrics
-
-    history = History(
-        folder.path / "history.csv",
-        validate,
-        data.about.get("metric", task.metric),
-        save_best=lambda encoder: folder.save_encoder(encoder, "best", config, data),
-        say=say,
-        every=config.evaluation.every,
-    )
+    history = History(task, config, data, folder, say)
     trainer = lightning.make_trainer(config, folder.path, [history, *callbacks])
     note = lightning.share_batches(model, trainer, batch_size, sweep)
     steps = config.training.epochs * (getattr(data.train, "epoch_size", n_samples) // batch_size)
@@ -237,10 +212,9 @@ def prepare(
         model.train()  # Lightning keeps the mode it finds, and an evaluation leaves eval()
         if config.training.compile:
             model.encoder.compile()  # in place: names in the state dict stay as they are
-        module = TrainingModule(task, config, model)
-        batches = Batches(data.train, batch_size, config)
-        lightning.run_trainer(trainer, module, batches, folder.checkpoint)
-        if lightning.forked(trainer) or not history.rows:
+        module = TrainingModule(task, config, model, data.train, batch_size)
+        lightning.run_trainer(trainer, module, folder.checkpoint)
+        if not history.rows or isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
             state = load_checkpoint(folder.checkpoint)
             history.load_state_dict(state["callbacks"][history.state_key])
 
@@ -250,19 +224,20 @@ def prepare(
 def finish(config: Any, folder: RunFolder, record: Record, after: Evaluation) -> None:
     """Write ``examples.npz``, the page, and last ``metrics.json``, which says that it is done."""
     arrays = after.arrays if config.evaluation.figures else {}
+    if arrays:
+        write_arrays(folder.path / "examples.npz", arrays)
     write_text(folder.path / "report.html", run_page(record, arrays))
-    folder.finish(record, arrays)
+    write_text(folder.path / "metrics.json", record.to_json(indent=1))
 
 
 def accuracy_per_class(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, float]:
     """Return the share of correct predictions for each class that occurs; empty without classes."""
-    if not {"labels", "predicted"} <= evaluation.arrays.keys() or not classes:
+    arrays = evaluation.arrays
+    if not {"labels", "predicted"} <= arrays.keys() or not classes:
         return {}
-    labels, predicted = evaluation.arrays["labels"], evaluation.arrays["predicted"]
-    return {
-        classes[label]: float((predicted[labels == label] == label).mean())
-        for label in np.unique(labels)
-    }
+    right = pd.Series(arrays["predicted"] == arrays["labels"])
+    shares = right.groupby(arrays["labels"]).mean()
+    return {classes[label]: share for label, share in shares.items()}
 
 
 def measure(
@@ -296,11 +271,6 @@ def _help(task: Task[Any], config: Any, callbacks: Sequence[Callback]) -> None:
             model = build(task, config, data)
             prepare(task, config, data, model, folder, callbacks=callbacks)[1]()
     sys.exit(0)
-
-
-def _measured_as(record: Record, config: Any) -> bool:
-    old, new = record.config["evaluation"], asdict(config.evaluation)
-    return all(old.get(key) == value for key, value in new.items() if key != "every")
 
 
 def _check_split(data: Data, split: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,12 +16,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from tricouple_lab import names
 from tricouple_lab.config.compose import assign, identity_settings, split_word
 from tricouple_lab.config.schema import SCHEMAS
-from tricouple_lab.files import write_arrays, write_atomically, write_text
+from tricouple_lab.files import write_atomically, write_text
 from tricouple_lab.names import UserError
 from tricouple_lab.tasks.base import Data, Header
 
@@ -31,11 +31,9 @@ FILES = (
 )  # fmt: skip
 WEIGHTS = {"last": "encoder", "best": "best"}  # which → name of the file
 # Flags of Lightning that change where, how fast and how chattily the same numbers are computed.
-SPEED = frozenset(
-    {
-        "accelerator", "benchmark", "detect_anomaly", "deterministic", "devices", "inference_mode",
-        "log_every_n_steps", "num_nodes", "profiler", "strategy",
-    }
+SPEED = (
+    "accelerator", "benchmark", "detect_anomaly", "deterministic", "devices", "inference_mode",
+    "log_every_n_steps", "num_nodes", "profiler", "strategy",
 )  # fmt: skip
 
 T = TypeVar("T")
@@ -75,9 +73,9 @@ class Record:
             raise UserError(f"{file}: damaged; delete it, and the run is measured again") from None
 
 
-def read_records(paths: Iterable[Path]) -> list[Record]:
-    """Return the records below folders."""
-    return [found for path in paths for found in read_lines(path, lambda line, _: Record(**line))]
+def read_records(path: Path) -> list[Record]:
+    """Return the records below a folder."""
+    return read_lines(path, lambda line, _: Record(**line))
 
 
 def read_lines(path: Path, convert: Callable[[dict[str, Any], Path], T]) -> list[T]:
@@ -111,17 +109,11 @@ class RunFolder:
         content = [task_name, identity_settings(config), flags, data_digest]
         identity = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         sharpness = config.loss.get("sharpness")
+        c = f"c{sharpness:g}" if isinstance(sharpness, int | float) else ""
         network = getattr(config, "backbone", getattr(config, "model", None))
-        parts = (
-            config.data.name,
-            *([config.setting] if hasattr(config, "setting") else []),
-            config.loss["name"],
-            *([f"c{sharpness:g}"] if isinstance(sharpness, int | float) else []),
-            *([network.name] if network else []),
-            f"seed{config.seed}",
-            identity[:8],
-        )
-        path = Path(config.run or Path(config.runs) / "-".join(parts)).expanduser()
+        place = config.data.name, getattr(config, "setting", ""), config.loss["name"], c
+        parts = *place, getattr(network, "name", ""), f"seed{config.seed}", identity[:8]
+        path = Path(config.run or Path(config.runs) / "-".join(filter(None, parts))).expanduser()
         return cls(path, identity)
 
     @property
@@ -134,10 +126,8 @@ class RunFolder:
         marker = self.path / ".identity"
         if marker.exists():
             if marker.read_text(encoding="utf-8") != self.identity:
-                raise UserError(
-                    f"run={self.path}: holds a run of other settings or data; choose another "
-                    "folder, or --restart to delete that run"
-                )
+                why = "holds a run of other settings or data"
+                raise UserError(f"run={self.path}: {why}; --restart deletes that run")
             return
         found = [name for name in FILES if (self.path / name).exists()]
         if found:
@@ -163,25 +153,14 @@ class RunFolder:
 
     def save_encoder(self, encoder: nn.Module, name: str, config: Any, data: Data) -> None:
         """Write the encoder's weights; settings, class names and ``about`` go into the header."""
-        weights = {
-            key: value.detach().cpu().contiguous().clone()
-            for key, value in encoder.state_dict().items()
-        }
+        state = encoder.state_dict().items()
+        weights = {key: value.detach().cpu().contiguous().clone() for key, value in state}
         settings = {"task": config.task, **identity_settings(config)}
         parts = {"config": settings, "classes": data.classes, "about": data.about}
         # One key: safetensors writes several in an order that changes from process to process.
         header = {"tricouple": json.dumps(parts, ensure_ascii=False)}
-        write_atomically(
-            self.path / f"{name}.safetensors", lambda part: save_file(weights, part, header)
-        )
-
-    def finish(self, record: Record, arrays: Mapping[str, Any]) -> None:
-        """Write what the page draws, then the record, which says that the run has finished."""
-        plain = {key: np.asarray(value) for key, value in arrays.items()}
-        plain = {key: value for key, value in plain.items() if value.dtype != object}
-        if plain:
-            write_arrays(self.path / "examples.npz", plain)
-        write_text(self.path / "metrics.json", record.to_json(indent=1))
+        file = self.path / f"{name}.safetensors"
+        write_atomically(file, lambda part: save_file(weights, part, header))
 
 
 def read_arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -208,7 +187,9 @@ def read_config(folder: Path, words: Sequence[str] = ()) -> Any:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
         task = str(found["task"])
         stored = OmegaConf.structured(SCHEMAS[task])
-        stored.merge_with(OmegaConf.create(_escaped(found)))
+        # Each ``${`` is text, not a reference to something.
+        plain = json.loads(json.dumps(found).replace("${", r"\\${"))
+        stored.merge_with(OmegaConf.create(plain))
         for word in words:
             assign(task, stored, *split_word(word))
         config: Any = OmegaConf.to_object(stored)
@@ -221,15 +202,6 @@ def read_config(folder: Path, words: Sequence[str] = ()) -> Any:
         raise UserError(f"{file}: loss {config.loss.get('name')!r} is unknown")
     config.logger = [name for name in config.logger if "." not in name]
     return config
-
-
-def _escaped(value: Any) -> Any:
-    """Return the value with each ``${`` taken as text, not as a reference to something."""
-    if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_escaped(item) for item in value]
-    return value.replace("${", r"\${") if isinstance(value, str) else value
 
 
 def weights_file(folder: Path, which: str) -> Path:
@@ -245,13 +217,11 @@ def weights_file(folder: Path, which: str) -> Path:
 
 
 def read_header(file: Path) -> Header:
-    """Return class names, shapes and ``Data.about`` from the header of a file of weights."""
+    """Return class names and ``Data.about`` from the header of a file of weights."""
     try:
         with safe_open(file, framework="pt") as content:
-            keys = content.keys()
-            shapes = {key: tuple(content.get_slice(key).get_shape()) for key in keys}
             parts = json.loads((content.metadata() or {})["tricouple"])
-        return Header(tuple(map(str, parts["classes"])), shapes, dict(parts["about"]))
+        return Header(tuple(map(str, parts["classes"])), dict(parts["about"]))
     except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{file}: damaged, or not of a run ({error})") from None
 
@@ -263,20 +233,14 @@ def load_weights(folder: Path, encoder: nn.Module, which: str = "last") -> None:
     """
     file = weights_file(folder, which)
     try:
-        weights: dict[str, Tensor] = load_file(file)
+        weights = load_file(file)
+        found = encoder.load_state_dict(weights, strict=False)
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{file}: damaged ({error})") from None
+    except RuntimeError as error:  # other shapes
+        reason = " ".join(str(error).split("\n\t")[-1].split())
+        raise UserError(f"{file}: not the weights of this configuration ({reason})") from None
     children = {key.split(".")[0] for key in weights}
-    own = encoder.state_dict()
-    expected = {key: tuple(value.shape) for key, value in own.items()}
-    expected = {key: shape for key, shape in expected.items() if key.split(".")[0] in children}
-    found = {key: tuple(value.shape) for key, value in weights.items()}
-    if found != expected:
-        different = sorted(
-            key for key in {*found, *expected} if found.get(key) != expected.get(key)
-        )
-        raise UserError(
-            f"{file}: not the weights of this configuration ({different[0]}: expected "
-            f"{expected.get(different[0], 'none')}, found {found.get(different[0], 'none')})"
-        )
-    encoder.load_state_dict(weights, strict=False)
+    missing = [key for key in found.missing_keys if key.split(".")[0] in children]
+    if different := [*missing, *found.unexpected_keys]:
+        raise UserError(f"{file}: not the weights of this configuration ({different[0]})")

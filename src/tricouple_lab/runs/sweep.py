@@ -1,7 +1,5 @@
 """Many runs: choose a setting on validation data, measure with other seeds on test data."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,12 +54,6 @@ class Plan:
             for seed in self.seeds if number < compared else self.seeds[:1]:
                 yield (*words, *chosen.get(words, ()), f"seed={seed}")
 
-    def to_json(self) -> str:
-        """The plan as text, written beside its runs."""
-        fields = {key: value for key, value in vars(self).items() if key != "task"}
-        planned = len(tuple(self.jobs({})))
-        return json.dumps({"task": self.task.name, **fields, "planned": planned}, indent=1) + "\n"
-
 
 @dataclass
 class Runner:
@@ -69,6 +61,7 @@ class Runner:
 
     task: Task[Any]
     out: Path
+    setting: str  # what is chosen, for the tables
     workers: int = 1
     cluster: Mapping[str, Any] | None = None  # parameters of submitit; None for this machine
     say: Say = print
@@ -77,31 +70,30 @@ class Runner:
 
     def __post_init__(self) -> None:
         if (self.out / "runs.jsonl").exists():
-            self.records = {record.id: record for record in read_records([self.out])}
+            self.records = {record.id: record for record in read_records(self.out)}
 
     def run(self, jobs: Sequence[Words], stage: str) -> list[Record | None]:
-        """Return a record for each job, None for one that failed, which is said."""
-        identities = [identity_of(self.task, self.config_of(words)) for words in jobs]
-        missing = {
-            identity: words
-            for identity, words in zip(identities, jobs, strict=True)
-            if identity not in self.records
-        }
+        """Return a record for each job, None for one that failed."""
+        task, configs = self.task, map(self.config_of, jobs)
+        of = (RunFolder.of(task.name, own, Loaded(task).load(own).digest) for own in configs)
+        identities = [folder.path.name for folder in of]
+        pairs = zip(identities, jobs, strict=True)
+        missing = {identity: words for identity, words in pairs if identity not in self.records}
         for done, (words, found) in enumerate(self._execute(list(missing.values())), 1):
-            name = f"[{stage} {done}/{len(missing)}]"
             if isinstance(found, str):
-                self.failures.append(f"{' '.join(words)}: {found}")
-                self.say(f"{name} {' '.join(words)}: failed: {found}")
-                continue
-            record = replace(found, stage=stage)
-            self.records[record.id] = record
-            lines = (other.to_json() + "\n" for other in self.records.values())
-            write_text(self.out / "runs.jsonl", "".join(lines))
-            if record.status == "diverged":
-                self.say(f"{name} {record.id}  diverged: {record.provenance['error']}")
-                continue
-            score = record.validation if stage == "choose" else record.after[record.metric]
-            self.say(f"{name} {record.id}  {record.metric} {100 * (score or 0):.1f} %")
+                text = f"{' '.join(words)}: failed: {found}"
+                self.failures.append(text)
+            else:
+                origin = {**found.provenance, "chosen": self.setting} if stage == "choose" else {}
+                record = replace(found, stage=stage, provenance=origin or found.provenance)
+                self.records[record.id] = record
+                lines = (other.to_json() + "\n" for other in self.records.values())
+                write_text(self.out / "runs.jsonl", "".join(lines))
+                score = record.validation if stage == "choose" else record.after.get(record.metric)
+                text = f"{record.id}  {record.metric} {100 * (score or 0):.1f} %"
+                if record.status == "diverged":
+                    text = f"{record.id}  diverged: {record.provenance['error']}"
+            self.say(f"[{stage} {done}/{len(missing)}] {text}")
         return [self.records.get(identity) for identity in identities]
 
     def config_of(self, words: Words) -> Any:
@@ -135,20 +127,18 @@ def sweep(
     """Do the runs that are missing; write ``plan.json``, ``runs.jsonl`` and ``report.html``.
 
     The runs are in ``out/runs``. Several ``workers`` have one thread each; ``cluster`` holds
-    parameters of submitit's executor, such as ``slurm_partition``, to run there.
+    parameters of submitit's executor, such as ``slurm_partition``, to run there. Runs that fail
+    are printed, and raise a ``UserError`` at the end.
 
     Returns:
         The table of the page: one row per method with mean, standard deviation, n and the paired
         difference from the first row.
-
-    Raises:
-        UserError: At the end, if runs have failed.
     """
     for words in plan.methods():  # errors before anything is trained
         compose(plan.task.name, words)
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "plan.json", plan.to_json())
-    runner = Runner(plan.task, out, workers, cluster, say)
+    about = {**vars(plan), "task": plan.task.name, "planned": len(tuple(plan.jobs({})))}
+    write_text(out / "plan.json", json.dumps(about, indent=1) + "\n")
+    runner = Runner(plan.task, out, plan.setting, workers, cluster, say)
     chosen = choose(plan, runner)
     jobs = list(plan.jobs(chosen))
     found = runner.run(jobs, "final")
@@ -187,23 +177,16 @@ def choose(plan: Plan, runner: Runner) -> dict[Words, Words]:
     return {words: (f"{plan.setting}={best_of(scores[words]):g}",) for words in methods}
 
 
+def beyond(scores: Mapping[float, float], limits: tuple[float, float]) -> list[float]:
+    """The next value of a grid whose best value is the first or last."""
+    best = best_of(scores)
+    following = {min(scores): best / 10**0.5, max(scores): best * 10**0.5}.get(best, -1.0)
+    return [round(following, 3)] if limits[0] <= following <= limits[1] else []
+
+
 def best_of(scores: Mapping[float, float]) -> float:
     """The value with the highest score; of equal ones the smallest."""
     return max(scores, key=lambda value: (scores[value], -value))
-
-
-def beyond(scores: Mapping[float, float], limits: tuple[float, float]) -> list[float]:
-    """The next value of a grid whose best value is the first or last.
-
-    Example:
-        >>> beyond({3.0: 0.5, 10.0: 0.7}, (0.3, 1000.0)), beyond({3.0: 0.5, 10.0: 0.7}, (1, 10))
-        ([31.623], [])
-    """
-    best = best_of(scores)
-    following = {min(scores): best / 10**0.5, max(scores): best * 10**0.5}.get(best)
-    if following is None or not limits[0] <= following <= limits[1]:
-        return []
-    return [round(following, 3)]
 
 
 def has_setting(plan: Plan, words: Words) -> bool:
@@ -263,11 +246,6 @@ class Loaded:
 
 _DATA = ("data", "setting", "backbone", "model")
 _DRAWN = ("mixture", "text")  # tasks whose data depend on the seed as well
-
-
-def identity_of(task: Task[Any], config: Any) -> str:
-    """The id of a run, which the decoded data are part of."""
-    return RunFolder.of(task.name, config, Loaded(task).load(config).digest).path.name
 
 
 def read_plan(file: Path, task: Task[Any]) -> Plan:

@@ -4,8 +4,6 @@ A task holds no state: ``execute`` calls ``load``, ``build``, ``loss`` and ``eva
 ``load_encoder`` calls ``restore`` and ``embed``.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from tricouple_lab.config.compose import check_arguments
 from tricouple_lab.names import UserError
 
 Config = TypeVar("Config", contravariant=True)
+Restored = tuple[nn.Module, Callable[[Any], Any]]  # an encoder and a transform of one item
 
 
 class BatchedSet(Protocol):
@@ -44,16 +43,12 @@ class Data:
 
 
 class Model(nn.Module):
-    """What is trained. Only the encoder is kept.
-
-    With several processes, ``group`` of each loss inside is set to ``"world"``: the loss is that of
-    the batch of all processes.
-    """
+    """What is trained: an encoder, which is kept, and a loss, which may have parameters as well."""
 
     def __init__(self, encoder: nn.Module, objective: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
-        self.objective = objective  # a loss; it may have parameters of its own
+        self.objective = objective
 
 
 class Share(NamedTuple):
@@ -72,7 +67,6 @@ class Header(NamedTuple):
     """What a file of weights says about its encoder, so that no training data are needed."""
 
     classes: tuple[str, ...]
-    shapes: Mapping[str, tuple[int, ...]]  # of each tensor, by its name
     about: Mapping[str, Any]  # ``Data.about`` of the run
 
 
@@ -117,34 +111,25 @@ class Task(Protocol[Config]):
         The encoder is in evaluation mode and may be on another device: inputs are moved there.
         """
 
-    def restore(self, config: Config, header: Header) -> tuple[nn.Module, Callable[[Any], Any]]:
-        """Return an encoder without its trained weights, and its transform.
+    def restore(self, config: Config, header: Header) -> Restored:
+        """Return an encoder without its trained weights, and a transform of one item for it.
 
-        The encoder takes what the transform gives, as a batch. Weights are loaded into it by the
-        caller; a child module without any tensor in the file, such as a frozen backbone, has its
-        own already.
+        A frozen backbone, which is not in the file of weights, has its own already.
         """
 
     def embed(self, config: Config, encoder: Any, items: Sequence[Any]) -> np.ndarray:
-        """Return embeddings of items, images (paths or PIL images) or texts, shape (n, d).
-
-        ``encoder`` is that of ``restore``, with its weights, in evaluation mode.
-        """
-
-
-_CLASSES = {"images": "Images", "clip": "Clip", "text": "Text", "mixture": "Mixture"}
+        """Return embeddings of images (paths or PIL images) or texts, shape (n, d)."""
 
 
 def task_of(name: str) -> Any:
     """Return the task of a name; its module is imported when it is asked for."""
-    return getattr(import_module(f"tricouple_lab.tasks.{name}"), _CLASSES[name])()
+    return getattr(import_module(f"tricouple_lab.tasks.{name}"), name.capitalize())()
 
 
 def collapse_note(embedding: np.ndarray, n_classes: int = 0) -> str | None:
     """Return a warning if embeddings, shape (n, d), nearly all point in the same direction.
 
-    The test: the median cosine of pairs is 0.99 or more, or the effective rank is below 1.05 (which
-    for two classes is as it should be).
+    Their median cosine is 0.99 or more, or their effective rank below 1.05, except for two classes.
     """
     rows = torch.from_numpy(np.asarray(embedding[:1000], dtype=np.float32))
     if len(rows) < 3:
@@ -171,10 +156,9 @@ def make_loss(arguments: Mapping[str, object]) -> nn.Module:
     if "empty" in inspect.signature(loss).parameters:
         options.setdefault("empty", "zero")
     try:
-        made: nn.Module = loss(**options)
+        return loss(**options)  # type: ignore[no-any-return]
     except (TypeError, ValueError) as error:
         raise UserError(f"loss={arguments['name']}: {error}") from None
-    return made
 
 
 def contrast(
@@ -193,5 +177,4 @@ def loss_class(name: str) -> Callable[..., Any]:
     """Return the class of a loss, by its name in ``names.LOSSES``."""
     path = names.LOSSES[name].class_name or "tricouple_lab.models.byol.BYOL"
     module, _, own = path.rpartition(".")
-    found: Callable[..., Any] = getattr(import_module(module or "tricouple"), own)
-    return found
+    return getattr(import_module(module or "tricouple"), own)  # type: ignore[no-any-return]

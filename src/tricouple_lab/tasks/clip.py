@@ -1,32 +1,32 @@
 """Image-text: CLIP's two towers, trained on images and their captions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import tricouple as tc
 from tricouple_lab.config import schema
 from tricouple_lab.data.augment import Recipe, random_view
 from tricouple_lab.data.captions import CaptionSplit, caption_identities, load_captions
-from tricouple_lab.data.sources import ImageSplit, load_images
+from tricouple_lab.data.images import pixels_of
+from tricouple_lab.data.sources import Sets, load_images
 from tricouple_lab.evaluation import retrieval
-from tricouple_lab.evaluation.probe import nearest_rows
+from tricouple_lab.evaluation.probe import examples
 from tricouple_lab.files import derived_seed
 from tricouple_lab.models import clip
 from tricouple_lab.names import UserError
 from tricouple_lab.tasks.base import Data, Evaluation, Header, Model, Step, contrast, make_loss
 
 CROPS = Recipe(scale=(0.9, 1.0), flip=0.0, jitter=0.0, grayscale=0.0, blur=0.0)  # CLIP's
-EXAMPLES, ANSWERS = 6, 5  # queries on the page, and what is retrieved for each
+EXAMPLES = 6  # queries on the page
 DRAWN = 2000  # rows of embeddings that are kept for the page
 ZERO_SHOT_IMAGES = 2000
 AT_A_TIME = 256
@@ -68,17 +68,6 @@ class Pairs:
         return PairBatch(pixels, self.tokens[places], self.identities[places], counts)
 
 
-@dataclass(frozen=True, eq=False)
-class LabelledImages:
-    """Images that are classified by the names of their classes."""
-
-    images: ImageSplit
-    classes: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-
 class Clip:
     """Learn image and text towers with a contrastive loss in both directions."""
 
@@ -88,7 +77,6 @@ class Clip:
     def load(self, config: schema.Clip) -> Data:
         """Decode the images and tokenise the captions."""
         name, training = config.model.name, config.training
-        clip.open_clip()
         found = load_captions(config.data, clip.image_side(name))
         notes, splits = list(found.notes), {}
         for split, pairs in found.splits.items():
@@ -101,8 +89,9 @@ class Clip:
             if cut:
                 first = shorten(cut[0], 60, placeholder=" …")
                 notes.append(f"{len(cut)} {split} captions are cut, such as “{first}”")
-        measured: dict[str, Any] = {**splits, **_zero_shot_images(config)}
-        return Data(splits["train"], measured, (), found.digest(), tuple(notes))
+        if config.evaluation.zero_shot:  # an error comes before training
+            zero_shot_images(config.evaluation.zero_shot, clip.image_side(name))
+        return Data(splits["train"], splits, (), found.digest(), tuple(notes))
 
     def build(self, config: schema.Clip, data: Data) -> Model:
         """Both towers; the sharpness belongs to the loss, which may learn it."""
@@ -146,9 +135,11 @@ class Clip:
         if not full:
             return Evaluation(metrics, chance)
         batches = retrieval.in_batches(images, texts, index, config.training.batch_size)
-        zero_shot = self._zero_shot(config, encoder, data.splits.get("zero_shot"))
-        metrics |= batches[0] | zero_shot[0] | retrieval.modalities(images, texts, index)
-        chance |= batches[1] | zero_shot[1]
+        if config.evaluation.zero_shot:
+            shot = zero_shot(config, encoder)
+            metrics, chance = metrics | shot[0], chance | shot[1]
+        metrics |= batches[0] | retrieval.modalities(images, texts, index)
+        chance |= batches[1]
         if config.training.learn_sharpness:
             metrics["sharpness"] = float(encoder.logit_scale.exp())
         first = torch.searchsorted(index, torch.arange(min(len(images), DRAWN)))
@@ -157,25 +148,7 @@ class Clip:
             arrays |= _examples(pairs.split, images, texts)
         return Evaluation(metrics, chance, arrays)
 
-    def _zero_shot(
-        self, config: schema.Clip, encoder: Any, found: LabelledImages | None
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        if found is None:
-            return {}, {}
-        images = embed_images(encoder, found.images.pixels, found.images.index)
-        with torch.inference_mode():
-            classes = retrieval.class_embeddings(
-                encoder, found.classes, lambda texts: clip.tokenise(texts, config.model.name)[0]
-            )
-        numbers = torch.arange(len(found.classes))
-        ranked = retrieval.retrieve(images, classes.cpu(), found.images.labels, numbers)
-        keys = [f"zero_shot/{config.evaluation.zero_shot}@{rank}" for rank in retrieval.RANKS]
-        recall, chance = ranked.recall.tolist(), ranked.chance.tolist()
-        return dict(zip(keys, recall, strict=True)), dict(zip(keys, chance, strict=True))
-
-    def restore(
-        self, config: schema.Clip, header: Header
-    ) -> tuple[nn.Module, Callable[[Any], Tensor]]:
+    def restore(self, config: schema.Clip, header: Header) -> tuple[Any, Any]:
         """The towers, and the transform of an image, a path or a PIL image."""
         model = clip.build_clip(config.model.name)
         return model, lambda item: clip.normalise(_pixels(config, [item]))[0]
@@ -198,18 +171,29 @@ class Clip:
         return found
 
 
-def _zero_shot_images(config: schema.Clip) -> dict[str, LabelledImages]:
-    name = config.evaluation.zero_shot
-    if not name:
-        return {}
-    side = clip.image_side(config.model.name)
-    wanted = schema.ImageData(
-        name=name, image_size=side, test_size=ZERO_SHOT_IMAGES, validation_share=0.0
-    )
-    found = load_images(wanted)
+@cache
+def zero_shot_images(name: str, side: int) -> Sets:
+    """The test images that ``evaluation.zero_shot`` names."""
+    found = load_images(schema.ImageData(name=name, image_size=side, test_size=ZERO_SHOT_IMAGES))
     if found.splits["test"].pixels.shape[1] != 3 or not found.classes:
         raise UserError(f"evaluation.zero_shot={name}: needs colour images with class names")
-    return {"zero_shot": LabelledImages(found.splits["test"], found.classes)}
+    return found
+
+
+def zero_shot(config: schema.Clip, encoder: Any) -> tuple[dict[str, float], ...]:
+    """Accuracy of classifying images by the names of their classes, and chance."""
+    side = clip.image_side(config.model.name)
+    found = zero_shot_images(config.evaluation.zero_shot, side)
+    test = found.splits["test"]
+    images = embed_images(encoder, test.pixels, test.index)
+    with torch.inference_mode():
+        classes = retrieval.class_embeddings(
+            encoder, found.classes, lambda texts: clip.tokenise(texts, config.model.name)[0]
+        )
+    numbers = torch.arange(len(found.classes))
+    ranked = retrieval.retrieve(images, classes.cpu(), test.labels, numbers)
+    keys = [f"zero_shot/{config.evaluation.zero_shot}@{rank}" for rank in retrieval.RANKS]
+    return tuple(dict(zip(keys, values.tolist(), strict=True)) for values in ranked)
 
 
 def _copy_sharpness(model: Model) -> None:
@@ -245,16 +229,8 @@ def _is_image(item: Any) -> bool:
 
 def _pixels(config: schema.Clip, items: Sequence[Any]) -> Tensor:
     """Return uint8 images (n, 3, side, side) of paths or PIL images."""
-    from tricouple_lab.data.images import decode, square_pixels
-
     side = clip.image_side(config.model.name)
-    found = [
-        decode(item, str(item), 3, side)
-        if isinstance(item, str | Path)
-        else square_pixels(item, 3, side)
-        for item in items
-    ]
-    return torch.from_numpy(np.stack(found))
+    return torch.stack([pixels_of(item, 3, side) for item in items])
 
 
 def _examples(split: CaptionSplit, images: Tensor, texts: Tensor) -> dict[str, np.ndarray]:
@@ -262,19 +238,13 @@ def _examples(split: CaptionSplit, images: Tensor, texts: Tensor) -> dict[str, n
     chosen = np.sort(np.random.default_rng(0).permutation(len(split))[:EXAMPLES])
     index, captions = split.image_index.numpy(), np.array(split.captions)
     first = np.searchsorted(index, chosen)  # a caption of each
-    scores, places = nearest_rows(texts.numpy(), images[chosen].numpy(), ANSWERS)
-    back_scores, back_places = nearest_rows(images.numpy(), texts[first].numpy(), ANSWERS)
+    z, w = images.numpy(), texts.numpy()
 
     def pixels(rows: np.ndarray) -> np.ndarray:  # (…, side, side, 3)
         return split.pixels[split.index[torch.from_numpy(rows)]].movedim(-3, -1).numpy()
 
-    return {
-        "examples_image_to_text_queries": pixels(chosen),
-        "examples_image_to_text_answers": captions[places],
-        "examples_image_to_text_scores": scores,
-        "examples_image_to_text_right": index[places] == chosen[:, None],
-        "examples_text_to_image_queries": captions[first],
-        "examples_text_to_image_answers": pixels(back_places),
-        "examples_text_to_image_scores": back_scores,
-        "examples_text_to_image_right": back_places == chosen[:, None],
-    }
+    return examples(
+        "examples_image_to_text", z[chosen], w, pixels(chosen), captions.__getitem__, chosen, index
+    ) | examples(
+        "examples_text_to_image", w[first], z, captions[first], pixels, chosen, np.arange(len(z))
+    )

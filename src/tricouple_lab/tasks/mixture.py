@@ -1,9 +1,7 @@
 """The synthetic mixture: which geometry each loss ends in."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,22 +10,13 @@ from torch import Tensor, nn
 
 from tricouple import geometry
 from tricouple_lab.config.schema import Mixture as Config
-from tricouple_lab.data.generated import digest, load_mixture
+from tricouple_lab.data.generated import load_mixture
 from tricouple_lab.evaluation.probe import knn_predictions
 from tricouple_lab.models.byol import BYOL, class_pairs
 from tricouple_lab.names import UserError
 from tricouple_lab.tasks.base import Data, Evaluation, Header, Model, Step, contrast, make_loss
 
 ETF_DEVIATION, ETF_RATIO, ALIVE, NO_SPREAD, ONE_DIRECTION = 0.01, 0.95, 0.01, 0.01, 1.5
-OUTCOMES = {
-    "etf": "mean deviation of class-mean cosines from −1/(K−1) at most 0.01, and all K−1 "
-    "eigenvalues of the class-mean covariance at least 95 % of the largest",
-    "rich": "not ETF, but each direction that the class means could fill has an eigenvalue of 1 % "
-    "of the largest or more",
-    "reduced": "some of these directions are lost, not all",
-    "collapsed": "the class means fill 1.5 directions or fewer, or their variance is below 0.01",
-    "diverged": "numbers were no longer finite",
-}
 
 
 class Mixture:
@@ -38,9 +27,8 @@ class Mixture:
 
     def load(self, config: Config) -> Data:
         """Draw the samples of a seed."""
-        splits = load_mixture(config.data, config.seed, config.training.batch_size)
-        classes = tuple(f"class {index}" for index in range(config.data.n_classes))
-        return Data(splits["train"], splits, classes, digest(splits))
+        found = load_mixture(config.data, config.seed, config.training.batch_size)
+        return Data(found.splits["train"], found.splits, found.classes, found.digest())
 
     def build(self, config: Config, data: Data) -> Model:
         """The network comes first: it is the same for all losses."""
@@ -65,19 +53,18 @@ class Mixture:
     ) -> Evaluation:
         """Geometry of the training embeddings; k-NN of held-out samples among them."""
         device = next(encoder.parameters()).device
-        train, queries = (
-            encoder(data.splits[name].inputs.to(device)).float().cpu() for name in ("train", split)
-        )
-        labels, truth = data.splits["train"].labels, data.splits[split].labels.numpy()
+        parts = data.splits["train"], data.splits[split]
+        train, queries = (encoder(part.inputs.to(device)).float().cpu() for part in parts)
+        labels, truth = (part.labels for part in parts)
+        chance = {self.metric: 1 / config.data.n_classes}
         if not bool(torch.isfinite(train).all() & torch.isfinite(queries).all()):
-            return Evaluation({self.metric: 0.0}, {self.metric: 1 / config.data.n_classes})
-        predicted = knn_predictions(
-            train.numpy(), labels.numpy(), queries.numpy(), config.evaluation.knn_k
-        )
+            return Evaluation({self.metric: 0.0}, chance)
+        rows = train.numpy(), labels.numpy(), queries.numpy()
+        predicted = knn_predictions(*rows, config.evaluation.knn_k)
         collapse = geometry.neural_collapse(train, labels)
         distances = geometry.two_distance(train, labels)
         metrics = {
-            self.metric: float((predicted == truth).mean()),
+            self.metric: float((predicted == truth.numpy()).mean()),
             "geometry/nc1": collapse.nc1,
             "geometry/nc2_std": collapse.nc2_std,
             "geometry/nc2_deviation": collapse.nc2_deviation,
@@ -86,10 +73,10 @@ class Mixture:
             "geometry/effective_rank": geometry.effective_rank(train),
             **spectrum_metrics(collapse.spectrum, config.network.dim),
         }
-        arrays = {"labels": truth, "predicted": predicted, "embedding": queries.numpy()}
-        return Evaluation(metrics, {self.metric: 1 / config.data.n_classes}, arrays if full else {})
+        arrays = {"labels": truth.numpy(), "predicted": predicted, "embedding": queries.numpy()}
+        return Evaluation(metrics, chance, arrays if full else {})
 
-    def restore(self, config: Config, header: Header) -> tuple[nn.Module, Callable[[Any], Any]]:
+    def restore(self, config: Config, header: Header) -> tuple[nn.Module, Any]:
         """The network without its weights."""
         return network(config), torch.as_tensor
 
@@ -101,13 +88,9 @@ class Mixture:
 def network(config: Config) -> nn.Module:
     """A multilayer perceptron of three layers."""
     hidden = config.network.hidden
-    return nn.Sequential(
-        nn.Linear(config.data.dim, hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, config.network.dim),
-    )
+    first, second = nn.Linear(config.data.dim, hidden), nn.Linear(hidden, hidden)
+    last = nn.Linear(hidden, config.network.dim)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
 
 
 def spectrum_metrics(spectrum: Tensor, dim: int) -> dict[str, float]:
@@ -123,7 +106,13 @@ def spectrum_metrics(spectrum: Tensor, dim: int) -> dict[str, float]:
 
 
 def outcome(metrics: Mapping[str, float]) -> str:
-    """Name where a run ended, a key of ``OUTCOMES``, from the metrics of its evaluation."""
+    """Name where a run ended, from the metrics of its evaluation.
+
+    ``diverged``: numbers were no longer finite. ``collapsed``: the class means fill 1.5 directions
+    or fewer, or their variance is below 0.01. ``etf``: all angles are equal (deviation at most
+    0.01) and so are all K−1 eigenvalues (95 %). Else ``rich`` if every direction that the class
+    means could fill has 1 % of the largest eigenvalue, ``reduced`` if not.
+    """
     if "geometry/variance" not in metrics:
         return "diverged"
     spread, directions = metrics["geometry/variance"], metrics["geometry/directions"]

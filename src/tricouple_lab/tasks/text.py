@@ -1,9 +1,7 @@
 """Texts: classes (texts of one class are positives) or pairs (a text and what belongs to it)."""
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 import tricouple as tc
 from tricouple_lab import names
@@ -23,7 +20,7 @@ from tricouple_lab.models.sentences import SentenceEncoder
 from tricouple_lab.names import UserError
 from tricouple_lab.tasks.base import Data, Evaluation, Header, Model, Step, contrast, make_loss
 
-EXAMPLES, ANSWERS = 8, 5  # queries on the page, and what is retrieved for each
+EXAMPLES = 8  # queries on the page
 DRAWN = 2000  # rows of embeddings that are kept for the page
 
 Column = Tensor | tuple[str, ...]  # features of a frozen encoder (n, d), or texts
@@ -85,12 +82,11 @@ class Text:
 
     def build(self, config: schema.Text, data: Data) -> Model:
         """The head alone if the encoder is frozen; it starts as the identity."""
-        columns = data.splits["train"].columns
         if config.model.train == "head":
-            dimension = columns[0].shape[1]
+            dimension = data.splits["train"].columns[0].shape[1]
             encoder = SentenceEncoder(nn.Identity(), dimension, config.model.head_dim)
         else:
-            encoder = whole_encoder(config)
+            encoder = sentences.build(config.model)
         objective = make_loss(config.loss)
         if not data.classes:
             objective = tc.BothDirections(objective)  # type: ignore[arg-type]
@@ -106,66 +102,53 @@ class Text:
     ) -> Evaluation:
         """Nearest class mean, with ``full`` also k-NN, linear probe and geometry; or recall."""
         rows, train = data.splits[split], data.splits["train"]
-        queries = embedded(encoder, rows)
         if not data.classes:
-            return _recall(config, rows, queries["embedding"], full)
-        known, outside = embedded(encoder, train), data.splits.get("out_of_scope")
-        unknown = embedded(encoder, outside) if outside and full and split == "test" else None
+            return _recall(config, rows, encoder, full)
+        found, known = embedded(encoder, rows), embedded(encoder, train)
         labels, bank_labels = rows.labels.numpy(), train.labels.numpy()
-        metrics: dict[str, float] = {}
-        guess, chance = probe.chance(bank_labels, labels), {}
-        for layer in ("features", "embedding"):
-            bank, found = known[layer][0], queries[layer][0]
-            predicted, score = nearest_mean(bank, train.labels, found)
-            accuracies = {"ncm": predicted.numpy()}
-            if full:
-                arguments = (bank.numpy(), bank_labels, found.numpy())
-                decay = config.evaluation.probe_weight_decay
-                accuracies["knn"] = probe.knn_predictions(*arguments, config.evaluation.knn_k)
-                accuracies["linear"] = probe.linear_predictions(*arguments, decay)
-            for name, guessed in accuracies.items():
-                metrics[f"{layer}/{name}"] = float((guessed == labels).mean())
-                chance[f"{layer}/{name}"] = guess
-            if unknown is not None:
-                others = nearest_mean(bank, train.labels, unknown[layer][0])[1]
-                detected = out_of_scope(score.numpy(), others.numpy())
-                metrics |= {f"{layer}/{key}": value for key, value in detected.items()}
-                chance |= {f"{layer}/auroc": 0.5, f"{layer}/fpr95": 0.95}
+        kinds = ("ncm", "knn", "linear") if full else ("ncm",)
+        both = known, bank_labels, found, labels
+        metrics, predicted = probe.accuracies(*both, config.evaluation, kinds)
+        chance = dict.fromkeys(metrics, probe.chance(bank_labels, labels))
         if not full:
             return Evaluation(metrics, chance)
-        embedding = queries["embedding"][0].numpy()
-        geometry, spectrum = probe.geometry(embedding, labels)
-        metrics |= geometry
+        outside = data.splits.get("out_of_scope")
+        if outside and split == "test":
+            for layer, others in embedded(encoder, outside).items():
+                queries = found[layer], others
+                cosines = (probe.nearest_mean(known[layer], bank_labels, q)[1] for q in queries)
+                detected = out_of_scope(*cosines)
+                metrics |= {f"{layer}/{key}": value for key, value in detected.items()}
+                chance |= {f"{layer}/auroc": 0.5, f"{layer}/fpr95": 0.95}
+        geometry, spectrum = probe.geometry(found["embedding"], labels)
         arrays = {
             "labels": labels[:DRAWN],
-            "predicted": predicted.numpy()[:DRAWN],
-            "embedding": embedding[:DRAWN],
+            "predicted": predicted[:DRAWN],
+            "embedding": found["embedding"][:DRAWN],
             "spectrum": spectrum,
         }
-        if config.model.train == "head" and queries["features"][0].shape[1] == embedding.shape[1]:
-            arrays["embedding_before"] = queries["features"][0][:DRAWN].numpy()
+        if config.model.train == "head" and found["features"].shape == found["embedding"].shape:
+            arrays["embedding_before"] = found["features"][:DRAWN]
         if config.evaluation.figures:
-            arrays |= _examples(embedding, known["embedding"][0].numpy(), rows.source, train.source)
-        return Evaluation(metrics, chance, arrays)
+            z, bank = found["embedding"], known["embedding"]
+            arrays |= _examples(z, bank, rows.source, train.source)
+        return Evaluation(metrics | geometry, chance, arrays)
 
-    def restore(
-        self, config: schema.Text, header: Header
-    ) -> tuple[nn.Module, Callable[[Any], str]]:
+    def restore(self, config: schema.Text, header: Header) -> tuple[nn.Module, Any]:
         """The sentence encoder with a head; a frozen encoder has its own weights already."""
         wanted = header.about.get("weights")
         if wanted and config.model.train == "head":
             folder = sentences.model_folder(config.model)
             if sentences.folder_digest(folder) != wanted:
                 raise UserError(f"{folder}: is not the model that the head was trained on")
-        return whole_encoder(config), str
+        return sentences.build(config.model), str
 
     def embed(self, config: schema.Text, encoder: Any, items: Sequence[Any]) -> np.ndarray:
         """Embed texts."""
         texts = tuple(str(item) for item in items)
-        rows = TextRows(
-            (texts,), torch.zeros(len(texts)), TextSplit(texts, torch.zeros(len(texts)))
-        )
-        return embedded(encoder, rows)["embedding"][0].numpy()
+        none = torch.zeros(len(texts))
+        rows = TextRows((texts,), none, TextSplit(texts, none))
+        return embedded(encoder, rows)["embedding"]
 
     def export(self, config: schema.Text, encoder: Any, folder: Path) -> bool:
         """Save the encoder with its head as a folder of sentence-transformers, if it is one."""
@@ -183,45 +166,25 @@ def _check(config: schema.Text, train: TextSplit, classes: Sequence[str]) -> Non
     if train.pairs:
         fitting = names.TABLES["clip"]["loss"].keys() & names.TABLES["text"]["loss"].keys()
         if config.loss["name"] not in fitting:
-            raise UserError(
-                f"loss={config.loss['name']}: compares texts of one set, and these are pairs; "
-                f"choices: {', '.join(sorted(fitting))}"
-            )
+            name, choices = config.loss["name"], ", ".join(sorted(fitting))
+            raise UserError(f"loss={name}: is not for pairs of texts; choices: {choices}")
         return
     counts = train.labels.bincount(minlength=len(classes))
     single = [classes[index] for index in (counts < 2).nonzero().flatten().tolist()]
     if len(single) == len(classes):
-        raise UserError(
-            f"no class has two training texts, an anchor and a positive ({', '.join(single[:3])}, "
-            "…): add texts, or hold out fewer"
-        )
-
-
-def whole_encoder(config: schema.Text) -> SentenceEncoder:
-    """Texts → features → embedding."""
-    backbone = sentences.build_backbone(config.model)
-    return SentenceEncoder(backbone, backbone.dimension, config.model.head_dim)
+        why = f"no class has two training texts, an anchor and a positive ({single[0]}, …)"
+        raise UserError(f"{why}: add texts, or hold out fewer")
 
 
 @torch.inference_mode()
-def embedded(encoder: Any, rows: TextRows) -> dict[str, list[Tensor]]:
-    """Return features and embeddings of each column, float32 (n, d) on the CPU."""
+def embedded(encoder: Any, rows: TextRows, column: int = 0) -> dict[str, np.ndarray]:
+    """Return features and embeddings of a column, float32 (n, d)."""
+    found = rows.columns[column]
+    if not isinstance(found, Tensor):
+        found = sentences.encode(encoder.backbone, found)
     device = next(encoder.head.parameters()).device
-    features = [
-        column if isinstance(column, Tensor) else sentences.encode(encoder.backbone, column)
-        for column in rows.columns
-    ]
-    embedding = [encoder.head(part.to(device)).float().cpu() for part in features]
-    return {"features": features, "embedding": embedding}
-
-
-def nearest_mean(bank: Tensor, labels: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the class whose mean direction is nearest to each query, and its cosine."""
-    classes, codes = labels.unique(return_inverse=True)
-    unit = normalize(bank, dim=1)
-    means = torch.zeros(len(classes), bank.shape[1]).index_add(0, codes, unit)
-    cosine, nearest = (normalize(queries, dim=1) @ normalize(means, dim=1).T).max(1)
-    return classes[nearest], cosine
+    embedding = encoder.head(found.to(device)).float().cpu()
+    return {"features": found.numpy(), "embedding": embedding.numpy()}
 
 
 def out_of_scope(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
@@ -236,19 +199,16 @@ def out_of_scope(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
     }
 
 
-def _recall(
-    config: schema.Text, rows: TextRows, columns: Sequence[Tensor], full: bool
-) -> Evaluation:
+def _recall(config: schema.Text, rows: TextRows, encoder: Any, full: bool) -> Evaluation:
     """Recall of pairs; equal first texts are one query with several right answers."""
+    texts, pairs = (embedded(encoder, rows, column)["embedding"] for column in range(2))
     ids, codes = rows.labels.unique(return_inverse=True)
     order = codes.argsort(stable=True)
     first = order[torch.searchsorted(codes[order], torch.arange(len(ids)))]
-    metrics, chance = retrieval.both_ways(
-        columns[0][first], columns[1][order], codes[order], ("text", "pair")
-    )
+    both = torch.from_numpy(texts)[first], torch.from_numpy(pairs)[order]
+    metrics, chance = retrieval.both_ways(*both, codes[order], ("text", "pair"))
     if not full:
         return Evaluation(metrics, chance)
-    texts, pairs = (column.numpy() for column in columns)
     arrays = {"embedding": texts[:DRAWN]}
     if config.evaluation.figures:
         answers = TextSplit(rows.source.pairs, rows.labels)
@@ -261,10 +221,7 @@ def _examples(
 ) -> dict[str, np.ndarray]:
     """A few texts with their nearest training texts, or the nearest of their pairs."""
     chosen = np.sort(np.random.default_rng(0).permutation(len(asked))[:EXAMPLES])
-    scores, found = probe.nearest_rows(bank, queries[chosen], ANSWERS)
-    return {
-        "examples_queries": np.array(asked.texts)[chosen],
-        "examples_answers": np.array(answers.texts)[found],
-        "examples_scores": scores,
-        "examples_right": answers.labels.numpy()[found] == asked.labels.numpy()[chosen][:, None],
-    }
+    shown = np.array(asked.texts)[chosen]
+    ids = asked.labels.numpy()[chosen], answers.labels.numpy()
+    texts = np.array(answers.texts)
+    return probe.examples("examples", queries[chosen], bank, shown, texts.__getitem__, *ids)

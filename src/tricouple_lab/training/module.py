@@ -1,7 +1,5 @@
 """What Lightning trains, the order of the samples, and the record of each epoch."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -14,14 +12,15 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from timm.optim import create_optimizer_v2  # type: ignore[attr-defined]
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, default_convert
 
 from tricouple_lab.config.schema import Training
 from tricouple_lab.files import derived_seed, load_checkpoint, write_atomically, write_text
 from tricouple_lab.names import UserError
-from tricouple_lab.tasks.base import BatchedSet, Model, Share, Step, Task
+from tricouple_lab.runs.folder import RunFolder
+from tricouple_lab.tasks.base import BatchedSet, Data, Model, Share, Step, Task
 
 
 class DivergedError(UserError):
@@ -31,14 +30,30 @@ class DivergedError(UserError):
 class TrainingModule(L.LightningModule):
     """Hand each batch to the task; what is drawn depends on (seed, epoch, step) alone."""
 
-    def __init__(self, task: Task[Any], config: Any, model: Model) -> None:
+    def __init__(
+        self, task: Task[Any], config: Any, model: Model, samples: BatchedSet, batch_size: int
+    ) -> None:
         super().__init__()
         self.task, self.config, self.model = task, config, model
+        self.samples, self.batch_size = samples, batch_size
 
     @property
     def total(self) -> int:
         """Steps of the whole training."""
         return int(self.trainer.estimated_stepping_batches)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return the batches of this process."""
+        share = Share(self.trainer.global_rank, self.trainer.world_size)
+        workers = getattr(self.config.data, "num_workers", 0)
+        return DataLoader(
+            cast(Any, self.samples),
+            batch_sampler=SharedBatches(self.samples, self.batch_size, self.config.seed, share),
+            collate_fn=default_convert,  # __getitems__ returns whole batches
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            generator=torch.Generator(),  # otherwise the loader draws from the global random state
+        )
 
     def training_step(self, batch: Any, index: int) -> Tensor:
         """Return the loss of the batch; all processes stop together if it is not finite."""
@@ -55,6 +70,11 @@ class TrainingModule(L.LightningModule):
         both: dict[str, Any] = {"on_step": True, "on_epoch": True, "sync_dist": share.world > 1}
         self.log("loss", loss, prog_bar=True, batch_size=1, **both)
         return loss
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Let the target network of BYOL follow the encoder."""
+        if hasattr(self.model.objective, "after_step"):
+            self.model.objective.after_step(self.global_step, self.total)  # type: ignore[operator]
 
     def configure_optimizers(self) -> Any:
         """Build timm's optimiser and a learning rate that depends on the step."""
@@ -82,76 +102,33 @@ def learning_rate_factor(step: int, total: int, settings: Training) -> float:
     return (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup))) / 2
 
 
-class EpochOrder(Sampler[int]):
-    """Another random order of the samples in each epoch; Lightning calls ``set_epoch``.
+class SharedBatches(Sampler[list[int]]):
+    """A process's share of batches of equal size; an incomplete last batch is left out.
 
-    Samples with a method ``order(seed)`` and an ``epoch_size`` choose the order themselves.
+    The order is another one in each epoch, which Lightning sets. Samples with a method
+    ``order(seed)`` and an ``epoch_size`` choose the order themselves.
     """
 
-    def __init__(self, samples: BatchedSet, seed: int) -> None:
-        self.samples, self.seed, self.epoch = samples, seed, 0
+    def __init__(self, samples: BatchedSet, batch_size: int, seed: int, share: Share) -> None:
+        self.samples, self.batch_size, self.seed, self.share = samples, batch_size, seed, share
+        self.sampler, self.epoch = self, 0  # Lightning sets the epoch of what is called so
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch."""
+        """Choose the epoch; Lightning calls this."""
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._draw(derived_seed(self.seed, "order", self.epoch)))
-
-    def __len__(self) -> int:
-        return int(getattr(self.samples, "epoch_size", len(self.samples)))
-
-    def _draw(self, seed: int) -> list[int]:
-        if hasattr(self.samples, "order"):
-            found: list[int] = self.samples.order(seed)
-            return found
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randperm(len(self.samples), generator=generator).tolist()
-
-
-class SharedBatches(Sampler[list[int]]):
-    """A process's share of batches of equal size; an incomplete last batch is left out."""
-
-    def __init__(self, order: EpochOrder, batch_size: int, share: Share) -> None:
-        self.sampler = order  # the name that Lightning looks for
-        self.batch_size, self.share = batch_size, share
-
     def __iter__(self) -> Iterator[list[int]]:
-        order = list(self.sampler)
+        seed = derived_seed(self.seed, "order", self.epoch)
+        if hasattr(self.samples, "order"):
+            order = self.samples.order(seed)
+        else:
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(len(self.samples), generator=generator).tolist()
         for start in range(0, len(self) * self.batch_size, self.batch_size):
             yield order[start : start + self.batch_size][self.share.rows]
 
     def __len__(self) -> int:
-        return len(self.sampler) // self.batch_size
-
-
-class Batches(L.LightningDataModule):
-    """Shuffled batches of the training samples, shared by all processes."""
-
-    def __init__(self, samples: BatchedSet, batch_size: int, config: Any) -> None:
-        super().__init__()
-        self.samples, self.batch_size, self.config = samples, batch_size, config
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        """Return the loader of this process."""
-        share = Share()
-        if self.trainer is not None:
-            share = Share(self.trainer.global_rank, self.trainer.world_size)
-        order = EpochOrder(self.samples, self.config.seed)
-        workers = getattr(self.config.data, "num_workers", 0)
-        return DataLoader(
-            cast(Any, self.samples),
-            batch_sampler=SharedBatches(order, self.batch_size, share),
-            collate_fn=keep_batch,  # __getitems__ returns whole batches
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            generator=torch.Generator(),  # otherwise the loader draws from the global random state
-        )
-
-
-def keep_batch(batch: Any) -> Any:
-    """Return the batch as it is."""
-    return batch
+        return int(getattr(self.samples, "epoch_size", len(self.samples))) // self.batch_size
 
 
 class History(Callback):
@@ -159,27 +136,14 @@ class History(Callback):
 
     The rows travel in the checkpoint, so a continued run has them all: Lightning's CSV logger
     begins an empty file. Row 0 is the encoder before training, also a candidate for the best.
-
-    Args:
-        path: ``history.csv``.
-        measure: Returns metrics of an encoder on validation data; none without such data.
-        metric: What the best epoch is chosen by.
-        save_best: Called with the encoder when its row is the best so far.
-        say: Receives one line per epoch.
-        every: Epochs between two measurements; the last epoch is always measured.
+    Without validation data there are only losses.
     """
 
     def __init__(
-        self,
-        path: Path,
-        measure: Callable[[nn.Module], dict[str, float]],
-        metric: str,
-        save_best: Callable[[nn.Module], object],
-        say: Callable[[str], object],
-        every: int = 1,
+        self, task: Task[Any], config: Any, data: Data, folder: RunFolder, say: Callable[[str], Any]
     ) -> None:
-        self.path, self.measure, self.metric = path, measure, metric
-        self.save_best, self.say, self.every = save_best, say, max(1, every)
+        self.task, self.config, self.data, self.folder, self.say = task, config, data, folder, say
+        self.metric = data.about.get("metric", task.metric)  # what the best epoch is chosen by
         self.rows: list[dict[str, Any]] = []
         self.seconds = 0.0  # of training, also in earlier processes
         self._since = time.perf_counter()
@@ -198,8 +162,11 @@ class History(Callback):
         if not trainer.is_global_zero:
             return
         encoder = module.model.encoder.eval()
-        due = epoch % self.every == 0 or epoch == trainer.max_epochs
-        measured = dict(self.measure(encoder)) if due else {}
+        measured: dict[str, float] = {}
+        due = epoch % self.config.evaluation.every == 0 or epoch == trainer.max_epochs
+        if due and len(self.data.splits.get("validation", ())):
+            data = self.config, self.data
+            measured = self.task.evaluate(*data, encoder, "validation", full=False).metrics
         module.model.train()
         logged: dict[str, Any] = {}
         if epoch:
@@ -214,11 +181,11 @@ class History(Callback):
         score = row.get(self.metric)
         before = [other[self.metric] for other in self.rows if other.get(self.metric) is not None]
         if score is not None and all(score > other for other in before):
-            self.save_best(encoder)
+            self.folder.save_encoder(encoder, "best", self.config, self.data)
         self.rows.append(row)
         now = time.perf_counter()
         self.seconds, self._since = self.seconds + now - self._since, now
-        write_text(self.path, pd.DataFrame(self.rows).to_csv(index=False))
+        write_text(self.folder.path / "history.csv", pd.DataFrame(self.rows).to_csv(index=False))
         loss = f"{logged['loss']:.4f}" if epoch else "-"
         found = "" if score is None else f"  validation {self.metric} {100 * score:5.1f} %"
         self.say(
@@ -242,14 +209,10 @@ class AtomicCheckpoints(TorchCheckpointIO):
     is another disk: a process killed meanwhile leaves half a checkpoint.
     """
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
-    ) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *_: Any, **__: Any) -> None:
         """Save, or leave what was there."""
         write_atomically(Path(path), lambda part: torch.save(checkpoint, part))
 
-    def load_checkpoint(
-        self, path: Any, map_location: Any = None, weights_only: bool | None = True
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
         """Load, whatever the caller trusts, without running code."""
         return load_checkpoint(Path(path))

@@ -4,8 +4,6 @@ Further processes are started by Lightning when training begins (``trainer.devic
 once by torchrun. The first one reads, writes and prints; the others load, build and fit.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import importlib
@@ -26,52 +24,43 @@ import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies.launchers import (
-    _MultiProcessingLauncher,
-    _SubprocessScriptLauncher,
-)
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from tricouple_lab.config.compose import check_arguments
 from tricouple_lab.names import UserError
-from tricouple_lab.training.module import AtomicCheckpoints, Batches, TrainingModule
+from tricouple_lab.training.module import AtomicCheckpoints, TrainingModule
 
 # Flags that a run sets itself, and what to set instead.
 OWN = {
-    "max_epochs": "set training.epochs",
-    "max_steps": "set training.epochs",
+    **dict.fromkeys(("max_epochs", "max_steps", "min_epochs", "min_steps"), "set training.epochs"),
+    **dict.fromkeys(
+        ("callbacks", "plugins", "enable_model_summary", "barebones"), "runs have their own"
+    ),
     "max_time": "an interrupted run continues, so end it when you like",
-    "min_epochs": "set training.epochs",
-    "min_steps": "set training.epochs",
     "default_root_dir": "set run",
     "enable_progress_bar": "set progress",
     "logger": "set logger",
-    "accumulate_grad_batches": "the loss compares the samples of one batch; set "
-    "training.batch_size",
+    "accumulate_grad_batches": "a loss compares the samples of one batch; set training.batch_size",
     "use_distributed_sampler": "processes already share each batch",
     "sync_batchnorm": "batch normalisation is that of all processes where PyTorch can",
     "fast_dev_run": "set scale=smoke",
     "enable_checkpointing": "an interrupted run continues from its checkpoint",
-    **dict.fromkeys(
-        ("callbacks", "plugins", "enable_model_summary", "barebones"), "runs have their own"
-    ),
 }
-PRECISIONS = ("32-true", "32", "16-mixed", "bf16-mixed")
-STRATEGIES = ("auto", "ddp", "ddp_fork", "ddp_notebook", "ddp_find_unused_parameters_true")
+ALLOWED = {
+    "precision": ("32-true", "32", "16-mixed", "bf16-mixed"),
+    "strategy": ("auto", "ddp", "ddp_fork", "ddp_notebook", "ddp_find_unused_parameters_true"),
+}
 
 
 class Bar(RichProgressBar):
     """Epoch, step and loss; gone when training ends, for each epoch has its line."""
 
-    def get_metrics(self, trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
+    def get_metrics(self, *args: Any) -> dict[str, Any]:
         """Return what stands beside the bar."""
-        found = super().get_metrics(trainer, pl_module)
-        return {"loss": found["loss_step"]} if "loss_step" in found else {}
-
-    def _get_train_description(self, current_epoch: int) -> str:
-        return f"epoch {current_epoch + 1:>3}/{self.trainer.max_epochs}"
+        return {k: v for k, v in super().get_metrics(*args).items() if k == "loss_step"}
 
 
 # Class and arguments of each logger by name; that of mlflow writes to MLFLOW_TRACKING_URI.
@@ -82,16 +71,13 @@ LOGGERS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
     ),
     "wandb": (
         "lightning.pytorch.loggers.WandbLogger",
-        lambda folder: {
-            "name": folder.name, "save_dir": folder, "project": "tricouple",
-            "offline": os.environ.get("WANDB_MODE") == "offline",
-        },
+        lambda folder: {"name": folder.name, "save_dir": folder, "project": "tricouple"},
     ),
     "mlflow": (
         "lightning.pytorch.loggers.MLFlowLogger",
         lambda folder: {"experiment_name": "tricouple", "run_name": folder.name},
     ),
-}  # fmt: skip
+}
 
 
 def check_flags(flags: Mapping[str, Any], loggers: Sequence[str]) -> None:
@@ -100,16 +86,15 @@ def check_flags(flags: Mapping[str, Any], loggers: Sequence[str]) -> None:
         if name in OWN:
             raise UserError(f"trainer.{name}={value}: cannot be set; {OWN[name]}")
     check_arguments("trainer.", flags, L.Trainer)
-    for name, choices in (("precision", PRECISIONS), ("strategy", STRATEGIES)):
+    for name, choices in ALLOWED.items():
         if name in flags and str(flags[name]) not in choices:
             raise UserError(f"trainer.{name}={flags[name]}: choices are {', '.join(choices)}")
     if flags.get("limit_train_batches", 1) in (0, 0.0):
         raise UserError("trainer.limit_train_batches=0: nothing would be trained")
-    unknown = [name for name in loggers if name not in ("csv", *LOGGERS) and "." not in name]
-    if unknown:
-        raise UserError(
-            f"logger={unknown[0]}: choices are csv, {', '.join(LOGGERS)}, module.Class or none"
-        )
+    for name in loggers:
+        if name not in ("csv", *LOGGERS) and "." not in name:
+            known = f"csv, {', '.join(LOGGERS)}, module.Class or none"
+            raise UserError(f"logger={name}: choices are {known}")
 
 
 def make_loggers(names: Sequence[str], folder: Path) -> list[Logger]:
@@ -118,7 +103,7 @@ def make_loggers(names: Sequence[str], folder: Path) -> list[Logger]:
     ``module.Class`` is imported, so the names must come from a command line.
     """
     found: list[Logger] = []
-    for name in [name for name in names if name != "csv"]:
+    for name in (name for name in names if name != "csv"):
         path, options = LOGGERS.get(name, (name, lambda folder: {"save_dir": folder}))
         module, _, class_name = path.rpartition(".")
         try:
@@ -140,11 +125,10 @@ def make_loggers(names: Sequence[str], folder: Path) -> list[Logger]:
 def make_trainer(config: Any, folder: Path, callbacks: Sequence[Callback]) -> L.Trainer:
     """Return a trainer with the flags of a run; a progress bar is for terminals only."""
     bar = config.progress and sys.stdout.isatty() and rank() == 0
-    last = ModelCheckpoint(
-        folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False
-    )
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    options: Any = {"save_on_train_epoch_end": True, "enable_version_counter": False}
+    own = [ModelCheckpoint(folder, filename="last", **options), *([Bar()] if bar else [])]
+    for name in ("pytorch", "fabric"):
+        logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
     try:
         with quiet():
             trainer = L.Trainer(
@@ -160,7 +144,7 @@ def make_trainer(config: Any, folder: Path, callbacks: Sequence[Callback]) -> L.
                 enable_model_summary=False,
                 use_distributed_sampler=False,
                 logger=make_loggers(config.logger, folder) if rank() == 0 else False,
-                callbacks=[*callbacks, *([Bar()] if bar else []), last],
+                callbacks=[*callbacks, *own],
                 plugins=[AtomicCheckpoints()],
             )
     except UserError:
@@ -171,14 +155,10 @@ def make_trainer(config: Any, folder: Path, callbacks: Sequence[Callback]) -> L.
     return trainer
 
 
-def run_trainer(
-    trainer: L.Trainer, module: TrainingModule, batches: Batches, checkpoint: Path
-) -> None:
+def run_trainer(trainer: L.Trainer, module: TrainingModule, checkpoint: Path) -> None:
     """Train to the end, from the checkpoint if there is one.
 
-    Raises:
-        KeyboardInterrupt: For Ctrl-C; Lightning would leave the program with exit code 1.
-        UserError: For a checkpoint of another model.
+    Ctrl-C raises ``KeyboardInterrupt``; Lightning would leave the program with exit code 1.
     """
     threads = torch.get_num_threads()  # Lightning divides them among processes
     in_main_thread = threading.current_thread() is threading.main_thread()
@@ -186,7 +166,7 @@ def run_trainer(
     start = checkpoint if checkpoint.exists() else None
     try:
         with quiet():
-            trainer.fit(module, datamodule=batches, ckpt_path=start, weights_only=True)
+            trainer.fit(module, ckpt_path=start, weights_only=True)
         if trainer.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()  # all at the same time; what follows the first does alone
     except SystemExit:
@@ -196,9 +176,8 @@ def run_trainer(
     except Exception as error:
         found = cause(trainer, error)
         if start is not None and ("state_dict" in str(found) or isinstance(found, KeyError)):
-            raise UserError(
-                f"{checkpoint}: not a checkpoint of this model; --restart begins the run again"
-            ) from error
+            why = "not a checkpoint of this model; --restart begins the run again"
+            raise UserError(f"{checkpoint}: {why}") from error
         if found is not error:
             raise found from error
         raise
@@ -226,9 +205,6 @@ def quiet() -> Iterator[None]:
         yield
 
 
-# --- several processes ---------------------------------------------------------------------------
-
-
 def rank() -> int:
     """Return the number of this process, also before they are connected; 0 if there is one."""
     return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
@@ -238,24 +214,16 @@ def share_batches(model: nn.Module, trainer: L.Trainer, batch_size: int, sweep: 
     """Prepare a model for several processes: the losses are those of the batch of all.
 
     Each ``group`` in the model is set, in place. Returns a sentence about it; None for one process.
-
-    Raises:
-        UserError: If there are more processes than samples in a batch, or if each process that
-            Lightning starts would do a whole sweep.
     """
     world = trainer.world_size
     if world == 1:
         return None
     if world > batch_size:
-        raise UserError(
-            f"trainer.devices: {world} processes share each batch of {batch_size}; "
-            "use fewer devices or a larger training.batch_size"
-        )
+        why = f"{world} processes share each batch of {batch_size}; use fewer devices"
+        raise UserError(f"trainer.devices: {why} or a larger training.batch_size")
     if sweep and isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
-        raise UserError(
-            "trainer.devices: a sweep cannot train each run in several processes with "
-            "trainer.strategy=ddp; use trainer.strategy=ddp_fork, or --workers for several runs"
-        )
+        why = "a sweep cannot train each run in several processes so; use ddp_fork or --workers"
+        raise UserError(f"trainer.strategy=ddp: {why}")
     for part in model.modules():
         if hasattr(part, "group"):
             part.group = "world"  # type: ignore[assignment]
@@ -269,11 +237,6 @@ def share_batches(model: nn.Module, trainer: L.Trainer, batch_size: int, sweep: 
             "synchronise on a CPU: the numbers differ from those of one process"
         )
     return note
-
-
-def forked(trainer: L.Trainer) -> bool:
-    """Whether callbacks ran in forked processes, so that their state is in the checkpoint only."""
-    return isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
 
 
 def cause(trainer: L.Trainer, error: Exception) -> Exception:

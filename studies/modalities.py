@@ -1,0 +1,300 @@
+"""Three modalities: what a triangle plan teaches linear encoders, and what it adds at test time.
+
+shared: each modality is a linear view of one latent vector and has structured noise of its own.
+class: the latent vector is one of 64 class means and a small part of its own; right is the class.
+ring: each pair of modalities shares a latent vector, and nothing is common to all three.
+Flickr8k: an image and two of its captions, frozen features, whitened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy, normalize
+
+import tricouple as tc
+from studies import features
+from studies.linear import whitening
+from studies.study import Plan, Runs, choose
+
+NAMES, EDGES = ("image", "text", "audio"), ((0, 1), (0, 2), (1, 2))
+LATENT, WIDTH, CLASSES = 12, 48, 64
+WHITE = 128  # directions of the whitened features
+Unit = list[Tensor]  # of each modality, (N, d)
+
+
+class Split(NamedTuple):
+    """Triples, and what a right answer has in common with its query."""
+
+    x: list[Tensor]
+    labels: Tensor
+
+
+Splits = dict[str, Split]
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+def generated(kind: str, seed: int, sizes: Mapping[str, int]) -> Splits:
+    """Triples of a random world."""
+    world = torch.Generator().manual_seed(1000 + seed)
+    mixing = torch.randn(3, 2 * LATENT, WIDTH, generator=world) / LATENT**0.5
+    means, found = torch.randn(CLASSES, LATENT, generator=world), {}
+    for n_split, (name, n) in enumerate(sizes.items()):
+        draw = torch.Generator().manual_seed(7919 * n_split + seed)
+        labels = torch.randint(CLASSES, (n,), generator=draw)
+        common, *own = torch.randn(4, n, LATENT, generator=draw)
+        if kind == "class":
+            common = means[labels] + 0.3 * common
+        latents = [common] * 3
+        if kind == "ring":
+            pairs = torch.randn(3, n, LATENT // 2, generator=draw)
+            latents = [
+                torch.cat([p for p, e in zip(pairs, EDGES, strict=True) if m in e], 1)
+                for m in range(3)
+            ]
+        noise = torch.randn(3, n, WIDTH, generator=draw)
+        x = [
+            torch.cat([latent, 1.5 * part], 1) @ mix + more
+            for latent, part, mix, more in zip(latents, own, mixing, noise, strict=True)
+        ]
+        found[name] = Split(x, labels if kind == "class" else torch.arange(n))
+    return found
+
+
+def flickr8k(gallery: int) -> tuple[Splits, str]:
+    """Images and their first two captions, whitened; their digest."""
+    data, digest = features.flickr8k()
+    of_images = whitening(data["train"].images, 0.1, WHITE)
+    of_texts = whitening(data["train"].texts.flatten(0, 1), 0.1, WHITE)
+    found = {}
+    for name, (images, texts) in data.items():
+        n = len(images) if name == "train" else gallery
+        x = [of_images(images[:n]), of_texts(texts[:n, 0]), of_texts(texts[:n, 1])]
+        found[name] = Split(x, torch.arange(n))
+    return found, digest
+
+
+# --- losses of unit vectors -----------------------------------------------------------------------
+
+
+def info_nce(z: Unit, c: float) -> Tensor:
+    """InfoNCE of the three pairs, both directions."""
+    rows = torch.arange(len(z[0]))
+    return sum((cross_entropy(c * z[x] @ z[y].T, rows) for x, y in permutations(range(3), 2)),
+               start=z[0].new_zeros(())) / 2  # fmt: skip
+
+
+def iot(z: Unit, c: float) -> Tensor:
+    """IOT of the three pairs."""
+    rows, loss = torch.arange(len(z[0])), tc.IOT(sharpness=c)
+    parts = [loss(z[x], rows, ref_emb=z[y], ref_labels=rows) for x, y in EDGES]
+    return torch.stack(parts).sum()
+
+
+def plan(edges: str) -> Callable[[Unit, float], Tensor]:
+    """The library's loss of three modalities."""
+
+    def loss(z: Unit, c: float) -> Tensor:
+        found: Tensor = tc.MultiModalIOT(c, edges)(dict(zip(NAMES, z, strict=True)))  # type: ignore[arg-type]
+        return found
+
+    return loss
+
+
+def symile(z: Unit, c: float) -> Tensor:
+    """Softmax over all N² pairs of the sum of triple products, each modality as the anchor."""
+    n, width = z[0].shape
+    right, loss = torch.arange(n) * (n + 1), z[0].new_zeros(())
+    for x in range(3):
+        y, w = (other for other in range(3) if other != x)
+        pairs = (z[y][:, None] * z[w]).flatten(0, 1)  # (N², d)
+        loss = loss + cross_entropy(c * width**0.5 * z[x] @ pairs.T, right)
+    return loss / 3
+
+
+def volumes(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
+    """Of the parallelepipeds of three unit vectors with these inner products."""
+    return (1 + 2 * a * b * t - a**2 - b**2 - t**2).clamp_min(1e-6).sqrt()
+
+
+def gram(z: Unit, c: float) -> Tensor:
+    """Softmax of −c·volume over anchors and over pairs, each modality as the anchor."""
+    rows, loss = torch.arange(len(z[0])), z[0].new_zeros(())
+    for x in range(3):
+        y, w = (other for other in range(3) if other != x)
+        logits = -c * volumes(z[x] @ z[y].T, z[x] @ z[w].T, (z[y] * z[w]).sum(1))
+        loss = loss + (cross_entropy(logits, rows) + cross_entropy(logits.T, rows)) / 2
+    return loss
+
+
+LOSSES: dict[str, Callable[[Unit, float], Tensor]] = {
+    "pairwise InfoNCE": info_nce,
+    "pairwise IOT": iot,
+    "triangle": plan("triangle"),
+    "star": plan("star"),
+    "joint InfoNCE": plan("joint"),
+    "Symile": symile,
+    "GRAM": gram,
+}
+
+
+# --- scores ---------------------------------------------------------------------------------------
+
+
+def added(z: Unit, x: int, y: int, row: str = "") -> Tensor:
+    """Scores of queries (x_i, y_i) and items of the third: added cosines, or the loss's own."""
+    third = z[3 - x - y]
+    if row == "Symile":
+        return (z[x] * z[y]) @ third.T
+    if row == "GRAM":
+        return -volumes(z[x] @ third.T, z[y] @ third.T, (z[x] * z[y]).sum(1, keepdim=True))
+    return (z[x] + z[y]) @ third.T
+
+
+def log_plan(scores: Tensor) -> Tensor:
+    """Log P of the entropic plan of pairs, up to a constant."""
+    f, g = tc.ot.sinkhorn(-scores, epsilon=1.0, n_iters=20).potentials
+    return scores + f[:, None] + g
+
+
+def bridge(z: Unit, x: int, y: int, c: float) -> Tensor:
+    """c·s_xy + log Σ_k exp(c·s_xk + c·s_ky): the third gallery without potentials."""
+    third = z[3 - x - y]
+    left, right = c * (z[x] @ third.T - 1), c * (third @ z[y].T - 1)
+    return c * z[x] @ z[y].T + (left.exp() @ right.exp()).log()
+
+
+def right_answers(scores: Tensor, labels: Tensor) -> float:
+    """Recall@1 in percent."""
+    return 100 * (labels[scores.argmax(1)] == labels).double().mean().item()
+
+
+def one_to_one(scores: Callable[[int, int], Tensor], labels: Tensor) -> float:
+    """The mean over six directions of three matrices of scores."""
+    found = [scores(x, y) for x, y in EDGES]
+    return sum(right_answers(s, labels) + right_answers(s.T, labels) for s in found) / 6
+
+
+def two_to_one(scores: Callable[[int, int], Tensor], labels: Tensor) -> float:
+    """The mean over three targets."""
+    return sum(right_answers(scores(x, y), labels) for x, y in EDGES) / 3
+
+
+def by_cosine(z: Unit, labels: Tensor, row: str) -> dict[str, float]:
+    """Recall without a plan; ``both`` is what c is chosen by."""
+    one = one_to_one(lambda x, y: z[x] @ z[y].T, labels)
+    two = two_to_one(lambda x, y: added(z, x, y, row), labels)
+    return {"1→1": one, "2→1": two, "both": (one + two) / 2}
+
+
+def scored(z: Unit, labels: Tensor, way: str, c: float) -> float:
+    """Recall by a plan of the whole gallery (transductive)."""
+    if way == "Sinkhorn 1→1":
+        return one_to_one(lambda x, y: log_plan(c * z[x] @ z[y].T), labels)
+    if way == "Sinkhorn 2→1":
+        return two_to_one(lambda x, y: log_plan(c * added(z, x, y)), labels)
+    if way == "bridge 1→1":
+        return one_to_one(lambda x, y: log_plan(bridge(z, x, y, c)), labels)
+    found = tc.ot.multimodal_sinkhorn(dict(zip(NAMES, z, strict=True)), c, n_iters=10)
+    if way == "triangle 1→1":
+        return one_to_one(lambda x, y: found.pair_marginal(NAMES[x], NAMES[y]), labels)
+    return two_to_one(
+        lambda x, y: found.conditional((NAMES[x], NAMES[y]), NAMES[3 - x - y]), labels
+    )
+
+
+def ten_sweeps(z: Unit, c: float) -> dict[str, float]:
+    """Marginal error after ten sweeps, cosine of their gradient with that of the converged plan."""
+    rows = {name: part[:64].double() for name, part in zip(NAMES, z, strict=True)}
+    gradients = []
+    until = {"n_iters": 400, "inner": 20, "tol": 1e-4}
+    for how in ({}, {**until, "gradient": "envelope"}):
+        leaves = {name: part.clone().requires_grad_() for name, part in rows.items()}
+        tc.MultiModalIOT(c, **how)(leaves).backward()  # type: ignore[arg-type]
+        gradients.append(torch.cat([leaf.grad.flatten() for leaf in leaves.values()]))  # type: ignore[union-attr]
+    similar = cosine_similarity(gradients[0], gradients[1], dim=0).item()
+    plans = [
+        tc.ot.multimodal_sinkhorn(rows, c, **how) for how in ({"n_iters": 10, "inner": 1}, until)
+    ]  # type: ignore[arg-type]
+    ten, converged = (plan.marginal_error for plan in plans)
+    return {
+        f"gradient, c = {c}": similar,
+        f"marginal error, c = {c}": ten,
+        f"converged error, c = {c}": converged,
+    }
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def train(split: Split, row: str, c: float, seed: int, used: Plan) -> list[Tensor]:
+    """Linear encoders, one per modality, from small random numbers."""
+    torch.manual_seed(seed)
+    width = used["width"] if split.x[0].shape[1] == WHITE else LATENT
+    heads = [(0.1 * torch.randn(x.shape[1], width)).requires_grad_() for x in split.x]
+    optimizer = torch.optim.Adam(heads, lr=used["learning_rate"])
+    for _ in range(used["steps"]):
+        rows = torch.randint(len(split.labels), (used["batch"],))
+        z = [normalize(x[rows] @ head, dim=1) for x, head in zip(split.x, heads, strict=True)]
+        optimizer.zero_grad()
+        LOSSES[row](z, c).backward()
+        optimizer.step()
+    return [head.detach() for head in heads]
+
+
+def run(plan: Plan, runs: Runs) -> None:
+    """C of each loss and of each way of scoring on validation triples, then the seeds."""
+    for cell in plan["cells"]:
+        fixed, digest = flickr8k(plan["sizes"]["test"]) if cell == "Flickr8k" else (None, "")
+        runs.data = digest or "generated"
+
+        def embedded(row: str, c: float, seed: int, cell: str = cell, fixed: Any = fixed) -> Any:
+            splits = fixed or generated(cell, seed, plan["sizes"])
+            heads = train(splits["train"], row, c, seed, plan)
+            return {
+                name: (
+                    [normalize(x @ h, dim=1) for x, h in zip(split.x, heads, strict=True)],
+                    split.labels,
+                )
+                for name, split in splits.items()
+            }
+
+        for row in plan["rows"]:
+            base = {"cell": cell, "row": row}
+            grid = [{"c": c} for c in plan["grids"].get(row, plan["grids"]["all"])]
+
+            def validated(config: Mapping[str, Any], row: str = row) -> dict[str, float]:
+                made = embedded(row, config["c"], config["seed"])
+                return by_cosine(*made["validation"], row)
+
+            settings = choose(runs, base, grid, validated, "both")
+            for way in plan["ways"] if row == plan["scored"] else ():
+
+                def measured(config: Mapping[str, Any], way: str = way) -> dict[str, float]:
+                    made = embedded(config["row"], config["c"], config["seed"])
+                    return {way: scored(*made["validation"], way, config[way])}
+
+                options = [{way: c} for c in plan["constants"]]
+                own = {**base, "c": settings["c"], "scored": way}
+                settings = settings | choose(runs, own, options, measured, way)
+            for seed in plan["seeds"]:
+                config = {**base, **settings, "seed": seed}
+
+                def final(config: Mapping[str, Any] = config) -> dict[str, float]:
+                    made = embedded(config["row"], config["c"], config["seed"])
+                    z, labels = made["test"]
+                    found = by_cosine(z, labels, config["row"])
+                    for way in plan["ways"]:
+                        if way in config:
+                            found[way] = scored(z, labels, way, config[way])
+                    if [config["cell"], config["row"]] == plan["sweeps"]:
+                        for c in (10, 30):
+                            found |= ten_sweeps(z, c)
+                    return found
+
+                runs("final", config, final)
