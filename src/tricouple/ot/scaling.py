@@ -95,37 +95,17 @@ class Kernel:
 
     @cached_property
     def apart(self) -> Tensor:
-        """The reference least like the anchors, which one outlier is."""
+        """The reference least like the anchors, which one outlier is, (1,)."""
         scores, mine = self.scores, self.scores.shared(self.scores.anchors.sum(0))
-        return (mine if scores.references is None else scores.references @ mine).argmin()
-
-    @cached_property
-    def sides(self) -> Tensor:
-        """1 where a reference is not apart, and where it is, (M, 2)."""
-        apart = torch.arange(self.scores.shape[1], device=self.apart.device) == self.apart
-        return torch.stack([~apart, apart], 1).to(self.dtype)
-
-    @cached_property
-    def meets(self) -> Tensor:
-        """0 where an anchor is the one apart, whose own terms are large there, else 1, (N, 2)."""
-        at, has = self.own
-        return 1 - self.sides[at].mul(has[:, None]).mul(self.sides.new_tensor([0.0, 1.0]))
-
-    def split(self, values: Tensor) -> Tensor:
-        """Values that are not apart, and that are, (M, 2)."""
-        return values[:, None] * self.sides
-
-    @cached_property
-    def own(self) -> tuple[Tensor, Tensor]:
-        """Where each anchor meets itself, and whether it does."""
-        return self.scores.own.clamp(min=0), self.scores.own >= 0
+        likeness = mine if scores.references is None else scores.references @ mine
+        return likeness.argmin(0, keepdim=True)
 
     @cached_property
     def inverse(self) -> Tensor:
         """1/E, 0 where E is 0."""
         if self.there is not None and self.whole:
             return self.there.inverse.T
-        return torch.where(self.matrix > 0, 1 / self.matrix, 0.0)
+        return reciprocal(self.matrix)
 
     @cached_property
     def _buffer(self) -> Tensor:
@@ -170,7 +150,23 @@ class Kernel:
         sides = {sign: [side.to(dtype) for side in pair] for sign, pair in factors.items()}
         for rows in self.scores.blocks() if factors else ():
             products = {sign: x[:, rows].T @ y for sign, (x, y) in sides.items()}
-            yield rows, _combined(self.rows(rows).to(dtype), products.get(1), products.get(-1))
+            yield rows, self._combined(rows, dtype, products.get(1), products.get(-1))
+
+    def _combined(
+        self, rows: slice, dtype: torch.dtype, near: Tensor | None, far: Tensor | None
+    ) -> Tensor:
+        """E ∘ near − 1/E ∘ far, in the place of one of them."""
+        e, out = self.rows(rows).to(dtype), far if near is None else near
+        assert out is not None
+        if native.in_c(out):
+            native.call("combine", out, *out.shape, native.threads(out.numel()), e, near, far)
+            return out
+        if far is not None:
+            inverse = self.inverse[rows].to(dtype) if self.whole else reciprocal(e)
+            far = far.mul_(inverse)
+        if near is None or far is None:
+            return out.mul_(e) if far is None else far.neg_()
+        return near.mul_(e).sub_(far)
 
 
 def _range(scores: Scores) -> tuple[Tensor, Tensor]:
@@ -195,17 +191,9 @@ def exponential(s: Tensor, own: Tensor, c: Number, middle: Number) -> Tensor:
     return fill_own(s.sub_(middle).mul_(c).exp_(), own, 0.0)
 
 
-def _combined(e: Tensor, near: Tensor | None, far: Tensor | None) -> Tensor:
-    """E ∘ near − 1/E ∘ far, in the place of one of them."""
-    out = far if near is None else near
-    assert out is not None
-    if native.in_c(out):
-        native.call("combine", out, *out.shape, native.threads(out.numel()), e, near, far)
-        return out
-    if far is None:
-        return out * e
-    away = torch.where(e > 0, -far / e, 0.0)
-    return away if near is None else away.addcmul_(near, e)
+def reciprocal(e: Tensor) -> Tensor:
+    """1/E, 0 where E is 0."""
+    return torch.where(e > 0, e.reciprocal(), 0.0)
 
 
 def _centred(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
