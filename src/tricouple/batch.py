@@ -206,11 +206,11 @@ def choose_storage(
     elif each * n * m <= budget - tile * CACHED:
         scores.keep = (each + 2 * itemsize) * n * m <= budget - tile * CACHED
         return
-    else:
-        scores.stored = max(0.0, budget) / 2 / each
-    entries = max(budget, how.memory_budget / 4) / 4 / tile  # malloc may keep what is freed
     most = _TILE if scores.anchors.is_cpu else DEVICE_TILE
-    scores.keep, scores.tile_entries = False, max(m, int(min(most, entries)))
+    entries = min(most, max(budget, how.memory_budget / 4) / 4 / tile)
+    if scores.stored:  # malloc may keep what is freed
+        scores.stored = max(0.0, budget - 1.5 * tile * entries) / each
+    scores.keep, scores.tile_entries = False, max(m, int(entries))
 
 
 def check_batch(

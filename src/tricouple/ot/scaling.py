@@ -140,16 +140,22 @@ class Kernel:
         """
         factors, dtype = {}, self.dtype
         for sign, pairs in self.factors.items():
-            lefts, rights = zip(*pairs, strict=True)
-            if both:
-                lefts, rights = lefts + rights, rights + lefts
-            left, right = torch.cat(lefts) * self.c, torch.cat(rights)
+            left, right = pairs[0]
+            if len(pairs) > 1:
+                left, right = (torch.cat(sides) for sides in zip(*pairs, strict=True))
             factors[sign] = (left, right) if self.calm else _centred(left, right)
             if not self.calm and on_host(left) and not all(map(_has_room, factors[sign])):
                 dtype = torch.float64
         sides = {sign: [side.to(dtype) for side in pair] for sign, pair in factors.items()}
+        (_, m), height, like = self.scores.shape, self.scores.height, self.scores.anchors
+        buffers = {sign: native.empty_matrix(like, height, m, dtype=dtype) for sign in sides}
         for rows in self.scores.blocks() if factors else ():
-            products = {sign: x[:, rows].T @ y for sign, (x, y) in sides.items()}
+            products = {}
+            for sign, (left, right) in sides.items():
+                product = buffers[sign][: rows.stop - rows.start]
+                products[sign] = torch.mm(left[:, rows].T * self.c, right, out=product)
+                if both:
+                    product.addmm_(right[:, rows].T * self.c, left)
             yield rows, self._combined(rows, dtype, products.get(1), products.get(-1))
 
     def _combined(
