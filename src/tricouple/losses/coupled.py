@@ -34,9 +34,7 @@ class Part:
     target: Sequence[Tensor]  # p̃, the target's marginals, one vector per axis
     sharpness: Sharpness  # c, positive
     entropy: float | Tensor = 0.0  # H(P̃)
-    # The kernel of some scores, and the plan's marginals; None for half a sweep of pairs.
-    form: Callable[[Scores], Any] | None = None
-    imposed: Sequence[Tensor] = ()
+    form: Callable[[Scores], Any] | None = None  # the kernel; None for half a sweep of pairs
     linear: PairTarget | None = None  # c Σ_ij linear_ij s_ij is subtracted
     joint: Tensor | None = None  # of half a sweep: groups of anchors that share their log-sum
     # Of another ψ than the linear one: weights of the positives and of the negatives of some
@@ -176,7 +174,8 @@ class Sum:
         form: Form = part.form(self.scores)
         if part.weights is not None:
             self._take(self._costs(form, part.weights))
-        imposed = [part.imposed[0][own], *part.imposed[1:]]
+        imposed = self.how.imposed(part.target)
+        imposed[0] = imposed[0][own]
         fast = self._fast(form, part.sharpness) if self.batch.fast else None
         run = solver.solve(form, imposed, self.how, fast)
         axes = len(cotangents) if first else 1

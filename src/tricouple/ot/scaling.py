@@ -139,23 +139,26 @@ class Kernel:
         Where E is symmetric one product with the embeddings is then enough.
         """
         factors, dtype = {}, self.dtype
-        for sign, pairs in self.factors.items():
+        while self.factors:  # they are freed one after the other
+            sign, pairs = self.factors.popitem()
             left, right = pairs[0]
             if len(pairs) > 1:
                 left, right = (torch.cat(sides) for sides in zip(*pairs, strict=True))
-            factors[sign] = (left, right) if self.calm else _centred(left, right)
+            factors[sign] = [left, right] if self.calm else _centred(left, right)
             if not self.calm and on_host(left) and not all(map(_has_room, factors[sign])):
                 dtype = torch.float64
-        sides = {sign: [side.to(dtype) for side in pair] for sign, pair in factors.items()}
+        for sides in factors.values():
+            left, right = (side.to(dtype) for side in sides)
+            if both:
+                left, right = torch.cat([left, right]), torch.cat([right, left])
+            sides[:] = left.mul_(self.c), right
         (_, m), height, like = self.scores.shape, self.scores.height, self.scores.anchors
-        buffers = {sign: native.empty_matrix(like, height, m, dtype=dtype) for sign in sides}
+        buffers = {sign: native.empty_matrix(like, height, m, dtype=dtype) for sign in factors}
         for rows in self.scores.blocks() if factors else ():
             products = {}
-            for sign, (left, right) in sides.items():
+            for sign, (left, right) in factors.items():
                 product = buffers[sign][: rows.stop - rows.start]
-                products[sign] = torch.mm(left[:, rows].T * self.c, right, out=product)
-                if both:
-                    product.addmm_(right[:, rows].T * self.c, left)
+                products[sign] = torch.mm(left[:, rows].T, right, out=product)
             yield rows, self._combined(rows, dtype, products.get(1), products.get(-1))
 
     def _combined(
@@ -202,13 +205,13 @@ def reciprocal(e: Tensor) -> Tensor:
     return torch.where(e > 0, e.reciprocal(), 0.0)
 
 
-def _centred(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _centred(left: Tensor, right: Tensor) -> Vectors:
     """The same product; the logarithms of each right vector's entries are centred at 0."""
     size = right.abs()
     high = size.amax(1, keepdim=True)
     low = torch.where(size > 0, size, torch.inf).amin(1, keepdim=True)
     middle = torch.where(high > 0, low.sqrt() * high.sqrt(), 1.0)
-    return left * middle, right / middle
+    return [left * middle, right / middle]
 
 
 def _has_room(values: Tensor) -> bool:

@@ -32,7 +32,7 @@ class TorchSweeps:
     operands: Operands
     later: bool  # whether there were others before
     history: list[Vectors]  # the state before the first sweep and after each
-    late: list[Tensor]  # with a tolerance: whether a sweep does not count
+    late: list[Tensor | None]  # with a tolerance: whether a sweep does not count
     number: int | Tensor = 0
 
     @property
@@ -44,16 +44,16 @@ class TorchSweeps:
         """∂L/∂E± as factors, left with the kernel (mathematics §4, unrolled)."""
         k, found, triplets = self.operands, list(cotangents), self.run.form.axes == 3
         factors: Factors = {1: [], -1: []}
+        back = _triplet_back if triplets else _pair_back
         if triplets:
             found += [torch.zeros_like(found[0])] * 2  # of r⁺ and x
         for step in range(len(self.history) - 1, 0, -1):
-            back, states = (_triplet_back if triplets else _pair_back), self.history[step - 1 :]
-            if not self.late:
-                found = back(k, *states[:2], found, factors)
-                continue
-            late = self.late[step - 1]
-            counted = back(k, *states[:2], [torch.where(late, 0.0, x) for x in found], factors)
-            found = [torch.where(late, *ends) for ends in zip(found, counted, strict=True)]
+            states, late = (self.history[step - 1], self.history[step]), self.late[step - 1]
+            ends = found if late is None else [torch.where(late, 0.0, x) for x in found]
+            ends = back(k, *states, ends, factors)
+            if late is not None:
+                ends = [torch.where(late, *pair) for pair in zip(found, ends, strict=True)]
+            found = ends
         if triplets:
             b, (to_near, to_x) = self.history[0][1], found[3:]
             factors[1].append((to_near, b, to_x))
@@ -76,20 +76,21 @@ def sweeps(
         state += [k.e @ (state[1] * k.others), k.column * state[1][k.apart]]
     done = TorchSweeps(run, k, later, [state], [])
     noted: list[Vectors] = []  # of each sweep the scalings, and what they divide
+    late, number = None, masses[0].new_zeros((), dtype=torch.long)
     for step in range(most):
         after, *sums = sweep(k, state)
-        if tol is not None:
-            late = done.late[-1] if done.late else k.empty[0].new_zeros(())
-            if later or step:
-                late = late | (_error(k, state, after) <= tol)
+        if tol is not None and (later or step):  # what comes after the end does not count
+            over = _error(k, state, after) <= tol
+            late = over if late is None else late | over
             if host and bool(late):
                 break
-            done.late.append(late)
             ends = zip(state, after, strict=False)
             after[: len(state)] = [torch.where(late, old, new) for old, new in ends]
+            number = number + late
         noted.append([torch.cat(after[: run.form.axes]), *map(torch.cat, sums)])
+        done.late.append(late)
         done.history, state = [*(done.history if kernel.wanted else []), after], after
-        done.number = done.number + (1 if host or tol is None else (~late).long())
+    done.number = len(noted) if host or tol is None else len(noted) - number
     kept = _kept(k, noted, done.late) if noted else k.empty[0].new_ones(())
     kept = kernel.scores.shared((~kept).long()) == 0
     if not host:
@@ -98,12 +99,15 @@ def sweeps(
     return (done if bool(kept) and noted else None), bool(kept)
 
 
-def _kept(k: Operands, noted: list[Vectors], late: list[Tensor]) -> Tensor:
+def _kept(k: Operands, noted: list[Vectors], late: list[Tensor | None]) -> Tensor:
     """Whether all sweeps that count kept their digits."""
     found, left, sums = (torch.stack(parts) for parts in zip(*noted, strict=True))
     good = (left < torch.inf) & (found / left >= torch.finfo(left.dtype).tiny)
     good = (good & (left >= k.worst * sums) | torch.cat(k.empty)).all(1)
-    return (good | torch.stack(late) if late else good).all()
+    if late[-1] is not None:
+        none = torch.zeros_like(late[-1])
+        good = good | torch.stack([none if x is None else x for x in late])
+    return good.all()
 
 
 class Operands(NamedTuple):
@@ -115,6 +119,8 @@ class Operands(NamedTuple):
     inverse_column: Tensor
     apart: Tensor  # o, (1,)
     others: Tensor  # 0 at o, else 1, (M,)
+    alone: Tensor  # whether a reference is o
+    zeros: Tensor  # (M,)
     at: Tensor  # own_i, or any where there is none, (N,)
     has: Tensor  # 1 where there is one, else 0
     masses: Vectors
@@ -141,7 +147,8 @@ class Operands(NamedTuple):
         own = scores.own.clamp(min=0), (scores.own >= 0).to(kernel.dtype)
         slopes = [-divide_or_zero(torch.ones_like(mass), mass) for mass in masses]
         given = masses, [mass == 0 for mass in masses], slopes
-        return cls(*sides, apart, others, *own, *given, run.worst, scores.shared)
+        where = apart, others, others == 0, torch.zeros_like(others)
+        return cls(*sides, *where, *own, *given, run.worst, scores.shared)
 
     def without_own(self, values: Tensor) -> Tensor:
         """``Σ_{j ≠ own_i} values_j``, (N,)."""
@@ -149,13 +156,13 @@ class Operands(NamedTuple):
 
     def outside(self, values: Tensor) -> Tensor:
         """``Σ_{i: own_i ≠ j} values_i``, (M,), over all processes; 0 at o."""
-        own = torch.zeros_like(self.others).index_add(0, self.at, values * self.has)
+        own = self.zeros.index_add(0, self.at, values * self.has)
         found: Tensor = self.share(values.sum() - own)
         return found * self.others
 
     def scaling(self, axis: int, left: Tensor) -> Tensor:
         """Mass / left, 0 without mass."""
-        return torch.where(self.empty[axis], 0.0, self.masses[axis] / left)
+        return (self.masses[axis] / left).masked_fill(self.empty[axis], 0.0)
 
 
 class _Tiles:
@@ -164,8 +171,7 @@ class _Tiles:
     def __init__(self, kernel: Kernel, sign: int, *, transposed: bool = False) -> None:
         self.kernel, self.sign, self.transposed = kernel, sign, transposed
 
-    @property
-    def T(self) -> _Tiles:
+    def t(self) -> _Tiles:
         """The transposed matrix."""
         return _Tiles(self.kernel, self.sign, transposed=True)
 
@@ -240,7 +246,7 @@ def _triplet_back(
 def _columns(k: Operands, sign: int, weights: Tensor, of_apart: Tensor) -> Tensor:
     """``Σ_i E_ij weights_i``, or of 1/E, over all processes; column o has weights of its own."""
     matrix, column = (k.e, k.column) if sign > 0 else (k.inverse, k.inverse_column)
-    found = torch.where(k.others > 0, matrix.T @ weights, torch.dot(column, of_apart))
+    found = torch.where(k.alone, torch.dot(column, of_apart), matrix.t() @ weights)
     return k.share(found)  # type: ignore[no-any-return]
 
 
@@ -258,7 +264,7 @@ def _pair_sweep(k: Operands, state: Vectors) -> tuple[Vectors, Vectors, Vectors]
     """U = p¹/(E v), v = p²/(Eᵀ u) (mathematics §5); what these divide, twice."""
     first = k.e @ state[1]
     u = k.scaling(0, first)
-    second = k.share(k.e.T @ u)
+    second = k.share(k.e.t() @ u)
     return [u, k.scaling(1, second)], [first, second], [first, second]
 
 
@@ -270,7 +276,7 @@ def _pair_back(
     weights = to_v * k.slopes[1] * v
     left = (to_u + u * (k.e @ weights)) * k.slopes[0] * u
     factors[1] += [(u, weights), (left, v0)]
-    return [torch.zeros_like(u), v0 * k.share(k.e.T @ left)]
+    return [torch.zeros_like(u), v0 * k.share(k.e.t() @ left)]
 
 
 def _error(k: Operands, state: Vectors, after: Vectors) -> Tensor:
