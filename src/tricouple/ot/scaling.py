@@ -95,17 +95,37 @@ class Kernel:
 
     @cached_property
     def apart(self) -> Tensor:
-        """The reference least like the anchors, which one outlier is, (1,)."""
+        """The reference least like the anchors, which one outlier is."""
         scores, mine = self.scores, self.scores.shared(self.scores.anchors.sum(0))
-        likeness = mine if scores.references is None else scores.references @ mine
-        return likeness.argmin(0, keepdim=True)
+        return (mine if scores.references is None else scores.references @ mine).argmin()
+
+    @cached_property
+    def sides(self) -> Tensor:
+        """1 where a reference is not apart, and where it is, (M, 2)."""
+        apart = torch.arange(self.scores.shape[1], device=self.apart.device) == self.apart
+        return torch.stack([~apart, apart], 1).to(self.dtype)
+
+    @cached_property
+    def meets(self) -> Tensor:
+        """0 where an anchor is the one apart, whose own terms are large there, else 1, (N, 2)."""
+        at, has = self.own
+        return 1 - self.sides[at].mul(has[:, None]).mul(self.sides.new_tensor([0.0, 1.0]))
+
+    def split(self, values: Tensor) -> Tensor:
+        """Values that are not apart, and that are, (M, 2)."""
+        return values[:, None] * self.sides
+
+    @cached_property
+    def own(self) -> tuple[Tensor, Tensor]:
+        """Where each anchor meets itself, and whether it does."""
+        return self.scores.own.clamp(min=0), self.scores.own >= 0
 
     @cached_property
     def inverse(self) -> Tensor:
         """1/E, 0 where E is 0."""
         if self.there is not None and self.whole:
             return self.there.inverse.T
-        return reciprocal(self.matrix)
+        return scaling_torch.reciprocal(self.matrix)
 
     @cached_property
     def _buffer(self) -> Tensor:
@@ -171,7 +191,7 @@ class Kernel:
             native.call("combine", out, *out.shape, native.threads(out.numel()), e, near, far)
             return out
         if far is not None:
-            inverse = self.inverse[rows].to(dtype) if self.whole else reciprocal(e)
+            inverse = self.inverse[rows].to(dtype) if self.whole else scaling_torch.reciprocal(e)
             far = far.mul_(inverse)
         if near is None or far is None:
             return out.mul_(e) if far is None else far.neg_()
@@ -198,11 +218,6 @@ def exponential(s: Tensor, own: Tensor, c: Number, middle: Number) -> Tensor:
         native.call("kernel", s, *numbers, s, own, s)
         return s
     return fill_own(s.sub_(middle).mul_(c).exp_(), own, 0.0)
-
-
-def reciprocal(e: Tensor) -> Tensor:
-    """1/E, 0 where E is 0."""
-    return torch.where(e > 0, e.reciprocal(), 0.0)
 
 
 def _centred(left: Tensor, right: Tensor) -> Vectors:
