@@ -20,6 +20,7 @@ from tricouple.numeric import fill_own, on_host, wide_dtype
 from tricouple.ot import native, scaling_torch
 from tricouple.ot.forms import Forces, Linear
 from tricouple.ot.rows import Number, Vectors
+from tricouple.ot.scaling_torch import reciprocal
 from tricouple.ot.scores import Scores, blocks
 
 WORST = 0.1  # share that must be left after a subtraction: one digit may go
@@ -125,7 +126,7 @@ class Kernel:
         """1/E, 0 where E is 0."""
         if self.there is not None and self.whole:
             return self.there.inverse.T
-        return scaling_torch.reciprocal(self.matrix)
+        return reciprocal(self.matrix)
 
     @cached_property
     def _buffer(self) -> Tensor:
@@ -175,27 +176,19 @@ class Kernel:
         (_, m), height, like = self.scores.shape, self.scores.height, self.scores.anchors
         buffers = {sign: native.empty_matrix(like, height, m, dtype=dtype) for sign in factors}
         for rows in self.scores.blocks() if factors else ():
-            products = {}
+            e, products = self.rows(rows).to(dtype), {}
             for sign, (left, right) in factors.items():
-                product = buffers[sign][: rows.stop - rows.start]
-                products[sign] = torch.mm(left[:, rows].T, right, out=product)
-            yield rows, self._combined(rows, dtype, products.get(1), products.get(-1))
-
-    def _combined(
-        self, rows: slice, dtype: torch.dtype, near: Tensor | None, far: Tensor | None
-    ) -> Tensor:
-        """E ∘ near − 1/E ∘ far, in the place of one of them."""
-        e, out = self.rows(rows).to(dtype), far if near is None else near
-        assert out is not None
-        if native.in_c(out):
-            native.call("combine", out, *out.shape, native.threads(out.numel()), e, near, far)
-            return out
-        if far is not None:
-            inverse = self.inverse[rows].to(dtype) if self.whole else scaling_torch.reciprocal(e)
-            far = far.mul_(inverse)
-        if near is None or far is None:
-            return out.mul_(e) if far is None else far.neg_()
-        return near.mul_(e).sub_(far)
+                out = products[sign] = buffers[sign][: len(e)]
+                torch.mm(left[:, rows].T, right, out=out)
+                if not native.in_c(e):
+                    inverse = self.inverse[rows] if self.whole else reciprocal(e)
+                    out.mul_(e if sign > 0 else -inverse)
+            if native.in_c(e):
+                ends = e, products.get(1), products.get(-1)
+                native.call("combine", e, *e.shape, native.threads(e.numel()), *ends)
+            elif len(products) == 2:
+                products[1].add_(products[-1])
+            yield rows, products.get(1, out)
 
 
 def _range(scores: Scores) -> tuple[Tensor, Tensor]:
