@@ -193,9 +193,7 @@ def _times(kernel: Kernel, sign: int, values: Tensor, transposed: bool = False) 
     elif kernel.whole:
         matrix = kernel.matrix if sign > 0 else kernel.inverse
         matrix = matrix if transposed else matrix.T
-        found = (
-            values.t() @ matrix
-        ).t()  # of two columns several times as fast as matrix.T @ values
+        found = (values.t() @ matrix).t()  # two columns are slow on the other side of a matrix
     else:
         found = values.new_zeros(m if transposed else n, *values.shape[1:])
         for rows in scores.blocks():
