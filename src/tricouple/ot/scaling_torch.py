@@ -134,26 +134,13 @@ def _scaling(
     is not taken.
     """
     left = total if apart is None else sum(apart[2:], total - apart[0])
-    found: Tensor = _Quotient.apply(mass, left)  # type: ignore[no-untyped-call]
+    empty = mass == 0
+    found = mass / left.masked_fill(empty, 1.0)  # whose derivative divides twice: no squares
     with torch.no_grad():
         good = (left < torch.inf) & (found / left >= torch.finfo(left.dtype).tiny)
         if apart is not None:
             good &= left >= worst * torch.maximum(total, apart[1])
-        return found, (good | (mass == 0)).all()
-
-
-class _Quotient(torch.autograd.Function):
-    """Mass / sum; its derivative does not square the sum, which may be e^385."""
-
-    @staticmethod
-    def forward(ctx: Any, mass: Tensor, total: Tensor) -> Tensor:
-        ctx.total = torch.where(mass > 0, total, 1.0)
-        ctx.found = mass / ctx.total
-        return ctx.found.detach()  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
-        return None, gradients[0] * -ctx.found / ctx.total
+        return found, (good | empty).all()
 
 
 def _product(kernel: Kernel, sign: int, values: Tensor, transposed: bool = False) -> Tensor:
