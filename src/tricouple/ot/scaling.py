@@ -44,6 +44,8 @@ class Kernel:
     there: Kernel | None = None  # that of the way there, if this one is of the way back
     # ∂L/∂E (sign 1) and ∂L/∂E⁻ (−1) as sums of products, (K, N) and (K, M).
     factors: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    # In PyTorch what column o has of them, (N,) and (M,).
+    alone: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, scores: Scores, c: Number, most: float, wanted: bool) -> Kernel | None:
@@ -108,9 +110,9 @@ class Kernel:
 
     @cached_property
     def meets(self) -> Tensor:
-        """0 where an anchor is the one apart, whose own terms are large there, else 1, (N, 2)."""
+        """0 where an anchor is the one apart, whose own terms are large there, else 1, (N,)."""
         at, has = self.own
-        return 1 - self.sides[at].mul(has[:, None]).mul(self.sides.new_tensor([0.0, 1.0]))
+        return 1 - self.sides[at, 1] * has
 
     def split(self, values: Tensor) -> Tensor:
         """Values that are not apart, and that are, (M, 2)."""
@@ -145,7 +147,7 @@ class Kernel:
 
     def transposed(self) -> Kernel:
         """The kernel of the way back; what it adds to the gradient is for this one."""
-        return replace(self, scores=self.scores.transposed, there=self, factors={})
+        return replace(self, scores=self.scores.transposed, there=self, factors={}, alone={})
 
     def add(self, sign: int, left: Tensor, right: Tensor) -> None:
         """left: (K, N), right: (K, M): more of ∂L/∂E (sign 1) or ∂L/∂E⁻ (−1)."""
