@@ -71,7 +71,9 @@ class Call(NamedTuple):
             values = getattr(self, name)
             if values is None and name == "ref_emb":
                 return
-            checks.matrix(name, values, empty=empty)
+            usual = isinstance(values, Tensor) and values.is_floating_point() and values.ndim == 2
+            if not (usual and values.numel()):
+                checks.matrix(name, values, empty=empty)
             if values.device != self.embeddings.device:
                 here = self.embeddings.device
                 raise ValueError(f"{name} is on {values.device}, embeddings on {here}")
@@ -81,9 +83,11 @@ class Call(NamedTuple):
     ) -> Tensor | None:
         """Labels or indices of references, as many as there are samples, if they are given."""
         values = getattr(self, name)
-        if values is None:
-            return None
-        return checks.labels(name, values, length, self.embeddings.device, later)
+        device = self.embeddings.device
+        usual = isinstance(values, Tensor) and values.dtype == torch.long
+        if values is None or (usual and values.shape == (length,) and values.device == device):
+            return values  # type: ignore[no-any-return]
+        return checks.labels(name, values, length, device, later)
 
 
 @dataclass(frozen=True)
