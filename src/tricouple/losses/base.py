@@ -70,7 +70,7 @@ class ContrastiveLoss(nn.Module):
     """
 
     needs_negatives = True
-    unit_length = True  # whether the loss sees unit vectors, or embeddings as they are
+    unit_length = True  # whether the loss takes unit vectors, or embeddings as they are
     scale: str | None = None  # the setting that divides similarities: τ, or what stands for it
     regularisation_setting: str | None = None  # ε, if there are both
     shown: tuple[str, ...] = ()  # the settings that its text names
@@ -251,7 +251,7 @@ class ContrastiveLoss(nn.Module):
         # What the host takes the scale to be: its value, or the one that was last read.
         held = isinstance(scale, Tensor) and not on_host(scale)
         known = self._known if held else number_of(scale)
-        # Half precision cannot hold a plan: the loss is a float32 island under autocast.
+        # Half precision cannot hold a plan: the loss is computed in float32 also under autocast.
         with torch.autocast(device.type, enabled=False), ieee_products(device):
             try:
                 batch = check_batch(

@@ -29,7 +29,7 @@ class InfoNCE(ContrastiveLoss):
         sharpness: c = 1/τ; 10, the paper's, if neither is given.
         temperature: τ instead; a number, or a tensor or ``nn.Parameter`` that gets its gradient.
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
-        memory: As in ``NegMMIOT``; all the same here: similarities always come in tiles.
+        memory: As in ``NegMMIOT``; they have no effect: similarities always come in tiles.
         memory_budget: Bytes that the tiles may take.
         marginals: ``"uniform"``: every anchor counts the same. ``"classes"``: every class does, and
             its anchors share that evenly.

@@ -120,7 +120,7 @@ class Kernel:
 
     @cached_property
     def own(self) -> tuple[Tensor, Tensor]:
-        """Where each anchor meets itself, and whether it does."""
+        """The entry of each anchor with itself, and whether there is one."""
         return self.scores.own.clamp(min=0), self.scores.own >= 0
 
     @cached_property
