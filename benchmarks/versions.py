@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,16 @@ from benchmarks.versions_worker import ROOT, Worker
 
 CACHE = Path("~/.cache/tricouple/versions")
 SECONDS = 3.0  # that the rounds of a case may take
-SLOW = 20.0  # a call that takes longer is not repeated
 HELP = """
 Sections, each with the targets of the project:
-  easy             InfoNCE, IOT, PushPull, NegMMIOT on random batches, within one set and across
-                   two: time and memory over the other version
-  clip             both directions, d = 512, over open_clip's ClipLoss
-  streamed         memory="streamed", and as much of E kept as a memory_budget just below N×N allows
-  across-streamed  memory of a streamed batch across two sets, N = 16384, d = 512
-  hard             outliers, collapsed and duplicated batches, sharp ones: over the easy batch
-  shaped           log-sigmoid and hinge over linear; with an outlier over their own easy batch
-  processes        2 processes with 1 thread each, group="world"; memory per rank of 4 processes
+  easy       InfoNCE, IOT, PushPull, NegMMIOT on random batches, within one set and across two:
+             time and memory over the other version
+  clip       both directions, d = 512, over open_clip's ClipLoss
+  streamed   memory="streamed", and half of E kept; the other version keeps nothing
+  large      memory of streamed batches: N = 32768, and N = 16384 across two sets with d = 512
+  hard       outliers, collapsed and duplicated batches, sharp ones: over the easy batch
+  shaped     log-sigmoid and hinge over linear; with an outlier over their own easy batch
+  processes  2 processes with 1 thread each, group="world"; memory per rank of 4 processes
 
 With one thread, times are CPU seconds of the worker, which other processes disturb less; with more
 threads or processes they are wall seconds. Memory is the growth of the resident set in a fresh
@@ -51,34 +51,31 @@ process after a small call of the same kind, in N×N float32 matrices. "over X":
 
 
 def measured(cases: list[Case], start: Callable[..., Worker], rounds: int | None) -> dict[str, Any]:
-    """Best seconds and memory by case and version, and errors."""
-    seconds, memory, errors = ({case.name: {} for case in cases} for _ in range(3))
+    """Best seconds and memory by case and version."""
+    seconds, memory = ({case.name: {} for case in cases} for _ in range(2))
     turns = [(case, v) for case in cases if not case.once for v in case.versions]
-    least, limit = (5 if cases[0].n <= 2048 else 2), SECONDS * len(cases)
-    least, limit = (least, limit) if rounds is None else (rounds, 0)
-    done, began = -1, time.monotonic()  # the first round warms up
-    while turns and (done < least or time.monotonic() - began < limit):
-        for case, version in list(turns):
-            found = start(version, case.world).ask("time", case)
-            took = found.get("seconds", math.inf)
-            if "error" in found:
-                errors[case.name][version] = found["error"]
-            elif done >= 0 or took > SLOW:
-                seconds[case.name][version] = min(took, seconds[case.name].get(version, math.inf))
-            if took > SLOW:
-                turns.remove((case, version))
-        done, began = done + 1, time.monotonic() if done < 0 else began
+    least, done = rounds or (5 if cases[0].n <= 2048 else 2), 0
+    end = time.monotonic() + (0 if rounds else SECONDS * len(cases))
+    while turns and (done <= least or time.monotonic() < end):
+        for case, version in turns:
+            took = start(version, case.world).ask("time", as_asked(case, version))["seconds"]
+            best = seconds[case.name]
+            best[version] = min(took, best.get(version, took)) if done > 1 else took  # 0 warms up
+        done += 1
     for case in cases:
         for version in case.versions if {"memory", "memory/other"} & set(case.limits) else ():
             worker = start(version, case.world, fresh=True)
             found = worker.ask("memory", case)
             worker.close()
-            if "error" in found:
-                errors[case.name][version] = found["error"]
-                continue
             memory[case.name][version] = found["memory"]
             seconds[case.name].setdefault(version, found["seconds"])
-    return {"seconds": seconds, "memory": memory, "errors": errors}
+    return {"seconds": seconds, "memory": memory}
+
+
+def as_asked(case: Case, version: str) -> Case:
+    """Of a budget that keeps some of E the other version, which keeps all or nothing, streams."""
+    streams = version == "other" and case.budget is not None
+    return replace(case, budget=None, options={"memory": "streamed"}) if streams else case
 
 
 def ratio(case: Case, key: str, version: str, found: dict[str, Any]) -> float | None:
@@ -103,14 +100,14 @@ def rows_of(section: str, cases: list[Case], found: dict[str, Any]) -> list[dict
         times = found["seconds"][case.name]
         row = {"section": section, "case": case.name, "N": case.n, "settings": asdict(case)}
         row |= {f"{v}, ms": 1000 * times[v] if v in times else None for v in Case.versions}
-        errors = found["errors"][case.name]
-        if errors or not case.limits:
-            rows.append(row | {"errors": errors} if errors else row)
         for key, limit in case.limits.items():
             value, other = (ratio(case, key, version, found) for version in Case.versions)
             met = None if value is None or limit is None else value <= limit
-            rows.append(row | {"number": WORDS.get(key, f"time over {key}"), "value": value,
-                               "value of other": other, "target": limit, "met": met})  # fmt: skip
+            name = WORDS.get(key, f"time over {key}")
+            of_key = {"number": name, "value": value, "value of other": other}
+            rows.append(row | of_key | {"target": limit, "met": met})
+        if not case.limits:
+            rows.append(row)
     return rows
 
 
@@ -119,15 +116,13 @@ WORDS = {"other": "time / other", "memory": "memory, N²", "memory/other": "memo
 
 def shown(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """A table of rows of one section."""
-    frame = pd.DataFrame(rows).reindex(
-        columns=["case", "N", "this, ms", "other, ms", "number", "value", "value of other",
-                 "target", "met"])  # fmt: skip
-    for name in ("this, ms", "other, ms", "value", "value of other", "target"):
+    numbers = ["this, ms", "other, ms", "value", "value of other", "target"]
+    columns = ["case", "N", *numbers[:2], "number", *numbers[2:], "met"]
+    frame = pd.DataFrame(rows).reindex(columns=columns)
+    for name in numbers:
         frame[name] = [table.number(float("nan" if x is None else x)) for x in frame[name]]
-    met = {True: "yes", False: "no"}
-    return frame.assign(
-        met=[met.get(x, "") for x in frame["met"]], number=frame["number"].fillna("")
-    )
+    frame["met"] = [{True: "yes", False: "no"}.get(x, "") for x in frame["met"]]
+    return frame.fillna({"number": ""})
 
 
 def summary(run: dict[str, Any]) -> str:
@@ -145,9 +140,8 @@ def summary(run: dict[str, Any]) -> str:
 def markdown(run: dict[str, Any]) -> str:
     """The run as Markdown, one table per section."""
     parts = [summary(run)]
-    for section in dict.fromkeys(row["section"] for row in run["rows"]):
-        own = [row for row in run["rows"] if row["section"] == section]
-        parts.append(f"{section}:\n\n{table.as_markdown(shown(own))}")
+    for section, rows in groupby(run["rows"], itemgetter("section")):
+        parts.append(f"{section}:\n\n{table.as_markdown(shown(list(rows)))}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -183,7 +177,6 @@ def options() -> argparse.Namespace:
     add("--sizes", help="N, separated by commas, in place of those of the sections")
     add("--match", default="", help="only cases whose name contains this, and what divides them")
     add("--rounds", type=int, help="rounds (as many as take about 3 s per case, 5 or 2 at least)")
-    add("--full", action="store_true", help="the other version also where a call takes minutes")
     add("--out", type=Path, help="JSON file, written after every group of cases")
     add("--markdown", type=Path, help="write the tables as Markdown")
     add("--read", type=Path, metavar="FILE", help="print a stored run; measure nothing")
@@ -213,15 +206,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for section in args.only or SECTIONS:
         make, sizes = SECTIONS[section]
         sizes = tuple(map(int, args.sizes.split(","))) if args.sizes else sizes
-        groups = [g for group in make(sizes, args.full) if (g := chosen(group, args.match))]
+        groups = [g for group in make(sizes) if (g := chosen(group, args.match))]
         for at, cases in enumerate(groups, 1):
             print(f"{section} {at}/{len(groups)}: N = {cases[0].n}, {len(cases)} cases", flush=True)
             rows = rows_of(section, cases, measured(cases, start, args.rounds))
             report["rows"] += rows
             print(shown(rows).to_string(index=False), flush=True)
-            for row in rows:
-                for version, text in row.get("errors", {}).items():
-                    print(f"{row['case']}, {version} failed: {text}")
             if args.out:
                 args.out.parent.mkdir(parents=True, exist_ok=True)
                 args.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -53,10 +53,10 @@ class Worker:
         for process in self.processes:
             with suppress(BrokenPipeError):
                 print(question, file=process.stdin, flush=True)
-        ended = '{"error": "the process ended"}'
-        answers = [json.loads(process.stdout.readline() or ended) for process in self.processes]
-        failed = [found for found in answers if "error" in found]
-        return failed[0] if failed else {key: max(x[key] for x in answers) for key in answers[0]}
+        answers = [json.loads(process.stdout.readline() or "{}") for process in self.processes]
+        if failed := [found for found in answers if "error" in found or not found]:
+            raise SystemExit(f"{case}: {failed[0] or 'the process ended'}")
+        return {key: max(found[key] for found in answers) for key in answers[0]}
 
     def close(self) -> None:
         """End the processes."""
@@ -71,23 +71,10 @@ class Worker:
 # --- in the process ------------------------------------------------------------------------------
 
 
-def clip_loss(c: float) -> Callable[..., Any]:
-    """open_clip's, called with embeddings of two sets."""
-    import torch
-    from torch.nn.functional import normalize
-
-    from tricouple.torchvision_ops import declare_missing
-
-    declare_missing()
-    from open_clip.loss import ClipLoss
-
-    criterion, scale = ClipLoss(), torch.tensor(c)
-    return lambda x, y, _: criterion(normalize(x, dim=1), normalize(y, dim=1), scale)
-
-
 def prepare(case: Case, rank: int, cpu_time: bool) -> Callable[[], float]:
     """Build a case's tensors; return a call that gives the seconds of forward and backward."""
     import torch
+    from torch.nn.functional import normalize
 
     import tricouple as tc
 
@@ -105,7 +92,13 @@ def prepare(case: Case, rank: int, cpu_time: bool) -> Callable[[], float]:
     leaves = [s[part].clone().requires_grad_() for s in ((x,) if case.sets == "one" else (x, y))]
     labels = labels[part]
     if case.loss == "ClipLoss":
-        criterion = clip_loss(case.c)
+        from tricouple.torchvision_ops import declare_missing
+
+        declare_missing()
+        from open_clip.loss import ClipLoss
+
+        peer, scale = ClipLoss(), torch.tensor(case.c)
+        criterion = lambda x, y, _: peer(normalize(x, dim=1), normalize(y, dim=1), scale)  # noqa: E731
     else:
         room = {} if case.budget is None else {"memory_budget": int(case.budget * 4 * n * n)}
         criterion = getattr(tc, case.loss)(sharpness=case.c, **case.options, **room)

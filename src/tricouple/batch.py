@@ -71,7 +71,9 @@ class Call(NamedTuple):
             values = getattr(self, name)
             if values is None and name == "ref_emb":
                 return
-            checks.matrix(name, values, empty=empty)
+            usual = isinstance(values, Tensor) and values.is_floating_point() and values.ndim == 2
+            if not (usual and values.numel()):
+                checks.matrix(name, values, empty=empty)
             if values.device != self.embeddings.device:
                 here = self.embeddings.device
                 raise ValueError(f"{name} is on {values.device}, embeddings on {here}")
@@ -81,9 +83,11 @@ class Call(NamedTuple):
     ) -> Tensor | None:
         """Labels or indices of references, as many as there are samples, if they are given."""
         values = getattr(self, name)
-        if values is None:
-            return None
-        return checks.labels(name, values, length, self.embeddings.device, later)
+        device = self.embeddings.device
+        usual = isinstance(values, Tensor) and values.dtype == torch.long
+        if values is None or (usual and values.shape == (length,) and values.device == device):
+            return values  # type: ignore[no-any-return]
+        return checks.labels(name, values, length, device, later)
 
 
 @dataclass(frozen=True)
@@ -206,11 +210,11 @@ def choose_storage(
     elif each * n * m <= budget - tile * CACHED:
         scores.keep = (each + 2 * itemsize) * n * m <= budget - tile * CACHED
         return
-    else:
-        scores.stored = max(0.0, budget) / 2 / each
-    entries = max(budget, how.memory_budget / 4) / 4 / tile  # malloc may keep what is freed
     most = _TILE if scores.anchors.is_cpu else DEVICE_TILE
-    scores.keep, scores.tile_entries = False, max(m, int(min(most, entries)))
+    entries = min(most, max(budget, how.memory_budget / 4) / 4 / tile)
+    if scores.stored:  # malloc may keep what is freed
+        scores.stored = max(0.0, budget - 1.5 * tile * entries) / each
+    scores.keep, scores.tile_entries = False, max(m, int(entries))
 
 
 def check_batch(

@@ -219,3 +219,10 @@ def test_a_scale_of_float64_keeps_its_digits():
     found = ClipLoss(tc.InfoNCE())(images, texts, scale)
     wanted = peers.ClipLoss()(*(nn.functional.normalize(x) for x in (images, texts)), scale)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
+
+
+def test_a_bias_of_the_model_beside_that_of_the_loss_is_refused():
+    criterion, images = ClipLoss(tc.SigLIP()), torch.randn(4, 3)
+    assert torch.isfinite(criterion(images, images, torch.tensor(10.0)))
+    with pytest.raises(ValueError, match="SigLIP has its own bias"):
+        criterion(images, images, torch.tensor(10.0), logit_bias=torch.tensor(-10.0))

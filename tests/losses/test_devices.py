@@ -196,8 +196,8 @@ class Written(TorchDispatchMode):
     ("name", "operations", "matrices"),
     [
         ("NegMMIOT-linear", 2000, 45),
-        ("PushPull", 2000, 60),
-        ("IOT", 1000, 30),
+        ("PushPull", 1300, 60),
+        ("IOT", 700, 30),
         ("InfoNCE", 170, 10),
     ],
 )

@@ -101,6 +101,7 @@ losses = {
     "two epsilons": tc.PushPull(1.0, 0.1, 0.2, **options),
     "hinge": tc.NegMMIOT(shaping="hinge", **options | {"n_iters": 1}),
     "both directions": tc.BothDirections(tc.NegMMIOT(**options)),
+    "stored": tc.NegMMIOT(),
 }
 
 def peak(word):
@@ -138,6 +139,11 @@ def peaks():
 @pytest.mark.parametrize("name", ["linear", "c = 100", "two epsilons", "hinge", "both directions"])
 def test_a_budget_is_kept(peaks, name, n):
     assert 0 < peaks[name, n] <= 1.1 * BUDGET
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_stored_batch_takes_little_more_than_one_matrix(peaks):
+    assert peaks["stored", 3500] <= 1.3 * 4 * 3500**2
 
 
 @pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.IOT, tc.InfoNCE])

@@ -74,7 +74,13 @@ class ClipLoss(nn.Module):
                 f"image_features has {n} rows, text_features {len(text_features)}: row i of both "
                 "must belong together"
             )
-        first = pairs_before(self.both_directions.criterion, n, problem)
+        criterion = self.both_directions.criterion
+        if logit_bias is not None and hasattr(criterion, "bias"):
+            problem = (
+                f"{type(criterion).__name__} has its own bias, so logit_bias would be without "
+                "effect: leave it out, or use open_clip's SigLipLoss"
+            )
+        first = pairs_before(criterion, n, problem)
         if ids is None and pairs is None:
             ids = torch.arange(first, first + n, device=image_features.device)
         scale = torch.as_tensor(logit_scale)

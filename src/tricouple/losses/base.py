@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Number
@@ -17,7 +16,8 @@ from tricouple import checks
 from tricouple.batch import SHARP, Batch, Call, IndicesTuple, check_batch, check_call
 from tricouple.checks import Deferred, Labels
 from tricouple.groups import Gathered, Group, Processes, check_group, gather_call
-from tricouple.losses import operator
+from tricouple.losses import coupled, operator
+from tricouple.losses.coupled import Part
 from tricouple.losses.diagnostics import diagnose
 from tricouple.numeric import ieee_products, never_compiled, number_of, on_host, traced
 from tricouple.ot.solver import Sweeps
@@ -50,7 +50,7 @@ _OTHER_WORDS = {
 }
 
 
-class ContrastiveLoss(nn.Module, ABC):
+class ContrastiveLoss(nn.Module):
     """A loss of embeddings and their labels; subclasses give ``compute``.
 
     All losses have first derivatives. Second ones (gradient penalties, Hessian-vector products)
@@ -70,7 +70,7 @@ class ContrastiveLoss(nn.Module, ABC):
     """
 
     needs_negatives = True
-    unit_length = True  # whether the loss sees unit vectors, or embeddings as they are
+    unit_length = True  # whether the loss takes unit vectors, or embeddings as they are
     scale: str | None = None  # the setting that divides similarities: τ, or what stands for it
     regularisation_setting: str | None = None  # ε, if there are both
     shown: tuple[str, ...] = ()  # the settings that its text names
@@ -251,7 +251,7 @@ class ContrastiveLoss(nn.Module, ABC):
         # What the host takes the scale to be: its value, or the one that was last read.
         held = isinstance(scale, Tensor) and not on_host(scale)
         known = self._known if held else number_of(scale)
-        # Half precision cannot hold a plan: the loss is a float32 island under autocast.
+        # Half precision cannot hold a plan: the loss is computed in float32 also under autocast.
         with torch.autocast(device.type, enabled=False), ieee_products(device):
             try:
                 batch = check_batch(
@@ -368,12 +368,23 @@ class ContrastiveLoss(nn.Module, ABC):
             missing = "negative pair for an anchor that has a positive"
             yield batch.relation.n_triplets == 0, missing
 
-    @abstractmethod
+    def _parts(self, batch: Batch) -> Sequence[Part]:
+        """The plans of a loss that is a sum of divergences."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method compute(batch)")
+
+    @property
+    def one_product(self) -> bool:
+        """Whether both directions share one similarity product: so they do if parts are all."""
+        return type(self).compute is ContrastiveLoss.compute
+
     def compute(self, batch: Batch) -> Tensor:
         """The loss of a checked batch that has what it needs."""
+        return coupled.loss(batch, self.sweeps, self._parts)
 
     def compute_both(self, batch: Batch) -> Tensor:
         """The mean of that of two sets and of that with anchors for references."""
+        if self.one_product:
+            return coupled.loss(batch, self.sweeps, self._parts, both=True)
         return (self.compute(batch) + self.compute(batch.mirrored())) / 2
 
     def diagnostics(self) -> dict[str, float | str]:

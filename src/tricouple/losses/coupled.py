@@ -34,9 +34,7 @@ class Part:
     target: Sequence[Tensor]  # p̃, the target's marginals, one vector per axis
     sharpness: Sharpness  # c, positive
     entropy: float | Tensor = 0.0  # H(P̃)
-    # The kernel of some scores, and the plan's marginals; None for half a sweep of pairs.
-    form: Callable[[Scores], Any] | None = None
-    imposed: Sequence[Tensor] = ()
+    form: Callable[[Scores], Any] | None = None  # the kernel; None for half a sweep of pairs
     linear: PairTarget | None = None  # c Σ_ij linear_ij s_ij is subtracted
     joint: Tensor | None = None  # of half a sweep: groups of anchors that share their log-sum
     # Of another ψ than the linear one: weights of the positives and of the negatives of some
@@ -144,9 +142,12 @@ class Sum:
         self.half: list[Tensor | None] = [None, None]  # weights of rows and columns, of InfoNCE
         self.forces = Forces(scores)  # ∂L/∂s beside that of kernels,
         self.tiles: list[Tiles] = []  # and tiles of it, computed in ``finish``
-        sides = [] if ahead is not None else [scores.anchors, scores.references]
-        fresh = [torch.zeros_like(x, dtype=scores.dtype) for x in sides if x is not None]
-        self.to: list[Tensor] = fresh if ahead is None else ahead.to[::-1]
+        # Gradients of anchors and references: one tensor within one set.
+        sides = [scores.anchors] if scores.symmetric else [scores.anchors, scores.references]
+        self.to: list[Tensor] = [] if ahead is None else ahead.to[::-1]
+        if ahead is None:
+            self.to += [torch.zeros_like(x, dtype=scores.dtype) for x in sides if x is not None]
+            self.to *= 1 + scores.symmetric
         if ahead is None and scores.references is not None:
             ways = 1 if self.weight == 1.0 else 2
             kernels = {part.sharpness.most: part.matrices * ways for part in self.parts}
@@ -161,8 +162,6 @@ class Sum:
         """Solve a plan; keep its gradient in a kernel, in a matrix, or as tiles."""
         own, gathered, weight = self.batch.rows, self.batch.gathered, self.weight
         first = gathered is None or gathered.processes.rank == 0  # counts what all have alike
-        if part.linear is not None:
-            self._linear(part.linear.scaled(-weight * part.sharpness.value))
         if first:
             self.value = self.value - weight * part.entropy
         cotangents = [-weight * mass for mass in part.target]
@@ -175,7 +174,8 @@ class Sum:
         form: Form = part.form(self.scores)
         if part.weights is not None:
             self._take(self._costs(form, part.weights))
-        imposed = [part.imposed[0][own], *part.imposed[1:]]
+        imposed = self.how.imposed(part.target)
+        imposed[0] = imposed[0][own]
         fast = self._fast(form, part.sharpness) if self.batch.fast else None
         run = solver.solve(form, imposed, self.how, fast)
         axes = len(cotangents) if first else 1
@@ -241,8 +241,7 @@ class Sum:
 
     def finish(self) -> None:
         """Complete the value, and the gradients from ∂L/∂s."""
-        kernels = [kernel for kernel in self.kernels.values() if kernel is not None]
-        self.flags += [kernel.kept for kernel in kernels if kernel.kept is not None]
+        self.flags += [k.kept for k in self.kernels.values() if k and k.kept is not None]
         half = None
         if any(weights is not None for weights in self.half):
             rows, columns = self.half
@@ -250,6 +249,11 @@ class Sum:
             self._take(half.gradient())
         if self.wanted:
             self._pull()
+        for part in self.parts:  # when E is gone
+            if part.linear is not None:
+                self._linear(part.linear.scaled(-self.weight * part.sharpness.value))
+        if self.wanted and self.scores.group is not None:
+            self.scores.group.sum_(self.to[1])
         if half is not None:  # complete when its tiles have come
             self.value = self.value + half.value
         if self.there is not None:
@@ -264,7 +268,8 @@ class Sum:
             kept = torch.stack(self.flags).all()
             self.batch.flags.append(~kept)
             self.value = torch.where(kept, self.value, torch.nan)
-            self.to = [torch.where(kept, to, torch.nan) for to in self.to]
+            for to in self.to:
+                to += torch.where(kept, 0.0, torch.nan)
         learnt = self.wanted and isinstance(self.batch.temperature, Tensor)
         slope = self._slope() if learnt else torch.zeros_like(self.value)
         return self.value, sides(self.batch, self.to), slope
@@ -288,8 +293,6 @@ class Sum:
             scores.pull(_summed(tiles), self.to, both=one_product)
         kernels.clear()  # E is as large as all else: its memory is needed no more
         self.kernels.clear()
-        if scores.group is not None:
-            scores.group.sum_(self.to[1])
 
     def _slope(self) -> Tensor:
         """∂L/∂log(1/τ) = Σ_ij s_ij ∂L/∂s_ij, from the gradients of the embeddings."""
@@ -297,9 +300,9 @@ class Sum:
         anchors, to = scores.anchors.to(wide), self.to[0].to(wide)
         if scores.references is None:
             return (to * anchors).nan_to_num().sum()
-        if scores.symmetric:
-            return (anchors * (to + self.to[1])).sum() / 2
         found = (anchors * to).sum()
+        if scores.symmetric:
+            return found / 2
         return found if scores.group is None else scores.group.sum_(found)
 
 
@@ -309,7 +312,8 @@ def sides(batch: Batch, to: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     if batch.references is None:
         return here, None
     if batch.within:
-        to[1][batch.rows] += here
+        if to[1] is not here:
+            to[1][batch.rows] += here
         return to[1].to(dtype), None
     if batch.gathered is not None:
         here = torch.zeros_like(batch.anchors, dtype=here.dtype)

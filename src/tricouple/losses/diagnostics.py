@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tricouple.batch import Batch
-from tricouple.ot.solver import Watched, watched
+from tricouple.ot.solver import watched
 from tricouple.relations import ListedTriplets
 
 # Up to this many pairs the share of repulsion is computed.
@@ -19,7 +19,7 @@ _MOST = 8192 * 8192
 def diagnose(compute: Callable[[Batch], Tensor], batch: Batch) -> dict[str, float | str]:
     """Plans and forces of a loss, of a batch without a graph."""
     found: dict[str, float | str] = {}
-    plans: list[Watched] = []
+    plans: list[tuple[int, float]] = []
     token = watched.set(plans)
     try:
         with torch.no_grad():
@@ -27,8 +27,7 @@ def diagnose(compute: Callable[[Batch], Tensor], batch: Batch) -> dict[str, floa
     finally:
         watched.reset(token)
     if plans:
-        found["sweeps"] = max(plan.n_iters for plan in plans)
-        found["marginal_error"] = max(plan.marginal_error for plan in plans)
+        found["sweeps"], found["marginal_error"] = map(max, zip(*plans, strict=True))
     assert batch.references is not None
     if batch.relation.n_triplets and len(batch.anchors) * len(batch.references) <= _MOST:
         share = _hard_share(compute, batch)

@@ -10,7 +10,7 @@ from tricouple import checks
 from tricouple.batch import Batch
 from tricouple.groups import Group
 from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness, Memory
-from tricouple.losses.coupled import Part, loss
+from tricouple.losses.coupled import Part
 from tricouple.ot.solver import DEFAULT_BUDGET, MEMORY_MODES, Sweeps
 from tricouple.relations import Identities
 
@@ -29,7 +29,7 @@ class InfoNCE(ContrastiveLoss):
         sharpness: c = 1/τ; 10, the paper's, if neither is given.
         temperature: τ instead; a number, or a tensor or ``nn.Parameter`` that gets its gradient.
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
-        memory: As in ``NegMMIOT``; all the same here: similarities always come in tiles.
+        memory: As in ``NegMMIOT``; they have no effect: similarities always come in tiles.
         memory_budget: Bytes that the tiles may take.
         marginals: ``"uniform"``: every anchor counts the same. ``"classes"``: every class does, and
             its anchors share that evenly.
@@ -79,15 +79,8 @@ class InfoNCE(ContrastiveLoss):
                 "labels alone; of queries and documents criterion(*pair_views(queries, documents))"
             )
 
-    def compute(self, batch: Batch) -> Tensor:
-        """Σ_i w_i log Σ_j exp(s_ij/τ) − ⟨P̃, s⟩/τ, with P̃_ij = w_i/n⁺_i at the positives."""
-        return loss(batch, self.sweeps, self._parts)
-
-    def compute_both(self, batch: Batch) -> Tensor:
-        """The mean of both directions, from one set of similarities."""
-        return loss(batch, self.sweeps, self._parts, both=True)
-
     def _parts(self, batch: Batch) -> list[Part]:
+        """Σ_i w_i log Σ_j exp(s_ij/τ) − ⟨P̃, s⟩/τ, with P̃_ij = w_i/n⁺_i at the positives."""
         relation = batch.relation.with_marginals(self.marginals)
         target = relation.per_anchor()
         groups = None

@@ -19,7 +19,7 @@ from tricouple.losses.base import (
     Marginals,
     Memory,
 )
-from tricouple.losses.coupled import Part, loss
+from tricouple.losses.coupled import Part
 from tricouple.numeric import inverse_product
 from tricouple.ot.forms import Linear
 from tricouple.ot.plans import potentials
@@ -94,7 +94,7 @@ class IOT(ContrastiveLoss):
     def compute(self, batch: Batch) -> Tensor:
         """The divergence, and the penalty if asked for."""
         if not self.uniformity:
-            return loss(batch, self.sweeps, self._parts)
+            return super().compute(batch)
         target = batch.relation.with_marginals(self.sweeps.marginals).positives()
         factor = inverse_product(batch.temperature, 1.0)
         imposed, scores = self.sweeps.imposed(target.pairs.marginals), batch.similarity()
@@ -108,18 +108,16 @@ class IOT(ContrastiveLoss):
         penalty = self.uniformity * _flatness(log_plan, spread)
         return (penalty - inside - target.entropy).to(batch.dtype)
 
-    def compute_both(self, batch: Batch) -> Tensor:
-        """The mean of both directions, from one set of similarities."""
-        if self.uniformity:
-            return super().compute_both(batch)
-        return loss(batch, self.sweeps, self._parts, both=True)
+    @property
+    def one_product(self) -> bool:
+        """Not with the penalty."""
+        return not self.uniformity
 
     def _parts(self, batch: Batch) -> list[Part]:
         target = batch.relation.with_marginals(self.sweeps.marginals).positives()
-        c, masses = batch.sharpness(), target.pairs.marginals
+        c = batch.sharpness()
         form = partial(Linear, sharpness=c.value, axes=2)
-        imposed = self.sweeps.imposed(masses)
-        return [Part(masses, c, target.entropy, form, imposed, target.pairs)]
+        return [Part(target.pairs.marginals, c, target.entropy, form, target.pairs)]
 
 
 def _flatness(log_plan: Tensor, spread: Tensor) -> Tensor:

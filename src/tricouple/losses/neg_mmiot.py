@@ -21,7 +21,7 @@ from tricouple.losses.base import (
     Marginals,
     Memory,
 )
-from tricouple.losses.coupled import Part, loss
+from tricouple.losses.coupled import Part
 from tricouple.losses.diagnostics import extreme_margins
 from tricouple.numeric import inverse_product, on_host
 from tricouple.ot.forms import Linear
@@ -83,6 +83,7 @@ class NegMMIOT(ContrastiveLoss):
     shown = ("temperature", "epsilon", "shaping", "sweeps")
     scale, regularisation_setting = "temperature", "epsilon"
     paper_sharpness = 100.0
+    one_product = True
     temperature: float | Tensor
 
     def __init__(
@@ -120,7 +121,7 @@ class NegMMIOT(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """KL(P̃‖P) = −H(P̃) + ⟨P̃, C⟩/ε − Σ ⟨target marginal, log-scaling⟩ (mathematics §2)."""
-        value, relation = loss(batch, self.sweeps, self._parts), batch.relation
+        value, relation = super().compute(batch), batch.relation
         if self.shaping == "linear" or not isinstance(relation, ListedTriplets):
             return value
         # ⟨P̃, C⟩/ε, by autograd: the negative of a listed triplet depends on the positive.
@@ -130,18 +131,14 @@ class NegMMIOT(ContrastiveLoss):
         costs = relation.mean(resolve(self.shaping)(margins)) / self.epsilon
         return value + costs.to(batch.dtype)
 
-    def compute_both(self, batch: Batch) -> Tensor:
-        """The mean of both directions, from one set of similarities."""
-        return loss(batch, self.sweeps, self._parts, both=True)
-
     def _parts(self, batch: Batch) -> list[Part]:
         relation = batch.relation.with_marginals(self.sweeps.marginals)
         target, how = relation.triplets(), self.sweeps
-        masses, entropy, imposed = target.marginals, target.entropy, how.imposed(target.marginals)
+        masses, entropy = target.marginals, target.entropy
         if self.shaping == "linear":  # −c⟨P̃¹² − P̃¹³, s⟩ (mathematics §2)
             c = batch.sharpness(self.epsilon)
             form = partial(Linear, sharpness=c.value, axes=3)
-            return [Part(masses, c, entropy, form, imposed, target.contrast)]
+            return [Part(masses, c, entropy, form, target.contrast)]
         c = batch.sharpness(epsilon_of_factor(self.shaping, self.epsilon))
         host, fall = on_host(batch.anchors), 1.01 if isinstance(c.value, float) else _FALL
         kernel = kernel_of(
@@ -157,7 +154,7 @@ class NegMMIOT(ContrastiveLoss):
         )
         weights = None if isinstance(relation, ListedTriplets) else target.weights
         matrices = 4.0 if isinstance(resolve(self.shaping), Hinge) else 1.0
-        return [Part(masses, c, entropy, kernel, imposed, weights=weights, matrices=matrices)]
+        return [Part(masses, c, entropy, kernel, weights=weights, matrices=matrices)]
 
     def _diagnose(self, batch: Batch) -> dict[str, float | str]:
         found = super()._diagnose(batch)

@@ -149,15 +149,9 @@ def _dtype(names: list[str], values: list[Tensor]) -> torch.dtype:
     return torch.float64 if torch.float64 in embedded else torch.float32
 
 
-def _fake(
-    names: list[str],
-    wanted: list[bool],
-    temperature: float | None,
-    number: int,
-    both: bool,
-    values: Tensors,
-) -> Tensors:
+def _fake(names: list[str], wanted: list[bool], *others: Any) -> Tensors:
     """What the operator returns, without numbers."""
+    values: Tensors = others[-1]
     gradients = (
         value.new_empty(value.shape, dtype=compute_dtype(value.dtype))
         for value in compress(values, wanted)

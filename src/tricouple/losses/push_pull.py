@@ -22,7 +22,7 @@ from tricouple.losses.base import (
     Marginals,
     Memory,
 )
-from tricouple.losses.coupled import Part, loss
+from tricouple.losses.coupled import Part
 from tricouple.numeric import inverse_product, on_host
 from tricouple.ot.forms import Linear
 from tricouple.ot.solver import DEFAULT_BUDGET, Sweeps
@@ -99,15 +99,12 @@ class PushPull(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """Both divergences, of cosines or of costs shaped from them."""
-        if self.shaping != "linear":
-            batch = self._shaped(batch)
-        return loss(batch, self.sweeps, self._parts)
+        return super().compute(batch if self.one_product else self._shaped(batch))
 
-    def compute_both(self, batch: Batch) -> Tensor:
-        """The mean of both directions, from one set of similarities."""
-        if self.shaping != "linear":
-            return super().compute_both(batch)
-        return loss(batch, self.sweeps, self._parts, both=True)
+    @property
+    def one_product(self) -> bool:
+        """With the linear ψ alone."""
+        return self.shaping == "linear"
 
     def _parts(self, batch: Batch) -> list[Part]:
         relation = batch.relation.with_marginals(self.sweeps.marginals)
@@ -116,10 +113,9 @@ class PushPull(ContrastiveLoss):
         parts = []
         ends = ((1, relation.attracting(), self.epsilon_pos), (-1, push, self.epsilon_neg))
         for sign, target, epsilon in ends:
-            c, masses = batch.sharpness(epsilon), target.pairs.marginals
+            c, pairs = batch.sharpness(epsilon), target.pairs
             form = partial(Linear, sharpness=c.value, axes=2, sign=sign)
-            solved = masses, c, target.entropy, form, self.sweeps.imposed(masses)
-            parts.append(Part(*solved, linear=target.pairs.scaled(sign)))
+            parts.append(Part(pairs.marginals, c, target.entropy, form, pairs.scaled(sign)))
         return parts
 
     def _shaped(self, batch: Batch) -> Batch:

@@ -20,6 +20,7 @@ from tricouple.numeric import fill_own, on_host, wide_dtype
 from tricouple.ot import native, scaling_torch
 from tricouple.ot.forms import Forces, Linear
 from tricouple.ot.rows import Number, Vectors
+from tricouple.ot.scaling_torch import reciprocal
 from tricouple.ot.scores import Scores, blocks
 
 WORST = 0.1  # share that must be left after a subtraction: one digit may go
@@ -43,6 +44,8 @@ class Kernel:
     there: Kernel | None = None  # that of the way there, if this one is of the way back
     # ∂L/∂E (sign 1) and ∂L/∂E⁻ (−1) as sums of products, (K, N) and (K, M).
     factors: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    # In PyTorch what column o has of them, (N,) and (M,).
+    alone: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, scores: Scores, c: Number, most: float, wanted: bool) -> Kernel | None:
@@ -107,9 +110,9 @@ class Kernel:
 
     @cached_property
     def meets(self) -> Tensor:
-        """0 where an anchor is the one apart, whose own terms are large there, else 1, (N, 2)."""
+        """0 where an anchor is the one apart, whose own terms are large there, else 1, (N,)."""
         at, has = self.own
-        return 1 - self.sides[at].mul(has[:, None]).mul(self.sides.new_tensor([0.0, 1.0]))
+        return 1 - self.sides[at, 1] * has
 
     def split(self, values: Tensor) -> Tensor:
         """Values that are not apart, and that are, (M, 2)."""
@@ -117,7 +120,7 @@ class Kernel:
 
     @cached_property
     def own(self) -> tuple[Tensor, Tensor]:
-        """Where each anchor meets itself, and whether it does."""
+        """The entry of each anchor with itself, and whether there is one."""
         return self.scores.own.clamp(min=0), self.scores.own >= 0
 
     @cached_property
@@ -125,7 +128,7 @@ class Kernel:
         """1/E, 0 where E is 0."""
         if self.there is not None and self.whole:
             return self.there.inverse.T
-        return torch.where(self.matrix > 0, 1 / self.matrix, 0.0)
+        return reciprocal(self.matrix)
 
     @cached_property
     def _buffer(self) -> Tensor:
@@ -144,7 +147,7 @@ class Kernel:
 
     def transposed(self) -> Kernel:
         """The kernel of the way back; what it adds to the gradient is for this one."""
-        return replace(self, scores=self.scores.transposed, there=self, factors={})
+        return replace(self, scores=self.scores.transposed, there=self, factors={}, alone={})
 
     def add(self, sign: int, left: Tensor, right: Tensor) -> None:
         """left: (K, N), right: (K, M): more of ∂L/∂E (sign 1) or ∂L/∂E⁻ (−1)."""
@@ -159,18 +162,35 @@ class Kernel:
         Where E is symmetric one product with the embeddings is then enough.
         """
         factors, dtype = {}, self.dtype
-        for sign, pairs in self.factors.items():
-            lefts, rights = zip(*pairs, strict=True)
-            if both:
-                lefts, rights = lefts + rights, rights + lefts
-            left, right = torch.cat(lefts) * self.c, torch.cat(rights)
-            factors[sign] = (left, right) if self.calm else _centred(left, right)
+        while self.factors:  # they are freed one after the other
+            sign, pairs = self.factors.popitem()
+            left, right = pairs[0]
+            if len(pairs) > 1:
+                left, right = (torch.cat(sides) for sides in zip(*pairs, strict=True))
+            factors[sign] = [left, right] if self.calm else _centred(left, right)
             if not self.calm and on_host(left) and not all(map(_has_room, factors[sign])):
                 dtype = torch.float64
-        sides = {sign: [side.to(dtype) for side in pair] for sign, pair in factors.items()}
+        for sides in factors.values():
+            left, right = (side.to(dtype) for side in sides)
+            if both:
+                left, right = torch.cat([left, right]), torch.cat([right, left])
+            sides[:] = left.mul_(self.c), right
+        (_, m), height, like = self.scores.shape, self.scores.height, self.scores.anchors
+        buffers = {sign: native.empty_matrix(like, height, m, dtype=dtype) for sign in factors}
         for rows in self.scores.blocks() if factors else ():
-            products = {sign: x[:, rows].T @ y for sign, (x, y) in sides.items()}
-            yield rows, _combined(self.rows(rows).to(dtype), products.get(1), products.get(-1))
+            e, products = self.rows(rows).to(dtype), {}
+            for sign, (left, right) in factors.items():
+                out = products[sign] = buffers[sign][: len(e)]
+                torch.mm(left[:, rows].T, right, out=out)
+                if not native.in_c(e):
+                    inverse = self.inverse[rows] if self.whole else reciprocal(e)
+                    out.mul_(e if sign > 0 else -inverse)
+            if native.in_c(e):
+                ends = e, products.get(1), products.get(-1)
+                native.call("combine", e, *e.shape, native.threads(e.numel()), *ends)
+            elif len(products) == 2:
+                products[1].add_(products[-1])
+            yield rows, products.get(1, out)
 
 
 def _range(scores: Scores) -> tuple[Tensor, Tensor]:
@@ -195,26 +215,13 @@ def exponential(s: Tensor, own: Tensor, c: Number, middle: Number) -> Tensor:
     return fill_own(s.sub_(middle).mul_(c).exp_(), own, 0.0)
 
 
-def _combined(e: Tensor, near: Tensor | None, far: Tensor | None) -> Tensor:
-    """E ∘ near − 1/E ∘ far, in the place of one of them."""
-    out = far if near is None else near
-    assert out is not None
-    if native.in_c(out):
-        native.call("combine", out, *out.shape, native.threads(out.numel()), e, near, far)
-        return out
-    if far is None:
-        return out * e
-    away = torch.where(e > 0, -far / e, 0.0)
-    return away if near is None else away.addcmul_(near, e)
-
-
-def _centred(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _centred(left: Tensor, right: Tensor) -> Vectors:
     """The same product; the logarithms of each right vector's entries are centred at 0."""
     size = right.abs()
     high = size.amax(1, keepdim=True)
     low = torch.where(size > 0, size, torch.inf).amin(1, keepdim=True)
     middle = torch.where(high > 0, low.sqrt() * high.sqrt(), 1.0)
-    return left * middle, right / middle
+    return [left * middle, right / middle]
 
 
 def _has_room(values: Tensor) -> bool:

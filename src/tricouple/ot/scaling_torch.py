@@ -39,11 +39,17 @@ class TorchSweeps:
 
     def adjoint(self, cotangents: Vectors, forces: Forces) -> Vectors:
         """∂L/∂E± as factors, left with the kernel (mathematics §4, unrolled)."""
-        pairs = zip(cotangents, self.scalings, strict=True)
-        weights = [divide_or_zero(cotangent, scaling.detach()) for cotangent, scaling in pairs]
+        ends = zip(cotangents, self.scalings, strict=True)
+        weights = [divide_or_zero(cotangent, scaling.detach()) for cotangent, scaling in ends]
         found = torch.autograd.grad(
             self.scalings, self.start, weights, retain_graph=True, materialize_grads=True
         )
+        kernel = self.run.kernel
+        for sign, pairs in kernel.alone.items():
+            left, right = (torch.stack(sides) for sides in zip(*pairs, strict=True))
+            left = (left * kernel.meets * right.sum(1, keepdim=True)).sum(0, keepdim=True)
+            kernel.add(sign, left, kernel.sides[:, 1][None])
+        kernel.alone.clear()
         return [to * scaling.detach() for to, scaling in zip(found, self.start, strict=True)]
 
 
@@ -134,21 +140,21 @@ def _scaling(
     is not taken.
     """
     left = total if apart is None else sum(apart[2:], total - apart[0])
-    found: Tensor = _Quotient.apply(mass, left)  # type: ignore[no-untyped-call]
+    empty = mass == 0
+    found: Tensor = _Quotient.apply(mass, left.masked_fill(empty, 1.0))  # type: ignore[no-untyped-call]
     with torch.no_grad():
         good = (left < torch.inf) & (found / left >= torch.finfo(left.dtype).tiny)
         if apart is not None:
             good &= left >= worst * torch.maximum(total, apart[1])
-        return found, (good | (mass == 0)).all()
+        return found, (good | empty).all()
 
 
 class _Quotient(torch.autograd.Function):
-    """Mass / sum; its derivative does not square the sum, which may be e^385."""
+    """Mass / sum; its derivative does not square the sum, which may be e^385 or its inverse."""
 
     @staticmethod
     def forward(ctx: Any, mass: Tensor, total: Tensor) -> Tensor:
-        ctx.total = torch.where(mass > 0, total, 1.0)
-        ctx.found = mass / ctx.total
+        ctx.total, ctx.found = total.detach(), mass / total
         return ctx.found.detach()  # type: ignore[no-any-return]
 
     @staticmethod
@@ -175,8 +181,10 @@ class _Product(torch.autograd.Function):
         (to,) = gradients
         if sign != 0:
             left, right = (values, to) if transposed else (to, values)
-            left = left * kernel.meets if left.ndim == 2 else left
-            kernel.add(sign, *(part.reshape(len(part), -1).T for part in (left, right)))
+            if left.ndim == 2:  # column o of all products is one more
+                kernel.alone.setdefault(sign, []).append((left[:, 1], right[:, 1]))
+                left, right = left[:, 0], right[:, 0]
+            kernel.add(sign, left[None], right[None])
         return _times(kernel, sign, to, not transposed), None, None, None
 
 
@@ -192,14 +200,20 @@ def _times(kernel: Kernel, sign: int, values: Tensor, transposed: bool = False) 
         found = values.sum() - own
     elif kernel.whole:
         matrix = kernel.matrix if sign > 0 else kernel.inverse
-        found = (matrix.T if transposed else matrix) @ values
+        matrix = matrix if transposed else matrix.T
+        found = (values.t() @ matrix).t()  # two columns are slow on the other side of a matrix
     else:
         found = values.new_zeros(m if transposed else n, *values.shape[1:])
         for rows in scores.blocks():
             tile = kernel.rows(rows)
-            tile = tile if sign > 0 else torch.where(tile > 0, 1 / tile, 0.0)
+            tile = tile if sign > 0 else reciprocal(tile)
             if transposed:
                 found += tile.T @ values[rows]
             else:
                 found[rows] = tile @ values
     return scores.shared(found) if transposed else found
+
+
+def reciprocal(e: Tensor) -> Tensor:
+    """1/E, 0 where E is 0."""
+    return torch.where(e > 0, e.reciprocal(), 0.0)

@@ -18,6 +18,7 @@ Tiles = Iterable[tuple[slice, Tensor]]
 """Rows of an N×M matrix, from the first to the last; a tile may be overwritten by the next one."""
 
 CACHED = 1 << 18  # entries of a tile of what is stored, which stays in the cache
+_ROWS = 64  # of such a tile at least: products of fewer rows keep few threads busy
 DEVICE_TILE = 1 << 26  # on an accelerator
 
 
@@ -59,8 +60,10 @@ class Scores:
     @property
     def height(self) -> int:
         """Rows of a tile."""
+        n, m = self.shape
         entries = self.tile_entries or (CACHED if self.anchors.is_cpu else DEVICE_TILE)
-        return max(1, min(self.shape[0], entries // max(1, self.shape[1])))
+        least = 1 if self.tile_entries else _ROWS
+        return min(n, max(least, entries // max(1, m)))
 
     @cached_property
     def matrix(self) -> Tensor:

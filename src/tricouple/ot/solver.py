@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,15 +63,8 @@ class Sweeps:
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
-class Watched(NamedTuple):
-    """How a plan was solved."""
-
-    n_iters: int
-    marginal_error: float  # L1, of the worst axis
-
-
-watched: ContextVar[list[Watched] | None] = ContextVar("watched", default=None)
-"""A list to which every plan solved in this context is added (``diagnostics``)."""
+watched: ContextVar[list[tuple[int, float]] | None] = ContextVar("watched", default=None)
+"""A list to which each plan solved in this context adds its sweeps and its marginal error (L1)."""
 
 
 @dataclass
@@ -186,7 +179,7 @@ def solve(form: Form, masses: Vectors, how: Sweeps, fast: Any = None) -> Run:
         run.potentials, done = after, done + 1
     seen = watched.get()
     if seen is not None:
-        seen.append(Watched(int(run.n_iters), float(run.marginal_error())))
+        seen.append((int(run.n_iters), float(run.marginal_error())))
     return run
 
 

@@ -4,13 +4,116 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.special import xlogy
 
-from tricouple.numeric import divide_or_zero, fill_own, on_host, wide_dtype
-from tricouple.relations.target import Relation, WeightedPairs
+from tricouple.numeric import divide_or_zero, fill_own, on_host, weighed, wide_dtype
+from tricouple.relations.target import PairTarget, TargetPairs, TripletTarget, WeightedPairs
+
+
+class Relation:
+    """The admissible triplets of a batch and their projections on pairs.
+
+    Every target is ``P̃¹²_ij = p_i W_ij/n⁺_i`` on the positives and ``P̃¹³_ik = p_i v_k/Z_i`` on the
+    negatives of anchor i, with its mass p_i, weights W of pairs and v of references,
+    ``n⁺_i = Σ_j W_ij`` and ``Z_i = Σ_k v_k`` over its negatives; given the anchor, positive and
+    negative are independent (mathematics §1, §11).
+    """
+
+    own: Tensor  # the reference that each anchor is, −1 for none, (N,)
+    anchor_weights: Tensor | None  # factors of the anchors' masses in all targets, (N,)
+    partners: tuple[Tensor, Tensor]  # n⁺ and the number n⁻ of negatives of each anchor, (N,) each
+
+    @cached_property
+    def n_triplets(self) -> Tensor:
+        """|A| = Σ_i n⁺_i n⁻_i, float64: it grows as N³; of weighted triplets their sum."""
+        return torch.dot(weighed(self.partners[0], self.anchor_weights), self.partners[1])
+
+    @cached_property
+    def n_positives(self) -> Tensor:
+        """Σ_i n⁺_i, with or without a negative for the anchor; likewise."""
+        return weighed(self.partners[0], self.anchor_weights).sum()
+
+    def entries(self, rows: slice) -> Tensor:
+        """Pairs of some anchors, (R, M), numbers: W > 0 at positives, 0 at negatives, else −1."""
+        raise NotImplementedError
+
+    def pairs(self, same: Tensor, other: Tensor, weights: Tensor | None = None) -> WeightedPairs:
+        """P̃_ij = same_i W_ij at positives, other_i v_j at negatives; v is 1 where it is None."""
+        raise NotImplementedError
+
+    def mean_log(self, pairs: Any) -> Tensor | float:
+        """Σ |P̃_ij| log W_ij over the positives, and Σ |P̃_ij| log v_j over the negatives."""
+        raise NotImplementedError
+
+    def masses(self, number: Tensor) -> Tensor:
+        """p_i, proportional to these numbers, (N,), times the anchors' weights."""
+        number = weighed(number, self.anchor_weights)
+        return number / number.sum()
+
+    def references_of(self, number: Tensor) -> tuple[Tensor | None, Tensor]:
+        """v_k of each reference, (M,), None for 1, and Z_i of each anchor."""
+        return None, self.partners[1]
+
+    def triplets(self) -> TripletTarget:
+        """P̃_ijk = p_i W_ij/n⁺_i · v_k/Z_i, on A; W_ij/|A|, but for class marginals."""
+        positives, negatives = self.partners
+        number = positives * negatives
+        masses, (weights, totals) = self.masses(number), self.references_of(number)
+        near, far = divide_or_zero(masses, positives), divide_or_zero(masses, totals)
+        contrast = self.pairs(near, -far, weights)
+        received = contrast.columns[0], -contrast.columns[1]
+        entropy = self._entropy(masses, divide_or_zero(near, totals), contrast)
+        return TripletTarget(entropy, contrast, (masses, *received))
+
+    def per_anchor(self) -> PairTarget:
+        """p_i W_ij/n⁺_i, with masses p_i ∝ a_i of the anchors that have a positive."""
+        positives = self.partners[0]
+        each = divide_or_zero(self.masses((positives > 0).to(positives.dtype)), positives)
+        return self.pairs(each, torch.zeros_like(each))
+
+    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
+        """∝ W on positive or uniform on negative pairs, all or those of A; or class marginals."""
+        partners, others = self.partners if positive else self.partners[::-1]
+        number = partners * (others > 0) if of_triplets else partners
+        masses, none = self.masses(number), torch.zeros_like(number)
+        weights, totals = (None, partners) if positive else self.references_of(number)
+        each = divide_or_zero(masses, totals)
+        pairs = self.pairs(each, none) if positive else self.pairs(none, each, weights)
+        return TargetPairs(self._entropy(masses, each, pairs), pairs)
+
+    def _entropy(self, masses: Tensor, each: Tensor, pairs: WeightedPairs) -> Tensor:
+        """−Σ P̃ log P̃ of entries each_i · W_ij · v_k with these sums of rows."""
+        entropy: Tensor = -xlogy(masses, each).sum() - self.mean_log(pairs)
+        return entropy
+
+    def attracting(self) -> TargetPairs:
+        """On A⁺, the (anchor, positive) pairs of A."""
+        return self.on_pairs(positive=True, of_triplets=True)
+
+    def repelling(self) -> TargetPairs:
+        """On A⁻, the (anchor, negative) pairs of A."""
+        return self.on_pairs(positive=False, of_triplets=True)
+
+    def positives(self) -> TargetPairs:
+        """On all positive pairs, whether or not their anchor has a negative."""
+        return self.on_pairs(positive=True, of_triplets=False)
+
+    def negatives(self) -> TargetPairs:
+        """On all negative pairs, whether or not their anchor has a positive."""
+        return self.on_pairs(positive=False, of_triplets=False)
+
+    def with_marginals(self, marginals: str) -> Relation:
+        """For ``"classes"`` with class marginals: every class the same mass on every axis."""
+        if marginals != "classes":
+            return self
+        raise ValueError(
+            'marginals="classes" needs classes: pass labels without weights; triplets, pairs and '
+            'matrices of pairs have none, use marginals="target"'
+        )
 
 
 @dataclass(frozen=True)

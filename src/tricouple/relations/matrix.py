@@ -10,13 +10,8 @@ from torch import Tensor
 from torch.special import xlogy
 
 from tricouple.numeric import divide_or_zero, fill_own, wide_dtype
-from tricouple.relations.target import (
-    PairTarget,
-    Relation,
-    TargetPairs,
-    TripletTarget,
-    WeightedPairs,
-)
+from tricouple.relations.identities import Relation
+from tricouple.relations.target import PairTarget, TargetPairs, TripletTarget, WeightedPairs
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-/* The fast run: Sinkhorn sweeps and their adjoint as products with E = exp(c (s − middle)), 0 where an anchor
- * meets itself, and with 1/E, entry by entry: one matrix serves both signs. A pass reads it once: it takes row
+/* The fast run: Sinkhorn sweeps and their adjoint as products with E = exp(c (s − middle)), 0 for an anchor
+ * with itself, and with 1/E, entry by entry: one matrix serves both signs. A pass reads it once: it takes row
  * sums of E or 1/E, makes weights of them, and adds the columns of E or 1/E with these weights while the rows are
  * in the cache. Of several processes each has the rows of its own anchors; column sums end in one message.
  * Of triplets one reference o is apart: sums are over the others, x = E_io b_o and y = h_o/E_io are added where
