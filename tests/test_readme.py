@@ -26,30 +26,18 @@ SMALL = {
 }
 
 
-def given() -> dict[str, object]:
-    """Tensors that a snippet may speak of without making them, as its reader has them."""
-    torch.manual_seed(0)
-    names = ("embeddings", "view0", "view1", "images", "texts")
-    found = {name: torch.randn(12, 8, requires_grad=True) for name in names}
-    similarity = torch.nn.functional.normalize(found["embeddings"].detach())
-    triplets = (torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5]), torch.tensor([6, 7, 8]))
-    return {
-        **found,
-        "labels": torch.arange(12) % 3,
-        "ids": torch.arange(12),
-        "similarity": similarity @ similarity.T,
-        **dict(zip("apn", triplets, strict=True)),
-    }
-
-
 def test_the_python_of_the_readme_runs_as_it_stands():
-    session = given()
+    session: dict[str, object] = {}
     python = [text for language, text in BLOCKS if language == "python"]
-    assert len(python) >= 2
+    assert python
     for text in python:
         exec(text, session)
     assert torch.isfinite(session["loss"])
-    assert session["plan"].marginal_error < 1e-5
+    assert session["embeddings"].grad.shape == (64, 32)
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 @pytest.fixture
