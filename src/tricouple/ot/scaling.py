@@ -259,6 +259,34 @@ class Scaling:
         """The smallest share that may be left after a subtraction."""
         return WORST if self.kernel.dtype == self.kernel.scores.dtype else WIDE_WORST
 
+    def envelope(self, potentials: Vectors, total: Tensor) -> bool:
+        """Leave −total ∂/∂s of the plan's mass with the kernel; False where digits would be lost.
+
+        Of triplets ∂/∂s is c (E ∘ (a r⁻) bᵀ − 1/E ∘ (a r⁺) hᵀ): what j ≠ k excludes cancels.
+        """
+        a, *others = self.scalings(potentials)
+        kernel, left = self.kernel, (-total * a)[None]
+        if self.form.axes == 2:
+            kernel.add(self.form.sign, left, others[0][None])
+            return True
+        if not on_host(a):
+            return False
+        (b, h), (at, has) = others, kernel.own
+        near, far = torch.empty_like(a), torch.empty_like(a)
+        for rows in kernel.scores.blocks():
+            e = kernel.rows(rows)
+            for out, matrix, scaling in ((near, e, b), (far, reciprocal(e), h)):
+                most = scaling.max()
+                out[rows] = (matrix @ (scaling / most).to(e.dtype)).to(most) * most
+        met = b * h
+        kept = near * far - (met.sum() - met[at] * has)
+        lost = (~(kept >= self.worst * near * far)).sum(dtype=a.dtype)
+        if bool(kernel.scores.shared(lost) > 0):  # the same on all processes
+            return False
+        kernel.add(1, left * far, b[None])
+        kernel.add(-1, left * near, h[None])
+        return True
+
     def scalings(self, potentials: Vectors) -> Vectors:
         """For E."""
         return [(potentials[0] + self._shift).exp(), *(other.exp() for other in potentials[1:])]

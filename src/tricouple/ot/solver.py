@@ -199,7 +199,11 @@ def differentiate(run: Run, rule: str, cotangents: Vectors, forces: Forces) -> N
     if rule == "implicit":
         weights[:] = [-part for part in implicit_weights(run, cotangents)]
     else:
-        weights[0] = torch.ones_like(cotangents[0]) * -run.form.scores.shared(cotangents[0].sum())
+        total = run.form.scores.shared(cotangents[0].sum())
+        fast: Any = getattr(run.segments[-1], "run", None) if run.segments else None
+        if hasattr(fast, "envelope") and fast.envelope(run.potentials, total):
+            return
+        weights[0] = torch.ones_like(cotangents[0]) * -total
     term, into = Term(run.potentials, weights), forces.matrix()
     if into is None:
         forces.terms.append(term)
