@@ -61,7 +61,7 @@ class NegMMIOT(ContrastiveLoss):
             (decreasing but for flat parts, differentiable, entry by entry) take O(N³) time.
         margin: Of ``shaping="hinge"``, in units of t: the same as ``shaping=Hinge(margin)``.
         gradient: ``"unrolled"`` (exact for the sweeps done), ``"implicit"`` (exact at convergence:
-            give it enough ``n_iters`` and a ``tol``) or ``"envelope"`` (without an adjoint; exact at
+            give it enough ``n_iters`` and a ``tol``) or ``"envelope"`` (no adjoint; exact at
             convergence in balanced batches).
         marginals: ``"uniform"`` as in the paper; ``"target"``: those of P̃, so that samples without
             a positive drop out; ``"classes"``: the same mass for every class, in P̃ as well, so that
