@@ -105,6 +105,16 @@ def test_every_method_of_the_plan_has_the_arguments_of_its_loss():
         make_loss(compose("mixture", row).loss)
 
 
+def test_data_do_not_depend_on_the_number_of_threads():
+    digests, before = set(), torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        digests.add(drawn("data.n_classes=10", "training.batch_size=100").digest())
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    assert len(digests) == 1
+
+
 def test_the_demo_trains_seven_methods_and_writes_a_table_and_a_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(generated, "BATCHES", 3)
     words = ("--classes", "3", "--epochs", "1", "--workers", "1", "--out", str(tmp_path))

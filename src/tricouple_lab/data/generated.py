@@ -138,14 +138,16 @@ def load_mixture(config: MixtureData, seed: int, batch_size: int) -> Sets:
     check(config, batch_size)
     n_classes = config.n_classes
     generator = torch.Generator().manual_seed(derived_seed(seed, "mixture"))
+    sizes, held_out = class_sizes(n_classes, config.per_class, config.imbalance), [HELD_OUT]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # products depend on the number of threads, and a digest on each bit
     mixture = Mixture.draw(n_classes, config.dim, config.kappa, generator)
-    sizes = class_sizes(n_classes, config.per_class, config.imbalance)
-    train = mixture.sample(sizes, generator)
+    parts = sizes, held_out * n_classes, held_out * n_classes
+    train, validation, test = (mixture.sample(part, generator) for part in parts)
+    torch.set_num_threads(threads)
     if config.sampler == "class_uniform":
         per_class, carry_over = batch_size // n_classes, config.carry_over
         train = ClassUniform(train.inputs, train.labels, per_class, carry_over)
-    held_out = [HELD_OUT] * n_classes
-    validation, test = (mixture.sample(held_out, generator) for _ in range(2))
     classes = tuple(f"class {index}" for index in range(n_classes))
     return Sets({"train": train, "validation": validation, "test": test}, classes)
 
