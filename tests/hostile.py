@@ -70,7 +70,7 @@ def address() -> Outcome:
         if not seen.stdout.startswith(str(root)):
             return False, f"another module is imported: {seen.stdout}{seen.stderr[-300:]}"
         tests = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/ot",
-                 "tests/dense/test_plans.py", "tests/losses/test_memory.py", "-m",
+                 "tests/dense/test_plans.py", "tests/dense/test_losses.py", "-m",
                  "not slow"]  # fmt: skip
         done = subprocess.run(
             tests, cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=False
