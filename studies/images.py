@@ -36,35 +36,51 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
 
 
 def run(plan: Plan, runs: Runs) -> None:
-    """The pilot, on the plan's two data sets; then all cells, seed by seed, so that it can stop."""
-    best: dict[tuple[str, str], float] = {}
-    for setting, data in plan["pilot"]:
-        train, test, classes = load(data, plan, runs)
-        for row in plan["rows"]:
-            if row in LOSSES and row != "Neg-MMIOT, c = 100":
-                grid = [{"c": c} for c in plan["sharpness"]]
-                base = {"cell": f"{data}, {setting}", "row": row, "steps": plan["pilot_steps"]}
+    """With labels first, then without: the pilot on two data sets, then all cells seed by seed."""
+    for setting in ("scl", "ucl"):
+        best: dict[tuple[bool, str], float] = {}  # c, of digits or not, by row
+        for data in (data for kind, data in plan["pilot"] if kind == setting):
+            pilot(plan, runs, setting, data, best)
+        for seed in plan["seeds"]:
+            for name, cell in plan["cells"].items():
+                if cell["setting"] == setting:
+                    finals(plan, runs, name, cell, seed, best)
 
-                def measure(config: Mapping[str, Any]) -> dict[str, float]:
-                    kept, held = hold_out(train.labels.numpy(), 0.2)
-                    parts = train.rows(kept), train.rows(held)
-                    return measured(*parts, classes, data, setting, config)
 
-                chosen = choose(runs, base, grid, measure, "probe")
-                best[f"{setting}, {data in GREY}", row] = chosen["c"]
-    for seed in plan["seeds"]:
-        for name, cell in plan["cells"].items():
-            data, setting = cell["data"], cell["setting"]
-            train, test, classes = load(data, plan, runs)
-            for row in cell.get("rows", plan["rows"]):
-                steps = 0 if row == "untrained" else plan["steps"][setting]
-                config: dict[str, Any] = {"cell": name, "row": row, "steps": steps}
-                if row in LOSSES:
-                    key = f"{setting}, {data in (*GREY, 'svhn')}", row
-                    config["c"] = 100.0 if row == "Neg-MMIOT, c = 100" else best[key]
-                one = {**config, "seed": seed}
-                arguments = train, test, classes, data, setting, one
-                runs("final", one, lambda arguments=arguments: measured(*arguments))  # type: ignore[misc]
+def pilot(
+    plan: Plan, runs: Runs, setting: str, data: str, best: dict[tuple[bool, str], float]
+) -> None:
+    """Choose c of each loss on a fifth of the training images."""
+    train, _, classes = load(data, plan, runs)
+    for row in plan["rows"]:
+        if row in LOSSES and row != "Neg-MMIOT, c = 100":
+            grid = [{"c": c} for c in plan["sharpness"]]
+            base = {"cell": f"{data}, {setting}", "row": row, "steps": plan["pilot_steps"]}
+
+            def measure(config: Mapping[str, Any]) -> dict[str, float]:
+                kept, held = hold_out(train.labels.numpy(), 0.2)
+                parts = train.rows(kept), train.rows(held)
+                return measured(*parts, classes, data, setting, config)
+
+            best[data in GREY, row] = choose(runs, base, grid, measure, "probe")["c"]
+
+
+def finals(
+    plan: Plan, runs: Runs, name: str, cell: Mapping[str, Any], seed: int,
+    best: Mapping[tuple[bool, str], float],
+) -> None:  # fmt: skip
+    """All rows of a cell with one seed."""
+    data, setting = cell["data"], cell["setting"]
+    train, test, classes = load(data, plan, runs)
+    for row in cell.get("rows", plan["rows"]):
+        steps = 0 if row == "untrained" else plan["steps"][setting]
+        config: dict[str, Any] = {"cell": name, "row": row, "steps": steps}
+        if row in LOSSES:
+            digits = data in (*GREY, "svhn")
+            config["c"] = 100.0 if row == "Neg-MMIOT, c = 100" else best[digits, row]
+        one = {**config, "seed": seed}
+        arguments = train, test, classes, data, setting, one
+        runs("final", one, lambda arguments=arguments: measured(*arguments))  # type: ignore[misc]
 
 
 def load(data: str, plan: Plan, runs: Runs) -> tuple[ImageSplit, ImageSplit, int]:
