@@ -163,12 +163,9 @@ def scales(name: str, c: float, epsilon: float = 0.1, epsilon_neg: float | None 
 def settings_of(
     case: dict[str, Any], n_iters: int, settled: int
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[float, float]]:
-    """Settings of a combination of options: of both, of the library, and errors allowed anyway.
+    """Settings of both, of the library alone, and errors allowed anyway, of named options.
 
-    Args:
-        case: The options by their names.
-        n_iters: Sweeps, unless the gradient is implicit.
-        settled: Sweeps after which there is nothing left to do.
+    After ``settled`` sweeps, which an implicit gradient needs, there is nothing left to do.
     """
     name, shaping = case["name"], case["shaping"]
     shared = scales(name, case["c"], case["epsilon"], case["epsilon_neg"])
