@@ -294,14 +294,21 @@ def test_instances_are_numbered_over_all_processes(pools):
     assert "rank 2 of 3: view 1 has shape (3, 3), view 0 (2, 3)" in message
 
 
+@both_kinds
 @pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.InfoNCE])
 @pytest.mark.parametrize("four", [False, True], ids=["triplets", "pairs"])
-def test_each_process_lists_triplets_of_its_own_samples(pools, make, four):
-    rows, (a, p, n) = draw(16, 6), torch.tensor([[0, 3, 5], [1, 4, 6], [2, 0, 3]])
-    own = (a, p, a, n) if four else (a, p, n)
-    whole = Batch(rows, triplets=tuple(torch.cat([index, index + 9]) for index in own))
-    parts = [Batch(rows[:9], triplets=own), Batch(rows[9:], triplets=own)]
-    assert farthest(pools, make, {}, whole, parts) < 1e-13
+def test_each_process_lists_triplets_of_its_own_samples(pools, make, four, within):
+    rows, more = draw(16, 6).split([9, 7]), draw(23, 6, seed=1).split([13, 10])
+    (a, p, n), second = torch.tensor([[0, 3, 5], [1, 4, 6], [2, 0, 3]]), 9 if within else 13
+    own, starts = ((a, p, a, n), (9, second) * 2) if four else ((a, p, n), (9, second, second))
+    parts = [
+        Batch(z, ref_emb=None if within else others, triplets=own)
+        for z, others in zip(rows, more, strict=True)
+    ]
+    pairs = zip(own, starts, strict=True)
+    listed = tuple(torch.cat([index, index + start]) for index, start in pairs)
+    whole = Batch(torch.cat(rows), ref_emb=None if within else torch.cat(more), triplets=listed)
+    assert farthest(pools, make, {}, whole, parts) < 1e-12
 
 
 @pytest.mark.parametrize("make", [tc.NegMMIOT, tc.InfoNCE])
