@@ -47,19 +47,20 @@ def test_both_ways_at_once_are_the_mean_of_two_losses(settings, temperature, tol
 
 
 @pytest.mark.parametrize(
-    ("n", "dtype", "tolerance"),
+    ("n", "temperature", "dtype", "tolerance"),
     [
-        (18, torch.float64, 1e-12),
-        (70, torch.float64, 1e-12),
-        (70, torch.float32, 1e-5),
-        (1060, torch.float64, 1e-12),
+        (18, 0.5, torch.float64, 1e-12),
+        (70, 0.5, torch.float64, 1e-12),
+        (70, 0.5, torch.float32, 1e-5),
+        (70, 5e-3, torch.float64, 1e-9),
+        (1060, 0.5, torch.float64, 1e-12),
     ],
 )
 @pytest.mark.parametrize(
     "make", [tc.NegMMIOT, tc.PushPull, tc.IOT, tc.InfoNCE, tc.FusedGromov, tc.InvaSpread]
 )
-def test_so_are_those_of_other_losses_and_sizes(make, n, dtype, tolerance):
+def test_so_are_those_of_other_losses_and_sizes(make, n, temperature, dtype, tolerance):
     if make in (tc.FusedGromov, tc.InvaSpread) and n > 70:
         return  # two calls, whatever the size
     settings = {"n_iters": 2} if make in (tc.NegMMIOT, tc.PushPull, tc.IOT) else {}
-    assert_same(*compared(make, settings, 0.5, n, dtype), tolerance)
+    assert_same(*compared(make, settings, temperature, n, dtype), tolerance)
