@@ -265,16 +265,8 @@ def assert_agrees(
 ) -> None:
     """A loss of the library is the reference's, value and gradient.
 
-    Args:
-        name: The loss.
-        kind: The batch.
-        n: Its anchors.
-        c: The sharpness, as which errors are measured.
-        dtype: Of the embeddings.
-        shared: Settings of both.
-        least: Errors of value and gradient that are allowed anyway.
-        rule: The gradient of the reference: by autograd, or ``"envelope"``.
-        own: Settings of the library's loss.
+    Errors are those of the sharpness ``c``, or at most ``least``. ``shared`` are settings of both,
+    ``own`` those of the library; ``rule`` is how the library differentiates.
     """
     shared = scales(name, c) | (shared or {})
     wanted = exact(name, kind, n, tuple(shared.items()), rule)

@@ -73,12 +73,7 @@ def in_processes(
 
 
 class Pool:
-    """Processes that wait for functions: starting them costs more than most of these.
-
-    Args:
-        world: How many.
-        folder: Where they meet.
-    """
+    """Processes that wait for functions: starting them costs more than most of these."""
 
     def __init__(self, world: int, folder: Path) -> None:
         fork = multiprocessing.get_context("fork")
