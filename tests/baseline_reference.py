@@ -11,32 +11,40 @@ from torch import Tensor
 from reference import cosine, positive_pairs
 
 
-def rows_of(labels, ref_emb, ref_labels, triplets, n):
-    """For each anchor: itself if it is a reference, its positives, its negatives."""
+def itself(i, ref_emb, own) -> set[int]:
+    """The reference that an anchor is, if it is one."""
+    if ref_emb is None:
+        return {i}
+    return set() if own is None else {int(own[i])} - {-1}
+
+
+def rows_of(labels, ref_emb, ref_labels, triplets, n, own=None):
+    """For each anchor: all other references, its positives, its negatives."""
     m = n if ref_emb is None else len(ref_emb)
     if triplets is not None:
         triplets = list(zip(*(index.tolist() for index in triplets), strict=True))
     for i in range(n):
-        itself = {i} if ref_emb is None else set()
+        others = set(range(m)) - itself(i, ref_emb, own)
         if triplets is None:
             references = labels if ref_labels is None else ref_labels
-            positives = {j for j in range(m) if references[j] == labels[i]} - itself
-            negatives = set(range(m)) - positives - itself
+            positives = {j for j in others if references[j] == labels[i]}
+            negatives = others - positives
         else:
             positives = {j for a, j, _ in triplets if a == i}
             negatives = {k for a, _, k in triplets if a == i}
-        yield i, sorted(set(range(m)) - itself), sorted(positives), sorted(negatives)
+        yield i, sorted(others), sorted(positives), sorted(negatives)
 
 
 def loop_inva_spread(
-    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None,
+    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None, own=None,
     temperature=0.1, variant="formula",
 ) -> Tensor:  # fmt: skip
     unit = embeddings / embeddings.norm(dim=1, keepdim=True)
     second = unit if ref_emb is None else ref_emb / ref_emb.norm(dim=1, keepdim=True)
     e = (unit @ (second.detach() if variant == "published" else second).T / temperature).exp()
     terms = []
-    for i, others, positives, negatives in rows_of(labels, ref_emb, ref_labels, triplets, len(e)):
+    rows = rows_of(labels, ref_emb, ref_labels, triplets, len(e), own)
+    for i, others, positives, negatives in rows:
         if positives:
             p = e[i] / e[i, others].sum()
             terms.append(-p[positives].log().mean() - (1 - p[negatives]).log().sum())
@@ -44,13 +52,13 @@ def loop_inva_spread(
 
 
 def loop_siglip(
-    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None,
+    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None, own=None,
     temperature=0.1, bias=-10.0, pairs=None, weights=None,
 ) -> Tensor:  # fmt: skip
     logits = cosine(embeddings, ref_emb) / temperature + bias
     if pairs is None:
         pairs = torch.full_like(logits, -1)  # neither
-        for i, _, near, far in rows_of(labels, ref_emb, ref_labels, triplets, len(logits)):
+        for i, _, near, far in rows_of(labels, ref_emb, ref_labels, triplets, len(logits), own):
             pairs[i, far], pairs[i, near] = 0, 1
     terms = torch.where(pairs == 0, -torch.log(1 - torch.sigmoid(logits)), 0.0)
     terms = torch.where(pairs > 0, -pairs * torch.log(torch.sigmoid(logits)), terms).sum(1)
@@ -67,18 +75,22 @@ def plan_loss(plan: Tensor, pairs: list[tuple[int, int]], variant: str) -> Tenso
 
 
 def loop_dbot(
-    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None,
+    embeddings, labels=None, ref_emb=None, ref_labels=None, *, triplets=None, own=None,
     regularisation=0.1, n_iters=5, lower=0.5, upper=4.5, variant="formula",
 ) -> Tensor:  # fmt: skip
     plan = (-(1 - cosine(embeddings, ref_emb)) / regularisation).exp()
     n, m = plan.shape
-    if ref_emb is None:
-        plan = plan * (1 - torch.eye(n, dtype=plan.dtype))
+    met = [(i, j) for i in range(n) for j in itself(i, ref_emb, own)]
+    allowed = torch.ones_like(plan)
+    for i, j in met:
+        allowed[i, j] = 0.0
+    plan = plan * allowed
     for _ in range(n_iters):
         plan = plan / plan.sum(1, keepdim=True)
         plan = plan * (lower * n / m / plan.sum(0)).clamp(min=1.0)
         plan = plan * (upper * n / m / plan.sum(0)).clamp(max=1.0)
-    return plan_loss(plan, positive_pairs(labels, ref_labels, triplets), variant)
+    pairs = set(positive_pairs(labels, ref_labels, triplets)) - set(met)
+    return plan_loss(plan, sorted(pairs), variant)
 
 
 def loop_fused_gromov(

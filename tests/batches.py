@@ -160,6 +160,29 @@ def scales(name: str, c: float, epsilon: float = 0.1, epsilon_neg: float | None 
     return temperature | {"epsilon_pos": epsilon, "epsilon_neg": epsilon_neg or epsilon}
 
 
+def settings_of(
+    case: dict[str, Any], n_iters: int, settled: int
+) -> tuple[dict[str, Any], dict[str, Any], tuple[float, float]]:
+    """Settings of both, of the library alone, and errors allowed anyway, of named options.
+
+    After ``settled`` sweeps, which an implicit gradient needs, there is nothing left to do.
+    """
+    name, shaping = case["name"], case["shaping"]
+    shared = scales(name, case["c"], case["epsilon"], case["epsilon_neg"])
+    own, least = {"memory": case["memory"]}, (0.0, 0.0)
+    if name != "InfoNCE":
+        own["gradient"] = case["gradient"]
+        shared["n_iters"] = settled if case["gradient"] == "implicit" else n_iters
+        shared["marginals"] = case["marginals"]
+    if name in ("PushPull", "NegMMIOT"):
+        shared["shaping"] = shaping
+    if name == "PushPull":
+        shared["negatives"] = case["negatives"]
+    if (name, shaping) == ("NegMMIOT", "log_sigmoid"):
+        own["kernel_tol"], least = 1e-9, (1e-8, 1e-7)
+    return shared, own, least
+
+
 def with_gradient(value: Tensor, leaves: Sequence[Tensor]) -> tuple[float, Tensor]:
     """A loss and its gradient to all leaves in one vector, in float64."""
     gradients = torch.autograd.grad(value, leaves)
@@ -213,6 +236,21 @@ def errors(
     return abs(found[0] - wanted[0]) / max(1.0, abs(wanted[0])), float(bent)
 
 
+def assert_right(
+    found: tuple[float, Tensor],
+    wanted: tuple[float, Tensor],
+    c: float,
+    n: int,
+    dtype: torch.dtype = torch.float64,
+    least: tuple[float, float] = (0.0, 0.0),
+) -> None:
+    """Value and gradient are right up to rounding, or to errors that are allowed anyway."""
+    value, gradient = errors(found, wanted, c, n)
+    allowed = [max(pair) for pair in zip(limits(dtype, c), least, strict=True)]
+    assert value <= allowed[0], f"value off by {value:.1e}: {found[0]}, right is {wanted[0]}"
+    assert gradient <= allowed[1], f"gradient off by {gradient:.1e}"
+
+
 def assert_agrees(
     name: str,
     kind: str,
@@ -227,25 +265,14 @@ def assert_agrees(
 ) -> None:
     """A loss of the library is the reference's, value and gradient.
 
-    Args:
-        name: The loss.
-        kind: The batch.
-        n: Its anchors.
-        c: The sharpness, as which errors are measured.
-        dtype: Of the embeddings.
-        shared: Settings of both.
-        least: Errors of value and gradient that are allowed anyway.
-        rule: The gradient of the reference: by autograd, or ``"envelope"``.
-        own: Settings of the library's loss.
+    Errors are those of the sharpness ``c``, or at most ``least``. ``shared`` are settings of both,
+    ``own`` those of the library; ``rule`` is how the library differentiates.
     """
     shared = scales(name, c) | (shared or {})
     wanted = exact(name, kind, n, tuple(shared.items()), rule)
     there = batch(kind, n).to(dtype)
     found = with_gradient(there.loss(getattr(tc, name)(**shared, **own)), there.leaves)
-    value, gradient = errors(found, wanted, c, n)
-    allowed = [max(pair) for pair in zip(limits(dtype, c), least, strict=True)]
-    assert value <= allowed[0], f"value off by {value:.1e}: {found[0]}, right is {wanted[0]}"
-    assert gradient <= allowed[1], f"gradient off by {gradient:.1e}"
+    assert_right(found, wanted, c, n, dtype, least)
 
 
 def all_pairs(

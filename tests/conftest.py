@@ -64,6 +64,33 @@ OTHERS = {
 }
 
 
+# Every loss, and options that take other paths.
+VARIANTS = {
+    "NegMMIOT": partial(tc.NegMMIOT),
+    "NegMMIOT-log_sigmoid": partial(tc.NegMMIOT, shaping="log_sigmoid"),
+    "NegMMIOT-hinge": partial(tc.NegMMIOT, shaping="hinge"),
+    "NegMMIOT-exponential": partial(tc.NegMMIOT, shaping="exponential"),
+    "NegMMIOT-envelope": partial(tc.NegMMIOT, gradient="envelope"),
+    "NegMMIOT-implicit": partial(tc.NegMMIOT, gradient="implicit", epsilon=1.0, n_iters=60),
+    "NegMMIOT-tol": partial(tc.NegMMIOT, tol=0.05),
+    "NegMMIOT-tol-hinge": partial(tc.NegMMIOT, tol=0.05, shaping="hinge"),
+    "NegMMIOT-target": partial(tc.NegMMIOT, marginals="target"),
+    "NegMMIOT-classes": partial(tc.NegMMIOT, marginals="classes"),
+    "NegMMIOT-streamed": partial(tc.NegMMIOT, memory="streamed"),
+    "PushPull": partial(tc.PushPull),
+    "PushPull-tol": partial(tc.PushPull, tol=0.05),
+    "PushPull-exponential": partial(tc.PushPull, shaping="exponential"),
+    "IOT": partial(tc.IOT),
+    "IOT-uniformity": partial(tc.IOT, uniformity=0.2),
+    "InfoNCE": partial(tc.InfoNCE),
+    "InvaSpread": partial(tc.InvaSpread),
+    "SigLIP": partial(tc.SigLIP),
+    "DBOT": partial(tc.DBOT),
+    "VICReg": partial(tc.VICReg),
+    "FusedGromov": partial(tc.FusedGromov),
+}
+
+
 def classes(*sizes: int, seed: int = 0) -> Tensor:
     """Shuffled labels with the given class sizes and arbitrary label values."""
     names = torch.tensor([7, -3, 40, 0, 12, 5])[: len(sizes)]
@@ -169,21 +196,6 @@ def _with_nan(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return fresh
 
     return made
-
-
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Call a command that must fail by one line and exit code 2; return the line."""
-    from tricouple_lab import cli
-
-    def call(*words: str) -> str:
-        assert cli.main(list(words)) == 2
-        error = capsys.readouterr().err
-        assert error.startswith(f"tricouple {words[0]}: error: ")
-        assert error.count("\n") == 1
-        return error
-
-    return call
 
 
 @pytest.fixture(scope="module")

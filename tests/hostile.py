@@ -20,7 +20,6 @@ import sysconfig
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -29,9 +28,7 @@ TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
 
 from conftest import LOSSES  # noqa: E402
-
-ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
-Outcome = tuple[bool, str]
+from processes import python  # noqa: E402
 
 # --- sanitizers ----------------------------------------------------------------------------------
 
@@ -39,62 +36,43 @@ FLAGS = "-O1 -fopenmp -fsanitize=address,undefined -fno-sanitize-recover=all -fP
 SEE = "from tricouple.ot import _native; print(_native.__file__)"
 
 
-def address() -> Outcome:
+def address() -> str:
     """The tests of plans and losses on a module that reports every access out of bounds."""
-    libraries = [library(name) for name in ("libasan.so", "libubsan.so")]
-    if None in libraries:
-        return False, "gcc has no sanitizers here"
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
         shutil.copytree(TESTS.parent / "src", root / "src", ignore=ignored)
-        ot = root / "src/tricouple/ot"
-        module = ot / "_native.abi3.so"
-        include = f"-I{sysconfig.get_paths()['include']}"
-        build = ["gcc", *FLAGS.split(), include, str(ot / "c/module.c"), "-o", str(module)]
-        built = subprocess.run(build, capture_output=True, text=True, check=False)
-        if built.returncode:
-            return False, f"the build fails: {built.stderr[-300:]}"
-        environment = ONE_THREAD | {
+        ot, include = root / "src/tricouple/ot", f"-I{sysconfig.get_paths()['include']}"
+        source, module = str(ot / "c/module.c"), str(ot / "_native.abi3.so")
+        subprocess.run(["gcc", *FLAGS.split(), include, source, "-o", module], check=True)
+        environment = {
             "PYTHONPATH": str(root / "src"),
-            "LD_PRELOAD": " ".join(map(str, libraries)),
+            "LD_PRELOAD": f"{library('libasan.so')} {library('libubsan.so')}",
             "ASAN_OPTIONS": "detect_leaks=0",  # Python itself keeps memory to its end
         }
-        seen = subprocess.run(
-            [sys.executable, "-c", SEE],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if not seen.stdout.startswith(str(root)):
-            return False, f"another module is imported: {seen.stdout}{seen.stderr[-300:]}"
-        tests = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/ot",
-                 "tests/dense/test_plans.py", "tests/dense/test_losses.py", "-m",
-                 "not slow"]  # fmt: skip
-        done = subprocess.run(
-            tests, cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=False
-        )
-    lines = done.stdout.strip().splitlines() or [done.stderr[-300:]]
-    reports = [
-        line for line in done.stderr.splitlines() if "Sanitizer" in line or "runtime" in line
-    ]
-    return done.returncode == 0 and not reports, (reports or lines)[-1].strip("= ")
+        seen = python("-c", SEE, **environment).stdout
+        assert seen.startswith(str(root)), f"another module is imported: {seen}"
+        tests = ["tests/ot", "tests/dense/test_plans.py", "tests/dense/test_losses.py"]
+        how = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow"]
+        done = python(*how, *tests, cwd=TESTS.parent, **environment)
+    errors = done.stderr.splitlines()
+    reports = [line for line in errors if "Sanitizer" in line or "runtime" in line]
+    assert not reports, reports[-1]
+    return done.stdout.splitlines()[-1].strip("= ")
 
 
-def library(name: str) -> Path | None:
-    """Where gcc has a library; None if it has not."""
-    if shutil.which("gcc") is None:
-        return None
+def library(name: str) -> str:
+    """Where gcc has a library."""
     asked = ["gcc", f"-print-file-name={name}"]
-    found = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
-    return found if found.is_absolute() else None
+    found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    assert Path(found).is_absolute(), "gcc has no sanitizers here"
+    return found
 
 
 # --- memory --------------------------------------------------------------------------------------
 
 
-def memory() -> Outcome:
+def memory() -> str:
     """Steps of all losses with a coupling, on batches of changing sizes, some with an error."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -110,7 +88,8 @@ def memory() -> Outcome:
         if step == 300:
             before = resident()
     grown = resident() - before
-    return grown < 4, f"{before:.1f} MB after 300 steps, {grown:+.1f} MB after 3000"
+    assert grown < 4, f"{before:.1f} MB after 300 steps, {grown:+.1f} MB after 3000"
+    return f"{before:.1f} MB after 300 steps, {grown:+.1f} MB after 3000"
 
 
 def resident() -> float:
@@ -120,9 +99,7 @@ def resident() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-PARTS: dict[str, Callable[[], Outcome]] = {
-    "address": address, "memory": memory,
-}  # fmt: skip
+PARTS = {"address": address, "memory": memory}
 
 
 def main(names: list[str]) -> int:
@@ -131,7 +108,10 @@ def main(names: list[str]) -> int:
     failed = 0
     for name in names or PARTS:
         began = time.monotonic()
-        holds, text = PARTS[name]()
+        try:
+            holds, text = True, PARTS[name]()
+        except (AssertionError, subprocess.CalledProcessError) as error:
+            holds, text = False, str(error)[-300:]
         seconds = time.monotonic() - began
         print(f"{name:8} {'holds' if holds else 'FAILS':6} {seconds:4.0f} s  {text}", flush=True)
         failed += not holds

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,29 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+import tricouple
+from batches import Batch
+
 PATIENCE = 600  # seconds that a slow machine may need for what takes some: nothing waits so long
+
+
+def python(
+    *words: object, code: int = 0, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A new interpreter with one thread, which finds the package and the tests' helpers."""
+    places = Path(tricouple.__file__).parents[1], Path(__file__).parent
+    paths = [*map(str, places), *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)} | environment
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        env=os.environ | own,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == code, f"{done.stdout[-4000:]}{done.stderr}"
+    return done
 
 
 def in_processes(
@@ -47,12 +73,7 @@ def in_processes(
 
 
 class Pool:
-    """Processes that wait for functions: starting them costs more than most of these.
-
-    Args:
-        world: How many.
-        folder: Where they meet.
-    """
+    """Processes that wait for functions: starting them costs more than most of these."""
 
     def __init__(self, world: int, folder: Path) -> None:
         fork = multiprocessing.get_context("fork")
@@ -135,3 +156,55 @@ def messages() -> Iterator[list[int]]:
 
     with mock.patch.multiple(dist, **{name: noted(name) for name in ("all_reduce", "all_gather")}):
         yield sent
+
+
+# --- losses of several processes ------------------------------------------------------------------
+
+
+def shares(whole: Batch, sizes: Sequence[int]) -> list[Batch]:
+    """A batch of each process; references are dealt out likewise, the rest of them to the last."""
+    parts = [Batch(z) for z in whole.embeddings.detach().split(list(sizes))]
+    others = sizes
+    if whole.ref_emb is not None:
+        others = [*sizes[:-1], len(whole.ref_emb) - sum(sizes[:-1])]
+    dealt = {"labels": sizes, "ref_emb": others, "ref_labels": others}
+    for name, lengths in dealt.items():
+        if getattr(whole, name) is not None:
+            split = getattr(whole, name).detach().split(list(lengths))
+            parts = [replace(part, **{name: own}) for part, own in zip(parts, split, strict=True)]
+    return parts
+
+
+def differentiated(criterion, there: Batch, temperature: float | None = None):
+    """The value, and the gradients of all embeddings and of the temperature."""
+    there = there.to(there.embeddings.dtype)
+    if temperature is None:
+        value, learnt = there.loss(criterion), there.leaves
+    else:
+        tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
+        value, learnt = there.loss(criterion, temperature=tau), [*there.leaves, tau]
+    return value.detach(), torch.autograd.grad(value, learnt)
+
+
+def _own(rank, make, settings, parts, *temperature):
+    return differentiated(make(**settings, group="world"), parts[rank], *temperature)
+
+
+def together(pools, make, settings: dict[str, Any], parts: list[Batch], *temperature: float):
+    """The values that all processes have, and the gradients of all samples of a mean over them.
+
+    The gradient of the temperature is that of each process.
+    """
+    answers = pools(len(parts)).run(_own, make, settings, parts, *temperature)
+    sides = zip(*(gradients for _, gradients in answers), strict=True)
+    gradients = [torch.cat(s) / len(s) if s[0].ndim else torch.stack(s) for s in sides]
+    return torch.stack([value for value, _ in answers]), gradients
+
+
+def farthest(pools, make, settings: dict[str, Any], whole: Batch, parts, *temperature) -> float:
+    """The largest error beside one process with all samples, relative to the largest of each."""
+    value, wanted = differentiated(make(**settings), whole, *temperature)
+    values, gradients = together(pools, make, settings, parts, *temperature)
+    pairs = zip([values, *gradients], [value, *wanted], strict=True)
+    errors = [((one - other).abs().max() / other.abs().max()).double() for one, other in pairs]
+    return float(torch.stack(errors).max())  # NaN if one of them is

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 import tricouple as tc
 
 Triplets = Sequence[tuple[int, int, int]]
+
 # --- relations -----------------------------------------------------------------------------------
 
 
@@ -204,16 +206,26 @@ def with_gradients(value: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Ten
     return value.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
-class Largest(TorchDispatchMode):
-    """Entries of the largest tensor that is made meanwhile."""
+class Watch(TorchDispatchMode):
+    """Hands each operation, its arguments and what it returns to ``note``."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[Any, tuple, Any], None]) -> None:
         super().__init__()
-        self.entries = 0
+        self.note = note
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
-        for part in tree_leaves(found):
-            if isinstance(part, torch.Tensor):
-                self.entries = max(self.entries, part.numel())
+        self.note(function, args, found)
         return found
+
+
+class Largest(Watch):
+    """Entries of the largest tensor that is made meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__(self._note)
+        self.entries = 0
+
+    def _note(self, _function, _args, found) -> None:
+        made = [part.numel() for part in tree_leaves(found) if isinstance(part, Tensor)]
+        self.entries = max([self.entries, *made])

@@ -11,16 +11,13 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import tricouple as tc
+from batches import draw
 from processes import in_processes
+from reference import Watch
 
 LOSSES = {name: getattr(tc, name) for name in ("NegMMIOT", "PushPull", "InfoNCE")}
-
-
-def drawn(n: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(n), dtype=dtype)
 
 
 def network(*extra: nn.Module) -> nn.Module:
@@ -42,7 +39,7 @@ def assert_same(found: Tensor, wanted: Tensor, tolerance: float = 1e-12) -> None
     assert (found - wanted).norm() <= tolerance * wanted.norm()
 
 
-X, LABELS = drawn(50, 6), torch.arange(50) % 7
+X, LABELS = draw(50, 6), torch.arange(50) % 7
 
 # Value, gradient and memory ----------------------------------------------------------------------
 
@@ -71,7 +68,7 @@ def test_a_large_batch_has_its_gradient_in_the_memory_of_a_chunk(name, n):
     torch.manual_seed(0)
     layers = nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU()
     net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 16))
-    images, labels = drawn(n, 3, 16, 16, dtype=torch.float32), torch.arange(n) % 100
+    images, labels = draw(n, 3, 16, 16).float(), torch.arange(n) % 100
     wanted = LOSSES[name]()(net(images), labels)
     slope = gradient(wanted, net)
     activations = Activations(net)
@@ -283,18 +280,6 @@ class Holder(nn.Module):
         return tc.cached(tc.NegMMIOT(group="world"), 7)(self.net, *batch)
 
 
-class Messages(TorchDispatchMode):
-    """Counts reductions of gradients by their name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.found[str(function)] += 1
-        return function(*args, **(kwargs or {}))
-
-
 SHARES = slice(0, 30), slice(30, 50)  # five chunks and three
 
 
@@ -305,12 +290,13 @@ def reduced(rank: int, kind: str) -> tuple[Tensor, int]:
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
-        with Messages() as messages:
+        found: Counter[str] = Counter()
+        with Watch(lambda function, *_: found.update([str(function)])):
             Holder(net)(*batch).backward()
         net.zero_grad()
         Holder(net)(*batch).backward()
         slopes = [p.grad.full_tensor().flatten() for p in net.parameters()]
-        return torch.cat(slopes), messages.found["c10d._reduce_scatter_base_.default"]
+        return torch.cat(slopes), found["c10d._reduce_scatter_base_.default"]
     options = {"static_graph": kind == "static", "find_unused_parameters": kind == "unused"}
     wrapped = DistributedDataParallel(Holder(net) if kind == "outside" else net, **options)
     wrapped.register_comm_hook(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tricouple as tc
+from batches import draw
 from tricouple import geometry
 
 
@@ -33,8 +34,7 @@ def test_simplex_etf_is_fully_collapsed():
 
 
 def test_spectrum_is_that_of_the_class_mean_covariance():
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(40, 6, generator=generator, dtype=torch.float64)
+    z = draw(40, 6, seed=0)
     labels = torch.arange(40) % 5
     unit = z / z.norm(dim=1, keepdim=True)
     means = torch.stack([unit[labels == label].mean(0) for label in range(5)])
@@ -53,8 +53,7 @@ def test_spectrum_is_that_of_the_class_mean_covariance():
 
 
 def test_two_distances_are_means_over_pairs():
-    generator = torch.Generator().manual_seed(1)
-    z = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    z = draw(12, 3, seed=1)
     labels = torch.tensor([0] * 5 + [1] * 4 + [2] * 3)
     unit = z / z.norm(dim=1, keepdim=True)
     pairs = [(i, j) for i in range(12) for j in range(12) if i != j]
@@ -93,8 +92,7 @@ def test_effective_rank_counts_equal_directions():
 
 
 def test_uniformity_is_the_log_of_mean_gaussian_potentials():
-    generator = torch.Generator().manual_seed(2)
-    z = torch.randn(9, 4, generator=generator, dtype=torch.float64)
+    z = draw(9, 4, seed=2)
     unit = z / z.norm(dim=1, keepdim=True)
     potentials = [
         math.exp(-2 * float((unit[i] - unit[j]).square().sum()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 import tricouple as tc
-from processes import in_processes, messages
+from batches import Batch, draw
+from processes import farthest, in_processes, messages, shares
 from reference import Largest
 from tricouple.shaping import Hinge
 
@@ -23,56 +25,24 @@ SIZES = {
 }
 
 
-def batch(within: bool, dtype: torch.dtype = torch.float64, n: int = 16, d: int = 6):
-    """Embeddings and labels, and those of references, of which a third more."""
-    generator = torch.Generator().manual_seed(0)
-    numbers = (n,) if within else (n, n + n // 3)
-    return [
-        (torch.randn(size, d, generator=generator, dtype=dtype), torch.arange(size) % 5)
-        for size in numbers
-    ]
-
-
-def shares(samples, sizes):
-    """The samples of each process; the last has what the sizes leave over."""
-    rest = len(samples[0]) - sum(sizes)
-    return list(
-        zip(*(part.split([*sizes[:-1], sizes[-1] + rest]) for part in samples), strict=True)
+def batch(within: bool, n: int = 16, d: int = 6, m: int | None = None) -> Batch:
+    """Samples, and references, of which a third more."""
+    m = m or n + n // 3
+    references = (
+        {} if within else {"ref_emb": draw(m, d, seed=1), "ref_labels": torch.arange(m) % 5}
     )
+    return Batch(draw(n, d), torch.arange(n) % 5, **references)
 
 
-def differentiated(criterion, samples, temperature=None):
-    """The value, and the gradients of all embeddings and of the temperature."""
-    embeddings = [rows.clone().requires_grad_() for rows, _ in samples]
-    arguments = {"labels": samples[0][1]}
-    if len(samples) > 1:
-        arguments |= {"ref_emb": embeddings[1], "ref_labels": samples[1][1]}
-    if temperature is not None:
-        temperature = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
-        arguments["temperature"] = temperature
-    value = criterion(embeddings[0], **arguments)
-    wanted = [*embeddings, *([] if temperature is None else [temperature])]
-    return value.detach(), torch.autograd.grad(value, wanted)
+def both_ways(make, **settings):
+    """Both directions of a loss, called as one of them."""
+    both = tc.BothDirections(make(**settings))
 
+    def loss(images, labels, *, ref_emb, temperature=None, **_):
+        ratio = None if temperature is None else both.initial * both.initial_sharpness / temperature
+        return both(images, ref_emb, labels, sharpness=ratio)
 
-def together(rank, make, settings, parts, temperature):
-    """The same of a process's share."""
-    criterion = make(**settings, group="world")
-    return differentiated(criterion, [part[rank] for part in parts], temperature)
-
-
-def compare(pools, make, settings, sizes, within, *, dtype=torch.float64, temperature=None, **more):
-    """The largest errors of values and gradients, relative to the largest of each."""
-    samples = batch(within, dtype, **more)
-    value, gradients = differentiated(make(**settings), samples, temperature)
-    parts = [shares(part, sizes) for part in samples]
-    answers = pools(len(sizes)).run(together, make, settings, parts, temperature)
-    errors = [float(abs(found - value) / abs(value)) for found, _ in answers]
-    for k, wanted in enumerate(gradients):
-        parts = [gradient[k] for _, gradient in answers]
-        found = torch.cat(parts) / len(sizes) if wanted.ndim else torch.stack(parts)
-        errors.append(float((found - wanted).abs().max() / wanted.abs().max()))
-    return max(errors)
+    return loss
 
 
 SHAPED = {
@@ -94,8 +64,8 @@ def test_a_coupling_of_several_processes_is_that_of_one(pools, make, within):
     mild = 0.2 if make is tc.IOT else 2.0  # c = 5
     memories = ("matrices",) if make is SHAPED["exponential"] else ("matrices", "streamed")
     for memory in memories:
-        settings = {"memory": memory, "n_iters": 2}
-        assert compare(pools, make, settings, sizes, within, temperature=mild) < 1e-12
+        settings, whole = {"memory": memory, "n_iters": 2}, batch(within)
+        assert farthest(pools, make, settings, whole, shares(whole, sizes), mild) < 1e-12
 
 
 BASELINES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.SigLIP, tc.VICReg]
@@ -108,33 +78,71 @@ BASELINES = [tc.InfoNCE, tc.InvaSpread, tc.DBOT, tc.FusedGromov, tc.SigLIP, tc.V
     + [(tc.FusedGromov, False), (partial(tc.InfoNCE, partition="joint"), True)],
 )
 def test_a_baseline_of_several_processes_is_that_of_one(pools, make, within, sizes):
-    temperature = None if make is tc.VICReg else 0.2
-    assert compare(pools, make, {}, sizes, within, temperature=temperature) < 1e-12
+    whole, temperature = batch(within), () if make is tc.VICReg else (0.2,)
+    assert farthest(pools, make, {}, whole, shares(whole, sizes), *temperature) < 1e-12
+
+
+@pytest.mark.parametrize("sizes", [[9, 9], [10, 0, 8]], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "temperature"), [({}, 0.5), ({"memory": "streamed"}, 0.5), ({"n_iters": 3}, 2e-3)]
+)
+def test_both_ways_over_several_processes_are_those_of_one(pools, sizes, settings, temperature):
+    whole, make = batch(False, 18, m=18), partial(both_ways, tc.NegMMIOT)
+    error = farthest(pools, make, settings, whole, shares(whole, sizes), temperature)
+    assert error < (1e-12 if temperature > 0.1 else 1e-9)
 
 
 @both_kinds
 @pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.IOT, tc.InfoNCE])
 def test_in_single_precision_too(pools, make, within):
-    sizes, wide = [40, 25, 31], {"dtype": torch.float32, "n": 96}
-    assert compare(pools, make, {"sharpness": 10.0}, sizes, within, **wide) < 1e-5
+    whole = batch(within, 96).to(torch.float32)
+    parts = shares(whole, [40, 25, 31])
+    assert farthest(pools, make, {"sharpness": 10.0}, whole, parts) < 1e-5
 
 
 @both_kinds
 @linear
 def test_processes_stop_after_the_same_sweep(pools, make, within):
+    whole = batch(within)
     for sharpness, limit in ((10.0, 1e-12), (300.0, 1e-10)):
         settings = {"sharpness": sharpness, "n_iters": 100, "tol": 1e-2}
-        assert compare(pools, make, settings, [9, 7], within) < limit
+        assert farthest(pools, make, settings, whole, shares(whole, [9, 7])) < limit
+
+
+# From so many samples on each process has kernels of its own rows.
+LARGE = {"NegMMIOT": 1040, "PushPull": 1040, "IOT": 1040, "log-sigmoid": 264, "hinge": 264}
+
+
+@both_kinds
+@pytest.mark.parametrize("name", [*LARGE, "InfoNCE"])
+def test_batches_whose_kernels_are_shared(pools, name, within):
+    make = tc.InfoNCE if name == "InfoNCE" else (LINEAR | SHAPED)[name]
+    n = LARGE.get(name, 1040)
+    sizes = (n // 2 - 31, 0, n - n // 2 + 31) if name == "NegMMIOT" else (n // 2 - 31, n // 2 + 31)
+    whole = replace(batch(within, n), labels=torch.arange(n) // 3)
+    if not within:
+        whole = replace(whole, ref_labels=torch.arange(len(whole.ref_emb)) // 3)
+    settings = {} if name == "InfoNCE" else {"n_iters": 2}
+    assert farthest(pools, make, settings, whole, shares(whole, sizes)) < 1e-12
+
+
+@pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.InfoNCE])
+def test_a_shared_batch_with_an_outlier_that_is_sharp(pools, make):
+    rows = draw(1040, 6)
+    tight = rows[:1] + 0.03 * rows
+    tight[5] = -tight[0]
+    whole = Batch(tight, torch.arange(1040) // 3)
+    settings = {"sharpness": 60.0} | ({} if make is tc.InfoNCE else {"n_iters": 3})
+    assert farthest(pools, make, settings, whole, shares(whole, (500, 540))) < 1e-11
 
 
 def waited(rank):
     """Processor time of a loss that the other process calls late."""
-    rows, labels = batch(True)[0]
     criterion, found = tc.InfoNCE(group="world"), []
     for seconds in (0.0, 0.3):
         time.sleep(seconds * rank)
         before = time.process_time()
-        criterion(rows, labels)
+        batch(True).loss(criterion)
         found.append(time.process_time() - before)
     return found[1]
 
@@ -145,12 +153,9 @@ def test_a_process_sleeps_when_the_others_are_late(pools):
 
 def counted(rank, make, settings, parts):
     """Sizes of the messages, forward and backward."""
-    embeddings = [part[rank][0].requires_grad_() for part in parts]
-    references = {}
-    if len(parts) > 1:
-        references = {"ref_emb": embeddings[1], "ref_labels": parts[1][rank][1]}
+    there = parts[rank].to(torch.float64)
     with messages() as forward:
-        value = make(**settings, group="world")(embeddings[0], parts[0][rank][1], **references)
+        value = there.loss(make(**settings, group="world"))
     with messages() as backward:
         value.backward()
     return forward, backward
@@ -164,92 +169,110 @@ PER_SWEEP = {"NegMMIOT": 4, "PushPull": 4, "IOT": 2, "log-sigmoid": 7, "hinge": 
 @pytest.mark.parametrize("name", PER_SWEEP)
 def test_a_sweep_takes_a_few_messages_of_n_numbers(pools, name, within):
     """Embeddings are sent once, gradients once, and the backward pass sends nothing."""
-    n, d, sizes = 60, 64, [30, 30]
-    samples = batch(within, n=n, d=d)
-    found = {}
+    n, d, found = 60, 64, {}
+    parts = shares(batch(within, n, d), [30, 30])
     for sweeps in (2, 4):
-        parts = [shares(part, sizes) for part in samples]
         make = (LINEAR | SHAPED)[name]
         found[sweeps] = pools(2).run(counted, make, {"n_iters": sweeps}, parts)[0]
     forward, backward = found[4]
     assert backward == []
     assert len(forward) - len(found[2][0]) <= 2 * PER_SWEEP[name]
     assert len(forward) - 4 * PER_SWEEP[name] <= 12
-    assert sum(size >= n * d // 2 for size in forward) <= len(samples) + 1
+    assert sum(size >= n * d // 2 for size in forward) <= (2 if within else 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "within", "sets"),
+    [
+        (tc.InfoNCE, True, 1),
+        (partial(both_ways, tc.NegMMIOT, temperature=0.5, n_iters=2), False, 2),
+    ],
+    ids=["InfoNCE", "both directions"],
+)
+def test_each_set_is_gathered_once_and_nothing_is_sent_backwards(pools, make, within, sets):
+    n, d = 32, 64
+    parts = shares(batch(within, n, d, m=n), [16, 16])
+    forward, backward = pools(2).run(counted, make, {}, parts)[0]
+    assert forward.count(n * d // 2) == sets
+    assert backward == []
+    assert len(forward) <= 8 or make is not tc.InfoNCE
 
 
 def largest(rank, make, parts):
-    rows, labels = parts[rank]
     criterion = make(**({} if make is tc.InfoNCE else {"n_iters": 1}), group="world")
     with Largest() as found:
-        criterion(rows.requires_grad_(), labels).backward()
+        parts[rank].to(torch.float32).loss(criterion).backward()
     return found.entries
 
 
 @pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.InfoNCE])
 def test_a_process_holds_the_rows_of_its_own_anchors(pools, make):
     n, ranks = 800, 4
-    parts = shares(batch(True, torch.float32, n=n)[0], [n // ranks] * ranks)
-    for entries in pools(ranks).run(largest, make, parts):
+    for entries in pools(ranks).run(largest, make, shares(batch(True, n), [n // ranks] * ranks)):
         assert entries <= 2 * n * n / ranks  # with those of a tile of the gradient
 
 
-def test_info_nce_sends_few_messages(pools):
-    samples = batch(True, n=60, d=64)
-    parts = [shares(part, [30, 30]) for part in samples]
-    forward, backward = pools(2).run(counted, tc.InfoNCE, {}, parts)[0]
-    assert len(forward) <= 8
-    assert backward == []
-
-
-def refusal(rank, kind, within):
-    """What a process says of a call that is bad on rank 1 alone."""
-    torch.manual_seed(rank)
-    rows, labels = torch.randn(4, 3, requires_grad=True), torch.arange(4)
-    bad = rank == 1
-    arguments = {"embeddings": rows, "labels": labels}
-    if not within:
-        arguments |= {"ref_emb": torch.randn(5, 3), "ref_labels": torch.arange(5)}
-    changes = {
-        "NaN": {"embeddings": rows * torch.nan},
-        "zero vector": {"embeddings": torch.cat([rows[:2], torch.zeros(2, 3)])},
-        "dimensions": {"embeddings": rows[:, :2]},
-        "dtype": {"embeddings": rows.double()},
-        "no gradient": {"embeddings": rows.detach()},
-        "no labels": {"labels": None},
-        "a label too few": {"labels": labels[1:]},
-        "not a tensor": {"embeddings": [[1.0]]},
-        "temperature": {"temperature": -1.0},
-        "no references": {"ref_emb": None, "ref_labels": None},
-        "indices": {"labels": None, "indices_tuple": ([0], [1], [2])},
-    }
-    try:
-        tc.NegMMIOT(group="world")(**arguments | (changes[kind] if bad else {}))
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-KINDS = {
-    "NaN": "found NaN or infinity in row 4 (row 0 of rank 1)",
-    "zero vector": "row 6 has no direction (row 2 of rank 1)",
-    "dimensions": "embeddings.shape[1] is 3 on rank 0, 2 on rank 1",
-    "dtype": "embeddings.dtype is float32 on rank 0, float64 on rank 1",
-    "no gradient": "embeddings.requires_grad is yes on rank 0, no on rank 1",
-    "no labels": "labels is given on rank 0, missing on rank 1",
-    "a label too few": "rank 1 of 3: labels must hold one label per sample, shape (4,), got (3,)",
-    "not a tensor": "rank 1 of 3: embeddings must be a torch.Tensor, got list",
-    "temperature": "rank 1 of 3: temperature must be finite and > 0, got -1.0",
-    "no references": "ref_emb.shape[1] is 3 on rank 0, none on rank 1",
-    "indices": "labels is given on rank 0, missing on rank 1",
+# What is wrong on rank 1 alone, and what all processes say.
+WRONG = {
+    "NaN": (
+        lambda rows: {"embeddings": rows * torch.nan},
+        "found NaN or infinity in row 4 (row 0 of rank 1)",
+    ),
+    "zero vector": (
+        lambda rows: {"embeddings": torch.cat([rows[:2], torch.zeros(2, 3)])},
+        "row 6 has no direction (row 2 of rank 1)",
+    ),
+    "dimensions": (
+        lambda rows: {"embeddings": rows[:, :2]},
+        "embeddings.shape[1] is 3 on rank 0, 2 on rank 1",
+    ),
+    "dtype": (
+        lambda rows: {"embeddings": rows.double()},
+        "embeddings.dtype is float32 on rank 0, float64 on rank 1",
+    ),
+    "no gradient": (
+        lambda rows: {"embeddings": rows.detach()},
+        "embeddings.requires_grad is yes on rank 0, no on rank 1",
+    ),
+    "no labels": (lambda _: {"labels": None}, "labels is given on rank 0, missing on rank 1"),
+    "a label too few": (
+        lambda _: {"labels": torch.arange(3)},
+        "rank 1 of 3: labels must hold one label per sample, shape (4,), got (3,)",
+    ),
+    "not a tensor": (
+        lambda _: {"embeddings": [[1.0]]},
+        "rank 1 of 3: embeddings must be a torch.Tensor, got list",
+    ),
+    "temperature": (
+        lambda _: {"temperature": -1.0},
+        "rank 1 of 3: temperature must be finite and > 0, got -1.0",
+    ),
+    "no references": (
+        lambda _: {"ref_emb": None, "ref_labels": None},
+        "ref_emb.shape[1] is 3 on rank 0, none on rank 1",
+    ),
+    "indices": (
+        lambda _: {"labels": None, "indices_tuple": ([0], [1], [2])},
+        "labels is given on rank 0, missing on rank 1",
+    ),
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def refusal(rank, kind):
+    """What a process says of a call that is bad on rank 1 alone."""
+    rows = draw(4, 3, seed=rank).float().requires_grad_()
+    arguments = {"embeddings": rows, "labels": torch.arange(4)}
+    if kind == "no references":
+        arguments |= {"ref_emb": torch.randn(5, 3), "ref_labels": torch.arange(5)}
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        tc.NegMMIOT(group="world")(**arguments | (WRONG[kind][0](rows) if rank == 1 else {}))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("kind", WRONG)
 def test_what_is_wrong_on_one_process_is_said_by_all(pools, kind):
-    answers = pools(3).run(refusal, kind, kind != "no references")
-    assert len(set(answers)) == 1
-    assert KINDS[kind] in answers[0]
+    (said,) = set(pools(3).run(refusal, kind))
+    assert WRONG[kind][1] in said
 
 
 def numbered(rank):
@@ -271,62 +294,43 @@ def test_instances_are_numbered_over_all_processes(pools):
     assert "rank 2 of 3: view 1 has shape (3, 3), view 0 (2, 3)" in message
 
 
-def mined(rank, make, four):
-    """A loss of triplets or pairs that each process lists of its own samples."""
-    ((rows, _),) = batch(True)
-    starts, sizes = (0, 9), (9, 7)
-    indices = [torch.tensor([0, 3, 5]), torch.tensor([1, 4, 6]), torch.tensor([2, 0, 3])]
-    if four:
-        indices.insert(2, indices[0])
-    listed = tuple(torch.cat([part, part + 9]) for part in indices)
-    leaf = rows.clone().requires_grad_()
-    (wanted,) = torch.autograd.grad(make()(leaf, indices_tuple=listed), leaf)
-    own = slice(starts[rank], starts[rank] + sizes[rank])
-    leaf = rows[own].clone().requires_grad_()
-    value = make(group="world")(leaf, indices_tuple=tuple(indices))
-    (found,) = torch.autograd.grad(value, leaf)
-    return float((found / 2 - wanted[own]).abs().max())
-
-
+@both_kinds
 @pytest.mark.parametrize("make", [tc.NegMMIOT, tc.PushPull, tc.InfoNCE])
 @pytest.mark.parametrize("four", [False, True], ids=["triplets", "pairs"])
-def test_each_process_lists_triplets_of_its_own_samples(pools, make, four):
-    assert max(pools(2).run(mined, make, four)) < 1e-13
-
-
-def among_references(rank, make):
-    """A loss of anchors that are their process's first references."""
-    (rows, labels), (more, more_labels) = batch(False)
-    starts, sizes = (0, 9), (9, 7)
-    own = slice(starts[rank], starts[rank] + sizes[rank])
-    halves = [
-        (torch.cat([rows[of], more[of]]), torch.cat([labels[of], more_labels[of]]))
-        for of in (slice(0, 9), slice(9, 16))
+def test_each_process_lists_triplets_of_its_own_samples(pools, make, four, within):
+    rows, more = draw(16, 6).split([9, 7]), draw(23, 6, seed=1).split([13, 10])
+    (a, p, n), second = torch.tensor([[0, 3, 5], [1, 4, 6], [2, 0, 3]]), 9 if within else 13
+    own, starts = ((a, p, a, n), (9, second) * 2) if four else ((a, p, n), (9, second, second))
+    parts = [
+        Batch(z, ref_emb=None if within else others, triplets=own)
+        for z, others in zip(rows, more, strict=True)
     ]
-    everything = [torch.cat(parts) for parts in zip(*halves, strict=True)]
-    index = torch.cat([torch.arange(9), 18 + torch.arange(7)])
-    leaf = rows.clone().requires_grad_()
-    references = dict(zip(("ref_emb", "ref_labels"), everything, strict=True))
-    value = make()(leaf, labels, **references, ref_index=index)
-    (wanted,) = torch.autograd.grad(value, leaf)
-    leaf = rows[own].clone().requires_grad_()
-    references = dict(zip(("ref_emb", "ref_labels"), halves[rank], strict=True))
-    criterion = make(group="world")
-    again = criterion(leaf, labels[own], **references, ref_index=torch.arange(sizes[rank]))
-    (found,) = torch.autograd.grad(again, leaf)
-    return float(abs(again - value).detach()), float((found / 2 - wanted[own]).abs().max())
+    pairs = zip(own, starts, strict=True)
+    listed = tuple(torch.cat([index, index + start]) for index, start in pairs)
+    whole = Batch(torch.cat(rows), ref_emb=None if within else torch.cat(more), triplets=listed)
+    assert farthest(pools, make, {}, whole, parts) < 1e-12
 
 
 @pytest.mark.parametrize("make", [tc.NegMMIOT, tc.InfoNCE])
 def test_anchors_are_found_among_the_references_of_their_process(pools, make):
-    assert max(map(max, pools(2).run(among_references, make))) < 1e-13
+    labels, parts = torch.arange(13) % 5, []
+    for rank, (n, m) in enumerate(((9, 13), (7, 8))):
+        references = draw(m, 6, seed=rank)
+        anchors = references.flip(0)[:n] + draw(n, 6, seed=2 + rank)
+        parts.append(Batch(anchors, labels[:m].flip(0)[:n], references, labels[:m]))
+        parts[rank] = replace(parts[rank], own=m - 1 - torch.arange(n))
+    joined = zip(*((p.embeddings, p.labels, p.ref_emb, p.ref_labels) for p in parts), strict=True)
+    whole = Batch(
+        *(torch.cat(both) for both in joined), torch.cat([parts[0].own, 13 + parts[1].own])
+    )
+    assert farthest(pools, make, {}, whole, parts) < 1e-13
 
 
 def in_parts(rank):
     """Values of several kinds of groups, and of none."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    ((rows, labels),) = batch(True, n=16)
+    rows, labels = batch(True).embeddings, batch(True).labels
     own = [rows[4 * rank :][:4], labels[4 * rank :][:4]]
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
@@ -350,22 +354,20 @@ def test_groups_may_be_parts_of_the_world(pools):
 
 
 def test_a_process_alone_is_a_group_of_its_own():
-    (samples,) = batch(True)
-    assert tc.NegMMIOT(group="world")(*samples) == tc.NegMMIOT()(*samples)
+    assert batch(True).loss(tc.NegMMIOT(group="world")) == batch(True).loss(tc.NegMMIOT())
 
 
 def asked(rank, parts):
     """Diagnostics of one process, which the others do not wait for."""
     criterion = tc.NegMMIOT(group="world")
-    criterion(*parts[rank])
+    parts[rank].loss(criterion)
     return criterion.diagnostics() if rank == 1 else None
 
 
 def test_one_process_may_ask_for_diagnostics_of_all_samples(pools):
-    (samples,) = batch(True)
     criterion = tc.NegMMIOT()
-    criterion(*samples)
-    found = pools(2).run(asked, shares(samples, [9, 7]))[1]
+    batch(True).loss(criterion)
+    found = pools(2).run(asked, shares(batch(True), [9, 7]))[1]
     assert found == pytest.approx(criterion.diagnostics())
 
 

@@ -2,15 +2,14 @@
 
 import ast
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import tricouple
+from processes import python
 
 SOURCES = Path(tricouple.__file__).parents[1]
 PACKAGE = SOURCES / "tricouple"
@@ -118,28 +117,6 @@ def test_core_was_found():
     assert not any(name.startswith("tricouple/adapters") for name in names)
 
 
-EVERY = """
-import importlib, sys
-import torch
-loaded = set(sys.modules)
-for name in {modules}:
-    importlib.import_module(name)
-print(*sorted({{name.partition(".")[0] for name in set(sys.modules) - loaded}}))
-"""
-
-
-def test_every_module_of_the_core_is_imported_beside_torch_alone():
-    parts = [path.relative_to(SOURCES).with_suffix("").parts for path in CORE]
-    modules = [".".join(p).removesuffix(".__init__") for p in parts]
-    assert len(modules) > 20
-    code = EVERY.format(modules=modules)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    # Modules of torch that it imports late bring their own packages; none is named by ours.
-    known = {"tricouple", "torch"} | set(sys.stdlib_module_names)
-    assert set(done.stdout.split()) - known == set()
-
-
 FRESH = """
 import gc, json, sys, time, warnings
 start = time.process_time()
@@ -169,14 +146,9 @@ def fresh_import(tmp_path_factory) -> list[dict]:
 
     An installed package has its bytecode: the first of them writes it, whatever is set around here.
     """
-    environment = {key: os.environ[key] for key in os.environ if key != "PYTHONDONTWRITEBYTECODE"}
-    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("bytecode"))
-    command = [sys.executable, "-c", FRESH]
-    runs = [
-        subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        for _ in range(2)
-    ]
-    return [json.loads(run.stdout) for run in runs]
+    cache = {"PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("bytecode"))}
+    own = cache | {"PYTHONDONTWRITEBYTECODE": ""}
+    return [json.loads(python("-c", FRESH, **own).stdout) for _ in range(2)]
 
 
 def test_import_is_fast_loads_no_package_and_leaves_global_settings_alone(fresh_import):
@@ -192,9 +164,8 @@ def test_import_is_fast_loads_no_package_and_leaves_global_settings_alone(fresh_
 
 def outcome(code: str, *hidden: str) -> str:
     """What a new interpreter prints that lacks some packages."""
-    code = f"import sys; sys.modules.update(dict.fromkeys({hidden!r}))\n{code}"
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    hide = f"import sys; sys.modules.update(dict.fromkeys({hidden!r}))"
+    return python("-c", f"{hide}\n{code}").stdout.strip()
 
 
 def test_load_encoder_imports_tricouple_lab_when_it_is_called():
@@ -213,7 +184,3 @@ except ImportError as error:
 """
     wanted = rf"load_encoder needs {hidden}\S*: pip install 'tricouple\[train\]'"
     assert re.fullmatch(wanted, outcome(code, hidden))
-
-
-def test_tricouple_lab_is_imported_without_torch():
-    assert outcome("import tricouple_lab; print('torch' in sys.modules)") == "False"

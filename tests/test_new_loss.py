@@ -1,13 +1,11 @@
 """A new loss takes one file and one row in the table of names."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import tricouple
+from processes import python
 
 LOSS = '''
 """Spread: mean cosine of negatives minus that of positives."""
@@ -53,14 +51,7 @@ def test_a_file_and_a_row_make_a_loss_that_trains_and_is_reported(tmp_path):
         "from tricouple_lab import cli; "
         f"assert not cli.main({words}) | cli.main(['report', 'sweep'])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", both],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", both, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     (run,) = (tmp_path / "sweep/runs").glob("digits-scl-spread-c4-*")
     record = json.loads((run / "metrics.json").read_text())
     assert record["config"]["loss"] == {"name": "spread", "sharpness": 4}

@@ -6,17 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tricouple as tc
+from batches import draw as draw_rows
+from batches import scales
 from reference import cosine
 
 LOSSES = pytest.mark.parametrize("module", [tc.NegMMIOT, tc.PushPull, tc.IOT])
 SEEDS = st.integers(0, 2**31)
 SIZES = st.integers(4, 9)
 SHARPNESSES = st.floats(0.1, 200.0)
-
-
-def rows_from(seed: int, n: int, dim: int = 4) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, dim, generator=generator, dtype=torch.float64)
 
 
 def shuffle(seed: int, n: int) -> torch.Tensor:
@@ -29,18 +26,12 @@ def batches(draw):
     n = draw(SIZES)
     labels = draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
     labels[:3] = [0, 0, 1]
-    return rows_from(draw(SEEDS), n), torch.tensor(labels)
+    return draw_rows(n, 4, seed=draw(SEEDS)), torch.tensor(labels)
 
 
-def build(module, sharpness, **options):
-    """A loss of the given sharpness c."""
-    if module is tc.IOT:
-        return module(epsilon=1 / sharpness, **options)
-    if module is tc.PushPull:
-        options |= {"epsilon_pos": 2 / sharpness, "epsilon_neg": 2 / sharpness}
-    else:
-        options["epsilon"] = 2 / sharpness
-    return module(temperature=0.5, **options)
+def build(module, c, **options):
+    """A loss of the given sharpness, where it has one of temperature 0.5."""
+    return module(**scales(module.__name__, c, 2 / c), **options)
 
 
 def close(a, b, tolerance=1e-10):
@@ -61,8 +52,8 @@ def test_order_names_rotation_and_length_do_not_matter(
 ):
     rows, labels = batch
     criterion = build(module, sharpness, marginals=marginals)
-    order, rotation = shuffle(seed, len(rows)), torch.linalg.qr(rows_from(seed, 4)).Q
-    lengths = rows_from(seed, len(rows), 1).exp()
+    order, rotation = shuffle(seed, len(rows)), torch.linalg.qr(draw_rows(4, 4, seed=seed)).Q
+    lengths = draw_rows(len(rows), 1, seed=seed).exp()
     changed = ((rows @ rotation)[order] * lengths).requires_grad_()
     value = criterion(changed, torch.tensor(names)[labels[order]])
     (moved,) = torch.autograd.grad(value, changed)
@@ -75,7 +66,7 @@ def test_order_names_rotation_and_length_do_not_matter(
 
 @given(seed=SEEDS, n=SIZES, shift=st.floats(-50, 50), epsilon=st.floats(0.05, 5.0))
 def test_constant_added_to_a_cost_leaves_the_plan(seed, n, shift, epsilon):
-    cost = rows_from(seed, n, n)
+    cost = draw_rows(n, n, seed=seed)
     plain = tc.ot.sinkhorn(cost, epsilon, n_iters=7).dense()
     assert torch.allclose(
         tc.ot.sinkhorn(cost + shift, epsilon, n_iters=7).dense(), plain, atol=1e-10

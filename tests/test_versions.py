@@ -2,20 +2,18 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from processes import python
 from tricouple.ot import compiled
 
 ROOT = Path(__file__).parents[1]
 
 
 def versions(*words):
-    run = [sys.executable, "-m", "benchmarks.versions", *map(str, words)]
-    return subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return python("-m", "benchmarks.versions", *words, cwd=ROOT).stdout
 
 
 @pytest.mark.skipif(not compiled(), reason="compares compiled trees")

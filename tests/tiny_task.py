@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import nn
 
 from tricouple_lab.config.compose import compose
+from tricouple_lab.runs.execute import execute
+from tricouple_lab.runs.folder import Record
 from tricouple_lab.tasks.base import Data, Evaluation, Model, make_loss
 
 CLASSES = ("north", "east", "south", "west")
@@ -36,8 +40,16 @@ class Tiny:
     name = "mixture"
     metric = "embedding/nearest_mean"
 
-    def __init__(self, n_train: int = 96, validation: bool = True, noise: float = 0.0) -> None:
+    def __init__(
+        self,
+        n_train: int = 96,
+        validation: bool = True,
+        noise: float = 0.0,
+        change_loss: Callable[..., torch.Tensor] = lambda found, *_: found,
+        change_model: Callable[[Model], Model] = lambda model: model,
+    ) -> None:
         self.n_train, self.validation, self.noise = n_train, validation, noise
+        self.change_loss, self.change_model = change_loss, change_model
         self.calls: list[str] = []
 
     def load(self, config) -> Data:
@@ -51,11 +63,12 @@ class Tiny:
 
     def build(self, config, data: Data) -> Model:
         self.calls.append("build")
-        return Model(network(16), make_loss(config.loss))
+        return self.change_model(Model(network(16), make_loss(config.loss)))
 
     def loss(self, config, model: Model, batch, step):
         inputs, labels = batch
-        return model.objective(model.encoder(inputs), labels)
+        found = model.objective(model.encoder(inputs), labels)
+        return self.change_loss(found, model, batch, step)
 
     @torch.no_grad()
     def evaluate(self, config, data: Data, encoder, split: str, *, full: bool) -> Evaluation:
@@ -81,6 +94,13 @@ class Tiny:
             return encoder(torch.as_tensor(np.stack(items)).float()).numpy()
 
 
+class Evil:
+    """A pickle that runs a command when it is loaded."""
+
+    def __reduce__(self):
+        return os.system, ("touch evil",)
+
+
 def network(width: int) -> nn.Module:
     """No batch normalisation: several processes compute the same as one."""
     return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Dropout(0.0), nn.Linear(width, 4))
@@ -92,3 +112,10 @@ def tiny(folder, *words: str):
             "evaluation.figures=false")  # fmt: skip
     rate = ("training.learning_rate=0.05", "progress=false", "trainer.accelerator=cpu")
     return compose("mixture", [*base, *rate, f"run={folder}", *words])
+
+
+def trained(folder, *words: str, task: Tiny | None = None, **options) -> tuple[Record, str]:
+    """The record of such a run, and what it said."""
+    lines: list[str] = []
+    record = execute(task or Tiny(), tiny(folder, *words), say=lines.append, **options)
+    return record, "\n".join(lines)

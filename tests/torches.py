@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 VERSIONS = ("2.4.0", "newest")  # the first is that of pyproject.toml
 BESIDE = ("pytest", "pytest-xdist", "hypothesis", "numpy", "abi3audit")
 # Of the losses, those whose answer another torch could change.
-LOSSES = ("baselines", "call", "common", "compile", "couplings", "precision", "shaping")
+LOSSES = ("baselines", "call", "common", "compile", "precision", "shaping")
 TESTS = ("tests/ot", *(f"tests/losses/test_{name}.py" for name in LOSSES))
 
 

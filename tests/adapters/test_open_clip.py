@@ -108,6 +108,12 @@ def test_bad_input_is_refused():
         ClipLoss(tc.InfoNCE())(draw(3, 0), draw(4, 1), scale())
     with pytest.raises(ValueError, match="temperature must be finite and > 0"):
         ClipLoss(tc.InfoNCE())(*features(), torch.tensor(-1.0))
+    with pytest.raises(ValueError, match="neither create_loss nor create_task"):
+        install(SimpleNamespace(), tc.NegMMIOT())
+    siglip = ClipLoss(tc.SigLIP())
+    assert torch.isfinite(siglip(*features(), scale()))
+    with pytest.raises(ValueError, match="SigLIP has its own bias"):
+        siglip(*features(), scale(), logit_bias=torch.tensor(-10.0))
 
 
 # Several processes -------------------------------------------------------------------------------
@@ -208,21 +214,9 @@ def test_a_program_with_another_loss_is_refused(other):
         program.create_loss(SimpleNamespace(**OPTIONS | other))
 
 
-def test_a_program_that_would_not_call_the_loss_is_refused():
-    with pytest.raises(ValueError, match="neither create_loss nor create_task"):
-        install(SimpleNamespace(), tc.NegMMIOT())
-
-
 def test_a_scale_of_float64_keeps_its_digits():
     images, texts = (side.detach().double() for side in features(8))
     scale = torch.tensor(2.0, dtype=torch.float64).log().exp() * 7.3
     found = ClipLoss(tc.InfoNCE())(images, texts, scale)
     wanted = peers.ClipLoss()(*(nn.functional.normalize(x) for x in (images, texts)), scale)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
-
-
-def test_a_bias_of_the_model_beside_that_of_the_loss_is_refused():
-    criterion, images = ClipLoss(tc.SigLIP()), torch.randn(4, 3)
-    assert torch.isfinite(criterion(images, images, torch.tensor(10.0)))
-    with pytest.raises(ValueError, match="SigLIP has its own bias"):
-        criterion(images, images, torch.tensor(10.0), logit_bias=torch.tensor(-10.0))

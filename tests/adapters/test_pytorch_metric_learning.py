@@ -35,17 +35,12 @@ def test_info_nce_is_sup_con():
 
 
 @EACH_LOSS
-def test_no_references_are_no_references(criterion):
+def test_references_are_other_samples_and_the_anchors_are_none(criterion):
     """That library hands the anchors over as references where there are none."""
-    x = rows()
+    x, others, ids = rows(), rows(1, 9), classes(3, 3, 3)
     direct = criterion(x, LABELS)
     assert torch.equal(MetricLoss(criterion)(x, LABELS), direct)
     assert torch.equal(MetricLoss(criterion)(x, LABELS, ref_emb=x, ref_labels=LABELS), direct)
-
-
-@EACH_LOSS
-def test_references_are_other_samples(criterion):
-    x, others, ids = rows(), rows(1, 9), classes(3, 3, 3)
     found = MetricLoss(criterion)(x, LABELS, ref_emb=others, ref_labels=ids)
     assert torch.equal(found, criterion(x, LABELS, ref_emb=others, ref_labels=ids))
 

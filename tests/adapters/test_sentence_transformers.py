@@ -149,14 +149,6 @@ def test_two_cached_batches_before_one_backward_keep_their_gradients(bert):
     assert_same(value_and_gradient(bert, together), wanted, 2e-5)
 
 
-def test_a_scaled_cached_loss_has_a_scaled_gradient(bert):
-    without_dropout(bert)
-    loss = CachedSentenceLoss(bert, neg_mmiot(), mini_batch_size=2)
-    whole = value_and_gradient(bert, loss, features(bert, 2))[1]
-    quarter = value_and_gradient(bert, loss, features(bert, 2), scale=0.25)[1]
-    assert relative_error(4 * quarter, whole) < 1e-5
-
-
 def test_a_learnt_temperature_receives_its_scaled_gradient(bert):
     without_dropout(bert)
     found = []

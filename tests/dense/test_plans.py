@@ -8,6 +8,7 @@ from torch import Tensor
 
 import tricouple as tc
 from batches import draw
+from reference import triplet_cost
 from tricouple.ot import dense
 from tricouple.shaping import SHAPINGS, Hinge
 
@@ -72,6 +73,7 @@ def test_pair_potentials(epsilon, forbidden, anti, kind, balanced, dtype, limit)
     signed = -drawn if anti else drawn
     signed = torch.where(drawn == torch.inf, drawn, signed)
     entries = ((potentials[0][:, None] + potentials[1] - signed) / epsilon).exp().detach()
+    assert plan.dense().dtype == dtype
     assert_close(plan.dense().detach().double(), entries, limit)
     assert plan.n_iters == 6
     for found, axis in zip(plan.marginals(), (1, 0), strict=True):
@@ -100,17 +102,6 @@ def test_converged_pair_potentials(gradient):
     assert_close(pulled(plan.potentials, weights, imposed, leaf), wanted, 1e-9)
 
 
-def triplet_cost(similarity: Tensor, temperature, psi, within: bool) -> Tensor:
-    """C_ijk, shape (N, M, M)."""
-    t = (similarity[:, :, None] - similarity[:, None, :]) / temperature
-    m = similarity.shape[1]
-    meets = torch.eye(m, dtype=torch.bool).expand(t.shape)
-    if within:
-        itself = torch.eye(m, dtype=torch.bool)
-        meets = meets | itself[:, :, None] | itself[:, None, :]
-    return psi(t).masked_fill(meets, torch.inf)
-
-
 @either_dtype
 @pytest.mark.parametrize("balanced", [True, False], ids=["zero totals", "unequal totals"])
 @pytest.mark.parametrize("kind", ["uniform", "different", "zeros"])
@@ -132,9 +123,8 @@ def test_triplet_potentials(shaping, temperature, within, kind, balanced, dtype,
     similarity = (draw(n, m) / 3).clamp(-1, 1)
     imposed = [masses(size, kind, axis) for axis, size in enumerate((n, m, m))]
     weights = cotangents((n, m, m), balanced)
-    psi = SHAPINGS[shaping] if isinstance(shaping, str) else shaping
     leaf = similarity.clone().requires_grad_()
-    cost = triplet_cost(leaf, temperature, psi, within)
+    cost = triplet_cost(leaf, temperature, within, shaping)
     potentials = dense.triplet_sinkhorn(cost, epsilon, imposed, 5)
     wanted = pulled(potentials, weights, imposed, leaf)
     own = {"kernel_tol": 1e-9 if dtype == torch.float64 else 1e-6}
@@ -147,6 +137,7 @@ def test_triplet_potentials(shaping, temperature, within, kind, balanced, dtype,
     assert_close(pulled(plan.potentials, weights, imposed, leaf), wanted, limit)
     f, g, h = (potential.detach() for potential in potentials)
     entries = ((f[:, None, None] + g[:, None] + h - cost.detach()) / epsilon).exp()
+    assert plan.dense().dtype == dtype
     assert_close(plan.dense().detach().double(), entries, limit)
     for axis, found in enumerate(plan.marginals()):
         others = [other for other in range(3) if other != axis]
@@ -154,7 +145,9 @@ def test_triplet_potentials(shaping, temperature, within, kind, balanced, dtype,
     for first, second in ((0, 1), (0, 2), (1, 2), (2, 0)):
         (left,) = {0, 1, 2} - {first, second}
         both = entries.sum(left) if first < second else entries.sum(left).T
-        assert_close(plan.pair_marginal(first, second).double(), both, limit)
+        found = plan.pair_marginal(first, second)
+        assert found.dtype == dtype
+        assert_close(found.double(), both, limit)
 
 
 @WITHOUT_C
@@ -167,7 +160,7 @@ def test_converged_triplet_potentials(gradient, shaping):
     if gradient == "implicit":
         weights = [part + 0.2 for part in cotangents((6, 6, 6), balanced=True)]  # equal totals
     leaf = similarity.clone().requires_grad_()
-    cost = triplet_cost(leaf, 1.0, SHAPINGS[shaping], within=True)
+    cost = triplet_cost(leaf, 1.0, True, shaping)
     potentials = dense.triplet_sinkhorn(cost, epsilon, imposed, 60)
     wanted = pulled(potentials, weights, imposed, leaf)
     leaf = similarity.clone().requires_grad_()

@@ -1,14 +1,12 @@
 """The same tests pass without the compiled module, in PyTorch alone."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import tricouple as tc
+from processes import python
 
 HALVES = [("test_every_pair", 355), ("not test_every_pair", 345)]  # for two workers
 
@@ -18,12 +16,7 @@ HALVES = [("test_every_pair", 355), ("not test_every_pair", 345)]  # for two wor
 @pytest.mark.parametrize(("words", "least"), HALVES)
 def test_pytorch_alone_agrees_as_well(words, least):
     chosen = ["-m", "without_c", "-k", words, str(Path(__file__).parent)]
-    found = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen],
-        env=os.environ | {"TRICOUPLE_NATIVE": "0"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 0, found.stdout[-4000:]
+    pytest_alone = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    root = Path(__file__).parents[2]
+    found = python(*pytest_alone, *chosen, cwd=root, TRICOUPLE_NATIVE="0")
     assert int(re.search(r"(\d+) passed", found.stdout)[1]) >= least

@@ -22,8 +22,9 @@ def write_images(folder, n=10):
         write_image(folder / f"{number}.png", (24, 20), seed=number)
 
 
-def write_coco(file, images="images", captions=CAPTIONS):
+def write_coco(file, images, captions=CAPTIONS):
     """``file`` in COCO's format; its images lie in ``images`` beside it, named by number."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_images(file.parent / images, len(captions))
     content = {
         "images": [{"id": 100 + n, "file_name": f"{n}.png"} for n in range(len(captions))],
@@ -33,7 +34,6 @@ def write_coco(file, images="images", captions=CAPTIONS):
             for k, text in enumerate(texts)
         ],
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content))
 
 
@@ -62,11 +62,7 @@ def test_shapes_are_disjoint_the_same_every_time_and_cut_to_size():
 def test_flickr8k_and_coco_are_read_in_their_layouts(tmp_path, monkeypatch):
     monkeypatch.setenv("TRICOUPLE_DATA", str(tmp_path))
     for part in ("train", "val", "test"):
-        write_coco(tmp_path / "flickr8k" / f"{part}.json")
-        (tmp_path / "flickr8k/annotations").mkdir(exist_ok=True)
-        (tmp_path / "flickr8k" / f"{part}.json").rename(
-            tmp_path / f"flickr8k/annotations/captions_{part}.json"
-        )
+        write_coco(tmp_path / f"flickr8k/annotations/captions_{part}.json", "../images")
     found = load_captions(CaptionData(name="flickr8k", train_size=6), 8)
     assert [len(split) for split in found.splits.values()] == [6, 10, 10]
     assert found.splits["test"].captions[:3] == ("image 0", "picture 0", "image 1")
@@ -75,10 +71,7 @@ def test_flickr8k_and_coco_are_read_in_their_layouts(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"captions_train2017.json or .*; set TRICOUPLE_DATA"):
         load_captions(CaptionData(name="coco"), 8)
     for part in ("train2017", "val2017"):
-        write_coco(tmp_path / "own" / "c.json")
-        (tmp_path / "own/images").rename(tmp_path / "own" / part)
-        (tmp_path / "own/annotations").mkdir(exist_ok=True)
-        (tmp_path / "own/c.json").rename(tmp_path / f"own/annotations/captions_{part}.json")
+        write_coco(tmp_path / f"own/annotations/captions_{part}.json", f"../{part}")
     own = CaptionData(name="coco", root=str(tmp_path / "own"), validation_size=3)
     assert [len(split) for split in load_captions(own, 8).splits.values()] == [7, 3, 10]
     own.validation_size = 0
@@ -102,8 +95,7 @@ def test_own_tables_hold_out_the_same_images_and_keep_texts_as_they_stand(tmp_pa
 
 
 def test_a_folder_of_tables_and_coco_files_of_ones_own_work(tmp_path):
-    write_coco(tmp_path / "images.json", ".", CAPTIONS)
-    (tmp_path / "images.json").rename(tmp_path / "train.json")
+    write_coco(tmp_path / "train.json", ".")
     write_table(tmp_path, ("file", "text"), CAPTIONS[:3], sep="\t")
     (tmp_path / "captions.csv").rename(tmp_path / "test.tsv")
     columns = {"image_column": "file", "caption_column": "text"}

@@ -64,9 +64,7 @@ def test_images_and_texts_are_embedded_into_one_space(run, tmp_path):
 
 
 def test_examples_name_the_retrieved_captions_and_images():
-    config = compose("clip", SMALL)
-    data = TASK.load(config)
-    model = build(TASK, config, data)
+    config, data, model = loaded()
     found = TASK.evaluate(config, data, model.encoder.eval(), "test", full=True).arrays
     assert found["image"].shape == found["text"].shape == (8, 64)
     assert found["examples_image_to_text_queries"].shape == (6, 32, 32, 3)
@@ -102,6 +100,13 @@ def test_images_with_fewer_captions_repeat_none_of_another():
     batch = pairs.__getitems__([0, 2])
     assert batch.counts.tolist() == [1, 3]
     assert batch.identities.tolist() == [[0, 0, 0], [4, 5, 6]]
+
+
+def loaded(*words):
+    """A configuration, its data and an untrained model."""
+    config = compose("clip", [*SMALL, *words])
+    data = TASK.load(config)
+    return config, data, build(TASK, config, data)
 
 
 def seen(config, model, batch, step):
@@ -146,11 +151,8 @@ def test_processes_draw_the_crops_and_captions_of_the_whole_batch():
 
 @pytest.mark.parametrize("learn", [False, True])
 def test_the_saved_towers_have_the_sharpness_of_the_loss(learn):
-    config = compose(
-        "clip", [*SMALL, "loss.sharpness=7", f"training.learn_sharpness={learn}".lower()]
-    )
-    data = TASK.load(config)
-    model = build(TASK, config, data)
+    words = "loss.sharpness=7", f"training.learn_sharpness={learn}".lower()
+    config, data, model = loaded(*words)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
     for number in range(2):
         TASK.loss(config, model, data.train.__getitems__(range(12)), Step(number, 0, 2)).backward()
@@ -173,9 +175,7 @@ def test_zero_shot_classifies_images_by_the_names_of_their_classes(monkeypatch):
     clip_task.zero_shot_images.cache_clear()
     sets = Sets({"train": images, "test": images}, classes)
     monkeypatch.setattr(clip_task, "load_images", lambda config: sets)
-    config = compose("clip", [*SMALL, "evaluation.zero_shot=cifar10"])
-    data = TASK.load(config)
-    model = build(TASK, config, data)
+    config, data, model = loaded("evaluation.zero_shot=cifar10")
     found = TASK.evaluate(config, data, model.encoder.eval(), "test", full=True)
     assert found.chance["zero_shot/cifar10@1"] == pytest.approx(0.25)
     assert found.metrics["zero_shot/cifar10@5"] == 1.0

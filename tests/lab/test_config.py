@@ -1,10 +1,8 @@
 """From words to a configuration: defaults, scales, rows of tables, mistakes."""
 
-import subprocess
-import sys
-
 import pytest
 
+from processes import python
 from tricouple_lab import names
 from tricouple_lab.config.compose import compose, default_of, expand, settings
 from tricouple_lab.config.schema import SCHEMAS
@@ -71,17 +69,8 @@ def test_the_scale_of_the_paper_has_its_settings():
     assert (config.training.epochs, config.training.optimizer) == (400, "adam")
     assert (config.training.learning_rate, config.training.weight_decay) == (5e-3, 1e-5)
     assert not config.backbone.head_dim
-    sharpness = {
-        loss: make_loss(compose("images", ["scale=paper", f"loss={loss}"]).loss).sharpness
-        for loss in ("infonce", "iot", "pushpull", "neg_mmiot", "vicreg")
-    }
-    assert sharpness == {
-        "infonce": pytest.approx(10),
-        "iot": pytest.approx(10),
-        "pushpull": pytest.approx(100),
-        "neg_mmiot": pytest.approx(100),
-        "vicreg": None,
-    }
+    paper = make_loss(compose("images", ["scale=paper", "loss=neg_mmiot"]).loss)
+    assert paper.sharpness == pytest.approx(100)
     clip = compose("clip", ["scale=paper", "loss=iot"])
     assert (clip.loss["sharpness"], clip.loss["n_iters"], clip.training.epochs) == (100, 5, 35)
 
@@ -93,15 +82,9 @@ def test_comma_lists_are_multiplied_and_texts_are_not_split():
     assert combinations[1] == ("loss=iot", "seed=1", "data.root=a, b", "logger=[csv,tensorboard]")
 
 
-def test_values_of_a_loss_are_checked():
-    with pytest.raises(UserError, match="sharpness"):
-        make_loss(compose("images", ["loss.sharpness=-3"]).loss)
-
-
 def test_names_and_settings_are_read_without_torch():
     code = (
         "import sys; from tricouple_lab.config.compose import compose; compose('images', []);"
         "import tricouple_lab.cli; print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert python("-c", code).stdout.strip() == "False"

@@ -14,6 +14,7 @@ from image_files import random_pixels, truncate, write_classes, write_image, wri
 from tricouple_lab.config.schema import ImageData
 from tricouple_lab.data import images
 from tricouple_lab.data.sources import hold_out, load_images, read, stratified
+from tricouple_lab.files import write_text
 from tricouple_lab.names import UserError
 
 
@@ -115,41 +116,30 @@ def test_equal_pictures_in_train_and_test_are_counted_by_their_pixels(tmp_path):
     assert "1 of the test images also occur in the training images" in found.notes
 
 
-def no_images(root):
-    (root / "empty").mkdir()
-    return "no images"
-
-
-def no_folder(root):
-    root.rmdir()
-    return "expected a folder with a folder per class"
-
-
-def damaged(root):
-    write_classes(root, {"a": 3, "b": 3})
+def damage(root):
+    write_classes(root, {"a": 3})
     truncate(root / "a/1.png")
-    return r"a/1\.png: cannot be read as an image .*; remove it"
 
 
-def no_picture(root):
-    write_classes(root, {"a": 2})
-    (root / "a/script.png").write_text("%!PS\nshowpage")
-    return r"script\.png: cannot be read"
-
-
-def unknown_class(root):
+def other_classes(root):
     write_classes(root / "train", {"a": 2, "b": 2})
     write_classes(root / "test", {"a": 2, "c": 2})
-    return "test/c: a class of test images without training images"
 
 
-@pytest.mark.parametrize("mistake", [no_images, no_folder, damaged, no_picture, unknown_class])
-def test_mistakes_in_a_folder_are_one_sentence(tmp_path, mistake):
-    root = tmp_path / "photos"
-    root.mkdir()
-    problem = mistake(root)
+MISTAKES = {
+    "no images": lambda root: (root / "empty").mkdir(parents=True),
+    "expected a folder with a folder per class": lambda root: None,
+    r"a/1\.png: cannot be read as an image .*; remove it": damage,
+    r"script\.png: cannot be read": lambda root: write_text(root / "a/script.png", "%!PS"),
+    "test/c: a class of test images without training images": other_classes,
+}
+
+
+@pytest.mark.parametrize("problem", MISTAKES)
+def test_mistakes_in_a_folder_are_one_sentence(tmp_path, problem):
+    MISTAKES[problem](tmp_path / "photos")
     with pytest.raises(UserError, match=problem) as error:
-        read(folder(root))
+        read(folder(tmp_path / "photos"))
     assert "\n" not in str(error.value)
     assert not list((tmp_path / "cache").rglob("*.part"))
 

@@ -10,18 +10,17 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import tricouple
-from tiny_task import CLASSES, Tiny, tiny
+from tiny_task import CLASSES, Evil, Tiny, trained
 from tricouple_lab.names import UserError
 from tricouple_lab.runs import encoder as module
 from tricouple_lab.runs.encoder import load_encoder
-from tricouple_lab.runs.execute import execute
 from tricouple_lab.runs.folder import load_weights, read_header
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    execute(Tiny(), tiny(folder), say=lambda line: None)
+    trained(folder)
     return folder
 
 
@@ -65,11 +64,6 @@ def test_the_best_weights_are_those_of_the_best_epoch_or_the_last_without_valida
 
 def test_the_header_has_classes_and_what_the_task_adds(run):
     assert read_header(run / "encoder.safetensors") == (CLASSES, {"width": 16})
-
-
-class Evil:
-    def __reduce__(self):
-        return os.system, ("touch evil",)
 
 
 def test_damaged_or_hostile_weights_are_one_sentence(run, monkeypatch):

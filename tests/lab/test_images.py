@@ -1,8 +1,6 @@
 """The task of images: every loss, both settings, frozen and trained backbones, restoring."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -10,7 +8,9 @@ import torch
 from PIL import Image
 
 from image_files import random_pixels, write_classes, write_image
+from processes import python
 from tricouple_lab.config.compose import compose
+from tricouple_lab.evaluation import probe
 from tricouple_lab.files import derived_seed
 from tricouple_lab.names import TABLES, UserError
 from tricouple_lab.runs.encoder import load_encoder
@@ -121,10 +121,7 @@ def test_a_run_learns_and_its_encoder_embeds_in_another_process(tmp_path, words)
         "import sys, json, tricouple_lab.runs; from tricouple_lab.runs.encoder import load_encoder;"
         "print(json.dumps(load_encoder(sys.argv[1]).embed([sys.argv[2]]).tolist()))"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path), str(picture)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    answer = python("-c", code, tmp_path, picture)
     encoder = load_encoder(tmp_path)
     here = encoder.embed([Image.open(picture)])
     assert here.shape == (1, 16)
@@ -200,40 +197,31 @@ def test_the_page_gets_at_most_2000_samples_and_a_cheap_measurement_a_small_bank
     assert {len(arrays[name]) for name in ("labels", "predicted", "embedding")} == {30}
     plain = TASK.evaluate(config, digits, model.encoder, "validation", full=False)
     assert (list(plain.metrics), plain.arrays) == (["features/knn", "embedding/knn"], {})
-    banks = []
+    banks, encoded = [], probe.encoded
     monkeypatch.setattr("tricouple_lab.tasks.images.BANK", 20)
-    encoded = "tricouple_lab.evaluation.probe.encoded"
-    from tricouple_lab.evaluation import probe
-
-    original = probe.encoded
-    monkeypatch.setattr(encoded, lambda e, split: banks.append(len(split)) or original(e, split))
+    monkeypatch.setattr(
+        probe, "encoded", lambda e, part: banks.append(len(part)) or encoded(e, part)
+    )
     TASK.evaluate(config, digits, model.encoder, "validation", full=False)
     assert banks == [20, len(digits.splits["validation"])]
 
 
-def flat(root):
-    write_image(root / "1.png")
-    write_image(root / "2.png")
-    return ("backbone=resnet10_small",), "no labels, which setting=scl needs"
+SMALL_NETWORK = ("backbone=resnet10_small",)
+MISTAKES = {
+    "no labels, which setting=scl needs": (lambda root: write_image(root / "1.png"), SMALL_NETWORK),
+    "one class only": (lambda root: write_classes(root, {"only": 6}), SMALL_NETWORK),
+    "backbone.train=all": (lambda root: None, ("setting=ucl",)),
+    "has no pretrained weights": (
+        lambda root: write_classes(root, {"a": 6, "b": 6}),
+        (*SMALL_NETWORK, "backbone.train=head"),
+    ),
+}
 
 
-def one_class(root):
-    write_classes(root, {"only": 6})
-    return ("backbone=resnet10_small",), "one class only"
-
-
-def frozen_views(root):
-    return ("setting=ucl",), "backbone.train=all"
-
-
-def no_weights(root):
-    write_classes(root, {"a": 6, "b": 6})
-    return ("backbone=resnet10_small", "backbone.train=head"), "has no pretrained weights"
-
-
-@pytest.mark.parametrize("mistake", [flat, one_class, frozen_views, no_weights])
-def test_what_cannot_be_learned_is_said_in_one_sentence(tmp_path, mistake):
-    words, problem = mistake(tmp_path / "photos")
+@pytest.mark.parametrize("problem", MISTAKES)
+def test_what_cannot_be_learned_is_said_in_one_sentence(tmp_path, problem):
+    write, words = MISTAKES[problem]
+    write(tmp_path / "photos")
     config = compose("images", ["data=folder", f"data.root={tmp_path / 'photos'}", *words])
     with pytest.raises(UserError, match=problem) as error:
         TASK.load(config)

@@ -3,18 +3,15 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import fields
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from processes import PATIENCE
-from tiny_task import Tiny, tiny
+from processes import python
+from tiny_task import Tiny, tiny, trained
 from tricouple_lab.names import UserError
 from tricouple_lab.runs import execute as runs
 from tricouple_lab.runs.execute import execute
@@ -22,15 +19,8 @@ from tricouple_lab.runs.folder import Record
 from tricouple_lab.training import trainer as lightning
 from tricouple_lab.training.trainer import make_trainer, share_batches
 
-ROOT = Path(__file__).parents[2]
 RECORD = json.dumps({field.name: None for field in fields(Record)})
 FORKED = ("trainer.devices=2", "trainer.strategy=ddp_fork")
-
-
-def trained(folder, *words, task=None):
-    lines = []
-    record = execute(task or Tiny(), tiny(folder, *words), say=lines.append)
-    return record, "\n".join(lines)
 
 
 def difference(one: Record, two: Record) -> float:
@@ -58,54 +48,43 @@ def test_two_processes_train_as_one(tmp_path, loss):
     }
 
 
-def test_the_first_steps_loss_of_two_processes_is_that_of_one(tmp_path, monkeypatch):
+def test_the_first_steps_loss_of_two_processes_is_that_of_one(tmp_path):
     losses = tmp_path / "losses"
-    loss = Tiny.loss
 
-    def watched(self, config, model, batch, step):
-        found = loss(self, config, model, batch, step)
+    def watched(found, model, batch, step):
         if step.number == 0:
             with losses.open("a") as file:
                 row = step.share.rank, step.share.world, len(batch[1]), found.item()
                 file.write(" ".join(map(repr, row)) + "\n")
         return found
 
-    monkeypatch.setattr(Tiny, "loss", watched)
     words = ("training.epochs=1", "training.batch_size=33")
-    trained(tmp_path / "one", *words)
-    trained(tmp_path / "two", *words, *FORKED)
+    trained(tmp_path / "one", *words, task=Tiny(change_loss=watched))
+    trained(tmp_path / "two", *words, *FORKED, task=Tiny(change_loss=watched))
     rows = sorted(line.split() for line in losses.read_text().splitlines())
     assert [row[:3] for row in rows] == [["0", "1", "33"], ["0", "2", "17"], ["1", "2", "16"]]
     values = [float(row[3]) for row in rows]
     assert values[1:] == pytest.approx([values[0]] * 2, abs=1e-6)
 
 
-def test_an_error_of_any_process_ends_all_in_one_sentence(tmp_path, monkeypatch):
-    loss = Tiny.loss
-
-    def diverging(self, config, model, batch, step):
-        found = loss(self, config, model, batch, step)
+def test_an_error_of_any_process_ends_all_in_one_sentence(tmp_path):
+    def diverging(found, model, batch, step):
         return found * float("nan") if step.share.rank == 1 else found
 
-    monkeypatch.setattr(Tiny, "loss", diverging)
     with pytest.raises(UserError, match=r"the loss is .* in epoch 1, step 1") as error:
-        trained(tmp_path, *FORKED)
+        trained(tmp_path, *FORKED, task=Tiny(change_loss=diverging))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "metrics.json").exists()
 
 
-def test_a_killed_process_ends_all_and_the_run_continues(tmp_path, monkeypatch):
-    loss = Tiny.loss
-
-    def dying(self, config, model, batch, step):
+def test_a_killed_process_ends_all_and_the_run_continues(tmp_path):
+    def dying(found, model, batch, step):
         if (step.share.rank, step.number) == (1, 4):
             os.kill(os.getpid(), signal.SIGKILL)
-        return loss(self, config, model, batch, step)
+        return found
 
-    monkeypatch.setattr(Tiny, "loss", dying)
     with pytest.raises(ConnectionError, match="a process of this training has ended"):
-        trained(tmp_path / "killed", *FORKED)
-    monkeypatch.setattr(Tiny, "loss", loss)
+        trained(tmp_path / "killed", *FORKED, task=Tiny(change_loss=dying))
     continued, said = trained(tmp_path / "killed")  # by one process
     assert "epoch   1/4" not in said
     assert difference(continued, trained(tmp_path / "whole")[0]) <= 1e-5
@@ -179,27 +158,15 @@ execute(Tiny(), tiny(*sys.argv[1:]))
 """
 
 
-def program(*arguments):
-    """Run a program; return what it printed."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    found = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
-    assert found.returncode == 0, found.stderr
-    return found.stdout
-
-
 @pytest.mark.slow
 def test_processes_that_lightning_or_torchrun_start_train_as_one(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     one, _ = trained(tmp_path / "one")
     folder, flags = tmp_path / "two", ("trainer.devices=2", "trainer.strategy=ddp")
-    said = program(tmp_path / "script.py", folder, *flags)
+    said = python(tmp_path / "script.py", folder, *flags).stdout
     assert said.count("epoch   4/4") == said.count("run: ") == 1
     assert difference(one, Record.read(folder / "metrics.json")) <= 1e-5
     torchrun = "-m", "torch.distributed.run", "--nproc-per-node", 2
-    said = program(*torchrun, tmp_path / "script.py", tmp_path / "three")
+    said = python(*torchrun, tmp_path / "script.py", tmp_path / "three").stdout
     assert said.count("epoch   4/4") == 1
     assert difference(one, Record.read(tmp_path / "three" / "metrics.json")) <= 1e-5

@@ -142,12 +142,6 @@ def test_the_page_of_a_committed_folder_is_whole_and_small(name):
     assert not table["mean"].isna().all()
 
 
-def test_a_setting_that_was_chosen_makes_neither_row_nor_block():
-    runs, chosen = comparison.arrange(committed("text"))
-    assert chosen == ["loss.sharpness"]
-    assert {"InfoNCE", "PushPull"} <= set(runs["row"])
-
-
 def test_methods_with_different_values_of_what_was_chosen_are_rows_and_their_value_a_column():
     runs = []
     for loss, best in (("infonce", 3.0), ("iot", 30.0)):

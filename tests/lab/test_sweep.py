@@ -55,18 +55,11 @@ def test_c_is_chosen_on_validation_data_with_other_seeds(tmp_path):
     assert {line["config"]["seed"] for line in tried} == {100}
     assert [line["config"]["seed"] for line in final] == [0, 1] * 3
     for loss in ("infonce", "neg_mmiot"):
-        scores = {
-            line["config"]["loss"]["sharpness"]: line["validation"]
-            for line in tried
-            if line["config"]["loss"]["name"] == loss
-        }
+        its = [line | line["config"]["loss"] for line in found]
+        its = [line for line in its if line["name"] == loss]
+        scores = {row["sharpness"]: row["validation"] for row in its if row["stage"] == "choose"}
         best = max(scores, key=lambda c: (scores[c], -c))
-        used = {
-            line["config"]["loss"]["sharpness"]
-            for line in final
-            if line["config"]["loss"]["name"] == loss
-        }
-        assert used == {best}
+        assert {row["sharpness"] for row in its if row["stage"] == "final"} == {best}
     assert json.loads((tmp_path / "plan.json").read_text())["planned"] == 6
     assert "<script" not in (tmp_path / "report.html").read_text()
     before = (tmp_path / "runs.jsonl").read_text()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tiny_bert import write_bert
 from tricouple_lab.cli import main
 from tricouple_lab.config.compose import compose
 from tricouple_lab.config.schema import TextModel
@@ -25,26 +26,9 @@ def bert(tmp_path_factory):
     """A sentence encoder of one layer with random weights that reads at most 16 tokens."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "the", *COLOURS, *THINGS]
-    tokenizer = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
     folder = tmp_path_factory.mktemp("bert")
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]"}
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, sep_token="[SEP]", model_max_length=16, **special
-    ).save_pretrained(folder / "tokens")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 16}
-    layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
-    BertModel(BertConfig(vocab_size=len(words), **sizes, **layers)).save_pretrained(
-        folder / "tokens"
-    )
+    write_bert(folder / "tokens")
     transformer = Transformer(str(folder / "tokens"))
     model = SentenceTransformer(modules=[transformer, Pooling(16)], device="cpu")
     model.save_pretrained(str(folder / "model"), create_model_card=False)

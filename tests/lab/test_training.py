@@ -9,9 +9,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
-from tiny_task import Points, Tiny, tiny
+from tiny_task import Points, Tiny, tiny, trained
 from tricouple_lab.names import UserError
-from tricouple_lab.runs.execute import execute
 from tricouple_lab.tasks.base import Model, Share, collapse_note
 from tricouple_lab.training.module import (
     SharedBatches,
@@ -33,24 +32,20 @@ class Watch(Callback):
         self.modes.append(module.model.training)
 
 
-def trained(folder, *words, task=None):
-    watch, lines = Watch(), []
-    record = execute(task or Tiny(), tiny(folder, *words), say=lines.append, callbacks=[watch])
-    return record, watch, "\n".join(lines)
-
-
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lars"])
 def test_an_optimizer_is_that_of_its_name_and_learns(tmp_path, name):
     rate = {"sgd": 0.5, "lars": 5.0}.get(name, 0.05)
     words = f"training.optimizer={name}", f"training.learning_rate={rate}"
-    record, watch, _ = trained(tmp_path, *words)
+    watch = Watch()
+    record, _ = trained(tmp_path, *words, callbacks=[watch])
     assert type(watch.optimizer).__name__.lower() == name
     assert record.curves[-1]["loss"] < record.curves[1]["loss"]
     assert all(watch.modes)
 
 
 def test_the_learning_rate_warms_up_and_falls_along_half_a_cosine(tmp_path):
-    _, watch, _ = trained(tmp_path, "training.warmup_steps=4", "training.learning_rate=0.08")
+    watch, words = Watch(), ("training.warmup_steps=4", "training.learning_rate=0.08")
+    trained(tmp_path, *words, callbacks=[watch])
     assert watch.rates[:5] == pytest.approx([0.02, 0.04, 0.06, 0.08, 0.08])
     assert watch.rates[8] == pytest.approx(0.04)  # the middle of the remaining eight steps
     assert 0 < watch.rates[11] < 0.004
@@ -127,21 +122,19 @@ def test_the_best_encoder_is_that_of_its_row_and_epoch_0_is_a_candidate(tmp_path
     assert all(torch.equal(best[key], states[0][key]) for key in best)
 
 
-def test_a_sharpness_that_learns_has_a_column(tmp_path, monkeypatch):
+def test_a_sharpness_that_learns_has_a_column(tmp_path):
     class Loss(nn.Module):
         log_factor, sharpness = torch.zeros(()), 7.0
 
         def forward(self, embeddings, labels):
             return embeddings.square().mean()
 
-    original = Tiny.build
-    monkeypatch.setattr(Tiny, "build", lambda *args: Model(original(*args).encoder, Loss()))
-    trained(tmp_path)
+    trained(tmp_path, task=Tiny(change_model=lambda model: Model(model.encoder, Loss())))
     rows = list(csv.DictReader((tmp_path / "history.csv").read_text().splitlines()))
     assert [row["sharpness"] for row in rows] == ["", "7.0", "7.0", "7.0", "7.0"]
 
 
-def test_an_objective_is_told_of_each_step_of_the_optimiser(tmp_path, monkeypatch):
+def test_an_objective_is_told_of_each_step_of_the_optimiser(tmp_path):
     steps = []
 
     class Following(nn.Module):
@@ -151,17 +144,15 @@ def test_an_objective_is_told_of_each_step_of_the_optimiser(tmp_path, monkeypatc
         def after_step(self, number, total):
             steps.append((number, total))
 
-    original = Tiny.build
-    monkeypatch.setattr(Tiny, "build", lambda *args: Model(original(*args).encoder, Following()))
-    trained(tmp_path)
+    trained(tmp_path, task=Tiny(change_model=lambda model: Model(model.encoder, Following())))
     assert steps == [(number, 12) for number in range(1, 13)]
 
 
 def test_compile_is_in_place_and_no_part_of_the_identity(tmp_path, monkeypatch):
     compiled = []
     monkeypatch.setattr(nn.Module, "compile", lambda self, *_, **__: compiled.append(self))
-    plain, _, _ = trained(tmp_path / "plain")
-    fast, _, _ = trained(tmp_path / "fast", "training.compile=true")
+    plain, _ = trained(tmp_path / "plain")
+    fast, _ = trained(tmp_path / "fast", "training.compile=true")
     assert len(compiled) == 1
     assert fast.after == plain.after
     names = ("encoder.safetensors", ".identity")
@@ -169,49 +160,44 @@ def test_compile_is_in_place_and_no_part_of_the_identity(tmp_path, monkeypatch):
         assert (tmp_path / "fast" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
 
 
-def test_bf16_trains_in_mixed_precision(tmp_path, monkeypatch):
+def test_bf16_trains_in_mixed_precision(tmp_path):
     seen = []
-    loss = Tiny.loss
 
-    def watched(self, config, model, batch, step):
+    def watched(found, model, batch, step):
         seen.append(model.encoder(batch[0]).dtype)
-        return loss(self, config, model, batch, step)
+        return found
 
-    monkeypatch.setattr(Tiny, "loss", watched)
-    record, _, _ = trained(tmp_path, "trainer.precision=bf16-mixed")
+    task = Tiny(change_loss=watched)
+    record, _ = trained(tmp_path, "trainer.precision=bf16-mixed", task=task)
     assert set(seen) == {torch.bfloat16}
     assert record.curves[-1]["loss"] < record.curves[1]["loss"]
 
 
-def test_a_step_knows_its_seed_and_number(tmp_path, monkeypatch):
+def test_a_step_knows_its_seed_and_number(tmp_path):
     steps = []
-    loss = Tiny.loss
 
-    def watched(self, config, model, batch, step):
+    def watched(found, model, batch, step):
         steps.append(step)
-        return loss(self, config, model, batch, step)
+        return found
 
-    monkeypatch.setattr(Tiny, "loss", watched)
-    trained(tmp_path / "a")
+    trained(tmp_path / "a", task=Tiny(change_loss=watched))
     assert [step.number for step in steps] == list(range(12))
     assert {step.total for step in steps} == {12}
     assert len({step.seed for step in steps}) == 12
     first, steps[:] = list(steps), []
-    trained(tmp_path / "b", "loss=infonce")
+    trained(tmp_path / "b", "loss=infonce", task=Tiny(change_loss=watched))
     assert [step.seed for step in steps] == [step.seed for step in first]
 
 
-def test_dropout_depends_on_the_step_alone(tmp_path, monkeypatch):
-    def build(self, config, data):
-        model = original(self, config, data)
+def test_dropout_depends_on_the_step_alone(tmp_path):
+    def with_dropout(model):
         model.encoder[2].p = 0.5
         return model
 
-    original = Tiny.build
-    monkeypatch.setattr(Tiny, "build", build)
-    first, _, _ = trained(tmp_path / "a")
+    first, _ = trained(tmp_path / "a", task=Tiny(change_model=with_dropout))
     torch.rand(7)
-    assert trained(tmp_path / "b")[0].curves == first.curves
+    again, _ = trained(tmp_path / "b", task=Tiny(change_model=with_dropout))
+    assert again.curves == first.curves
 
 
 def test_the_default_loggers_write_and_none_writes_nothing(tmp_path):

@@ -1,6 +1,7 @@
 """Bad input is an error that names the argument and the value found; never a silent NaN."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -203,14 +204,12 @@ EMPTY = [
 
 
 @pytest.mark.parametrize(("module", "word", "arguments"), EMPTY)
-def test_batch_without_a_relation_is_an_error(module, word, arguments):
-    with pytest.raises(ValueError, match=rf"{word}.*empty"):
-        module()(rows(), **arguments)
-
-
-@pytest.mark.parametrize(("module", "word", "arguments"), EMPTY)
-def test_batch_without_a_relation_can_be_a_zero_with_a_gradient_path(module, word, arguments):
+def test_batch_without_a_relation_is_an_error_or_a_zero_with_a_gradient_path(
+    module, word, arguments
+):
     leaf = rows().requires_grad_()
+    with pytest.raises(ValueError, match=rf"{word}.*empty"):
+        module()(leaf, **arguments)
     loss = module(empty="zero")(leaf, **arguments)
     assert loss.ndim == 0
     assert float(loss.detach()) == 0.0
@@ -220,29 +219,11 @@ def test_batch_without_a_relation_can_be_a_zero_with_a_gradient_path(module, wor
 
 
 @MODULES
-def test_zero_for_empty_batches_changes_no_other_batch(module):
+def test_zero_for_empty_batches_changes_no_other_batch_and_hides_no_bad_values(module):
     batch = {"labels": LABELS, "ref_emb": rows(), "ref_labels": LABELS}
     assert torch.equal(module(empty="zero")(rows(), **batch), module()(rows(), **batch))
-
-
-@MODULES
-def test_zero_for_empty_batches_does_not_hide_bad_values(module):
     with pytest.raises(ValueError, match="embeddings"):
         module(empty="zero")(with_entry(math.nan), torch.arange(6))
-
-
-@pytest.mark.parametrize("views", [(), (rows(4), rows(5)), (rows(4, 3), rows(4, 2))])
-def test_pair_views_needs_views_of_one_shape(views):
-    with pytest.raises((ValueError, TypeError), match="view"):
-        tc.pair_views(*views)
-
-
-def test_a_sharpness_beyond_all_numbers_is_refused():
-    for criterion in (tc.NegMMIOT(1e-200, 1e-200), tc.PushPull(1e-200, 1e-200, 1e-200)):
-        with pytest.raises(ValueError, match=r"temperature 1e-200 times epsilon 1e-200.*too small"):
-            criterion(rows(), LABELS)
-    with pytest.raises(ValueError, match=r"too large for torch\.float64"):
-        tc.NegMMIOT(torch.tensor(1e-39), 0.1)(rows(), LABELS)
 
 
 def test_vicreg_refuses_embeddings_whose_covariances_overflow():
@@ -255,7 +236,16 @@ def test_vicreg_refuses_embeddings_whose_covariances_overflow():
     assert torch.isfinite(tc.VICReg()(large[:8].double(), torch.arange(8) // 2))
 
 
-@pytest.mark.parametrize("module", [m for m in COUPLED + BASELINES if m is not tc.FusedGromov])
+SHAPED = [
+    partial(tc.NegMMIOT, shaping=shaping, memory=memory)
+    for shaping in ("linear", "log_sigmoid", "hinge")
+    for memory in ("matrices", "streamed")
+]
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in COUPLED + BASELINES + SHAPED if m is not tc.FusedGromov]
+)
 def test_without_reading_values_nan_makes_the_loss_nan(module):
     criterion = module(check="shapes")
     embeddings = with_entry(math.nan).requires_grad_()
@@ -274,8 +264,100 @@ def test_without_reading_values_good_batches_are_the_same(module):
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
 
 
-def test_a_loss_that_overflows_is_an_error():
-    z, y = torch.randn(16, 4), torch.arange(16) % 4
-    steep = tc.NegMMIOT(temperature=0.1, epsilon=1.0, shaping=lambda t: torch.exp(-30 * t))
-    with pytest.raises(ValueError, match=r"exceed the range of torch\.float32"):
-        steep(z, y)
+# --- What has no meaning together ----------------------------------------------------------------
+
+X, Y, ONES = rows(4), torch.tensor([0, 0, 1, 1]), torch.ones(4)
+ACROSS = {"ref_emb": X, "ref_labels": Y}
+OWN = {"ref_index": [0, 1, 2, 3]}
+TRIPLETS = {"indices_tuple": triplet([0], [1], [2])}
+PAIRS = {"indices_tuple": triplet([0], [1], [0], [2])}
+W = torch.ones(4, 4)
+MATRIX = {"pairs": W.triu()}
+WEIGHTED = {"labels": Y, "weights": ONES}
+WIDE = {"pairs": torch.ones(4, 5), "weights": ONES}
+STREAMED, CLASSES = {"memory": "streamed"}, {"marginals": "classes"}
+
+
+def pairs(matrix, **more):
+    return tc.NegMMIOT()(X, pairs=matrix, **more)
+
+
+def placed(index):
+    return tc.NegMMIOT()(X, Y, **ACROSS, ref_index=index)
+
+
+fine = tc.NegMMIOT(shaping="log_sigmoid", kernel_tol=1e-9)  # finer than float32
+
+
+def steep(t):
+    return torch.exp(-99 * t)
+
+
+MEANINGLESS_CALLS = [
+    ("uniformity=0.2.*gradient", lambda: tc.IOT(uniformity=0.2, gradient="envelope")),
+    ("memory='matrices'", lambda: tc.IOT(uniformity=0.2, **STREAMED)),
+    ("needs shaping='linear'", lambda: tc.PushPull(shaping="hinge", **STREAMED)(X, Y)),
+    ("shaping must be a name or a callable", lambda: tc.NegMMIOT(shaping=3)),
+    ('margin=2.0 is that of shaping="hinge", got', lambda: tc.NegMMIOT(margin=2.0)),
+    ("margin must be .* 0 or more", lambda: tc.NegMMIOT(shaping="hinge", margin=-1.0)),
+    ("kernel_tol .* got 1e-09", lambda: fine(rows(90, 4), torch.arange(90) % 3)),
+    ("times epsilon 1e-200.*too small", lambda: tc.NegMMIOT(1e-200, 1e-200)(X, Y)),
+    ("times epsilon 1e-200.*too small", lambda: tc.PushPull(1e-200, 1e-200, 1e-200)(X, Y)),
+    (r"too large for torch\.float64", lambda: tc.NegMMIOT(torch.tensor(1e-39), 0.1)(X, Y)),
+    ("slope", lambda: tc.shaping.Hinge(slope=-1.0)),
+    ("temperature", lambda: tc.NegMMIOT(tau=0.1)),
+    ("temperature", lambda: tc.InfoNCE(tau=0.1)),
+    ("bias must be a number or a tensor, got 'none'", lambda: tc.SigLIP(bias="none")),
+    ("bias must be one finite number", lambda: tc.SigLIP(bias=math.nan)),
+    ("bias must be one finite number", lambda: tc.SigLIP(bias=torch.zeros(2))),
+    ("view", lambda: tc.pair_views()),
+    ("view", lambda: tc.pair_views(rows(4), rows(5))),
+    ("view", lambda: tc.pair_views(rows(4, 3), rows(4, 2))),
+    ("needs classes: pass labels", lambda: tc.NegMMIOT(**CLASSES)(X, **TRIPLETS)),
+    ("needs classes: pass labels", lambda: tc.PushPull(**CLASSES)(X, **PAIRS)),
+    ("needs classes: pass labels", lambda: tc.IOT(**CLASSES)(X, **TRIPLETS)),
+    ('"classes" needs .* without weights', lambda: tc.NegMMIOT(**CLASSES)(X, **WEIGHTED)),
+    ('"classes" needs classes.*matrices', lambda: tc.IOT(**CLASSES)(X, **MATRIX)),
+    ("pairs must be a torch.Tensor, got list", lambda: tc.InfoNCE()(X, pairs=[[0]])),
+    ("pairs and labels both", lambda: pairs(W, labels=Y)),
+    ("pairs and indices_tuple both", lambda: pairs(W, **TRIPLETS)),
+    ("pairs and ref_labels both", lambda: pairs(W, **ACROSS)),
+    (r"pairs must be .* shape \(4, 4\).*\(3, 4\)", lambda: pairs(W[:3])),
+    (r"pairs must be .* shape \(4, 5\)", lambda: pairs(W, ref_emb=rows(5))),
+    ("pairs must be bool or non-negative numbers .*complex64", lambda: pairs(W + 0j)),
+    ("pairs must be finite and non-negative, got -1.0 in row 0", lambda: pairs(W - 2)),
+    ("pairs must be finite .*row 0", lambda: pairs(W / (W.triu() - W))),
+    ("pairs .*got nan in row 2", lambda: pairs(W.index_fill(0, Y.new_tensor([2]), math.nan))),
+    (r"weights must be .* shape \(4,\)", lambda: tc.NegMMIOT()(X, Y, weights=ONES[:3])),
+    ("weights must be .*non-negative, got -1.0", lambda: tc.NegMMIOT()(X, Y, weights=-ONES)),
+    ("weights must be finite .*got inf in row 0", lambda: tc.NegMMIOT()(X, Y, weights=ONES / 0)),
+    ("one text per image, got 5 and 4", lambda: tc.BothDirections(tc.IOT())(X, rows(5), **WIDE)),
+    ("one set.*pair_views", lambda: tc.InfoNCE(partition="joint")(X, Y, **ACROSS)),
+    ("one set.*pair_views", lambda: tc.InfoNCE(partition="joint")(X, **MATRIX)),
+    ("ref_index .*needs ref_emb and labels", lambda: tc.NegMMIOT()(X, Y, **OWN)),
+    ("ref_index .*not indices_tuple", lambda: tc.NegMMIOT()(X, **TRIPLETS, ref_emb=X, **OWN)),
+    (r"ref_index must hold .* shape \(4,\), got \(3,\)", lambda: placed([0, 1, 2])),
+    (r"ref_index.* between 0 and 3, or -1 .* got -2", lambda: placed([0, -2, 2, 3])),
+    (r"ref_index.* between 0 and 3, .* … 4", lambda: placed([0, 1, 2, 4])),
+    ("ref_index.*several anchors are to be reference 0", lambda: placed([0, 0, 2, 3])),
+    ("ref_index.*anchor 1 is reference 2, but their labels", lambda: placed([0, 2, 1, 3])),
+    ("ref_index.*integers", lambda: placed([0.5] * 4)),
+    ("ref_index have no meaning for VICReg", lambda: tc.VICReg()(X, Y, **ACROSS, **OWN)),
+    ("sharpness", lambda: tc.VICReg(sharpness=10)),
+    ("VICReg has no temperature", lambda: tc.BothDirections(tc.VICReg(), learn=True)),
+    ("temperature=0.1 has no meaning for VICReg", lambda: tc.VICReg()(X, Y, temperature=0.1)),
+    ("pairs, weights, .* have no meaning for VICReg", lambda: tc.VICReg()(X, **MATRIX)),
+    ("pairs, weights, .* have no meaning for VICReg", lambda: tc.VICReg()(X, **WEIGHTED)),
+    ("indices_tuple.*pair_views", lambda: tc.VICReg()(X, **TRIPLETS)),
+    ("second positive pair", lambda: tc.VICReg()(X, torch.tensor([0, 0, 1, 2]))),
+    ("within one set.*ref_emb.*IOT", lambda: tc.FusedGromov()(X, Y)),
+    ("within one set.*ref_emb.*IOT", lambda: tc.FusedGromov(empty="zero")(X, **TRIPLETS)),
+    ("published.*within one set.*formula", lambda: tc.DBOT(variant="published")(X, Y)),
+    (r"exceed the range of torch\.float32", lambda: tc.NegMMIOT(1.0, 1.0, shaping=steep)(X, Y)),
+]
+
+
+@pytest.mark.parametrize(("words", "call"), MEANINGLESS_CALLS)
+def test_what_has_no_meaning_is_refused(words, call):
+    with pytest.raises((ValueError, TypeError), match=words):
+        call()

@@ -83,11 +83,6 @@ def test_bad_temperature_of_a_call_is_named(name, value, found):
     assert found in str(error.value)
 
 
-def test_a_loss_without_a_temperature_says_so():
-    with pytest.raises(ValueError, match=r"temperature=0.1 has no meaning for VICReg"):
-        tc.VICReg()(draw(9, 0), LABELS, temperature=0.1)
-
-
 # --- pairs from a miner --------------------------------------------------------------------------
 
 # Every anchor has positives and negatives; one pair comes twice.

@@ -1,4 +1,4 @@
-"""What losses of all kinds do, alone and inside training code; accuracy is in tests/dense."""
+"""What losses do, alone and inside training code; accuracy is in tests/dense."""
 
 import copy
 import io
@@ -10,7 +10,7 @@ from torch import nn
 
 import tricouple as tc
 from conftest import UNCONVERGED
-from reference import relative_error, with_gradients
+from reference import dense_iot, relative_error, with_gradients
 
 # --- What every loss with a coupling must satisfy, in every setting; accuracy is in tests/dense ---
 
@@ -42,15 +42,21 @@ def test_embeddings_without_gradient_give_the_same_value(loss, batch):
     assert torch.equal(value, batch.loss(criterion).detach())
 
 
-def test_gradient_reaches_references_alone(loss, settings):
-    batch = settings["across_repeated"]
-    criterion = loss()
-    both = torch.autograd.grad(batch.loss(criterion), batch.ref_emb)[0]
-    frozen = replace(batch, embeddings=batch.embeddings.detach()).loss(criterion)
-    assert relative_error(torch.autograd.grad(frozen, batch.ref_emb)[0], both) <= 1e-14
+@pytest.mark.parametrize("leaf", ["embeddings", "ref_emb", "temperature"])
+def test_a_gradient_does_not_depend_on_what_else_has_one(loss, settings, leaf):
+    there, criterion = settings["across_repeated"], loss()
+    tau = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    whole = {"embeddings": there.embeddings, "ref_emb": there.ref_emb, "temperature": tau}
+    (joint,) = torch.autograd.grad(there.loss(criterion, temperature=tau), whole[leaf])
+    frozen = {name: part if name == leaf else part.detach() for name, part in whole.items()}
+    tau = frozen.pop("temperature")
+    (alone,) = torch.autograd.grad(
+        replace(there, **frozen).loss(criterion, temperature=tau), whole[leaf]
+    )
+    assert relative_error(alone, joint) <= 1e-14
 
 
-# --- What losses leave as it was, and gradients of rows of any length ----------------------------
+# --- What losses leave as it was ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [6, 300])
@@ -88,16 +94,6 @@ def test_gradients_can_be_changed_in_place_and_summed():
     criterion(rows, labels).backward()
     torch.testing.assert_close(rows.grad, 2 * once)
     assert float(rows.grad.zero_().norm()) == 0.0
-
-
-@pytest.mark.parametrize("length", [1e-3, 1.0, 1e3])
-def test_the_gradient_is_divided_by_the_length_of_its_row(length):
-    rows, labels = torch.randn(9, 3, dtype=torch.float64), torch.arange(9) % 3
-    slopes = []
-    for factor in (1.0, length):
-        leaf = (rows * factor).requires_grad_()
-        slopes.append(torch.autograd.grad(tc.NegMMIOT()(leaf, labels), leaf)[0])
-    torch.testing.assert_close(slopes[1] * length, slopes[0])
 
 
 # --- Inside training code -------------------------------------------------------------------------
@@ -168,3 +164,80 @@ def test_module_follows_to_double(tempered_loss, settings):
     double = batch.to(torch.float64).loss(criterion.double())
     assert double.dtype == torch.float64
     assert relative_error(single, double) <= 1e-5
+
+
+# --- Claims about `NegMMIOT` alone ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_views", [2, 3])
+def test_pair_views_gives_views_of_one_instance_one_identity(n_views):
+    views = [torch.randn(4, 3, generator=torch.Generator().manual_seed(v)) for v in range(n_views)]
+    embeddings, identities = tc.pair_views(*views)
+    assert embeddings.shape == (4 * n_views, 3)
+    assert not identities.is_floating_point()
+    for view in views:
+        for row, instance in zip(view, identities.unique(), strict=True):
+            group = embeddings[identities == instance]
+            assert len(group) == n_views
+            assert (group == row).all(1).any()
+
+
+def test_one_listed_triplet_with_its_own_marginals_is_certain():
+    # The only plan with these marginals is the target itself.
+    triplet = tuple(torch.tensor([index]) for index in (0, 1, 2))
+    embeddings = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    loss = tc.NegMMIOT(marginals="target")(embeddings, indices_tuple=triplet)
+    (gradient,) = torch.autograd.grad(loss, embeddings)
+    assert abs(float(loss.detach())) <= 1e-12
+    assert gradient.norm() <= 1e-10
+
+
+# --- Claims about `IOT` alone --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("marginals", ["uniform", "target"])
+def test_uniformity_is_that_of_the_dense_plan(batch, marginals):
+    options = {"epsilon": 0.3, "uniformity": 1.7, "marginals": marginals}
+    found = with_gradients(batch.loss(tc.IOT(**options)), batch.leaves)
+    wanted = with_gradients(batch.dense(dense_iot, **options), batch.leaves)
+    assert relative_error(found[0], wanted[0]) <= 1e-12
+    assert relative_error(found[1], wanted[1]) <= 1e-11
+
+
+def test_implicit_uniformity_gradient_is_that_of_finite_differences(settings):
+    batch = settings["singleton"]
+    criterion = tc.IOT(epsilon=0.4, uniformity=2.0, n_iters=2000, tol=1e-13, gradient="implicit")
+    _, gradient = with_gradients(batch.loss(criterion), batch.leaves)
+    step = torch.linspace(-1, 1, gradient.numel(), dtype=torch.float64)
+    moved = step.reshape(batch.embeddings.shape) * 1e-5
+    rows = batch.embeddings.detach()
+    slope = (criterion(rows + moved, batch.labels) - criterion(rows - moved, batch.labels)) / 2e-5
+    assert float(gradient @ step) == pytest.approx(float(slope), rel=1e-6)
+
+
+# --- Gradients: unrolled and implicit ones are those of tests/dense -------------------------------
+
+
+AT_CONVERGENCE = {"n_iters": 1000, "tol": 1e-13}
+
+
+def gradient_of(loss, batch, **options):
+    criterion = loss(**AT_CONVERGENCE, **options)
+    return with_gradients(batch.loss(criterion), batch.leaves)[1]
+
+
+EQUAL = ("balanced", "two_views", "three_views", "across_unique")
+UNEQUAL = ("unbalanced", "singleton", "triplets_within")
+
+
+@pytest.mark.parametrize("marginals", ["uniform", "target"])
+@pytest.mark.parametrize("setting", [*EQUAL, *UNEQUAL])
+def test_envelope_is_exact_for_equal_class_sizes_or_target_marginals(
+    tempered_loss, settings, setting, marginals
+):
+    envelope, implicit = (
+        gradient_of(tempered_loss, settings[setting], gradient=gradient, marginals=marginals)
+        for gradient in ("envelope", "implicit")
+    )
+    error = relative_error(envelope, implicit)
+    assert error > 0.01 if marginals == "uniform" and setting in UNEQUAL else error <= 1e-10

@@ -8,49 +8,27 @@ from itertools import product
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import tricouple as tc
+from conftest import VARIANTS
+from reference import Watch, assert_same
 from tricouple import numeric
 
-SHAPINGS = ("linear", "log_sigmoid", "hinge", "exponential")
-LOSSES = {
-    **{f"NegMMIOT-{name}": (tc.NegMMIOT, {"shaping": name}) for name in SHAPINGS},
-    "NegMMIOT-envelope": (tc.NegMMIOT, {"gradient": "envelope"}),
-    "NegMMIOT-implicit": (tc.NegMMIOT, {"gradient": "implicit", "epsilon": 1.0, "n_iters": 60}),
-    "NegMMIOT-tol": (tc.NegMMIOT, {"tol": 0.05}),
-    "NegMMIOT-tol-hinge": (tc.NegMMIOT, {"tol": 0.05, "shaping": "hinge"}),
-    "NegMMIOT-target": (tc.NegMMIOT, {"marginals": "target"}),
-    "NegMMIOT-classes": (tc.NegMMIOT, {"marginals": "classes"}),
-    "NegMMIOT-streamed": (tc.NegMMIOT, {"memory": "streamed"}),
-    "PushPull": (tc.PushPull, {}),
-    "PushPull-tol": (tc.PushPull, {"tol": 0.05}),
-    "PushPull-exponential": (tc.PushPull, {"shaping": "exponential"}),
-    "IOT": (tc.IOT, {}),
-    "IOT-uniformity": (tc.IOT, {"uniformity": 0.2}),
-    "InfoNCE": (tc.InfoNCE, {}),
-    "InvaSpread": (tc.InvaSpread, {}),
-    "SigLIP": (tc.SigLIP, {}),
-    "DBOT": (tc.DBOT, {}),
-    "VICReg": (tc.VICReg, {}),
-    "FusedGromov": (tc.FusedGromov, {}),
-}
 MEANINGLESS = {("FusedGromov", "within"), ("FusedGromov", "among"), ("VICReg", "among")}
-EVERYWHERE = pytest.mark.parametrize(
-    ("name", "setting"),
-    [case for case in product(LOSSES, ("within", "across", "among")) if case not in MEANINGLESS],
-)
-
-
-def loss(name, **options):
-    module, own = LOSSES[name]
-    return module(**own | options)
+CASES = [
+    case for case in product(VARIANTS, ("within", "across", "among")) if case not in MEANINGLESS
+]
+EVERYWHERE = pytest.mark.parametrize(("name", "setting"), CASES)
 
 
 def batch(n, dtype=torch.float64, setting="within", *, fake=False):
     """Unbalanced classes, one of them with one sample; "among": anchors are among references."""
     generator = None if fake else torch.Generator().manual_seed(0)
+    if setting == "listed":
+        even = torch.arange(0, n, 2)
+        arguments = {"indices_tuple": (even, even + 1, (even + 3) % n)}
+        return torch.randn(n, 6, generator=generator, dtype=dtype), arguments
     arguments = {"labels": torch.arange(n) % 5 * (torch.arange(n) > 0) + 7}
     if setting != "within":
         arguments["ref_emb"] = torch.randn(n + 3, 6, generator=generator, dtype=dtype)
@@ -75,25 +53,20 @@ def value_and_gradients(criterion, embeddings, arguments, temperature=None):
     return [value.detach(), *torch.autograd.grad(value, list(leaves.values()))]
 
 
-def assert_same(found, wanted, tolerance):
-    for one, other in zip(found, wanted, strict=True):
-        assert (one - other).norm() <= tolerance * other.norm() + 1e-30
-
-
 @EVERYWHERE
 def test_path_of_a_device_has_the_numbers_of_the_cpu(name, setting, as_device):
     options = {"kernel_tol": 1e-13} if "NegMMIOT" in name else {}
     learnt = None if name == "VICReg" else 0.7
-    problem = loss(name, **options), *batch(14, torch.float64, setting), learnt
+    problem = VARIANTS[name](**options), *batch(14, torch.float64, setting), learnt
     wanted = value_and_gradients(*problem)
     as_device()
     assert_same(value_and_gradients(*problem), wanted, 1e-10)
 
 
 @pytest.mark.parametrize("sharpness", [0.1, 3.0, 100.0, 1000.0, 10_000.0])
-@pytest.mark.parametrize("name", ["NegMMIOT-linear", "NegMMIOT-hinge", "PushPull", "IOT"])
+@pytest.mark.parametrize("name", ["NegMMIOT", "NegMMIOT-hinge", "PushPull", "IOT"])
 def test_path_of_a_device_is_right_at_any_sharpness(name, sharpness, as_device):
-    criterion = loss(name, sharpness=sharpness)
+    criterion = VARIANTS[name](sharpness=sharpness)
     embeddings, arguments = batch(12)
     embeddings[3], embeddings[4] = embeddings[8], -embeddings[9]
     problems = [(criterion, embeddings, arguments), (criterion, *batch(66, torch.float32))]
@@ -133,8 +106,8 @@ def test_sweeps_stop_on_a_device_where_they_stop_on_the_cpu(as_device):
 def test_nothing_is_read_from_a_device(name, setting, as_device):
     """Forward and backward on fake tensors, which refuse to be read."""
     as_device()
-    short = {} if LOSSES[name][0] not in (tc.NegMMIOT, tc.PushPull, tc.IOT) else {"n_iters": 2}
-    criterion = loss(name, check="shapes", **short)
+    short = {"n_iters": 2} if VARIANTS[name].func in (tc.NegMMIOT, tc.PushPull, tc.IOT) else {}
+    criterion = VARIANTS[name](check="shapes", **short)
     with FakeTensorMode():
         embeddings, arguments = batch(70, torch.float32, setting, fake=True)
         leaves = [embeddings.requires_grad_()]
@@ -148,65 +121,58 @@ def test_nothing_is_read_from_a_device(name, setting, as_device):
             assert part.device == embeddings.device
 
 
-class Readings(TorchDispatchMode):
-    """How often values are read: each is one wait for the device."""
-
-    def __init__(self):
-        super().__init__()
-        self.number = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.number += function is torch.ops.aten._local_scalar_dense.default
-        return function(*args, **(kwargs or {}))
+LINEAR = ("NegMMIOT", "NegMMIOT-streamed", "PushPull", "IOT", "InfoNCE")
 
 
-@pytest.mark.parametrize("name", ["NegMMIOT-linear", "PushPull", "IOT", "InfoNCE"])
+@pytest.mark.parametrize(
+    ("name", "setting", "n"),
+    [(*case, 66) for case in CASES if case[0] != "NegMMIOT-exponential"]
+    + [*product(LINEAR, ("within", "across", "listed"), [1100])],
+)
+def test_another_default_device_changes_nothing(name, setting, n):
+    problem = VARIANTS[name](), *batch(n, torch.float64, setting)
+    wanted = value_and_gradients(*problem)
+    with torch.device("meta"):
+        assert_same(value_and_gradients(*problem), wanted, 0.0)
+
+
+@pytest.mark.parametrize("name", ["NegMMIOT", "PushPull", "IOT", "InfoNCE"])
 def test_all_checks_are_read_at_once(name, as_device, monkeypatch):
     embeddings, arguments = batch(70, torch.float32, "across")
     as_device()
-    read, before = [], torch.Tensor.tolist
+    read, called, before = [], [], torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: read.append(1) or before(self))
-    with Readings() as readings:
-        loss(name)(embeddings.requires_grad_(), **arguments).backward()
+    with Watch(lambda function, *_: called.append(function)):
+        VARIANTS[name]()(embeddings.requires_grad_(), **arguments).backward()
     assert len(read) == 1
-    assert readings.number == 0
-
-
-class Written(TorchDispatchMode):
-    """Operations that are not views, and what they write, in N×N float32 matrices."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.n, self.operations, self.matrices = n, 0, 0.0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        returns = function._schema.returns
-        view = any(x.alias_info is not None and not x.alias_info.is_write for x in returns)
-        if view or function.namespace == "prim":
-            return found
-        self.operations += 1
-        for part in tree_leaves(found):
-            if isinstance(part, torch.Tensor) and part.numel() >= self.n**2:
-                self.matrices += part.numel() * part.element_size() / (4 * self.n**2)
-        return found
+    assert torch.ops.aten._local_scalar_dense.default not in called  # a wait for the device
+    assert torch.ops.aten.mm.default in called
 
 
 @pytest.mark.parametrize(
     ("name", "operations", "matrices"),
     [
-        ("NegMMIOT-linear", 2000, 45),
+        ("NegMMIOT", 2000, 45),
         ("PushPull", 1300, 60),
         ("IOT", 700, 30),
         ("InfoNCE", 170, 10),
     ],
 )
 def test_a_step_takes_few_operations_and_writes_few_matrices(name, operations, matrices, as_device):
+    """Operations that are not views, and what they write, in N×N float32 matrices."""
     as_device()
-    n = 512
+    n, written = 512, []
+
+    def note(function, _, found):
+        returns = [x.alias_info for x in function._schema.returns if x.alias_info is not None]
+        if all(alias.is_write for alias in returns) and function.namespace != "prim":
+            parts = [part for part in tree_leaves(found) if isinstance(part, torch.Tensor)]
+            large = [x.numel() * x.element_size() for x in parts if x.numel() >= n**2]
+            written.append(sum(large) / (4 * n**2))
+
     with FakeTensorMode():
         embeddings, labels = torch.randn(n, 64, requires_grad=True), torch.arange(n) // 4
-        with Written(n) as written:
-            loss(name, check="shapes")(embeddings, labels).backward()
-    assert 0 < written.operations <= operations
-    assert 0 < written.matrices <= matrices
+        with Watch(note):
+            VARIANTS[name](check="shapes")(embeddings, labels).backward()
+    assert 0 < len(written) <= operations
+    assert 0 < sum(written) <= matrices

@@ -1,4 +1,4 @@
-"""Losses that a setting of ours is: docs/equivalents.md; SupCon and VICReg are in test_peers."""
+"""Losses that a setting of ours is: docs/equivalents.md; SupCon is in tests/adapters."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ import tricouple.adapters  # lets torchvision be imported
 from conftest import draw
 from reference import relative_error, with_gradients
 
-from lightly.loss import NTXentLoss  # isort: skip
+from lightly.loss import NTXentLoss, VICRegLoss  # isort: skip
 from open_clip import loss as open_clip  # isort: skip
 from sentence_transformers.sentence_transformer import losses as st  # isort: skip
 
@@ -51,6 +51,9 @@ EQUAL = {
         mnrl(c, "query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"),
     ),
     "NT-Xent": lambda c: (of_views(temperature=1 / c), NTXentLoss(1 / c)),
+    "VICReg": lambda c: (
+        lambda q, d: tc.VICReg(c, 20, 2, 1e-3)(*tc.pair_views(q, d)), VICRegLoss(c, 20, 2, eps=1e-3)
+    ),
 }  # fmt: skip
 
 
@@ -86,11 +89,3 @@ def test_the_joint_partition_adds_up_the_denominators_of_a_class(n, c, dtype):
     limit = 1e-5 if dtype == torch.float32 else 1e-11
     for one, other in zip(with_gradients(value, [x]), wanted, strict=True):
         assert relative_error(one, other) <= limit
-
-
-def test_the_joint_partition_needs_identities_of_one_set():
-    x, criterion = draw(4, 0), tc.InfoNCE(partition="joint")
-    calls = ({"labels": IDS[:4], "ref_emb": x, "ref_labels": IDS[:4]}, {"pairs": torch.ones(4, 4)})
-    for call in calls:
-        with pytest.raises(ValueError, match=r'partition="joint".*one set.*pair_views'):
-            criterion(x, **call)

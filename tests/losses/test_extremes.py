@@ -6,21 +6,14 @@ import pytest
 import torch
 
 import tricouple as tc
+from batches import batch, draw
 from reference import with_gradients
 from tricouple import numeric
 
 
-def noise(n: int, seed: int = 0, dim: int = 4) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, dim, generator=generator, dtype=torch.float64)
-
-
 def outlier(samples):
     """A tight cluster, and one sample opposite to it."""
-    middle = noise(1, 0, 32)
-    rows = middle / middle.norm() + 0.03 * noise(samples, 1, 32)
-    rows[0] = -middle
-    return rows, torch.arange(samples) // 4
+    return batch("outlier", samples).embeddings, torch.arange(samples) // 4
 
 
 def seconds(shaping, sharpness, rows, labels):
@@ -47,7 +40,7 @@ def seconds(shaping, sharpness, rows, labels):
 )
 def test_one_outlier_takes_a_few_times_as_long_as_an_easy_batch(shaping, samples, most):
     rows, labels = outlier(samples)
-    easy = seconds(shaping, 10, noise(samples, 2, 32), labels)
+    easy = seconds(shaping, 10, draw(samples, 32), labels)
     ratios = {c: seconds(shaping, c, rows, labels) / easy for c in most}
     assert all(ratio <= most[c] for c, ratio in ratios.items()), ratios
 

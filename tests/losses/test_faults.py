@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,13 +12,13 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 import tricouple as tc
-from batches import DENSE, Batch, batch, draw, errors, limits, listed, scales, with_gradient
+from batches import DENSE, Batch, assert_right, batch, draw, listed, scales, with_gradient
+from conftest import UNCONVERGED, VARIANTS
+from processes import python
 from tricouple.shaping import Hinge
 
 
-def assert_agrees(
-    name: str, there: Batch, c: float, dtype=torch.float64, least=0.0, threads=1, **options
-):
+def assert_agrees(name, there, c, dtype=torch.float64, least=0.0, threads=1, **options):
     """Value and gradient are those of the dense reference."""
     wide = there.to(torch.float64)
     wanted = with_gradient(wide.dense(DENSE[name], **options), wide.leaves)
@@ -30,21 +26,7 @@ def assert_agrees(
     torch.set_num_threads(threads)
     found = with_gradient(narrow.loss(getattr(tc, name)(**options)), narrow.leaves)
     torch.set_num_threads(1)
-    for error, limit in zip(
-        errors(found, wanted, c, len(there.embeddings)), limits(dtype, c), strict=True
-    ):
-        assert error <= max(limit, least)
-
-
-def in_fresh_process(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """A script in a process of its own, with one thread, that finds the tests' helpers."""
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    return subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    assert_right(found, wanted, c, len(there.embeddings), dtype, (least, least))
 
 
 # --- batches --------------------------------------------------------------------------------------
@@ -83,35 +65,25 @@ def test_sharp_log_sigmoids_have_gradients(n, dtype):
         )
 
 
-def opposite(n: int) -> Batch:
-    """Vectors at cosines of ±1, nearly."""
-    there = batch("two clusters", n)
-    return Batch(there.embeddings, there.labels)
-
-
 @pytest.mark.parametrize("inverse", [85, 90, 95, 99, 105])
 def test_log_sigmoid_costs_of_pairs_do_not_overflow_in_float32(inverse):
     options = {"temperature": 1 / inverse, "epsilon_pos": 1.0, "epsilon_neg": 1.0}
     assert_agrees(
-        "PushPull", opposite(66), inverse, torch.float32, **options, shaping="log_sigmoid"
+        "PushPull",
+        batch("two clusters", 66),
+        inverse,
+        torch.float32,
+        **options,
+        shaping="log_sigmoid",
     )
 
 
 @pytest.mark.parametrize("inverse", [44, 46, 47, 48, 49, 52])
 def test_log_sigmoid_costs_of_listed_triplets_do_not_overflow_in_float32(inverse):
-    there = Batch(opposite(66).embeddings, None, triplets=listed(66, 3).triplets)
+    there = Batch(batch("two clusters", 66).embeddings, None, triplets=listed(66, 3).triplets)
     options = {"temperature": 1 / inverse, "epsilon": 1.0, "n_iters": 2}
     settings = options | {"shaping": "log_sigmoid"}
     assert_agrees("NegMMIOT", there, inverse, torch.float32, 1e-2, **settings)
-
-
-@pytest.mark.parametrize("memory", ["matrices", "streamed"])
-@pytest.mark.parametrize("shaping", ["linear", "log_sigmoid", "hinge"])
-def test_nan_is_passed_on_where_values_are_not_read(shaping, memory):
-    z, labels = draw(8, 4).float(), torch.arange(8) % 3
-    z[2] = torch.nan
-    criterion = tc.NegMMIOT(shaping=shaping, check="shapes", memory=memory)
-    assert criterion(z, labels).isnan()
 
 
 @pytest.mark.parametrize("inverse", [100, 1000, 10000])
@@ -137,44 +109,21 @@ def test_one_positive_pair_is_enough_for_a_gradient(n, marginals, dtype, threads
 # --- calls ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-@pytest.mark.parametrize("name", DENSE)
-def test_labels_may_be_whole_numbers_in_floating_point(name, dtype):
-    z, labels, criterion = (
-        draw(8, 4),
-        torch.tensor([3, 3, -1, -1, 4, 4, 4, -1]),
-        getattr(tc, name)(),
-    )
-    wanted = criterion(z, labels)
-    assert torch.equal(criterion(z, labels.to(dtype)), wanted)
-    both = {"ref_emb": draw(8, 4, seed=1)}
-    wanted = criterion(z, labels, **both, ref_labels=labels)
-    assert torch.equal(criterion(z, labels, **both, ref_labels=labels.to(dtype)), wanted)
-    with pytest.raises((TypeError, ValueError), match=r"labels.*0\.5"):
-        criterion(z, torch.where(labels == 4, 0.5, labels.to(dtype)))
-
-
-CHECKPOINTED = {
-    "InfoNCE": tc.InfoNCE,
-    "IOT": tc.IOT,
-    "PushPull": tc.PushPull,
-    "linear": tc.NegMMIOT,
-    "implicit": partial(tc.NegMMIOT, sharpness=1, n_iters=60, gradient="implicit"),
-    "streamed": partial(tc.NegMMIOT, memory="streamed"),
-    "log-sigmoid": partial(tc.NegMMIOT, shaping="log_sigmoid"),
-    "hinge": partial(tc.NegMMIOT, shaping="hinge"),
-    "both directions": lambda: lambda z, y: tc.BothDirections(tc.NegMMIOT())(z, z.flip(1), y),
-}
-
-
-@pytest.mark.parametrize("name", [*CHECKPOINTED, "learnt temperature"])
+@UNCONVERGED
+@pytest.mark.parametrize("name", [*VARIANTS, "both directions", "learnt temperature"])
 def test_losses_work_inside_activation_checkpoints(name):
     labels = torch.arange(12) // 2
     tau = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
-    if name == "learnt temperature":
+    if name in VARIANTS:
+        across = {"ref_emb": draw(12, 4, seed=1), "ref_labels": labels}
+        criterion = partial(VARIANTS[name](), **across if name == "FusedGromov" else {})
+    elif name == "learnt temperature":
         criterion = partial(tc.NegMMIOT(), temperature=tau)
     else:
-        criterion = CHECKPOINTED[name]()
+
+        def criterion(x, labels):
+            return tc.BothDirections(tc.NegMMIOT())(x, x.flip(1), labels)
+
     z = draw(12, 4).requires_grad_()
     learnt = [z, tau] if name == "learnt temperature" else [z]
 
@@ -237,9 +186,8 @@ except (RuntimeError, ValueError) as error:
 
 @pytest.mark.slow
 def test_an_exported_program_does_not_take_another_loss_for_its_own(tmp_path):
-    exported = in_fresh_process(EXPORTED, tmp_path / "program.pt2")
-    assert exported.returncode == 0, exported.stderr
-    found = in_fresh_process(LOADED, tmp_path / "program.pt2")
+    python("-c", EXPORTED, tmp_path / "program.pt2")
+    found = python("-c", LOADED, tmp_path / "program.pt2")
     assert found.stdout.startswith("raised"), found.stdout + found.stderr
 
 

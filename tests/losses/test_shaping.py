@@ -37,27 +37,6 @@ def test_names_are_their_functions(name):
     torch.testing.assert_close(tc.shaping.SHAPINGS[name](t), FUNCTIONS[name](t))
 
 
-@pytest.mark.parametrize("name", ["linear", "log_sigmoid", "hinge"])
-def test_fast_kernels_are_right_where_the_dense_tensor_is_large(name):
-    n = 150
-    z, labels = draw(n, 40, dim=16).requires_grad_(), torch.arange(n) % 23
-    options = {"temperature": 0.2, "epsilon": 0.2, "n_iters": 1}
-    seen = []
-
-    def psi(margins):
-        seen.append(margins.numel())
-        return tc.shaping.SHAPINGS[name](margins)
-
-    fast = tc.NegMMIOT(**options, shaping=name, kernel_tol=1e-6)
-    exact = tc.NegMMIOT(**options, shaping=psi, memory_budget=8 * n**3 / 2)  # half of the costs
-    value, gradient = with_gradients(fast(z, labels), [z])
-    wanted, wanted_gradient = with_gradients(exact(z, labels), [z])
-    assert max(seen) <= n**3 / 2
-    tolerance = 1e-6 if name == "log_sigmoid" else 1e-12  # by quadrature
-    assert relative_error(value, wanted) <= tolerance
-    assert relative_error(gradient, wanted_gradient) <= tolerance
-
-
 @UNCONVERGED
 @pytest.mark.parametrize("setting", ["unbalanced", "across_repeated", "triplets_across"])
 @pytest.mark.parametrize("rule", ["unrolled", "implicit", "envelope"])
@@ -135,11 +114,6 @@ def test_bad_shapings_are_named(settings, module, psi, words):
         settings["balanced"].loss(tc.NegMMIOT(shaping="squared_hinge", memory="streamed"))
 
 
-def test_shaping_must_be_callable():
-    with pytest.raises(TypeError, match="shaping must be a name or a callable"):
-        tc.NegMMIOT(shaping=3)
-
-
 # --- The hinge -----------------------------------------------------------------------------------
 
 
@@ -173,10 +147,6 @@ def test_equal_scores_at_the_kink_are_exact(n, sharpness):
 
 def test_margin_is_that_of_a_hinge():
     assert tc.NegMMIOT(shaping="hinge", margin=2.0).shaping == Hinge(margin=2.0)
-    with pytest.raises(ValueError, match=r'margin=2.0 is that of shaping="hinge", got'):
-        tc.NegMMIOT(margin=2.0)
-    with pytest.raises(ValueError, match="margin must be a number that is 0 or more, got -1"):
-        tc.NegMMIOT(shaping="hinge", margin=-1.0)
 
 
 @pytest.mark.parametrize("psi", [Hinge(margin=0.2), Hinge(margin=0.0), "hinge"])
@@ -207,8 +177,6 @@ def test_flat_functions_are_allowed_and_are_hinges(settings, marginals):
 def test_bad_margins_are_named(margin):
     with pytest.raises(ValueError, match="margin must be a number that is 0 or more, got"):
         Hinge(margin=margin)
-    with pytest.raises(ValueError, match="slope"):
-        Hinge(slope=-1.0)
 
 
 # --- Log-sigmoid by quadrature -------------------------------------------------------------------
@@ -260,12 +228,6 @@ def test_small_epsilon_keeps_all_weights(tau, epsilon, memory):
     value, gradient = with_gradients(criterion(z, labels), [z])
     assert float((value - wanted).detach().abs()) <= TOLERANCE
     assert relative_error(gradient, slope) <= TOLERANCE
-
-
-def test_tolerance_that_the_dtype_cannot_reach_is_named():
-    labels = torch.arange(90) % 3
-    with pytest.raises(ValueError, match=r"kernel_tol .* got 1e-09"):
-        tc.NegMMIOT(shaping="log_sigmoid", kernel_tol=1e-9)(torch.randn(90, 4), labels)
 
 
 @pytest.mark.parametrize("epsilon", [10.0, 1000.0])

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -11,16 +10,11 @@ import pytest
 import torch
 
 import tricouple as tc
+from processes import python
 
 SOURCES = Path(tc.__file__).parent / "ot"
 COMPILER = os.environ.get("CC") or (sysconfig.get_config_var("CC") or "cc").split()[0]
 COMPILED = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="there is no C compiler")
-
-
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True
-    )
 
 
 LOADED = """
@@ -42,7 +36,7 @@ print(found, importlib.reload(native).compiled())
 
 
 def test_a_module_is_used_if_it_is_of_these_sources_and_not_left_alone():
-    done = run(LOADED)
+    done = python("-c", LOADED)
     assert done.stdout.strip() == f"[False, False, False] {tc.ot.compiled()}", done.stderr
     assert done.stderr.count("/somewhere/_native.so was built from another version") == 1
 
@@ -51,9 +45,7 @@ def test_a_module_is_used_if_it_is_of_these_sources_and_not_left_alone():
 def test_it_keeps_to_the_limited_api_so_that_one_build_serves_every_python():
     assert tc.ot.compiled(), "there is a compiler, but nothing was built"
     (module,) = [*SOURCES.glob("_native.abi3.so"), *SOURCES.glob("_native.pyd")]
-    command = [sys.executable, "-m", "abi3audit", "--strict", "--assume-minimum-abi3", "3.11"]
-    done = subprocess.run([*command, str(module)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-m", "abi3audit", "--strict", "--assume-minimum-abi3", "3.11", module)
 
 
 @COMPILED
@@ -87,7 +79,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_forked_process_works_alone():
-    done = run(FORKED, OMP_NUM_THREADS="2")
+    done = python("-c", FORKED, OMP_NUM_THREADS="2")
     assert done.stdout.strip() == "0", done.stderr
 
 
