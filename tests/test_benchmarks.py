@@ -5,7 +5,6 @@ import json
 import math
 import mmap
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,11 +71,10 @@ def test_plans_of_peers_are_ours():
 
 @UNCONVERGED
 def test_every_loss_of_ours_returns_a_finite_value_and_gradient():
-    for name, case in CASES.items():
-        if case.task == LOSS and hasattr(tc, case.loss):
-            value, gradient = call(name)
-            assert value.isfinite(), name
-            assert 0 < gradient.abs().max() < math.inf
+    for name in (name for name, case in CASES.items() if hasattr(tc, case.loss)):
+        value, gradient = call(name)
+        assert value.isfinite(), name
+        assert 0 < gradient.abs().max() < math.inf
 
 
 def test_batches_repeat_are_shared_by_ranks_and_have_unbalanced_classes():
@@ -84,8 +82,6 @@ def test_batches_repeat_are_shared_by_ranks_and_have_unbalanced_classes():
     x, _, labels = batch(case)
     assert torch.equal(x, batch(case)[0])
     assert labels.bincount().max() > 3 * labels.bincount().min()
-    _, whole = prepare(replace(case, loss="nt_xent"))()
-    assert whole.shape == (512, 16)
     plain = replace(case, loss="plain_info_nce", world=3)
     assert [len(prepare(plain, rank)()[1]) for rank in range(3)] == [170, 171, 171]
 
@@ -120,43 +116,20 @@ def test_memory_is_measured_in_a_process_of_its_own():
     del ballast
     assert 2 < found["extra_bytes"] / (4 * 1024**2) < 20
     assert found["peak_bytes"] < 2**30
-    assert not workers.running
 
 
 def test_missing_failing_and_too_large_contenders_are_rows(monkeypatch):
-    cases = [CASES[OURS], replace(CASES[OURS], name="fails", options={"n_iters": -1})]
-    cases += [replace(CASES["dense Neg-MMIOT (PyTorch)"], n=256), CASES["sinkhorn (POT)"]]
+    cases = [replace(CASES[OURS], name="fails", options={"n_iters": -1}), CASES[OURS]]
+    cases.append(replace(CASES["dense Neg-MMIOT (PyTorch)"], n=256))
     monkeypatch.setattr(memory, "available", lambda: 2**30)
-    monkeypatch.setitem(sys.modules, "ot", None)  # not installed
-    ask = {"time": lambda case: {"seconds": [measure.durations(prepare(case))[0]]}}
-
-    class Here:
-        def ask(self, version, what, case):
-            try:
-                return ask[what](case)
-            except (ValueError, ImportError) as error:
-                raise RuntimeError(f"{type(error).__name__}: {error}") from None
-
-    found = measure.measure(cases, Here(), 1, lambda case: False)
-    ours, broken, large, missing = found.values()
-    assert ours["seconds"] > 0
+    workers = worker.Workers({"this": ROOT})
+    broken, ours, large = measure.measure(cases, workers, 1, lambda case: False).values()
+    assert ours["seconds"] > 0  # of the worker after the one that failed
     assert broken["note"].startswith("failed: ValueError: n_iters must be")
     assert large["note"] == "skipped: may need 5 GiB, 1 GiB are free"
-    assert missing["note"] == "not installed"
-
-
-def test_a_worker_that_fails_names_the_reason_and_the_next_one_works():
-    workers = worker.Workers({"this": ROOT})
-    with pytest.raises(RuntimeError, match="ValueError: n_iters must be"):
-        workers.ask("this", "time", replace(CASES[OURS], options={"n_iters": -1}))
-    assert min(workers.ask("this", "time", CASES[OURS])["seconds"]) > 0
     workers.close()
-
-
-def test_cubic_contenders_end_at_their_largest_size():
-    args = command.parse(["--sizes", "256,512", "--only", "dense*", "--only", "IOT"])
-    names = [[case.name for case in cases] for cases in command.chosen(args)]
-    assert names == [["IOT", "dense Neg-MMIOT (PyTorch)"], ["IOT"]]
+    args = command.parse(["--sizes", "256,512", "--only", "dense*"])
+    assert [case.n for cases in command.chosen(args) for case in cases] == [256]  # --largest-cubic
 
 
 def test_step_ratios_are_those_of_best_steps_to_infonce():

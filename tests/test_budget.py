@@ -11,7 +11,7 @@ LIMITS = {
     (("src/tricouple",), (".py",)): 9_790,
     (("src/tricouple",), (".c", ".h")): 1_600,
     (("src/tricouple_lab",), (".py",)): 7_500,
-    (("theory", "benchmarks", "studies", "reproduce"), (".py",)): 5_350,
+    (("theory", "benchmarks", "studies", "reproduce"), (".py",)): 5_330,
     (("tests",), (".py",)): 16_000,
 }
 
