@@ -53,6 +53,7 @@ figures: $(STAMP)  ## redraw the pictures and tables of the documentation from r
 	$(BIN)/python docs/modalities.py docs/assets
 	$(BIN)/python docs/figures.py results/synthetic results/text docs/assets
 	$(BIN)/tricouple verify --read results/theory/theory.json --out results/theory
+	$(BIN)/python -m benchmarks.versions --read results/bench/versions.json --markdown docs/assets/bench-versions.md
 	for run in core shapes step_vision step_clip processes; do \
 	  $(BIN)/tricouple bench --read results/bench/$$run.json --markdown docs/assets/bench-$$run.md || exit 1; \
 	done

@@ -1,24 +1,18 @@
-"""How time and memory are measured: contenders take turns, memory in a process of its own."""
+"""How time and memory are measured: cases take turns, memory in a process of its own."""
 
 from __future__ import annotations
 
-import gc
-import math
-import multiprocessing
 import os
 import shlex
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from fnmatch import fnmatch
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import torch
@@ -26,37 +20,16 @@ from torch import Tensor
 
 import tricouple as tc
 from benchmarks import memory
-from benchmarks.contenders import BY_NAME, CONTENDERS, HINGE, SMOOTH, STEP, Call
-from benchmarks.problem import Problem, make_batch
+from benchmarks.cases import Call, Case
+from benchmarks.worker import Workers
 from tricouple_lab import files, names
 
-Row = dict[str, Any]  # contender, task, size, and what was measured or a note why not
-SMALLEST_WEIGHED = 1024  # smaller matrices are lost in the pages of an allocator
-LONG = 60.0  # a call of so many seconds is not repeated
-FAILURES = (RuntimeError, MemoryError)  # of a contender at one size; the run goes on
+Key = TypeVar("Key")
+Row = dict[str, Any]  # what was measured of a case, or a note why not
+SECONDS = 3.0  # that the rounds of a case may take, unless their number is given
+LONG = 5.0  # a call of so many seconds is not repeated
+STEP = "training step"
 PEERS = "numpy", "pytorch-metric-learning", "jax", "ott-jax", "POT", "lightly", "open_clip_torch"
-
-
-@dataclass(frozen=True)
-class Effort:
-    """Sizes and effort of a run."""
-
-    sizes: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-    largest_cubic: int = 256
-    rounds: int = 5
-    seconds_per_round: float = 0.3
-    memory: bool = True
-    only: tuple[str, ...] = ()  # patterns of names; none: all
-    processes: tuple[int, ...] = (2, 4)  # of a batch that several share
-    dims: tuple[int, ...] = (128, 512)  # of such a batch
-    budget: float = math.inf  # seconds, after which a contender has no more turns
-
-    def matches(self, name: str) -> bool:
-        """Whether one of the patterns, if there are any, is that of a name."""
-        return not self.only or any(fnmatch(name, pattern) for pattern in self.only)
-
-
-QUICK = Effort((32, 64), rounds=2, seconds_per_round=0.02, memory=False)
 
 
 def say(text: str) -> None:
@@ -65,74 +38,62 @@ def say(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def measure(effort: Effort, problem: Problem) -> Iterator[Row]:
-    """Yield a row per size and contender; a missing or failing one is a row with a note."""
-    warnings.filterwarnings("ignore", message='gradient="implicit"')  # plans need not converge
-    for size in effort.sizes:
-        batch, rows, steps = make_batch(size, problem), {}, {}
-        for contender in CONTENDERS:
-            largest = effort.largest_cubic if contender.cubic else contender.largest
-            name = contender.name
-            if not (effort.matches(name) and contender.smallest <= size <= largest):
-                continue
-            say(f"N = {size}: preparing {name}")
-            row = rows[name] = {"contender": name, "task": contender.task, "size": size}
-            row["note"] = contender.obstacle(size, problem)
-            if row["note"]:
-                continue
-            try:
-                step = contender.prepare(batch, problem)
-                first = time_call(step)
-            except FAILURES as error:
-                row["note"] = f"failed: {error}"
-                continue
-            row |= timed([first])
-            if first <= LONG:
-                steps[name] = step
-        for name, found in time_together(steps, effort).items():
-            rows[name] |= timed(found)
-        for name, row in rows.items():
-            weighed = effort.memory and "seconds" in row
-            if weighed and (size >= SMALLEST_WEIGHED or BY_NAME[name].cubic):
-                say(f"N = {size}: memory of {name}")
-                try:
-                    row |= measure_memory(name, size, problem)
-                except FAILURES as error:
-                    row["note"] = f"memory not measured: {error}"
-            yield row
+def measure(
+    cases: Sequence[Case], workers: Workers, rounds: int | None, weigh: Callable[[Case], bool]
+) -> dict[tuple[str, str], Row]:
+    """Return a row per case and version; a case that fails, or needs too much, has a note.
 
-
-def time_call(step: Call) -> float:
-    """Return the duration of one call in seconds."""
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
-
-
-def time_together(
-    steps: Mapping[str, Call], effort: Effort, clock: Callable[[Call], float] = time_call
-) -> dict[str, list[float]]:
-    """Time steps, each called once before, in interleaved rounds; return their durations.
-
-    In each round every step has a turn of several calls: a slow minute of the machine hits all of
-    them. The order rotates. The first call of a turn finds caches and thread pools as the previous
-    step left them; it counts only if it fills the turn alone.
+    First comes the memory of cases to ``weigh``: of a call in a fresh process after a small one.
+    A call that takes long is not repeated; of others the times of turns count.
     """
-    durations: dict[str, list[float]] = {name: [] for name in steps}
-    order = deque(steps)
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(effort.rounds):
-            for name in order:
-                if sum(durations[name]) < effort.budget:
-                    say(name)
-                    first = clock(steps[name])
-                    calls = int(effort.seconds_per_round / first)
-                    durations[name] += [clock(steps[name]) for _ in range(calls)] or [first]
-            order.rotate(-1)
-    finally:
-        gc.enable()
+    rows: dict[tuple[str, str], Row] = {}
+    turns: dict[tuple[str, str], Callable[[], list[float]]] = {}
+
+    def turn(version: str, case: Case) -> list[float]:
+        found: list[float] = workers.ask(version, "time", case.of(version))["seconds"]
+        return found
+
+    for case, name in [(one, name) for one in cases for name in one.versions]:
+        row = rows[case.name, name] = {"note": ""}
+        say(f"N = {case.n}: {case.name}")
+        needed, free = (one / 2**30 for one in (case.bytes(), memory.available()))
+        if needed > free:
+            row["note"] = f"skipped: may need {needed:.0f} GiB, {free:.0f} GiB are free"
+            continue
+        try:
+            if weigh(case):
+                found = workers.ask(name, "memory", case.of(name), fresh=True)
+                row |= {key: found[key] for key in ("peak_bytes", "extra_bytes")}
+                row |= timed(found["seconds"])
+            if row.get("seconds", 0.0) < LONG:
+                row |= timed(turn(name, case))
+                if row["seconds"] < LONG:
+                    turns[case.name, name] = partial(turn, name, case)
+        except RuntimeError as error:
+            missing = "ModuleNotFoundError" in str(error)
+            row["note"] = "not installed" if missing else f"failed: {error}"
+    least = rounds or (5 if cases[0].n <= 2048 else 2)
+    for key, seconds in in_turns(turns, least, 0 if rounds else SECONDS).items():
+        rows[key] |= timed(seconds)
+    return rows
+
+
+def in_turns(
+    turns: Mapping[Key, Callable[[], list[float]]], rounds: int, seconds: float = 0.0
+) -> dict[Key, list[float]]:
+    """Collect the durations of turns, each taken once before, in interleaved rounds.
+
+    There are so many rounds, and more while each has not had so many seconds on average. A slow
+    minute of the machine hits all of them. The order rotates.
+    """
+    durations: dict[Key, list[float]] = {name: [] for name in turns}
+    order, done, end = deque(turns), 0, time.monotonic() + seconds * len(turns)
+    while turns and (done < rounds or time.monotonic() < end):
+        for name in order:
+            say(str(name))
+            durations[name] += turns[name]()
+        order.rotate(-1)
+        done += 1
     return durations
 
 
@@ -142,30 +103,13 @@ def timed(durations: Sequence[float]) -> Row:
     return {"seconds": best, "median_seconds": middle, "calls": len(durations)}
 
 
-def measure_memory(contender: str, size: int, problem: Problem) -> Row:
-    """Peak and extra memory of a call in a fresh process that warms up on a small batch.
-
-    Raises:
-        RuntimeError: If the process failed.
-    """
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(peak_of, contender, size, problem).result()
-
-
-def peak_of(contender: str, size: int, problem: Problem) -> Row:
-    """Do in this process what ``measure_memory`` asks for."""
-    prepare = BY_NAME[contender].prepare
-    prepare(make_batch(32, problem), problem)()
-    return memory.peak_memory_of(prepare(make_batch(size, problem), problem))
-
-
 # --- training steps: encoder, loss, both gradients and the optimiser; only the loss differs -------
 
 STEP_LOSSES: dict[str, Mapping[str, Any]] = {
     "InfoNCE": {"name": "infonce"},
     "NegMMIOT": {"name": "neg_mmiot"},
-    SMOOTH: {"name": "neg_mmiot", "shaping": "log_sigmoid"},
-    HINGE: {"name": "neg_mmiot", "shaping": tc.shaping.Hinge(margin=0.5)},
+    "NegMMIOT log-sigmoid": {"name": "neg_mmiot", "shaping": "log_sigmoid"},
+    "NegMMIOT hinge": {"name": "neg_mmiot", "shaping": "hinge"},
     "PushPull": {"name": "pushpull"},
     "IOT": {"name": "iot"},
 }
@@ -203,10 +147,17 @@ def measure_steps(
         steps = {name: training_step(name, model, encode, labels) for name in losses}
         for step in steps.values():
             step()
-        found = time_together(steps, Effort(rounds=rounds, seconds_per_round=0.0))
-        for name, durations in found.items():
+        found = in_turns({key: partial(durations, step) for key, step in steps.items()}, rounds)
+        for name, seconds in found.items():
             row = {"contender": name, "task": STEP, "size": n, "backbone": backbone}
-            yield {**row, **timed(durations), "ratio": min(durations) / min(found[base])}
+            yield {**row, **timed(seconds), "ratio": min(seconds) / min(found[base])}
+
+
+def durations(step: Call) -> list[float]:
+    """The seconds of one call."""
+    start = time.perf_counter()
+    step()
+    return [time.perf_counter() - start]
 
 
 def encoder(
@@ -253,14 +204,14 @@ def training_step(
     return step
 
 
-def circumstances(words: Sequence[str]) -> dict[str, Any]:
+def circumstances(command: str, words: Sequence[str]) -> dict[str, Any]:
     """Return what is needed to judge or repeat a run that begins: sources, machine, load."""
     facts = files.provenance()
     for name in PEERS:
         with suppress(PackageNotFoundError):
             facts["versions"] = facts["versions"] | {name: version(name)}
     return facts | {
-        "command": shlex.join(["tricouple", "bench", *words]),
+        "command": f"{command} {shlex.join(words)}",
         "cpu": memory.linux("cpuinfo", r"model name\s*: (.*)", facts["machine"]),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),

@@ -29,8 +29,8 @@ def resident_bytes(field: str) -> int:
     return 1024 * int(linux("self/status", rf"{field}:\s*(\d+)", other / 1024))
 
 
-def available_bytes() -> float:
-    """Return the memory that is free for processes; infinity where the system does not tell."""
+def available() -> float:
+    """Return the bytes that are free for processes; infinity where the system does not tell."""
     return 1024 * float(linux("meminfo", r"MemAvailable:\s*(\d+)", math.inf))
 
 

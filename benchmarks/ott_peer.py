@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from ott.experimental.mmsinkhorn import MMSinkhorn
 from ott.geometry import costs
+from torch import Tensor
 
-from benchmarks.problem import Batch, Problem
+from benchmarks.cases import N_ITERS, Case
 
 # exp(−FORBIDDEN / ε) is 0 in float32; an infinite cost would leave NaN in the backward pass.
 FORBIDDEN = 1e4
@@ -41,28 +42,30 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def solve(embeddings: Any, problem: Problem, use_danskin: bool) -> tuple[Any, Any]:
-    """Return the unit vectors (N, d) and MMSinkhorn's output for them."""
+def solve(embeddings: Any, c: float, use_danskin: bool) -> tuple[Any, Any]:
+    """Return the unit vectors (N, d) and MMSinkhorn's output for them, τ = ε = c^(−1/2)."""
     unit = embeddings / jnp.linalg.norm(embeddings, axis=1, keepdims=True)
     index = jnp.arange(len(unit), dtype=unit.dtype)
     points = jnp.concatenate([unit, index[:, None]], axis=1)
-    slope, n = 1.0 / problem.temperature, problem.n_iters
+    slope, n = c**0.5, N_ITERS
     solver = MMSinkhorn(
         threshold=0.0, inner_iterations=n, min_iterations=n, max_iterations=n,
         use_danskin=use_danskin,
     )  # fmt: skip
     pair_costs = (DistinctPairCost(-slope), DistinctPairCost(slope), DistinctPairCost(0.0))
-    return unit, solver((points, points, points), cost_fns=pair_costs, epsilon=problem.epsilon)
+    return unit, solver((points, points, points), cost_fns=pair_costs, epsilon=1 / slope)
 
 
-def prepare_loss(batch: Batch, problem: Problem, use_danskin: bool = False) -> Callable[[], Any]:
+def prepare(
+    case: Case, x: Tensor, labels: Tensor, *, use_danskin: bool = False, plan_only: bool = False
+) -> Callable[[], Any]:
     """Value and exact gradient of Neg-MMIOT, differentiated through MMSinkhorn's iterations.
 
     With Danskin: the envelope gradient (P̃ − P)/ε, without unrolling. Its value is ⟨P̃, C⟩/ε minus
     the regularised cost of the plan, our loss for batches whose target has uniform marginals.
+    ``plan_only``: the three potentials, without a gradient.
     """
-    labels = batch.labels.numpy()
-    same = labels[:, None] == labels[None, :]
+    same = (labels[:, None] == labels).numpy()
     positive, negative = same & ~np.eye(len(labels), dtype=bool), ~same
     n_pos, n_neg = positive.sum(1, keepdims=True), negative.sum(1, keepdims=True)
     n_triplets = float((n_pos * n_neg).sum())  # |A|
@@ -70,26 +73,20 @@ def prepare_loss(batch: Batch, problem: Problem, use_danskin: bool = False) -> C
     p12 = jnp.asarray(positive * n_neg / n_triplets, dtype=jnp.float32)
     p13 = jnp.asarray(negative * n_pos / n_triplets, dtype=jnp.float32)
 
+    def potentials(embeddings: Any) -> Any:
+        return solve(embeddings, case.c, use_danskin)[1].potentials
+
     def loss(embeddings: Any) -> Any:
-        unit, plan = solve(embeddings, problem, use_danskin)
+        unit, plan = solve(embeddings, case.c, use_danskin)
         f, g, h = plan.potentials
-        target_cost = jnp.sum((p13 - p12) * (unit @ unit.T)) / problem.temperature
+        target_cost = jnp.sum((p13 - p12) * (unit @ unit.T)) * case.c**0.5
         if use_danskin:
             of_plan = plan.ent_reg_cost
         else:
             of_plan = p12.sum(1) @ f + p12.sum(0) @ g + p13.sum(0) @ h
-        return (target_cost - of_plan) / problem.epsilon - jnp.log(n_triplets)
+        return (target_cost - of_plan) * case.c**0.5 - jnp.log(n_triplets)
 
-    return compiled(jax.value_and_grad(loss), batch)
-
-
-def prepare_plan(batch: Batch, problem: Problem) -> Callable[[], Any]:
-    """The three potentials, without a gradient."""
-    return compiled(lambda x: solve(x, problem, use_danskin=True)[1].potentials, batch)
-
-
-def compiled(function: Callable[[Any], Any], batch: Batch) -> Callable[[], Any]:
-    """Compile for this batch and return a call that waits for its result."""
-    embeddings = jnp.asarray(batch.embeddings.numpy())
+    embeddings = jnp.asarray(x.numpy())
+    function = potentials if plan_only else jax.value_and_grad(loss)
     executable = jax.jit(function).lower(embeddings).compile()
     return lambda: jax.block_until_ready(executable(embeddings))

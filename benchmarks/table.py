@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from benchmarks import contenders as c
+from benchmarks.cases import LOSS, PAIR_PLAN, TRIPLET_PLAN
 from tricouple_lab.names import UserError
 
 Run = dict[str, Any]  # problem, measurements (rows), provenance
 LARGE = 8192
 CAPTIONS = {
-    c.LOSS: "Value and gradient of a loss, best time in ms",
-    c.TRIPLET_PLAN: "Potentials of a triplet plan, best time in ms",
-    c.PAIR_PLAN: "Matrix of a pair plan, best time in ms",
+    LOSS: "Value and gradient of a loss, best time in ms",
+    TRIPLET_PLAN: "Potentials of a triplet plan, best time in ms",
+    PAIR_PLAN: "Matrix of a pair plan, best time in ms",
 }
 MATRICES = "extra memory, N×N float32 matrices"
 COLUMNS = (
@@ -56,7 +57,7 @@ def tables(run: Run) -> dict[str, pd.DataFrame]:
     """Return all tables of a run, by caption."""
     rows = frame(run)
     found = {}
-    if rows["task"][0] == c.STEP:
+    if rows["backbone"].notna().any():
         for name, own in rows.groupby("backbone", sort=False):
             found[f"Training step of {name}, batch {own['size'].max()}"] = step_table(own)
     elif rows["processes"].max() > 1:
@@ -109,11 +110,14 @@ def largest_memory(rows: pd.DataFrame, name: str) -> str:
 
 
 def growth(rows: pd.DataFrame, name: str, key: str, low: int = 1024, high: int = LARGE) -> float:
-    """Return the power of N, by least squares; NaN unless both ends were measured."""
+    """Return the power of N; NaN unless both ends were measured."""
     own = rows[(rows["contender"] == name) & (rows[key] > 0) & rows["size"].between(low, high)]
-    if not {low, high} <= set(own["size"]):
-        return math.nan
-    return float(np.polyfit(np.log(own["size"]), np.log(own[key]), 1)[0])
+    return power(own["size"], own[key]) if {low, high} <= set(own["size"]) else math.nan
+
+
+def power(sizes: Sequence[int], values: Sequence[float]) -> float:
+    """Return the exponent of a power law, by least squares of logarithms."""
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
 def step_table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -11,25 +11,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks import contenders, measure, memory, processes, table
-from benchmarks.contenders import BY_NAME, LOSS, OURS
-from benchmarks.problem import Problem, make_batch
+from benchmarks import __main__ as command
+from benchmarks import measure, memory, table, worker
+from benchmarks.cases import LOSS, batch, prepare
 
+import tricouple as tc
 from conftest import UNCONVERGED
 from tricouple_lab import cli
 from tricouple_lab.names import UserError
 
 ROOT = Path(__file__).parents[1]
-PROBLEM = Problem(dim=16, classes=4)
+OURS = "NegMMIOT"
+CASES = {case.name: replace(case, n=24, d=16, seed=58) for case, *_ in command.CONTENDERS}
 STORED = sorted(path.stem for path in (ROOT / "results/bench").glob("*.json"))
 FACTS = {"cores": 2, "cpu": "a cpu", "load": 0.0, "date": "2030-01-02", "commit": "abc"}
 FACTS |= {"versions": {"torch": "2"}}
 
 
-def call(name, size=24, problem=PROBLEM):
-    if BY_NAME[name].obstacle(size, problem):
-        pytest.skip(f"{name} is not installed")
-    return BY_NAME[name].prepare(make_batch(size, problem), problem)()
+def call(name):
+    try:
+        return prepare(CASES[name])()
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
 
 
 def row(name, size, seconds=None, task=LOSS, **more):
@@ -50,11 +53,10 @@ PAIRS = {
 
 @pytest.mark.parametrize("peer", PAIRS)
 def test_peer_has_the_value_and_gradient_of_our_loss(peer):
-    problem = replace(PROBLEM, seed=3)
-    labels = make_batch(24, problem).labels
+    *_, labels = batch(CASES[peer])
     assert labels.bincount()[labels].min() > 1, "SupConLoss counts anchors without a positive"
-    value, gradient = map(np.asarray, call(PAIRS[peer], problem=problem))
-    peer_value, peer_gradient = map(np.asarray, call(peer, problem=problem))
+    value, gradient = map(np.asarray, call(PAIRS[peer]))
+    peer_value, peer_gradient = map(np.asarray, call(peer))
     assert "Danskin" in peer or peer_value == pytest.approx(value, rel=1e-4)
     assert np.abs(peer_gradient - gradient).max() < 1e-3 * np.abs(gradient).max()
 
@@ -69,32 +71,28 @@ def test_plans_of_peers_are_ours():
 
 @UNCONVERGED
 def test_every_loss_of_ours_returns_a_finite_value_and_gradient():
-    for contender in BY_NAME.values():
-        if contender.task == LOSS and not contender.module:
-            value, gradient = call(contender.name)
-            assert value.isfinite(), contender.name
-            assert 0 < gradient.abs().max() < math.inf
+    for name in (name for name, case in CASES.items() if hasattr(tc, case.loss)):
+        value, gradient = call(name)
+        assert value.isfinite(), name
+        assert 0 < gradient.abs().max() < math.inf
 
 
 def test_batches_repeat_are_shared_by_ranks_and_have_unbalanced_classes():
-    batch, again = make_batch(512, Problem()), make_batch(512, Problem())
-    assert torch.equal(batch.embeddings, again.embeddings)
-    assert batch.labels.bincount().max() > 3 * batch.labels.bincount().min()
-    parts = [processes.share(batch, Problem(), rank, 3) for rank in range(3)]
-    assert torch.equal(torch.cat([part[2] for part in parts]), batch.labels)
+    case = replace(CASES[OURS], n=512)
+    x, _, labels = batch(case)
+    assert torch.equal(x, batch(case)[0])
+    assert labels.bincount().max() > 3 * labels.bincount().min()
+    plain = replace(case, loss="plain_info_nce", world=3)
+    assert [len(prepare(plain, rank)()[1]) for rank in range(3)] == [170, 171, 171]
 
 
-def test_turns_rotate_and_their_first_call_counts_only_if_it_fills_them():
+def test_turns_rotate_and_continue_while_time_lasts():
     calls = []
-    steps = {name: lambda name=name: calls.append(name) for name in "abc"}
-    effort = measure.Effort(rounds=2, seconds_per_round=0.0)
-    durations = measure.time_together(steps, effort)
+    turns = {name: lambda name=name: calls.append(name) or [1.0, 2.0] for name in "abc"}
+    durations = measure.in_turns(turns, 2)
     assert "".join(calls) == "abc" + "bca"
-    assert {name: len(values) for name, values in durations.items()} == dict.fromkeys("abc", 2)
-    clock = iter([0.01, *[0.001] * 5])  # a first call is slow after another library's turn
-    effort = measure.Effort(rounds=1, seconds_per_round=0.05)
-    found = measure.time_together({"a": gc.isenabled}, effort, clock=lambda step: next(clock))
-    assert found == {"a": [0.001] * 5}
+    assert durations == {key: [1.0, 2.0, 1.0, 2.0] for key in "abc"}
+    assert len(measure.in_turns({"a": lambda: [1.0]}, 1, 0.05)["a"]) > 2
 
 
 def test_extra_memory_is_the_peak_of_the_call_not_what_it_returns():
@@ -112,29 +110,26 @@ def test_extra_memory_is_the_peak_of_the_call_not_what_it_returns():
 
 def test_memory_is_measured_in_a_process_of_its_own():
     ballast = torch.ones(2**28)  # 1 GiB in this process must not be seen by the other
-    found = measure.measure_memory("InfoNCE (plain PyTorch)", 1024, Problem())
+    workers = worker.Workers({"this": ROOT})
+    case = replace(CASES["InfoNCE (plain PyTorch)"], n=1024)
+    found = workers.ask("this", "memory", case, fresh=True)
     del ballast
     assert 2 < found["extra_bytes"] / (4 * 1024**2) < 20
     assert found["peak_bytes"] < 2**30
 
 
-def failing(*arguments):
-    raise RuntimeError("out of everything")
-
-
 def test_missing_failing_and_too_large_contenders_are_rows(monkeypatch):
-    broken = contenders.Contender("fails", LOSS, failing)
-    absent = replace(broken, name="absent", module="no_such_library")
-    dense = BY_NAME["dense Neg-MMIOT (PyTorch)"]
-    monkeypatch.setattr(measure, "CONTENDERS", (BY_NAME[OURS], broken, absent, dense))
-    monkeypatch.setattr(memory, "available_bytes", lambda: 2**30)
-    effort = replace(measure.QUICK, sizes=(16, 256), largest_cubic=256)
-    ours, other, missing, small, *_, large = measure.measure(effort, PROBLEM)
-    assert ours["seconds"] > 0 < small["seconds"]
-    assert (other["note"], missing["note"]) == ("failed: out of everything", "not installed")
+    cases = [replace(CASES[OURS], name="fails", options={"n_iters": -1}), CASES[OURS]]
+    cases.append(replace(CASES["dense Neg-MMIOT (PyTorch)"], n=256))
+    monkeypatch.setattr(memory, "available", lambda: 2**30)
+    workers = worker.Workers({"this": ROOT})
+    broken, ours, large = measure.measure(cases, workers, 1, lambda case: False).values()
+    assert ours["seconds"] > 0  # of the worker after the one that failed
+    assert broken["note"].startswith("failed: ValueError: n_iters must be")
     assert large["note"] == "skipped: may need 5 GiB, 1 GiB are free"
-    again = replace(effort, sizes=(512,), only=("dense*",))
-    assert not list(measure.measure(again, PROBLEM))  # above --largest-cubic
+    workers.close()
+    args = command.parse(["--sizes", "256,512", "--only", "dense*"])
+    assert [case.n for cases in command.chosen(args) for case in cases] == [256]  # --largest-cubic
 
 
 def test_step_ratios_are_those_of_best_steps_to_infonce():
@@ -158,18 +153,13 @@ def test_a_step_trains_the_whole_encoder(backbone):
     assert sum(changed) > 0.9 * len(changed)  # a bias before a normalisation has no gradient
 
 
-def test_two_processes_share_one_batch_and_a_failure_is_a_row(tmp_path, monkeypatch):
+def test_two_processes_share_one_batch(tmp_path):
     out = tmp_path / "processes.json"
     only = ["--only", OURS, "--only", "InfoNCE"]
     assert cli.main(["bench", "--quick", "--processes", "2", *only, "--out", str(out)]) == 0
     found = {line["contender"]: line for line in table.read(out)["measurements"]}
     assert set(found) == {OURS, "InfoNCE"}
     assert all(0 < line["seconds"] <= line["median_seconds"] for line in found.values())
-
-    monkeypatch.setattr(processes, "ask", failing)
-    effort = replace(processes.QUICK, only=(OURS,), processes=(2,))
-    (line,) = processes.measure_processes(effort, PROBLEM)
-    assert line["note"] == "failed: out of everything"
 
 
 def test_growth_is_that_from_1024_to_8192_and_only_if_measured():
@@ -221,11 +211,11 @@ def test_only_some_contenders_run_on_request_and_the_file_says_how(tmp_path, cap
 
 
 def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch, capsys):
-    def interrupted(effort, problem):
+    def interrupted(groups, args):
         yield row(OURS, 16, 1e-3)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure, "measure", interrupted)
+    monkeypatch.setattr(command, "rows_of", interrupted)
     out = tmp_path / "bench.json"
     assert cli.main(["bench", "--quick", "--out", str(out)]) == 130
     assert "has what was measured" in capsys.readouterr().err

@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 
 import pytest
+from benchmarks.targets import SECTIONS
+from benchmarks.versions import rows_of
 
 from processes import python
 from tricouple.ot import compiled
@@ -14,6 +16,34 @@ ROOT = Path(__file__).parents[1]
 
 def versions(*words):
     return python("-m", "benchmarks.versions", *words, cwd=ROOT).stdout
+
+
+TIMES = {"InfoNCE (plain PyTorch)": 1e-3, "NegMMIOT": 2e-3, "SupConLoss (PML)": 4e-3}
+
+
+@pytest.mark.parametrize(
+    ("section", "case", "number", "value", "target", "met"),
+    [
+        ("growth", "InfoNCE", "growth, N^…", 2.2, 2.1, False),
+        ("peers", "NegMMIOT", "time over InfoNCE (plain PyTorch)", 2.0, 2.5, True),
+        ("peers", "NegMMIOT", "time over SupConLoss (PML)", 0.5, 1.0, True),
+        ("large", "NegMMIOT, two sets", "memory, N²", 3.0, 0.6, False),
+        ("streamed", "NegMMIOT, half kept", "time / other", 1.0, 1.0, True),
+    ],
+)
+def test_each_number_is_what_its_section_says(section, case, number, value, target, met):
+    make, sizes = SECTIONS[section]
+    cases = [*make(sizes)][-1] if section == "large" else next(make(sizes))
+    found = {
+        (one.name, version): {
+            "seconds": TIMES[one.name] if section == "peers" else 3e-9 * one.n**2.2,
+            "extra_bytes": (3.0 if version == "this" else 2.0) * 4 * one.n**2,
+        }
+        for one in cases for version in one.versions
+    }  # fmt: skip
+    rows = {(row["case"], row.get("number")): row for row in rows_of(section, cases, found)}
+    row = rows[case, number]
+    assert (row["value"], row["target"], row["met"]) == (pytest.approx(value), target, met)
 
 
 @pytest.mark.skipif(not compiled(), reason="compares compiled trees")
