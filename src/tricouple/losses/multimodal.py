@@ -35,7 +35,7 @@ class MultiModalIOT(nn.Module):
             InfoNCE of each given the other two, whose scores are added.
         weights: Factors of c, one per edge; 0 takes an edge out of a triangle.
         n_iters, tol: As in ``multimodal_sinkhorn``; tol is read from a device after each product.
-        inner: As there; with 5, and one more N×N matrix, a quarter of the products suffices.
+        inner: As there; with 5 a quarter of the products suffices.
         gradient: ``"unrolled"``, exact for the sweeps that were done, or ``"envelope"``, exact at
             convergence if every sample has a partner, with three products in all.
         group: None: a plan of three modalities is of one process.
@@ -126,10 +126,9 @@ class MultiModalIOT(nn.Module):
             edges = edges[: len(names) - 1]
         elif isinstance(self.edges, str) and len(names) != 3:
             raise ValueError(f'edges="{self.edges}" takes three modalities, got {names}')
-        if any(len({*edge}) != 2 or not {*edge} <= {*names} for edge in edges):
-            raise ValueError(f"edges must be pairs of {names}, got {edges}")
-        if len({*map(frozenset, edges)}) < len(edges) or {*names} != {*chain(*edges)}:
-            raise ValueError(f"edges must be different pairs with all of {names}, got {edges}")
+        different = {frozenset(edge) for edge in edges if len({*edge}) == 2}
+        if len(different) < len(edges) or {*names} != {*chain(*edges)}:
+            raise ValueError(f"edges must be different pairs of {names} with all of them: {edges}")
         return [(names.index(a), names.index(b)) for a, b in edges]
 
     def _triangle(self, units: list[Tensor], labels: list[Tensor], c: Tensor) -> Tensor:
