@@ -110,6 +110,8 @@ class MultiModalIOT(nn.Module):
             pairs = [(rows[x], labels[x], None, rows[y], labels[y]) for x, y in edges]
             losses = [self._iot(*p, temperature=t) for p, t in zip(pairs, 1 / c, strict=True)]
             return torch.stack(losses).sum()
+        if on_host(rows[0]) and not set.intersection(*({*each.tolist()} for each in labels)):
+            raise ValueError("the batch has no complete triple: no id is in all three modalities")
         c = c[[[*map(sum, edges)].index(sum(edge)) for edge in plans.EDGES]]
         loss, device = _joint if self.edges == "joint" else self._triangle, rows[0].device
         with torch.autocast(device.type, enabled=False), ieee_products(device):
@@ -137,7 +139,6 @@ class MultiModalIOT(nn.Module):
         codes = ids.anchors.split([len(label) for label in labels])
         n = [ids.sums(code, torch.ones_like(code, dtype=c.dtype)) for code in codes]
         total = (n[0] * n[1] * n[2]).sum()  # of triples
-        _require(total)
         f = plans.potentials(c, *units, self.sweeps)
         sums = [ids.sums(code, unit.to(c.dtype)) for code, unit in zip(codes, units, strict=True)]
         value = -total * total.log()
@@ -157,14 +158,8 @@ def _joint(units: list[Tensor], labels: list[Tensor], c: Tensor) -> Tensor:
         query = units[x][i] * c[x + z - 1] + units[y][j] * c[y + z - 1]
         logs = (query.to(units[z].dtype) @ units[z].T).log_softmax(1)
         right = labels[x][i, None] == labels[z]
-        _require(right.sum())
         losses.append(-torch.where(right, logs, 0.0).sum(dtype=c.dtype) / right.sum())
     return torch.stack(losses).sum()
-
-
-def _require(triples: Tensor) -> None:
-    if on_host(triples) and not bool(triples > 0):
-        raise ValueError("the batch has no complete triple: no id is in all three modalities")
 
 
 def _labels(embeddings: Mapping[str, Tensor], ids: Mapping[str, Labels] | None) -> list[Tensor]:
