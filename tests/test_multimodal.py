@@ -238,9 +238,9 @@ def test_a_device_gives_the_numbers_of_the_host(monkeypatch):
             assert difference(tc.MultiModalIOT(5.0, edges)(x), wanted, [*x.values()]) <= 1e-5
 
 
-@pytest.mark.parametrize(("inner", "most"), [(1, 3), (2, 4)])
-def test_memory_is_that_of_three_matrices(inner, most):
-    assert 1.5 < modalities.matrices(1024, n_iters=1, inner=inner) < most
+@pytest.mark.parametrize("inner", [1, 2])
+def test_memory_is_that_of_three_matrices(inner):
+    assert 1.5 < modalities.matrices(1024, n_iters=1, inner=inner) < 4  # and that of embeddings
 
 
 def test_it_is_faster_than_the_dense_tensor():

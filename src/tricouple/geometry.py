@@ -29,13 +29,9 @@ class NeuralCollapse:
 
     def row(self) -> dict[str, float]:
         """The scalar figures, as a table row."""
+        figures = {name: value for name, value in vars(self).items() if name != "spectrum"}
         ratio = float(self.spectrum[-1] / self.spectrum[0]) if self.spectrum[0] > 0 else 0.0
-        return {
-            "nc1": self.nc1,
-            "nc2_std": self.nc2_std,
-            "nc2_deviation": self.nc2_deviation,
-            "spectrum_ratio": ratio,
-        }
+        return {**figures, "spectrum_ratio": ratio}
 
 
 @dataclass(frozen=True)

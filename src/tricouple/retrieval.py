@@ -11,12 +11,13 @@ from torch import Tensor
 
 from tricouple import checks
 from tricouple.batch import unit_vectors
-from tricouple.numeric import compute_dtype, wide_dtype
+from tricouple.numeric import compute_dtype, on_host, wide_dtype
 from tricouple.ot.forms import Linear
+from tricouple.ot.scaling import Kernel, Scaling
 from tricouple.ot.scores import Scores, blocks
 from tricouple.ot.solver import Sweeps, solve
 
-_TILE = 1 << 22  # scores of a tile
+_TILE = 1 << 22  # scores of a tile, and entries of the kernel that are stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,11 +153,13 @@ def _debiased(
     checks.positive_number("sharpness", sharpness)
     x = _unit("gallery", gallery)
     z = _unit(name, bank, x).to(x.dtype)
-    own = torch.full((len(x),), -1, device=x.device)
-    scores, wide = Scores(x, z, own, x.dtype, keep=False), wide_dtype(x.device)
-    masses = [torch.full((n,), 1 / n, dtype=wide, device=x.device) for n in scores.shape]
-    run = solve(Linear(scores, float(sharpness), 2), masses, Sweeps(n_iters))
-    g, f = (part / sharpness for part in run.potentials)
+    c, own = float(sharpness), torch.full((len(x),), -1, device=x.device)
+    scores, wide = Scores(x, z, own, x.dtype, keep=False, stored=_TILE), wide_dtype(x.device)
+    masses = [own.new_full((n,), 1 / n, dtype=wide) for n in scores.shape]
+    form = Linear(scores, c, 2)
+    kernel = Kernel.of(scores, c, c, wanted=False) if on_host(x) else None
+    run = solve(form, masses, Sweeps(n_iters), kernel and Scaling(kernel, form))
+    g, f = (part / c for part in run.potentials)
     return Debiased(x, (g - g.mean()).to(x.dtype)), f.to(x.dtype)
 
 

@@ -35,7 +35,7 @@ class MultiModalIOT(nn.Module):
             InfoNCE of each given the other two, whose scores are added.
         weights: Factors of c, one per edge; 0 takes an edge out of a triangle.
         n_iters, tol: As in ``multimodal_sinkhorn``; tol is read from a device after each product.
-        inner: As there; with 5, and one more N×N matrix, a quarter of the products suffices.
+        inner: As there; with 5 a quarter of the products suffices.
         gradient: ``"unrolled"``, exact for the sweeps that were done, or ``"envelope"``, exact at
             convergence if every sample has a partner, with three products in all.
         group: None: a plan of three modalities is of one process.
@@ -110,6 +110,8 @@ class MultiModalIOT(nn.Module):
             pairs = [(rows[x], labels[x], None, rows[y], labels[y]) for x, y in edges]
             losses = [self._iot(*p, temperature=t) for p, t in zip(pairs, 1 / c, strict=True)]
             return torch.stack(losses).sum()
+        if on_host(rows[0]) and not set.intersection(*({*each.tolist()} for each in labels)):
+            raise ValueError("the batch has no complete triple: no id is in all three modalities")
         c = c[[[*map(sum, edges)].index(sum(edge)) for edge in plans.EDGES]]
         loss, device = _joint if self.edges == "joint" else self._triangle, rows[0].device
         with torch.autocast(device.type, enabled=False), ieee_products(device):
@@ -126,10 +128,9 @@ class MultiModalIOT(nn.Module):
             edges = edges[: len(names) - 1]
         elif isinstance(self.edges, str) and len(names) != 3:
             raise ValueError(f'edges="{self.edges}" takes three modalities, got {names}')
-        if any(len({*edge}) != 2 or not {*edge} <= {*names} for edge in edges):
-            raise ValueError(f"edges must be pairs of {names}, got {edges}")
-        if len({*map(frozenset, edges)}) < len(edges) or {*names} != {*chain(*edges)}:
-            raise ValueError(f"edges must be different pairs with all of {names}, got {edges}")
+        different = {frozenset(edge) for edge in edges if len({*edge}) == 2}
+        if len(different) < len(edges) or {*names} != {*chain(*edges)}:
+            raise ValueError(f"edges must be different pairs of {names} with all of them: {edges}")
         return [(names.index(a), names.index(b)) for a, b in edges]
 
     def _triangle(self, units: list[Tensor], labels: list[Tensor], c: Tensor) -> Tensor:
@@ -138,7 +139,6 @@ class MultiModalIOT(nn.Module):
         codes = ids.anchors.split([len(label) for label in labels])
         n = [ids.sums(code, torch.ones_like(code, dtype=c.dtype)) for code in codes]
         total = (n[0] * n[1] * n[2]).sum()  # of triples
-        _require(total)
         f = plans.potentials(c, *units, self.sweeps)
         sums = [ids.sums(code, unit.to(c.dtype)) for code, unit in zip(codes, units, strict=True)]
         value = -total * total.log()
@@ -158,14 +158,8 @@ def _joint(units: list[Tensor], labels: list[Tensor], c: Tensor) -> Tensor:
         query = units[x][i] * c[x + z - 1] + units[y][j] * c[y + z - 1]
         logs = (query.to(units[z].dtype) @ units[z].T).log_softmax(1)
         right = labels[x][i, None] == labels[z]
-        _require(right.sum())
         losses.append(-torch.where(right, logs, 0.0).sum(dtype=c.dtype) / right.sum())
     return torch.stack(losses).sum()
-
-
-def _require(triples: Tensor) -> None:
-    if on_host(triples) and not bool(triples > 0):
-        raise ValueError("the batch has no complete triple: no id is in all three modalities")
 
 
 def _labels(embeddings: Mapping[str, Tensor], ids: Mapping[str, Labels] | None) -> list[Tensor]:

@@ -167,17 +167,15 @@ def sinkhorn(
         tensor([[0.2500, 0.2500],
                 [0.2500, 0.2500]], dtype=torch.float64)
     """
-    allowed = cost < -NONE
-    scores = torch.where(allowed, cost.double(), 0.0) / epsilon
-    kernel = torch.where(allowed, scores if anti else -scores, NONE)
+    cost = cost.double().clamp(max=-NONE)
+    kernel = ((cost if anti else -cost) / epsilon).masked_fill(cost == -NONE, NONE)
     scalings = [torch.zeros_like(mass, dtype=torch.float64) for mass in masses]
     for _ in range(n_iters):
         for axis, mass in enumerate(masses):
             others = [other for other in range(cost.dim()) if other != axis]
             grids = torch.meshgrid(*scalings, indexing="ij")
             total = torch.logsumexp(sum((grids[k] for k in others), start=kernel), others)
-            there = mass > 0
-            scalings[axis] = torch.where(there, mass.double().log() - total, NONE)
+            scalings[axis] = torch.where(mass > 0, mass.double().log() - total, NONE)
     return tuple(scaling * epsilon for scaling in scalings)
 
 
@@ -197,13 +195,14 @@ class _Batch:
         self.triplets, self.n_iters, self.marginals = triplets, n_iters, marginals
         self.weights = (torch.ones(len(embeddings)) if weights is None else weights).double()
         self.labels, self.ref_labels = labels, labels if references is None else ref_labels
-        anchors = others = normalize(embeddings.double(), dim=1, eps=0.0)
-        known = torch.arange(len(anchors))
-        if references is not None:
-            others = normalize(references.double(), dim=1, eps=0.0)
-            known = torch.full_like(known, -1)
-        self.s = anchors @ others.T
-        self.itself = (known if own is None else own)[:, None] == torch.arange(len(others))
+        x, y = (
+            normalize(rows.double(), dim=1, eps=0.0)
+            for rows in (embeddings, embeddings if references is None else references)
+        )
+        self.s = x @ y.T  # (N, M)
+        if own is None:
+            own = torch.arange(len(x)) if references is None else torch.full((len(x),), -1)
+        self.itself = own[:, None] == torch.arange(len(y))
         if pairs is not None:
             self.positive = pairs.double().masked_fill(self.itself, 0.0)
             self.negative = ((pairs == 0) & ~self.itself).double()

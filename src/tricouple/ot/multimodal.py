@@ -11,13 +11,14 @@ Summing one modality z out leaves pairs of the other two, x and y,
 
 one product of N×N matrices for two updates. In the order (x, y) = 01, 20, 12, 01, … the updates are
 0 1 2 0 1 2 …, those of the dense algorithm: three products for two sweeps, and three in the adjoint
-of two updates. Two N×N matrices are stored at most, three if several updates share a product.
+of two updates, which stores three N×N matrices at a time. The updates themselves are those of a
+plan of pairs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -33,8 +34,9 @@ from tricouple.numeric import (
     on_host,
     wide_dtype,
 )
-from tricouple.ot.plans import Plan
-from tricouple.ot.scores import blocks
+from tricouple.ot.forms import Linear
+from tricouple.ot.plans import PairPlan, Plan
+from tricouple.ot.scores import Scores, blocks
 from tricouple.ot.solver import Sweeps
 
 EDGES = ((0, 1), (0, 2), (1, 2))  # edge x + y − 1 is between x and y
@@ -42,6 +44,7 @@ EDGES = ((0, 1), (0, 2), (1, 2))  # edge x + y − 1 is between x and y
 _SINGLE = 35.0  # up to this c entries of the product, at least exp(−2c), are normal in float32
 _HEIGHT = 64  # rows of a tile
 _ALL = slice(None)
+_Update = tuple[int, list[Tensor]]  # of x, 0, or y, 1; f_x and f_y after it, for the base of a pair
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,10 +70,11 @@ class MultiModalPlan(Plan):
 
         The third gallery is a bridge: a pair has mass if both are near the same third samples.
         """
-        (x, y, z), problem, f = self._of(first, second)
+        (x, y, z), scores, f = self._of(first, second)
         with torch.no_grad(), ieee_products(self.sharpness.device):
-            pair = _Pair(problem, x, y, f[z])
-            return torch.cat([pair.logs(tile, f[x], f[y]).exp_() for tile in pair.tiles()])
+            pair = _Pair(scores, x, y, f[z])
+            found, imposed = tuple(pair.shifted(f[x], f[y])), (self.imposed[x], self.imposed[y])
+            return PairPlan(1.0, found, imposed, self.n_iters, self.tol, pair.base, True).dense()
 
     def conditional(
         self, given: tuple[str, str], target: str, pairs: tuple[Tensor, Tensor] | None = None
@@ -80,27 +84,27 @@ class MultiModalPlan(Plan):
         It is the softmax of two scores and a potential, ``S_ik + S_jk + f_k``: no N³ product.
         Queries are the ``pairs`` (i, j) of indices in the ``given``, or row i with row i.
         """
-        (x, y, z), problem, f = self._of(*given)
+        (x, y, z), scores, f = self._of(*given)
         if target != self.names[z]:
             raise ValueError(f"the target beside {given} is {self.names[z]!r}, got {target!r}")
         if pairs is None and len(f[x]) != len(f[y]):
             raise ValueError(f"{given} have unequal numbers of samples: pass pairs=(i, j)")
         i, j = (_ALL, _ALL) if pairs is None else pairs
         with torch.no_grad(), ieee_products(self.sharpness.device):
-            scores = problem.scores(x, z, i) + problem.scores(y, z, j)
-            return scores.add_(f[z] - f[z].amax()).softmax(1)
+            logs = torch.mm(*scores.factors(x, z, i)).addmm_(*scores.factors(y, z, j))
+            return logs.add_(f[z] - f[z].amax()).softmax(1)
 
     def marginals(self) -> tuple[Tensor, ...]:
         """The plan's own."""
         pair = self.pair_marginal(*self.names[:2])
         return pair.sum(1), pair.sum(0), self.pair_marginal(*self.names[::2]).sum(0)
 
-    def _of(self, *given: str) -> tuple[tuple[int, int, int], _Problem, list[Tensor]]:
+    def _of(self, *given: str) -> tuple[tuple[int, int, int], _Scores, list[Tensor]]:
         if len({*given}) != 2 or not {*given} <= {*self.names}:
             raise ValueError(f"expected two different modalities of {self.names}, got {given}")
         x, y = map(self.names.index, given)
-        problem = _Problem([unit.detach() for unit in self.units], self.sharpness.detach())
-        return (x, y, 3 - x - y), problem, [f.detach() for f in self.potentials]
+        scores = _Scores(self.sharpness.detach(), [unit.detach() for unit in self.units])
+        return (x, y, 3 - x - y), scores, [f.detach() for f in self.potentials]
 
 
 @never_compiled
@@ -159,15 +163,15 @@ class ProductSweeps(Sweeps):
 
 def check_modalities(embeddings: Mapping[str, Tensor]) -> list[str]:
     """The names of two matrices or more, of one width, on one device."""
-    if not isinstance(embeddings, Mapping) or len(embeddings) < 2:
-        found = [*embeddings] if isinstance(embeddings, Mapping) else type(embeddings).__name__
-        raise ValueError(f"embeddings must be a dict of two modalities or more, got {found}")
+    names = [*embeddings] if isinstance(embeddings, Mapping) else [type(embeddings).__name__]
+    if len(names) < 2:
+        raise ValueError(f"embeddings must be a dict of two modalities or more, got {names}")
     for name, values in embeddings.items():
         checks.matrix(f"embeddings[{name!r}]", values)
     spaces = {name: (e.shape[1], str(e.device)) for name, e in embeddings.items()}
     if len({*spaces.values()}) > 1:
         raise ValueError(f"embeddings must have one width and one device, got {spaces}")
-    return list(embeddings)
+    return names
 
 
 def edge_sharpness(sharpness: float | Tensor, edges: int, like: Tensor) -> Tensor:
@@ -194,154 +198,107 @@ def unit_vectors(embeddings: Mapping[str, Tensor], c: Tensor) -> list[Tensor]:
 # --- sweeps and their adjoint ---------------------------------------------------------------------
 
 
-class _Problem(NamedTuple):
-    units: list[Tensor]
-    sharpness: Tensor
+class _Scores(NamedTuple):
+    """S = c u_x·u_y of every pair x, y."""
 
-    def scores(self, x: int, y: int, rows: Any = _ALL) -> Tensor:
-        """S of some rows of x with all of y."""
+    sharpness: Tensor  # c of each edge
+    units: list[Tensor]  # u
+    gradient: Sequence[Tensor] = ()  # of c and of each u, in the backward pass
+
+    def factors(self, x: int, y: int, rows: Any = _ALL) -> tuple[Tensor, Tensor]:
+        """The matrices whose product is S of some rows of x with all of y."""
         left = self.units[x][rows]
-        return torch.mm(left * self.sharpness[x + y - 1].to(left.dtype), self.units[y].T)
+        return left * self.sharpness[x + y - 1].to(left.dtype), self.units[y].T
 
-
-class _Tile(NamedTuple):
-    """Rows of L: base + heights of its rows + widths of the pair, apart for the sake of digits."""
-
-    rows: slice
-    left: Tensor  # the first factor of the product
-    product: Tensor
-    base: Tensor
-    heights: Tensor
+    def pull(self, x: int, y: int, rows: slice, dS: Tensor) -> None:
+        """Add to the gradient what some rows of ∂/∂S give."""
+        (scaled, there), edge = self.factors(x, y, rows), x + y - 1
+        pulled, (dc, *du) = torch.mm(dS, there.T), self.gradient
+        dc[edge] += (pulled * self.units[x][rows]).sum(dtype=dc.dtype)
+        du[x][rows] += pulled.mul_(self.sharpness[edge].to(dS.dtype))
+        du[y].addmm_(dS.T, scaled)
 
 
 class _Pair:
-    """L of (1), in tiles of rows of x.
+    """L of (1) as a plan of pairs, L = base + a number per row + one per column.
 
     The factors of its product are scaled by row and column maxima: the largest term of an entry is
-    then at least exp(−2c), whatever the potentials.
+    then at least exp(−2c), whatever the potentials. The numbers are float64: large parts cancel.
     """
 
-    def __init__(self, problem: _Problem, x: int, y: int, f_z: Tensor, keep: bool = False) -> None:
-        self.problem, self.axes, highest = problem, (x, y, 3 - x - y), f_z.amax()
-        right = problem.scores(3 - x - y, y)
+    def __init__(self, scores: _Scores, x: int, y: int, f_z: Tensor) -> None:
+        self.scores, self.axes, highest = scores, (x, y, 3 - x - y), f_z.amax()
+        right = torch.mm(*scores.factors(3 - x - y, y))
         columns = right.amax(0)
         self.right, self.f_z = right.sub_(columns).exp_(), (f_z - highest).to(right.dtype)
-        self.widths = columns.to(f_z.dtype) + highest
-        self.keep, self.kept = keep, dict[int, Tensor]()  # products, by their first row
+        n, m = len(scores.units[x]), len(columns)
+        self.base, heights = right.new_empty(n, m), f_z.new_empty(n)
+        for rows, left, tops in self._left():
+            torch.mm(left, right, out=self.base[rows])
+            heights[rows] = tops.to(f_z.dtype)
+        # Beyond the guarantee terms are small, but not zero.
+        self.base.clamp_min_(1e6 * torch.finfo(right.dtype).tiny).log_()
+        self.base.addmm_(*scores.factors(x, y))
+        self.shifts = heights, columns.to(f_z.dtype) + highest
+        own, entries = torch.full((n,), -1, device=right.device), _HEIGHT * m
+        kept = Scores(self.base, None, own, right.dtype, keep=False, tile_entries=entries)
+        self.form = Linear(kept, 1.0, 2)
 
-    def tiles(self) -> Iterator[_Tile]:
-        problem, (x, y, z) = self.problem, self.axes
-        for rows in blocks(len(problem.units[x]), _HEIGHT):
-            left = problem.scores(x, z, rows).add_(self.f_z)
-            highest = left.amax(1)
-            left.sub_(highest[:, None]).exp_()
-            if (product := self.kept.get(rows.start)) is None:
-                product = torch.mm(left, self.right)  # beyond the guarantee small, but not zero
-                product.clamp_min_(1e6 * torch.finfo(product.dtype).tiny)
-            if self.keep:
-                self.kept[rows.start] = product
-            base = product.log().add_(problem.scores(x, y, rows))
-            yield _Tile(rows, left, product, base, highest)
+    def _left(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Rows of the first factor of the product, and the logarithms of their maxima."""
+        x, _, z = self.axes
+        for rows in blocks(len(self.scores.units[x]), _HEIGHT):
+            left = torch.mm(*self.scores.factors(x, z, rows)).add_(self.f_z)
+            tops = left.amax(1)
+            yield rows, left.sub_(tops[:, None]).exp_(), tops
 
-    def logs(self, tile: _Tile, f_x: Tensor, f_y: Tensor) -> Tensor:
-        """L + f_x + f_y of some rows. Vectors are float64: large parts of them cancel."""
-        widths, dtype = self.widths + f_y, tile.base.dtype
-        highest = widths.amax()
-        heights = (tile.heights + f_x[tile.rows] + highest).to(dtype)
-        return (tile.base + (widths - highest).to(dtype)).add_(heights[:, None])
+    def shifted(self, *f: Tensor) -> list[Tensor]:
+        """Potentials for the base."""
+        return [potential + shift for potential, shift in zip(f, self.shifts, strict=True)]
 
-    def plan(self, tile: _Tile, f_x: Tensor, f_y: Tensor, factors: Tensor) -> Tensor:
-        """Factors times exp(L + f_x + f_y)."""
-        return self.logs(tile, f_x, f_y).exp_().mul_(factors.to(tile.base.dtype))
+    def adjoint(self, updates: Sequence[_Update], df: list[Tensor]) -> None:
+        """Walk the updates backwards: the adjoint of (2), in ``df``, then of (1)."""
+        (x, y, z), scores, dL = self.axes, self.scores, torch.zeros_like(self.base)
+        for axis, after in reversed(updates):
+            here, there = (x, y) if axis == 0 else (y, x)
+            w = -len(df[here]) * df[here]  # dL is the plan after the update times w
+            pushed = self.form.push(after, (w, None) if axis == 0 else (None, w), dL)
+            df[here], df[there] = torch.zeros_like(w), df[there] + pushed[1 - axis]
+        scores.pull(x, y, _ALL, dL)
+        ratio = self.base.neg_().addmm_(*scores.factors(x, y)).exp_().mul_(dL)  # dL over product
+        del dL
+        d_right = torch.zeros_like(self.right)
+        for rows, left, _ in self._left():
+            d_right.addmm_(left.T, ratio[rows])
+            d_left = torch.mm(ratio[rows], self.right.T).mul_(left)
+            df[z] = df[z] + d_left.sum(0)
+            scores.pull(x, z, rows, d_left)
+        scores.pull(z, y, _ALL, d_right.mul_(self.right))
 
 
-# Updates from one product: x, y, f_z, and of each turn f_x after, f_y before and after.
-_Step = tuple[int, int, Tensor, list[tuple[Tensor, Tensor, Tensor]]]
-
-
-def _solve(problem: _Problem, how: ProductSweeps) -> tuple[list[Tensor], list[_Step]]:
-    wide, steps = problem.sharpness.dtype, list[_Step]()
-    f = [unit.new_zeros(len(unit), dtype=wide) for unit in problem.units]
+def _solve(scores: _Scores, how: ProductSweeps) -> tuple[list[Tensor], list[Any]]:
+    """The potentials, and of each product x, y, f_z and the updates that it served."""
+    wide, steps = scores.sharpness.dtype, list[Any]()
+    f = [unit.new_zeros(len(unit), dtype=wide) for unit in scores.units]
     for update in range(0, 3 * how.n_iters, 2):
         x, y = update % 3, (update + 1) % 3
-        steps.append((x, y, f[3 - x - y], []))
-        pair, moved = _Pair(problem, x, y, f[3 - x - y], how.inner > 1), f[x].new_zeros(())
-        for turn in range(how.inner):
-            new, sums = torch.empty_like(f[x]), torch.full_like(f[y], -torch.inf)
-            for tile in pair.tiles():
-                logs = pair.logs(tile, f[x], f[y])
-                excess = logs.logsumexp(1) + math.log(len(new))
-                new[tile.rows] = f[x][tile.rows] - excess
-                sums = torch.logaddexp(sums, logs.sub_(excess[:, None]).logsumexp(0))
-            # The last of 3·n_iters updates may be one of x alone.
-            alone = update + 1 == 3 * how.n_iters and turn + 1 == how.inner
-            after = f[y] if alone else f[y] - sums - math.log(len(sums))
-            steps[-1][3].append((new, f[y], after))
+        pair, updates, moved = _Pair(scores, x, y, f[3 - x - y]), list[_Update](), list[Any]()
+        before = pair.shifted(f[x], f[y])
+        for _ in range(how.inner):
+            logs = [torch.full_like(each, -math.log(len(each))) for each in before]
+            after, error = pair.form.sweep(before, logs, watch=True)
+            updates += [(0, [after[0], before[1]]), (1, after)]
             # How much mass the updates move: z was right before, no marginal is off by more now.
-            moved += torch.expm1(f[x] - new).abs().mean() + torch.expm1(f[y] - after).abs().mean()
-            f[x], f[y] = new, after
+            moved += [error, torch.expm1(before[1] - after[1]).abs().mean()]
+            before = after
+        if update + 1 == 3 * how.n_iters:  # the last update is one of x alone
+            updates.pop()
+        steps.append((x, y, f[3 - x - y], updates))
+        f[x], f[y] = (new - shift for new, shift in zip(updates[-1][1], pair.shifts, strict=True))
         del pair  # before the next one is made
-        if update and how.tol is not None and float(moved) <= how.tol:
+        if update and how.tol is not None and float(sum(moved)) <= how.tol:
             break
     return f, steps
-
-
-def _unrolled(problem: _Problem, steps: list[_Step], df: list[Tensor], to: _Gradient) -> None:
-    """Walk the updates backwards: the adjoint of (2), then of (1)."""
-    for x, y, f_z, turns in reversed(steps):
-        pair, z = _Pair(problem, x, y, f_z, len(turns) > 1), 3 - x - y
-        d_right, done = torch.zeros_like(pair.right), list[tuple[Tensor, ...]]()
-        for turn, (f_x, before, f_y) in reversed([*enumerate(turns)]):
-            # dL is the plan after each update times −df/m: b, of the update of y, and a, of x.
-            alone = f_y is before
-            b = torch.zeros_like(df[y]) if alone else -len(f_y) * df[y]
-            a, d_before = torch.empty_like(df[x]), df[y] * alone
-            for tile in pair.tiles():
-                rows = tile.rows
-                dL = pair.plan(tile, f_x, f_y, b)
-                a[rows] = -len(f_x) * (df[x][rows] + dL.sum(1))
-                of_x = pair.plan(tile, f_x, before, a[rows, None])
-                d_before += of_x.sum(0)
-                if turn > 0:
-                    continue
-                dL += of_x
-                for g_x, g_before, g_y, g_a, g_b in done:
-                    dL += pair.plan(tile, g_x, g_y, g_b)
-                    dL += pair.plan(tile, g_x, g_before, g_a[rows, None])
-                to.add(x, y, rows, dL)
-                ratio = dL.div_(tile.product)
-                d_right.addmm_(tile.left.T, ratio)
-                d_left = torch.mm(ratio, pair.right.T).mul_(tile.left)
-                df[z] = df[z] + d_left.sum(0)
-                to.add(x, z, rows, d_left)
-            done.append((f_x, before, f_y, a, b))
-            df[x], df[y] = torch.zeros_like(df[x]), d_before
-        to.add(z, y, _ALL, d_right.mul_(pair.right))
-        del pair, d_right  # before the next ones are made
-
-
-def _envelope(problem: _Problem, f: tuple[Tensor, ...], total: Tensor, to: _Gradient) -> None:
-    """Danskin's rule, where cotangents are the plan's marginals times their total."""
-    for x, y in EDGES:
-        pair = _Pair(problem, x, y, f[3 - x - y])
-        for tile in pair.tiles():
-            to.add(x, y, tile.rows, pair.plan(tile, f[x], f[y], -total))
-
-
-class _Gradient:
-    """∂/∂ embeddings and ∂/∂c, from tiles of ∂/∂S."""
-
-    def __init__(self, problem: _Problem) -> None:
-        self.problem, self.units = problem, [torch.zeros_like(unit) for unit in problem.units]
-        self.sharpness = torch.zeros_like(problem.sharpness)
-
-    def add(self, x: int, y: int, rows: slice, tile: Tensor) -> None:
-        here, there = self.problem.units[x][rows], self.problem.units[y]
-        edge, pulled = x + y - 1, torch.mm(tile, there)
-        c = self.problem.sharpness[edge].to(tile.dtype)
-        self.sharpness[edge] += (pulled * here).sum(dtype=self.sharpness.dtype)
-        self.units[x][rows] += pulled.mul_(c)
-        self.units[y].addmm_(tile.T, here * c)
 
 
 class _Potentials(torch.autograd.Function):
@@ -350,9 +307,9 @@ class _Potentials(torch.autograd.Function):
     def forward(ctx: Any, sharpness: Tensor, *rest: Any) -> tuple[Any, ...]:
         *units, how = rest
         with torch.autocast(sharpness.device.type, enabled=False), ieee_products(sharpness.device):
-            f, steps = _solve(_Problem(units, sharpness), how)
+            f, steps = _solve(_Scores(sharpness, units), how)
         ctx.save_for_backward(sharpness, *units)
-        ctx.found, ctx.steps, ctx.rule = tuple(f), steps, how.gradient
+        ctx.steps, ctx.rule = steps, how.gradient
         return *f, min(how.n_iters, math.ceil(len(steps) * 2 / 3))
 
     @staticmethod
@@ -360,14 +317,19 @@ class _Potentials(torch.autograd.Function):
     @never_compiled
     def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
         sharpness, *units = ctx.saved_tensors
-        problem, df = _Problem(units, sharpness), list(cotangents[:3])
+        gradient = [torch.zeros_like(values) for values in ctx.saved_tensors]
+        scores, df, steps = _Scores(sharpness, units, gradient), [*cotangents[:3]], ctx.steps
         with torch.no_grad():
-            to = _Gradient(problem)
             if ctx.rule == "envelope":
-                _envelope(problem, ctx.found, df[0].sum(), to)
-            else:
-                _unrolled(problem, ctx.steps, df, to)
-        return *final([to.sharpness, *to.units], [*cotangents[:3], sharpness, *units]), None
+                # Danskin's rule, where cotangents are the plan's marginals times their total: the
+                # adjoint of the last update alone, with weights −total.
+                *pair, updates = steps[-1]
+                steps, last, total = [(*pair, updates[-1:])], pair[updates[-1][0]], df[0].sum()
+                df = [torch.zeros_like(part) for part in df]
+                df[last] += total / len(df[last])
+            for x, y, f_z, updates in reversed(steps):
+                _Pair(scores, x, y, f_z).adjoint(updates, df)
+        return *final(gradient, [*cotangents[:3], sharpness, *units]), None
 
 
 potentials: Any = _Potentials.apply
