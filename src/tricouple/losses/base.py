@@ -184,8 +184,9 @@ class ContrastiveLoss(nn.Module):
             text = f"{value:g}" if isinstance(value, float) else f"{value}"
             text = repr(value) if isinstance(value, str) else text
             parts.append(f"{name}={'learnable' if isinstance(value, nn.Parameter) else text}")
-        sweeps = [f"{self.sweeps}"] if "gradient" in arguments else []
-        return ", ".join(parts + sweeps)
+        if "gradient" in arguments and hasattr(self, "sweeps"):
+            parts.append(f"{self.sweeps}")
+        return ", ".join(parts)
 
     def forward(
         self,
