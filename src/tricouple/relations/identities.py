@@ -32,7 +32,9 @@ class Relation:
     @cached_property
     def partners(self) -> tuple[Tensor, Tensor]:
         """n⁺ and the number n⁻ of negatives of each anchor, (N,) each."""
-        sums = [[half.sum(1) for half in self.of_rows(rows).halves()] for rows in self.blocks()]
+        ones = torch.ones_like(self.own, dtype=wide_dtype(self.own.device))
+        parts = map(PairTarget(self, ones, ones).of_rows, self.blocks())
+        sums = [[half.sum(1) for half in part.relation.halves] for part in parts]
         near, far = zip(*sums, strict=True)
         return torch.cat(near), torch.cat(far)
 
@@ -56,6 +58,7 @@ class Relation:
         """W > 0 at positives, 0 at negatives, else −1, (N, M)."""
         raise NotImplementedError
 
+    @cached_property
     def halves(self) -> tuple[Tensor, Tensor]:
         """W at positives, and 1 at negatives, (N, M) each, float64."""
         wide = self.entries().to(wide_dtype(self.own.device))
@@ -287,6 +290,7 @@ class GroupedPairs(PairTarget):
         far = (self.weights * _difference(sums.sum(), sums))[groups.references]
         return torch.stack([_difference(received, self._to_own(self.same)), far])
 
+    @cached_property
     def entries(self) -> Tensor:
         """All of P̃, (N, M)."""
         groups = self.relation

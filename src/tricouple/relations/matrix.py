@@ -48,7 +48,7 @@ class PairMatrix(Relation):
         """W is any; v is 1."""
         total = torch.zeros_like(pairs.same).sum()
         for part in map(pairs.of_rows, self.blocks()):
-            near, _ = part.relation.halves()
+            near, _ = part.relation.halves
             total += part.same @ xlogy(near, near).sum(1)
         return total
 
@@ -104,6 +104,12 @@ class ListedTriplets(Relation):
         places, shape = torch.where(inside, self.anchors - rows.start, 0), (len(own), self.shape[1])
         return replace(self, anchors=places, kept=kept, own=own, shape=shape)
 
+    @cached_property
+    def totals(self) -> tuple[Tensor, Tensor]:
+        """The sum of weights, twice: each triplet has a positive."""
+        return self.weights.sum(), self.weights.sum()
+
+    @cached_property
     def halves(self) -> tuple[Tensor, Tensor]:
         """How often pairs count as positives, and as negatives, (N, M) each."""
         n, m = self.shape
@@ -115,13 +121,13 @@ class ListedTriplets(Relation):
 
     def entries(self) -> Tensor:
         """1 at listed positives, 0 at other listed negatives, else −1, (N, M)."""
-        near, far = self.halves()
+        near, far = self.halves
         return near - (near + far == 0).to(near.dtype)
 
     def triplets(self) -> TripletTarget:
         """Uniform on the list, but for weights."""
         counted = replace(self, most=math.inf)
-        number, _ = counted.partners
+        number = self.kept.new_zeros(self.shape[0]).index_add_(0, self.anchors, self.kept)
         masses = self.masses(number)
         each = divide_or_zero(masses, number)
         contrast = counted.pairs(each, -each)

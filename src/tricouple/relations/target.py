@@ -24,22 +24,24 @@ class PairTarget:
 
     def of_rows(self, rows: slice) -> Self:
         """The same of some anchors."""
+        if rows.stop - rows.start == len(self.same):
+            return self  # with what it has computed
         part = self.relation.of_rows(rows)
         return replace(self, relation=part, same=self.same[rows], other=self.other[rows])
 
+    @cached_property
     def entries(self) -> Tensor:
         """All of P̃, (N, M)."""
-        near, far = self.relation.halves()
-        entries: Tensor = near.mul_(self.same[:, None]).add_(far.mul_(self.other[:, None]))
-        return entries
+        near, far = self.relation.halves
+        return torch.addcmul(near * self.same[:, None], far, self.other[:, None])
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
         """The entries of some anchors, (R, M)."""
-        return self.of_rows(slice(*rows.indices(len(self.same)))).entries()
+        return self.of_rows(slice(*rows.indices(len(self.same)))).entries
 
     def mask(self) -> Tensor:
         """The pairs that have mass, (N, M)."""
-        return self.entries() != 0
+        return self.entries != 0
 
     def times(self, values: Tensor) -> Tensor:
         """``Σ_j P̃_ij values_j``, (M, d) → (N, d)."""
@@ -59,7 +61,7 @@ class PairTarget:
         """Column sums over positives and over negatives, (2, M)."""
         columns = self.same.new_zeros(2, self.relation.shape[1])
         for part in map(self.of_rows, self.relation.blocks()):
-            near, far = part.relation.halves()
+            near, far = part.relation.halves
             columns += torch.stack([part.same @ near, part.other @ far])
         return columns
 
@@ -97,4 +99,4 @@ class TripletTarget(NamedTuple):
         """
         entries = self.contrast.dense(rows)
         negatives = (-entries).clamp_(min=0)
-        return entries.clamp_(min=0), divide_or_zero(negatives, self.masses[rows, None])
+        return entries.clamp(min=0), divide_or_zero(negatives, self.masses[rows, None])
