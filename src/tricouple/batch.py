@@ -1,13 +1,11 @@
 """A call of a loss and the checked batch made of it: unit embeddings, and their relation."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -67,27 +65,19 @@ class Call(NamedTuple):
 
     def check_embeddings(self, *, empty: bool = False) -> None:
         """Require one matrix, or two on one device."""
-        for name in ("embeddings", "ref_emb"):
-            values = getattr(self, name)
-            if values is None and name == "ref_emb":
-                return
-            usual = isinstance(values, Tensor) and values.is_floating_point() and values.ndim == 2
-            if not (usual and values.numel()):
-                checks.matrix(name, values, empty=empty)
-            if values.device != self.embeddings.device:
-                here = self.embeddings.device
-                raise ValueError(f"{name} is on {values.device}, embeddings on {here}")
+        checks.matrix("embeddings", self.embeddings, empty=empty)
+        if self.ref_emb is not None:
+            checks.matrix("ref_emb", self.ref_emb, empty=empty)
+            here, there = self.embeddings.device, self.ref_emb.device
+            if there != here:
+                raise ValueError(f"ref_emb is on {there}, embeddings on {here}")
 
     def integers(
         self, name: str, length: int, later: checks.Deferred | None = None
     ) -> Tensor | None:
         """Labels or indices of references, as many as there are samples, if they are given."""
-        values = getattr(self, name)
-        device = self.embeddings.device
-        usual = isinstance(values, Tensor) and values.dtype == torch.long
-        if values is None or (usual and values.shape == (length,) and values.device == device):
-            return values  # type: ignore[no-any-return]
-        return checks.labels(name, values, length, device, later)
+        values, device = getattr(self, name), self.embeddings.device
+        return None if values is None else checks.labels(name, values, length, device, later)
 
 
 @dataclass(frozen=True)
@@ -104,8 +94,8 @@ class Batch:
     gathered: Gathered | None = None  # who has which rows, if they come from several processes
     fast: bool = True  # whether plans are solved by fast runs where they can be
     flags: list[Tensor] = field(default_factory=list)  # on a device: whether digits were lost
-    origin: Batch | None = None  # whose similarities are given
-    there: Batch | None = None  # of the way there, if this one is of the way back
+    origin: "Batch | None" = None  # whose similarities are given
+    there: "Batch | None" = None  # of the way there, if this one is of the way back
     _products: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False)
 
     @property
@@ -146,7 +136,7 @@ class Batch:
         columns = torch.arange(scores.shape[1], device=scores.device)
         return scores.masked_fill(self.own[:, None] == columns, value)
 
-    def mirrored(self) -> Batch:
+    def mirrored(self) -> Self:
         """With anchors for references, of two sets with identities."""
         assert isinstance(self.relation, Identities | PairMatrix)
         assert self.references is not None
@@ -159,7 +149,7 @@ class Batch:
             there=self,
         )
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Self:
         """With a function applied to embeddings and temperature."""
         temperature = self.temperature
         if isinstance(temperature, Tensor):
@@ -249,19 +239,20 @@ def check_batch(
             )
     elif call.ref_labels is not None:
         raise ValueError("ref_labels were given without ref_emb: pass both or neither")
-    relation, wrong = _relation(call, later)
+    relation = _relation(call, later)
     if call.weights is not None:
         weights = checks.weights("weights", call.weights, embeddings, call.shape[:1], later)
         relation = replace(relation, anchor_weights=weights.to(wide))
-    if wrong is not None:
-        anchors = torch.where(wrong, torch.nan, anchors)
-    return Batch(
+    batch = Batch(
         dtype, anchors, references, relation, temperature, entries, known_temperature, gathered
     )
+    if (spoilt := later.spoilt) is None:
+        return batch
+    return batch.changed(lambda values: torch.where(spoilt, torch.nan, values))
 
 
-def _relation(call: Call, later: checks.Deferred) -> tuple[Any, Tensor | None]:
-    """The relation; and whether ``ref_index`` is wrong, where no error is raised for it."""
+def _relation(call: Call, later: checks.Deferred) -> Any:
+    """Positives and negatives, as labels, matrices or lists have them."""
     (n, m), across = call.shape, call.ref_emb is not None
     if call.ref_index is not None and (not across or call.indices_tuple is not None):
         where = "indices_tuple" if across else "one set, where it is known"
@@ -275,10 +266,9 @@ def _relation(call: Call, later: checks.Deferred) -> tuple[Any, Tensor | None]:
         matrix = checks.weights("pairs", call.pairs, call.embeddings, call.shape, later)
         one = torch.zeros(max(n, m), dtype=torch.long, device=matrix.device)  # a class, for own
         given = call._replace(pairs=None, labels=one[:n], ref_labels=one[:m] if across else None)
-        relation, wrong = _relation(given, later)
-        return PairMatrix(matrix, relation.own), wrong
+        return PairMatrix(matrix, _relation(given, later).own)
     if call.indices_tuple is not None:
-        return listed(call, later), None
+        return listed(call, later)
     anchors = call.integers("labels", n, later)
     if anchors is None:
         raise ValueError(
@@ -286,15 +276,15 @@ def _relation(call: Call, later: checks.Deferred) -> tuple[Any, Tensor | None]:
             "indices_tuple=(a1, p, a2, n) or as a matrix, pairs=W"
         )
     if not across:
-        return Identities.of(anchors), None
+        return Identities.of(anchors)
     references = call.integers("ref_labels", m, later)
     if references is None:
         raise ValueError("ref_labels are missing: ref_emb needs one label per sample")
     own = call.integers("ref_index", n)
     if own is None:
-        return Identities.of(anchors, references), None
-    wrong = _check_own(own.long(), anchors, references, later)
-    return Identities.of(anchors, references, own.long().clamp(-1, m - 1)), wrong
+        return Identities.of(anchors, references)
+    _check_own(own.long(), anchors, references, later)
+    return Identities.of(anchors, references, own.long().clamp(-1, m - 1))
 
 
 def listed(call: Call, later: checks.Deferred) -> ListedTriplets | PairMatrix:
@@ -308,15 +298,17 @@ def listed(call: Call, later: checks.Deferred) -> ListedTriplets | PairMatrix:
             "indices_tuple must be three index tensors, triplets (anchors, positives, negatives), "
             f"or four, pairs (a1, p, a2, n), got {found}"
         )
-    indices, device = [], call.embeddings.device
-    for values, (name, first, axis) in zip(indices_tuple, _INDICES[number], strict=True):
-        title, size = f"indices_tuple ({name})", shape[axis]
-        length = len(indices_tuple[first]) if hasattr(indices_tuple[first], "__len__") else 0
+    indices, length, device = [], 0, call.embeddings.device
+    for values, name in zip(indices_tuple, _INDICES[number], strict=True):
+        title, of_anchors = f"indices_tuple ({name})", name.startswith("a")
+        size = shape[0] if of_anchors else shape[1]
+        if of_anchors:  # as many as these are those that follow
+            length = len(values) if hasattr(values, "__len__") else 0
         given = checks.labels(title, values, length, device).long()
         outside = (given < 0) | (given >= size)
         later.unless(outside, partial(_out_of_range, title, given, size))
         # A device works on until its checks are read: indices must stay within bounds.
-        indices.append(given.clamp(0, size - 1) if later.full and not on_host(given) else given)
+        indices.append(given if on_host(given) else given.clamp(0, size - 1))
     own = torch.arange(shape[0], device=device)
     own = own if within else torch.full_like(own, -1)
     if number == 4:
@@ -342,12 +334,7 @@ def listed(call: Call, later: checks.Deferred) -> ListedTriplets | PairMatrix:
     return ListedTriplets.distinct(a, p, n, shape, own)
 
 
-# Of three and of four index tensors: the name of each, which other has its length, and whether it
-# counts anchors (0) or references (1).
-_INDICES = {
-    3: (("a", 0, 0), ("p", 0, 1), ("n", 0, 1)),
-    4: (("a1", 0, 0), ("p", 0, 1), ("a2", 2, 0), ("n", 2, 1)),
-}
+_INDICES = {3: ("a", "p", "n"), 4: ("a1", "p", "a2", "n")}  # of triplets and of pairs
 
 
 def _out_of_range(name: str, indices: Tensor, size: int, _: int) -> str:
@@ -360,40 +347,31 @@ def _not_distinct(what: str, entries: Sequence[Tensor], at: int) -> str:
     return f"indices_tuple must list {what} of distinct samples, entry {at} is {found}"
 
 
-def _check_own(
-    own: Tensor, anchors: Tensor, references: Tensor, later: checks.Deferred
-) -> Tensor | None:
-    """Check the references that anchors are; whether they are wrong, where no error is raised."""
+def _check_own(own: Tensor, anchors: Tensor, references: Tensor, later: checks.Deferred) -> None:
+    """Check the references that anchors are."""
     m = len(references)
     known, place = own >= 0, own.clamp(0, m - 1)
     counts = torch.zeros(m, dtype=torch.long, device=own.device).index_add_(0, place, known.long())
-    absent, repeated = (own < -1) | (own >= m), counts > 1
-    mislabelled = known & (anchors != references[place])
-    if later.full:
-        later.unless(
-            absent,
-            lambda _: (
-                f"ref_index must be between 0 and {m - 1}, or -1 for an anchor that is no "
-                f"reference, got {int(own.min())} … {int(own.max())}"
-            ),
-        )
-        later.unless(
-            repeated,
-            lambda at: (
-                "ref_index must name a reference once, but several anchors are to be reference "
-                f"{at}"
-            ),
-        )
-        later.unless(
-            mislabelled,
-            lambda row: (
-                f"ref_index says that anchor {row} is reference {int(own[row])}, but their labels "
-                f"are {int(anchors[row])} and {int(references[own[row]])}"
-            ),
-        )
-        if on_host(own):
-            return None
-    return absent.any() | repeated.any() | mislabelled.any()
+    later.unless(
+        (own < -1) | (own >= m),
+        lambda _: (
+            f"ref_index must be between 0 and {m - 1}, or -1 for an anchor that is no reference, "
+            f"got {int(own.min())} … {int(own.max())}"
+        ),
+    )
+    later.unless(
+        counts > 1,
+        lambda at: (
+            f"ref_index must name a reference once, but several anchors are to be reference {at}"
+        ),
+    )
+    later.unless(
+        known & (anchors != references[place]),
+        lambda row: (
+            f"ref_index says that anchor {row} is reference {int(own[row])}, but their labels are "
+            f"{int(anchors[row])} and {int(references[own[row]])}"
+        ),
+    )
 
 
 def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,5 @@
 """Checks of user input: each error names the argument, the value found and what would be right."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +15,6 @@ from tricouple.numeric import number_of, on_host, wide_dtype
 Labels = Tensor | Sequence[int] | Any
 """Integer identities: a tensor, a list or a numpy array."""
 
-Explanation = Callable[[int], object]
-"""Gives the message of a ValueError about an entry, or raises an error itself."""
-
 
 @dataclass
 class Deferred:
@@ -27,11 +22,12 @@ class Deferred:
 
     full: bool = True  # whether flags of a device are kept, to be read at the end
     read: bool = False  # whether they are read at once instead
-    # Of a device: whether something is wrong, and what is missing then, or its explanation.
-    flags: list[tuple[Tensor, str | Callable[[], None]]] = field(default_factory=list)
+    # Of a device: whether something is wrong, and what raises its error.
+    flags: list[tuple[Tensor, Callable[[], object]]] = field(default_factory=list)
+    spoilt: Tensor | None = None  # whether something is wrong, where flags are not kept
 
-    def unless(self, wrong: Tensor, explain: Explanation) -> None:
-        """Raise an error about the first entry that is wrong, if any is."""
+    def unless(self, wrong: Tensor, explain: Callable[[int], object]) -> None:
+        """Raise an error about the first entry that is wrong; ``explain`` gives or raises it."""
 
         def fail() -> None:
             found = wrong.flatten().nonzero()  # nothing if it is another process that has it
@@ -44,29 +40,22 @@ class Deferred:
                 fail()
         elif self.full:
             self.flags.append((wrong.any(), fail))
+        else:
+            self.spoilt = wrong.any() if self.spoilt is None else self.spoilt | wrong.any()
 
-    def raise_first(
-        self, processes: Processes | None, *numbers: Tensor
-    ) -> tuple[str | None, list[float]]:
-        """Raise the first error on all processes; else what is missing, if anything, and numbers.
-
-        The numbers, tensors of one element, are read with the flags.
-        """
-        wide = wide_dtype(self.flags[0][0].device)
+    def raise_first(self, processes: Processes | None, *numbers: Tensor) -> list[float]:
+        """Raise the first error, on all processes; else read numbers, tensors of one element."""
+        wide = wide_dtype(numbers[0].device)
         flags = torch.stack([flag.to(wide).reshape(()) for flag, _ in self.flags])
         if processes is not None:
             processes.max_(flags)
         read = [number.detach().reshape(1).to(wide) for number in numbers]
-        found = torch.cat([flags, *read]).tolist()
-        values = found[len(flags) :]
-        for wrong, (_, answer) in zip(found, self.flags, strict=False):
-            if wrong and isinstance(answer, str):
-                return answer, values
-            if wrong and callable(answer):
-                answer()
-                if processes is not None:
-                    raise ValueError("another process of the group has found a bad value")
-        return None, values
+        found: list[float] = torch.cat([flags, *read]).tolist()  # all of them at once
+        for wrong, (_, fail) in zip(found, self.flags, strict=False):
+            if wrong:
+                fail()
+                raise ValueError("another process of the group has found a bad value")
+        return found[len(flags) :]
 
 
 def positive_number(name: str, value: float | Tensor, later: Deferred | None = None) -> None:

@@ -5,16 +5,12 @@ of one number per reference, after which all processes hold the same vector. Bra
 sums alone, so that all processes take the same one.
 """
 
-from __future__ import annotations
-
-import json
 import os
 import re
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +18,7 @@ from torch import Tensor
 
 from tricouple.numeric import wide_dtype
 
+T = TypeVar("T")
 Call = Any  # batch.Call: the arguments of a loss
 
 Group = Any
@@ -53,7 +50,7 @@ class Processes:
     size: int  # how many they are
 
     @classmethod
-    def of(cls, group: Group) -> Processes | None:
+    def of(cls, group: Group) -> Self | None:
         """The processes of a group; None for a process alone, as before any group was set up."""
         check_group(group)
         if group is None or not (dist.is_available() and dist.is_initialized()):
@@ -113,38 +110,21 @@ class Processes:
             return received.flatten(0, 1)
         return torch.cat([part[:count] for part, count in zip(received, counts, strict=True)])
 
-    def exchange(self, numbers: Sequence[int], problem: str | None = None) -> list[list[int]]:
-        """The numbers of every process, as many as this one's; one message.
+    def exchange(self, found: T, problem: str | None = None) -> list[T]:
+        """What every process has found, small and on the host.
 
         If one of them has a problem, all of them raise the same ValueError.
         """
-        text = (problem or "").encode()
-        sent = torch.tensor([[len(text), *numbers]], device=self.device)
-        found: list[list[int]] = self.gather(sent, [1] * self.size).tolist()
-        lengths = [row[0] for row in found]
-        for rank, message in enumerate(self.texts(text, lengths) if any(lengths) else ()):
+        answers: list[Any] = [None] * self.size
+        dist.all_gather_object(answers, (found, problem), self.group)
+        for rank, (_, message) in enumerate(answers):
             if message:
                 raise ValueError(f"rank {rank} of {self.size}: {message}")
-        return [row[1:] for row in found]
-
-    def texts(self, text: bytes, lengths: Sequence[int]) -> list[str]:
-        """The text of every process, each of so many bytes; one message."""
-        letters = torch.tensor(list(text), dtype=torch.uint8, device=self.device)
-        received = self.gather(letters, lengths).split(list(lengths))
-        return [bytes(part.tolist()).decode() for part in received]
+        return [of_rank for of_rank, _ in answers]
 
     def before(self, count: int, problem: str | None = None) -> int:
-        """How many samples the processes before this one have; one message."""
-        counts = [found for (found,) in self.exchange([count], problem)]
-        return sum(counts[: self.rank])
-
-    @property
-    def device(self) -> torch.device:
-        """Where messages of a few numbers can be sent from."""
-        kinds = dist.get_backend_config(self.group)
-        if "cpu:" in kinds:
-            return torch.device("cpu")
-        return torch.device(kinds.partition(":")[0])
+        """How many samples the processes before this one have."""
+        return sum(self.exchange(count, problem)[: self.rank])
 
 
 def _poll(work: Any) -> None:
@@ -177,9 +157,9 @@ class Gathered:
         """The anchors of this process."""
         return own_rows(self.anchors, self.processes.rank)
 
-    def mirrored(self) -> Gathered:
+    def mirrored(self) -> Self:
         """The same with anchors for references."""
-        return Gathered(self.processes, self.references, self.anchors)
+        return replace(self, anchors=self.references, references=self.anchors)
 
     def name_rank(self, message: str) -> str:
         """An error about a row of all processes' samples, with the rank that has it."""
@@ -198,15 +178,8 @@ def gather_call(
 ) -> tuple[Call, Gathered]:
     """The call with the rows of all processes, and with indices of them; and who has which.
 
-    Args:
-        processes: The processes.
-        call: What this one was called with; it may have no rows.
-        checked: Gives the call with integers as tensors, or an error about it.
-        settings: Of the loss, by name.
-
-    Raises:
-        ValueError: The same one on all processes, if a call is bad, or if calls differ in kind or
-            losses in settings.
+    ``checked`` gives the call with integers as tensors, or an error about it. If a call is bad, or
+    calls differ in kind or losses in settings, all processes raise the same ValueError.
     """
     problem, lengths, common = None, (0, 0, 0, 0), dict(settings)
     try:
@@ -215,32 +188,33 @@ def gather_call(
         lengths, common = (*call.shape, len(parts[0]), len(parts[2])), common | _kind(call)
     except (TypeError, ValueError) as error:
         problem = str(error)
-    text = json.dumps(common).encode()
-    found = processes.exchange([*lengths, len(text), zlib.crc32(text)], problem)
-    rows, others, first, second, sizes, digests = zip(*found, strict=True)
-    if len(set(digests)) > 1:
-        _name_difference([json.loads(sent) for sent in processes.texts(text, sizes)])
-    gathered = Gathered(processes, rows, others)
+    found, tables = zip(*processes.exchange((lengths, common), problem), strict=True)
+    _require_equal(tables)
+    rows, others, first, second = zip(*found, strict=True)
+    gathered, device = Gathered(processes, rows, others), call.embeddings.device
+    starts = gathered.rows.start, own_rows(others, processes.rank).start
+
+    def integers(values: Any, counts: tuple[int, ...], first_row: int = 0) -> Any:
+        if values is None:
+            return None
+        return processes.gather(torch.as_tensor(values).to(device, torch.long) + first_row, counts)
+
+    ref_emb, ref_index, indices, weights = call.ref_emb, call.ref_index, None, call.weights
     embeddings = _GatheredRows.apply(call.embeddings, processes, rows)  # type: ignore[no-untyped-call]
-    ref_emb = call.ref_emb
     if ref_emb is not None:
         ref_emb = _GatheredRows.apply(ref_emb, processes, others)  # type: ignore[no-untyped-call]
-    starts = gathered.rows.start, own_rows(others, processes.rank).start
-    ref_index, indices = call.ref_index, call.indices_tuple
     if ref_index is not None:
         # Beyond the process's own references, it is beyond all.
-        start = torch.where(ref_index < others[processes.rank], starts[1], sum(others))
-        ref_index = torch.where(ref_index < 0, -1, ref_index + start)
-    sent = [(call.labels, rows), (call.ref_labels, others), (ref_index, rows)]
-    if indices is not None:
-        axes = (0, 1, 1) if len(indices) == 3 else (0, 1, 0, 1)  # of anchors or of references
-        for place, (values, axis) in enumerate(zip(indices, axes, strict=True)):
-            sent.append((torch.as_tensor(values) + starts[axis], first if place < 2 else second))
-    labels, ref_labels, ref_index, *listed = _integers(processes, sent, embeddings.device)
-    indices = None if indices is None else tuple(listed)
-    weights = call.weights
+        moved = torch.where(ref_index < others[processes.rank], ref_index + starts[1], sum(others))
+        ref_index = torch.where(ref_index < 0, -1, moved)
+    if call.indices_tuple is not None:
+        axes = (0, 1, 1) if len(call.indices_tuple) == 3 else (0, 1, 0, 1)
+        each = zip(call.indices_tuple, (first, first, second, second), axes, strict=False)
+        indices = tuple(integers(values, counts, starts[axis]) for values, counts, axis in each)
     if weights is not None:
         weights = processes.gather(weights.to(wide_dtype(weights.device)), rows)
+    labels, ref_labels = integers(call.labels, rows), integers(call.ref_labels, others)
+    ref_index = integers(ref_index, rows)
     whole = embeddings, labels, indices, ref_emb, ref_labels, ref_index, None, weights
     return call._make(whole), gathered
 
@@ -262,17 +236,16 @@ def _kind(call: Call) -> dict[str, str]:
     return found | {"indices_tuple": "missing" if indices is None else f"{len(indices)}"}
 
 
-def _name_difference(tables: list[dict[str, str]]) -> NoReturn:
+def _require_equal(tables: Sequence[dict[str, str]]) -> None:
     """Raise an error that names the first entry in which a process differs from rank 0."""
     for rank, table in enumerate(tables):
-        for name, here in tables[0].items():
-            there = table.get(name, "missing")
+        for name in tables[0] | table:
+            here, there = (of_rank.get(name, "missing") for of_rank in (tables[0], table))
             if here != there:
                 raise ValueError(
                     f"{name} is {here} on rank 0, {there} on rank {rank}: one loss of several "
                     "processes needs the same settings and batches of one kind on all of them"
                 )
-    raise ValueError("the processes of the group have losses with different settings")
 
 
 class _GatheredRows(torch.autograd.Function):
@@ -290,19 +263,3 @@ class _GatheredRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         return gradients[0][ctx.own] * ctx.size, None, None
-
-
-def _integers(
-    processes: Processes, sent: list[tuple[Any, tuple[int, ...]]], device: torch.device
-) -> list[Any]:
-    """Vectors, or None, of which each process sends so many entries, from all; one message."""
-    given = [(values, counts) for values, counts in sent if values is not None]
-    if not given:
-        return [None] * len(sent)
-    flat = torch.cat([values.to(device, torch.long) for values, _ in given])
-    lengths = list(zip(*(counts for _, counts in given), strict=True))  # of each process
-    totals = [sum(of_rank) for of_rank in lengths]
-    shares = processes.gather(flat, totals).split(totals)
-    parts = [share.split(of_rank) for share, of_rank in zip(shares, lengths, strict=True)]
-    received = iter([torch.cat(pieces) for pieces in zip(*parts, strict=True)])
-    return [None if values is None else next(received) for values, _ in sent]

@@ -1,7 +1,5 @@
 """Small numerical helpers shared by the solver and the losses."""
 
-from __future__ import annotations
-
 import functools
 import math
 import sys

@@ -1,11 +1,11 @@
 """The one call that all losses share."""
 
-from __future__ import annotations
-
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +27,7 @@ Check = Literal["full", "shapes"]
 Gradient = Literal["unrolled", "implicit", "envelope"]
 Marginals = Literal["uniform", "target", "classes"]
 Memory = Literal["auto", "matrices", "streamed"]
+Variant = Literal["formula", "published"]
 GivenSharpness = float | Literal["paper"] | None
 Compute = Callable[[Batch], Tensor]
 Need = tuple[bool | Tensor, str]  # whether a batch is without something, and its name
@@ -73,9 +74,9 @@ class ContrastiveLoss(nn.Module):
     unit_length = True  # whether the loss takes unit vectors, or embeddings as they are
     scale: str | None = None  # the setting that divides similarities: τ, or what stands for it
     regularisation_setting: str | None = None  # ε, if there are both
-    shown: tuple[str, ...] = ()  # the settings that its text names
     paper_sharpness: float | None = None  # c of the paper's settings, if it states them
     sweeps: Sweeps  # how its plan is solved, if it has one
+    _number: int  # of the loss in graphs
     _known: float | None = None  # the scale that was last read, where a device holds it
 
     def __new__(cls, *args: Any, **settings: Any) -> Any:
@@ -87,7 +88,9 @@ class ContrastiveLoss(nn.Module):
                     f"{cls.__name__} has no argument {name!r}: the name here is "
                     f"{_OTHER_WORDS[name]!r}"
                 )
-        return super().__new__(cls)
+        loss = super().__new__(cls)
+        loss.__dict__["_number"] = operator.register(loss)  # also a copy has one of its own
+        return loss
 
     def __init__(
         self, *, empty: Empty = "raise", check: Check = "full", group: Group = None
@@ -100,7 +103,6 @@ class ContrastiveLoss(nn.Module):
         self.check: Check = check
         self.group = group
         self._last: Batch | None = None
-        self._number = operator.register(self)
 
     def _set_scale(
         self, value: float | Tensor | None, sharpness: GivenSharpness, epsilon: float = 1.0
@@ -149,13 +151,12 @@ class ContrastiveLoss(nn.Module):
         """
         if self.scale is None:
             return None
-        return 1 / (number_of(getattr(self, self.scale)) * self._regularisation)
+        return 1 / self._product(getattr(self, self.scale))
 
-    @property
-    def _regularisation(self) -> float:
-        """The ε beside τ; 1 where there is only one of the two."""
+    def _product(self, temperature: float | Tensor) -> float:
+        """τε of this τ; τ where there is only one of the two."""
         name = self.regularisation_setting
-        return 1.0 if name is None else getattr(self, name)
+        return number_of(temperature) * (1.0 if name is None else getattr(self, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Make a new setting that is a tensor a buffer; one that replaces a number is none.
@@ -175,12 +176,16 @@ class ContrastiveLoss(nn.Module):
     def extra_repr(self) -> str:
         """Its settings, on one line; those of the sweeps name themselves."""
         parts = [] if self.sharpness is None else [f"sharpness={self.sharpness:g}"]
-        for name in self.shown:
+        arguments = inspect.signature(type(self).__init__).parameters
+        for name in arguments:
+            if name in ("sharpness", "empty", "check", "group") or not hasattr(self, name):
+                continue
             value = getattr(self, name)
             text = f"{value:g}" if isinstance(value, float) else f"{value}"
             text = repr(value) if isinstance(value, str) else text
-            text = "learnable" if isinstance(value, nn.Parameter) else text
-            parts.append(text if name == "sweeps" else f"{name}={text}")
+            parts.append(f"{name}={'learnable' if isinstance(value, nn.Parameter) else text}")
+        if "gradient" in arguments and hasattr(self, "sweeps"):
+            parts.append(f"{self.sweeps}")
         return ", ".join(parts)
 
     def forward(
@@ -260,14 +265,13 @@ class ContrastiveLoss(nn.Module):
                     later,
                     unit_length=self.unit_length,
                     known_temperature=known,
-                    sharp=known is not None and known * self._regularisation < 1 / SHARP,
+                    sharp=known is not None and self._product(known) < 1 / SHARP,
                     gathered=gathered,
                 )
             except ValueError as error:
                 if gathered is None:
                     raise
                 raise ValueError(gathered.name_rank(str(error))) from error
-            self._check_setting(batch)
             needs = [*self._needs(batch), *(self._needs(batch.mirrored()) if both else ())]
             compute = self.compute_both if both else self.compute
             if host:
@@ -293,20 +297,23 @@ class ContrastiveLoss(nn.Module):
         missing = torch.stack(flags).any()
         if self.empty == "zero":
             batch = batch.changed(lambda values: torch.where(missing, values.detach(), values))
-        loss = compute(batch)
+        elif later.full:
+            errors = [partial(self._nothing, batch, what) for _, what in needs]
+            later.flags += zip(flags, errors, strict=True)
+        instead = 0.0 if self.empty == "zero" else torch.nan
+        loss = torch.where(missing, instead, compute(batch))
         if not later.full:
-            return torch.where(missing, 0.0 if self.empty == "zero" else torch.nan, loss), batch
-        later.flags += [(flag, what) for flag, (_, what) in zip(flags, needs, strict=True)]
-        lost = [torch.stack(batch.flags).any()] if batch.flags else []
+            return loss, batch
         learnt = [batch.temperature] if isinstance(batch.temperature, Tensor) else []
+        lost = torch.stack([missing, *batch.flags]).any()
         processes = None if batch.gathered is None else batch.gathered.processes
-        lacks, values = later.raise_first(processes, *lost, *learnt)
-        if learnt:
-            self.__dict__["_known"] = values[-1]
-            batch = replace(batch, known_temperature=values[-1])
-        if lacks:
-            return self._nothing(batch, lacks)
-        if lost and values[0]:  # digits were lost: once more, by rows
+        nothing, again, *known = later.raise_first(processes, missing, lost, *learnt)
+        if known:
+            self.__dict__["_known"] = known[0]
+            batch = replace(batch, known_temperature=known[0])
+        if nothing:
+            return loss, None
+        if again:  # digits were lost: once more, by rows
             batch = replace(batch, fast=False, flags=[])
             loss = compute(batch)
         return loss, batch
@@ -358,15 +365,13 @@ class ContrastiveLoss(nn.Module):
             checks.positive_number(name, value, later)
         return value if isinstance(value, Tensor) else float(value)
 
-    def _check_setting(self, batch: Batch) -> None:
-        """Raise a ValueError where the loss has no meaning; most have one everywhere."""
-
     def _needs(self, batch: Batch) -> Iterator[Need]:
-        """What a batch needs, each with whether it is missing."""
-        yield batch.relation.n_positives == 0, "positive pair"
+        """What a batch needs, each with whether it is missing; an error where it means nothing."""
+        positives, triplets = batch.relation.totals
+        yield positives == 0, "positive pair"
         if self.needs_negatives:
             missing = "negative pair for an anchor that has a positive"
-            yield batch.relation.n_triplets == 0, missing
+            yield triplets == 0, missing
 
     def _parts(self, batch: Batch) -> Sequence[Part]:
         """The plans of a loss that is a sum of divergences."""
@@ -419,14 +424,11 @@ class ContrastiveLoss(nn.Module):
     def _diagnose(self, batch: Batch) -> dict[str, float | str]:
         found: dict[str, float | str] = {}
         if self.scale is not None:
-            found["sharpness"] = 1 / (number_of(batch.temperature) * self._regularisation)
+            found["sharpness"] = 1 / self._product(batch.temperature)
         return found | diagnose(self.compute, batch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles do not carry the last batch."""
-        return self.__dict__ | {"_last": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """They have numbers of their own."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._number = operator.register(self)
+        """Copies and pickles do not carry the last batch, nor the number."""
+        state = self.__dict__ | {"_last": None}
+        del state["_number"]
+        return state

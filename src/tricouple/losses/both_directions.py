@@ -1,7 +1,5 @@
 """A loss across two modalities in both directions, with a sharpness that may learn."""
 
-from __future__ import annotations
-
 import math
 from typing import TYPE_CHECKING
 

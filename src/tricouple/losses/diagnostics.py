@@ -1,7 +1,6 @@
 """How the plans of a batch were solved, and which negatives the gradient repels."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,8 +27,8 @@ def diagnose(compute: Callable[[Batch], Tensor], batch: Batch) -> dict[str, floa
         watched.reset(token)
     if plans:
         found["sweeps"], found["marginal_error"] = map(max, zip(*plans, strict=True))
-    assert batch.references is not None
-    if batch.relation.n_triplets and len(batch.anchors) * len(batch.references) <= _MOST:
+    _, triplets = batch.relation.totals
+    if triplets and math.prod(batch.relation.shape) <= _MOST:
         share = _hard_share(compute, batch)
         if share is not None:
             found["repulsion_on_hardest_tenth"] = share
@@ -48,7 +47,7 @@ def _hard_share(compute: Callable[[Batch], Tensor], batch: Batch) -> float | Non
         if not value.requires_grad:
             return None
         (slopes,) = torch.autograd.grad(value, leaf)
-    negatives = batch.relation.repelling().pairs.mask()
+    negatives = batch.relation.negatives(of_triplets=True).pairs.mask()
     # Descent lowers a similarity whose slope is positive.
     forces = slopes.clamp(min=0).masked_fill(~negatives, 0.0).double()
     tenth = (negatives.sum(1, keepdim=True) / 10).ceil()
@@ -65,8 +64,8 @@ def extreme_margins(batch: Batch) -> Tensor:
         return torch.stack(torch.aminmax(relation.margins(batch.anchors, batch.references)))
     scores = batch.similarity()
     ends = []
-    for target in (relation.attracting(), relation.repelling()):
-        mask = target.pairs.mask()
+    for side in (relation.positives, relation.negatives):
+        mask = side(of_triplets=True).pairs.mask()
         low, high = scores.masked_fill(~mask, torch.inf), scores.masked_fill(~mask, -torch.inf)
         ends.append((low.amin(1), high.amax(1)))
     (least_near, most_near), (least_far, most_far) = ends

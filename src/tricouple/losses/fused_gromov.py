@@ -1,8 +1,8 @@
 """Fused-Gromov OT: a plan that also matches the geometry inside each modality (OT-CLIP)."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Iterator
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.batch import Batch
 from tricouple.groups import Group
-from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness
-from tricouple.losses.read_out import VARIANTS, Variant, read_out
+from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness, Need, Variant
+from tricouple.losses.dbot import read_out
 from tricouple.numeric import cosines, on_host
 from tricouple.ot.plans import sinkhorn
 
@@ -49,7 +49,6 @@ class FusedGromov(ContrastiveLoss):
         torch.Size([])
     """
 
-    shown = ("epsilon", "alpha", "n_outer", "n_iters", "variant")
     scale = "epsilon"
     epsilon: float | Tensor
 
@@ -71,16 +70,17 @@ class FusedGromov(ContrastiveLoss):
         checks.non_negative_number("alpha", alpha)
         checks.count("n_outer", n_outer)
         checks.count("n_iters", n_iters)
-        checks.one_of("variant", variant, VARIANTS)
+        checks.one_of("variant", variant, get_args(Variant))
         self.alpha, self.variant = alpha, variant
         self.n_outer, self.n_iters = n_outer, n_iters
 
-    def _check_setting(self, batch: Batch) -> None:
+    def _needs(self, batch: Batch) -> Iterator[Need]:
         if batch.within:
             raise ValueError(
                 "FusedGromov has no meaning within one set, whose geometry matches itself: pass "
                 "the other modality (or view) as ref_emb with ref_labels, or use IOT"
             )
+        return super()._needs(batch)
 
     def compute(self, batch: Batch) -> Tensor:
         """Update the cost, solve the plan, and again."""

@@ -1,7 +1,6 @@
 """InfoNCE: SupCon for labels, NT-Xent for views, one direction of CLIP across."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from typing import Literal
 
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.batch import Batch
 from tricouple.groups import Group
-from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness, Memory
+from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness, Memory, Need
 from tricouple.losses.coupled import Part
 from tricouple.ot.solver import DEFAULT_BUDGET, MEMORY_MODES, Sweeps
 from tricouple.relations import Identities
@@ -44,7 +43,6 @@ class InfoNCE(ContrastiveLoss):
         torch.Size([])
     """
 
-    shown = ("temperature",)
     scale = "temperature"
     paper_sharpness = 10.0
     temperature: float | Tensor
@@ -71,19 +69,20 @@ class InfoNCE(ContrastiveLoss):
         self.partition = partition
         self.sweeps = Sweeps(1, memory_budget=memory_budget)
 
-    def _check_setting(self, batch: Batch) -> None:
+    def _needs(self, batch: Batch) -> Iterator[Need]:
         given = batch.relation
         if self.partition == "joint" and not (isinstance(given, Identities) and given.within):
             raise ValueError(
                 'partition="joint" adds up the denominators of one identity within one set: pass '
                 "labels alone; of queries and documents criterion(*pair_views(queries, documents))"
             )
+        return super()._needs(batch)
 
     def _parts(self, batch: Batch) -> list[Part]:
         """Σ_i w_i log Σ_j exp(s_ij/τ) − ⟨P̃, s⟩/τ, with P̃_ij = w_i/n⁺_i at the positives."""
         relation = batch.relation.with_marginals(self.marginals)
-        target = relation.per_anchor()
+        masses, target = relation.per_anchor()
         groups = None
         if self.partition == "joint" and isinstance(relation, Identities):
             groups = relation.anchors
-        return [Part(target.marginals, batch.sharpness(), linear=target, joint=groups)]
+        return [Part([masses], batch.sharpness(), linear=target, joint=groups)]

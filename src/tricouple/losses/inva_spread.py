@@ -1,6 +1,6 @@
 """InvaSpread: a softmax classifier of instances, with an explicit penalty on every negative."""
 
-from __future__ import annotations
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -8,8 +8,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.batch import Batch
 from tricouple.groups import Group
-from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness
-from tricouple.losses.read_out import VARIANTS, Variant
+from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness, Variant
 from tricouple.numeric import cosines, inverse_product
 
 
@@ -37,7 +36,6 @@ class InvaSpread(ContrastiveLoss):
         torch.Size([])
     """
 
-    shown = ("temperature", "variant")
     scale = "temperature"
     paper_sharpness = 10.0
     temperature: float | Tensor
@@ -54,7 +52,7 @@ class InvaSpread(ContrastiveLoss):
     ) -> None:
         super().__init__(empty=empty, check=check, group=group)
         self._set_scale(temperature, sharpness)
-        checks.one_of("variant", variant, VARIANTS)
+        checks.one_of("variant", variant, get_args(Variant))
         self.variant = variant
 
     def compute(self, batch: Batch) -> Tensor:
@@ -65,10 +63,11 @@ class InvaSpread(ContrastiveLoss):
         sharpness = inverse_product(batch.temperature, 1.0, batch.entries)
         scores = batch.without_own(similarity * sharpness, -torch.inf)
         log_p = torch.log_softmax(scores, 1)
-        target = batch.relation.per_anchor().dense()
-        negatives = batch.relation.repelling().pairs.mask()
+        masses, pairs = batch.relation.per_anchor()
+        target = pairs.dense()
+        negatives = batch.relation.negatives(of_triplets=True).pairs.mask()
         pull = (target * log_p.masked_fill(target == 0, 0.0)).sum()
-        push = _log_complement(log_p).masked_fill(~negatives, 0.0).sum(1) * target.sum(1)
+        push = _log_complement(log_p).masked_fill(~negatives, 0.0).sum(1) * masses
         return -(pull + push.sum()).to(batch.dtype)
 
 

@@ -1,7 +1,5 @@
 """IOT-CL ("Standard OT"): positives alone, in one entropic transport plan."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
@@ -50,7 +48,6 @@ class IOT(ContrastiveLoss):
         torch.Size([])
     """
 
-    shown = ("epsilon", "uniformity", "sweeps")
     scale = "epsilon"
     paper_sharpness = 10.0
     epsilon: float | Tensor
@@ -84,12 +81,8 @@ class IOT(ContrastiveLoss):
                 f"uniformity={uniformity} needs every entry of the plan: use memory='matrices'"
             )
         self.uniformity = uniformity
+        self.needs_negatives = uniformity > 0
         self.sweeps = Sweeps(n_iters, tol, gradient, marginals, memory, memory_budget)
-
-    @property
-    def needs_negatives(self) -> bool:  # type: ignore[override]
-        """Only the uniformity penalty needs negatives."""
-        return self.uniformity > 0
 
     def compute(self, batch: Batch) -> Tensor:
         """The divergence, and the penalty if asked for."""
@@ -97,7 +90,7 @@ class IOT(ContrastiveLoss):
             return super().compute(batch)
         target = batch.relation.with_marginals(self.sweeps.marginals).positives()
         factor = inverse_product(batch.temperature, 1.0)
-        imposed, scores = self.sweeps.imposed(target.pairs.marginals), batch.similarity()
+        imposed, scores = self.sweeps.imposed(target.marginals), batch.similarity()
         found = potentials(scores, batch.own, factor, imposed, self.sweeps)
         log_plan = scores * factor + found[0][:, None] + found[1]
         positives = target.pairs.dense()
@@ -117,7 +110,7 @@ class IOT(ContrastiveLoss):
         target = batch.relation.with_marginals(self.sweeps.marginals).positives()
         c = batch.sharpness()
         form = partial(Linear, sharpness=c.value, axes=2)
-        return [Part(target.pairs.marginals, c, target.entropy, form, target.pairs)]
+        return [Part(target.marginals, c, target.entropy, form, target.pairs)]
 
 
 def _flatness(log_plan: Tensor, spread: Tensor) -> Tensor:

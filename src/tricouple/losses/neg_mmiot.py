@@ -80,7 +80,6 @@ class NegMMIOT(ContrastiveLoss):
         torch.Size([])
     """
 
-    shown = ("temperature", "epsilon", "shaping", "sweeps")
     scale, regularisation_setting = "temperature", "epsilon"
     paper_sharpness = 100.0
     one_product = True

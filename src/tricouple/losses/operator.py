@@ -5,8 +5,6 @@ module works on addresses. The operator runs the ordinary code of a loss and com
 with its value, where they are wanted; the backward pass multiplies.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from itertools import compress, count
@@ -73,7 +71,7 @@ def apply(
     return _Loss.apply(*settings, *tensors.values())[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
-_INDICES, _PARAMETER = "indices ", "parameter "
+_INDICES, _PARAMETER = "indices ", "criterion."
 
 
 @never_compiled
@@ -112,26 +110,17 @@ def _loss_and_gradients(
 def _called(
     criterion: Any, temperature: float | None, both: bool, names: list[str], values: list[Tensor]
 ) -> Tensor:
-    """The ordinary call of a loss."""
-    given: dict[str, Any] = {"temperature": temperature, "indices_tuple": None}
-    parameters = {}
-    for name, value in zip(names, values, strict=True):
-        if name.startswith(_PARAMETER):
-            parameters[name.removeprefix(_PARAMETER)] = value
-        elif name.startswith(_INDICES):
-            given["indices_tuple"] = (*(given["indices_tuple"] or ()), value)
-        else:
-            given[name] = value
-    temperature, call = given.pop("temperature"), Call(**given)
-    if parameters:
-        replaced = {f"criterion.{name}": value for name, value in parameters.items()}
-        settings = call, temperature, both
-        return torch.func.functional_call(_Module(criterion), replaced, settings)  # type: ignore[no-any-return]
-    return criterion.of_call(call, temperature, both=both)  # type: ignore[no-any-return]
+    """The ordinary call of a loss, whose parameters these may replace."""
+    given: dict[str, Any] = dict(zip(names, values, strict=True))
+    parameters = {name: given.pop(name) for name in names if name.startswith(_PARAMETER)}
+    indices = tuple(given.pop(name) for name in names if name.startswith(_INDICES))
+    temperature = given.pop("temperature", temperature)
+    settings = Call(**given, indices_tuple=indices or None), temperature, both
+    return torch.func.functional_call(_Module(criterion), parameters, settings)  # type: ignore[no-any-return]
 
 
 class _Module(torch.nn.Module):
-    """``of_call`` of a loss whose parameters are replaced."""
+    """``of_call`` of a loss as the call of a module."""
 
     def __init__(self, criterion: torch.nn.Module) -> None:
         super().__init__()

@@ -1,7 +1,5 @@
 """Neg-IOT-CL-PushPull: one plan that attracts positives, one that repels negatives."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -61,7 +59,6 @@ class PushPull(ContrastiveLoss):
         torch.Size([])
     """
 
-    shown = ("temperature", "epsilon_pos", "epsilon_neg", "shaping", "negatives", "sweeps")
     scale, regularisation_setting = "temperature", "epsilon_pos"
     paper_sharpness = 100.0
     temperature: float | Tensor
@@ -109,13 +106,14 @@ class PushPull(ContrastiveLoss):
     def _parts(self, batch: Batch) -> list[Part]:
         relation = batch.relation.with_marginals(self.sweeps.marginals)
         # The paper has two A⁻: a projection of A in Algorithm 1, all unequal pairs in its appendix.
-        push = relation.repelling() if self.negatives == "projected" else relation.negatives()
+        pull = relation.positives(of_triplets=True)
+        push = relation.negatives(of_triplets=self.negatives == "projected")
         parts = []
-        ends = ((1, relation.attracting(), self.epsilon_pos), (-1, push, self.epsilon_neg))
+        ends = ((1, pull, self.epsilon_pos), (-1, push, self.epsilon_neg))
         for sign, target, epsilon in ends:
-            c, pairs = batch.sharpness(epsilon), target.pairs
+            c = batch.sharpness(epsilon)
             form = partial(Linear, sharpness=c.value, axes=2, sign=sign)
-            parts.append(Part(pairs.marginals, c, target.entropy, form, pairs.scaled(sign)))
+            parts.append(Part(target.marginals, c, target.entropy, form, target.pairs.scaled(sign)))
         return parts
 
     def _shaped(self, batch: Batch) -> Batch:

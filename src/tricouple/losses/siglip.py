@@ -1,7 +1,5 @@
 """SigLIP: every pair is a binary classification by a sigmoid, without a softmax."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from numbers import Real
@@ -14,7 +12,7 @@ from tricouple.batch import Batch
 from tricouple.groups import Group
 from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness
 from tricouple.losses.coupled import sides, to_temperature, with_gradient
-from tricouple.numeric import weighed, wide_dtype
+from tricouple.numeric import wide_dtype
 
 _TILE = 1 << 20  # pairs that are computed together
 
@@ -45,7 +43,6 @@ class SigLIP(ContrastiveLoss):
         torch.Size([])
     """
 
-    shown = ("temperature", "bias")
     scale = "temperature"
     needs_negatives = False
     temperature: float | Tensor
@@ -94,7 +91,7 @@ class SigLIP(ContrastiveLoss):
             def tiles() -> Iterator[tuple[slice, Tensor]]:
                 for block, s in scores.tiles():
                     place = slice(own.start + block.start, own.start + block.stop)
-                    kind = batch.relation.entries(place)
+                    kind = batch.relation.of_rows(place).entries()
                     positive, each = kind > 0, rows[place, None].to(s.dtype)
                     masses = torch.where(positive, kind, kind == 0) * (each + columns.to(s.dtype))
                     t = s.mul_(c).add_(b)
@@ -126,5 +123,4 @@ class SigLIP(ContrastiveLoss):
 def _masses(batch: Batch) -> Tensor:
     """Of each anchor, 1/N or in proportion to its weight, (N,)."""
     ones = torch.ones_like(batch.own, dtype=wide_dtype(batch.own.device))
-    masses = weighed(ones, batch.relation.anchor_weights)
-    return masses / masses.sum()
+    return batch.relation.masses(ones)

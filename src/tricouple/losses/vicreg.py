@@ -1,7 +1,5 @@
 """VICReg: variance, invariance and covariance of two views, without negatives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -42,7 +40,6 @@ class VICReg(ContrastiveLoss):
         torch.Size([])
     """
 
-    shown = ("invariance", "variance", "covariance", "eps")
     needs_negatives = False
     unit_length = False
 
@@ -65,7 +62,7 @@ class VICReg(ContrastiveLoss):
         self.invariance, self.variance, self.covariance = invariance, variance, covariance
         self.eps = eps
 
-    def _check_setting(self, batch: Batch) -> None:
+    def _needs(self, batch: Batch) -> Iterator[Need]:
         relation = batch.relation
         views = isinstance(relation, Identities) and (relation.within or relation.apart)
         if not views or relation.anchor_weights is not None:
@@ -73,8 +70,6 @@ class VICReg(ContrastiveLoss):
                 "pairs, weights, indices_tuple and ref_index have no meaning for VICReg, which "
                 "compares two views: pass labels, or pair_views(view0, view1)"
             )
-
-    def _needs(self, batch: Batch) -> Iterator[Need]:
         n_pairs = _views(batch).number
         yield n_pairs == 0, "positive pair"
         yield n_pairs == 1, "second positive pair, and a variance needs two samples of a view"
@@ -91,7 +86,7 @@ class VICReg(ContrastiveLoss):
             )
         return loss
 
-    def _terms(self, views: _Views) -> list[Tensor]:
+    def _terms(self, views: "_Views") -> list[Tensor]:
         """Invariance, variance and covariance."""
         apart = views.met(views.first - views.second).square().sum(0) / views.number
         terms = [self.invariance * apart.mean(), apart.new_zeros(()), apart.new_zeros(())]

@@ -1,17 +1,19 @@
 """The relation of samples that share an identity: everything is a sum over groups."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.special import xlogy
 
 from tricouple.numeric import divide_or_zero, fill_own, on_host, weighed, wide_dtype
-from tricouple.relations.target import PairTarget, TargetPairs, TripletTarget, WeightedPairs
+from tricouple.ot.scores import blocks
+from tricouple.relations.target import PairTarget, TargetPairs, TripletTarget
+
+_ENTRIES = 1 << 20  # of rows of P̃ that are computed together
 
 
 class Relation:
@@ -23,31 +25,52 @@ class Relation:
     negative are independent (mathematics §1, §11).
     """
 
+    shape: tuple[int, int]  # (N, M)
     own: Tensor  # the reference that each anchor is, −1 for none, (N,)
     anchor_weights: Tensor | None  # factors of the anchors' masses in all targets, (N,)
-    partners: tuple[Tensor, Tensor]  # n⁺ and the number n⁻ of negatives of each anchor, (N,) each
 
     @cached_property
-    def n_triplets(self) -> Tensor:
-        """|A| = Σ_i n⁺_i n⁻_i, float64: it grows as N³; of weighted triplets their sum."""
-        return torch.dot(weighed(self.partners[0], self.anchor_weights), self.partners[1])
+    def partners(self) -> tuple[Tensor, Tensor]:
+        """n⁺ and the number n⁻ of negatives of each anchor, (N,) each."""
+        ones = torch.ones_like(self.own, dtype=wide_dtype(self.own.device))
+        parts = map(PairTarget(self, ones, ones).of_rows, self.blocks())
+        sums = [[half.sum(1) for half in part.relation.halves] for part in parts]
+        near, far = zip(*sums, strict=True)
+        return torch.cat(near), torch.cat(far)
 
     @cached_property
-    def n_positives(self) -> Tensor:
-        """Σ_i n⁺_i, with or without a negative for the anchor; likewise."""
-        return weighed(self.partners[0], self.anchor_weights).sum()
+    def totals(self) -> tuple[Tensor, Tensor]:
+        """Σ_i a_i n⁺_i and Σ_i a_i n⁺_i n⁻_i: 0 without positives, or without triplets."""
+        positives, negatives = self.partners
+        positives = weighed(positives, self.anchor_weights)
+        return positives.sum(), torch.dot(positives, negatives)
 
-    def entries(self, rows: slice) -> Tensor:
-        """Pairs of some anchors, (R, M), numbers: W > 0 at positives, 0 at negatives, else −1."""
+    def blocks(self) -> Iterator[slice]:
+        """Some anchors at a time."""
+        n, m = self.shape
+        return blocks(n, _ENTRIES // m)
+
+    def of_rows(self, rows: slice) -> Self:
+        """The same of some anchors, in targets that have their masses."""
         raise NotImplementedError
 
-    def pairs(self, same: Tensor, other: Tensor, weights: Tensor | None = None) -> WeightedPairs:
+    def entries(self) -> Tensor:
+        """W > 0 at positives, 0 at negatives, else −1, (N, M)."""
+        raise NotImplementedError
+
+    @cached_property
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """W at positives, and 1 at negatives, (N, M) each, float64."""
+        wide = self.entries().to(wide_dtype(self.own.device))
+        return wide.clamp(min=0), (wide == 0).to(wide.dtype)
+
+    def pairs(self, same: Tensor, other: Tensor, weights: Tensor | None = None) -> PairTarget:
         """P̃_ij = same_i W_ij at positives, other_i v_j at negatives; v is 1 where it is None."""
-        raise NotImplementedError
+        return PairTarget(self, same, other)
 
     def mean_log(self, pairs: Any) -> Tensor | float:
         """Σ |P̃_ij| log W_ij over the positives, and Σ |P̃_ij| log v_j over the negatives."""
-        raise NotImplementedError
+        return 0.0
 
     def masses(self, number: Tensor) -> Tensor:
         """p_i, proportional to these numbers, (N,), times the anchors' weights."""
@@ -65,51 +88,44 @@ class Relation:
         masses, (weights, totals) = self.masses(number), self.references_of(number)
         near, far = divide_or_zero(masses, positives), divide_or_zero(masses, totals)
         contrast = self.pairs(near, -far, weights)
-        received = contrast.columns[0], -contrast.columns[1]
         entropy = self._entropy(masses, divide_or_zero(near, totals), contrast)
-        return TripletTarget(entropy, contrast, (masses, *received))
+        return TripletTarget(entropy, contrast, masses)
 
-    def per_anchor(self) -> PairTarget:
-        """p_i W_ij/n⁺_i, with masses p_i ∝ a_i of the anchors that have a positive."""
-        positives = self.partners[0]
-        each = divide_or_zero(self.masses((positives > 0).to(positives.dtype)), positives)
-        return self.pairs(each, torch.zeros_like(each))
+    def per_anchor(self) -> tuple[Tensor, PairTarget]:
+        """Masses p_i ∝ a_i of the anchors that have a positive, and p_i W_ij/n⁺_i."""
+        positives, _ = self.partners
+        masses = self.masses((positives > 0).to(positives.dtype))
+        each = divide_or_zero(masses, positives)
+        return masses, self.pairs(each, torch.zeros_like(each))
 
-    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
-        """∝ W on positive or uniform on negative pairs, all or those of A; or class marginals."""
-        partners, others = self.partners if positive else self.partners[::-1]
-        number = partners * (others > 0) if of_triplets else partners
-        masses, none = self.masses(number), torch.zeros_like(number)
-        weights, totals = (None, partners) if positive else self.references_of(number)
+    def positives(self, *, of_triplets: bool = False) -> TargetPairs:
+        """∝ W on all positive pairs, or on A⁺, the (anchor, positive) pairs of A."""
+        positives, negatives = self.partners
+        masses = self.masses(positives * (negatives > 0) if of_triplets else positives)
+        each = divide_or_zero(masses, positives)
+        pairs = self.pairs(each, torch.zeros_like(each))
+        return TargetPairs(self._entropy(masses, each, pairs), pairs, masses)
+
+    def negatives(self, *, of_triplets: bool = False) -> TargetPairs:
+        """Uniform on all negative pairs, or on A⁻, the (anchor, negative) pairs of A."""
+        positives, negatives = self.partners
+        number = negatives * (positives > 0) if of_triplets else negatives
+        masses, (weights, totals) = self.masses(number), self.references_of(number)
         each = divide_or_zero(masses, totals)
-        pairs = self.pairs(each, none) if positive else self.pairs(none, each, weights)
-        return TargetPairs(self._entropy(masses, each, pairs), pairs)
+        pairs = self.pairs(torch.zeros_like(each), each, weights)
+        return TargetPairs(self._entropy(masses, each, pairs), pairs, masses)
 
-    def _entropy(self, masses: Tensor, each: Tensor, pairs: WeightedPairs) -> Tensor:
+    def _entropy(self, masses: Tensor, each: Tensor, pairs: PairTarget) -> Tensor:
         """−Σ P̃ log P̃ of entries each_i · W_ij · v_k with these sums of rows."""
         entropy: Tensor = -xlogy(masses, each).sum() - self.mean_log(pairs)
         return entropy
 
-    def attracting(self) -> TargetPairs:
-        """On A⁺, the (anchor, positive) pairs of A."""
-        return self.on_pairs(positive=True, of_triplets=True)
-
-    def repelling(self) -> TargetPairs:
-        """On A⁻, the (anchor, negative) pairs of A."""
-        return self.on_pairs(positive=False, of_triplets=True)
-
-    def positives(self) -> TargetPairs:
-        """On all positive pairs, whether or not their anchor has a negative."""
-        return self.on_pairs(positive=True, of_triplets=False)
-
-    def negatives(self) -> TargetPairs:
-        """On all negative pairs, whether or not their anchor has a positive."""
-        return self.on_pairs(positive=False, of_triplets=False)
-
-    def with_marginals(self, marginals: str) -> Relation:
-        """For ``"classes"`` with class marginals: every class the same mass on every axis."""
+    def with_marginals(self, marginals: str) -> Self:
+        """For ``"classes"`` with class marginals: every class the same mass (mathematics §11)."""
         if marginals != "classes":
             return self
+        if isinstance(self, Identities) and self.anchor_weights is None:
+            return replace(self, classes=True)
         raise ValueError(
             'marginals="classes" needs classes: pass labels without weights; triplets, pairs and '
             'matrices of pairs have none, use marginals="target"'
@@ -132,7 +148,7 @@ class Identities(Relation):
     @classmethod
     def of(
         cls, anchors: Tensor, references: Tensor | None = None, own: Tensor | None = None
-    ) -> Identities:
+    ) -> Self:
         """From labels of one set, or of two; some anchors may be among the references.
 
         On a device K is not read: it is the number of samples, and some groups are empty.
@@ -148,13 +164,7 @@ class Identities(Relation):
             own = torch.arange(n, device=codes.device) if within else torch.full_like(codes[:n], -1)
         return cls(codes[:n], codes if within else codes[n:], own, number, within, apart)
 
-    def with_marginals(self, marginals: str) -> Relation:
-        """For ``"classes"`` with class marginals (mathematics §11)."""
-        if marginals != "classes" or self.anchor_weights is not None:
-            return super().with_marginals(marginals)
-        return replace(self, classes=True)
-
-    def mirrored(self) -> Identities:
+    def mirrored(self) -> Self:
         """With anchors for references, of two sets without common samples."""
         own = torch.full_like(self.references, -1)
         return replace(self, anchors=self.references, references=self.anchors, own=own)
@@ -169,24 +179,33 @@ class Identities(Relation):
         ones = torch.ones_like(self.references, dtype=wide_dtype(self.references.device))
         return self.sums(self.references, ones)
 
+    @property
+    def shape(self) -> tuple[int, int]:  # type: ignore[override]
+        """(N, M)."""
+        return len(self.anchors), len(self.references)
+
     @cached_property
-    def partners(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def partners(self) -> tuple[Tensor, Tensor]:
         """Positives n⁺ and negatives n⁻ of each anchor, (N,) each."""
         same = self.sizes[self.anchors]
         themselves = 1.0 if self.within else (self.own >= 0).to(same.dtype)
         return same - themselves, len(self.references) - same
 
-    def pairs(self, same: Tensor, other: Tensor, weights: Tensor | None = None) -> GroupedPairs:
+    def pairs(self, same: Tensor, other: Tensor, weights: Tensor | None = None) -> "GroupedPairs":
         """By sums over groups."""
         weights = same.new_ones(self.number) if weights is None else weights
         return GroupedPairs(self, same, other, weights)
 
-    def entries(self, rows: slice) -> Tensor:
-        """1 at positives, 0 at negatives, −1 at own, of some anchors, (R, M)."""
-        same = (self.anchors[rows, None] == self.references).to(torch.int8)
-        return fill_own(same, self.own[rows], -1)
+    def of_rows(self, rows: slice) -> Self:
+        """The same of some anchors, in targets that have their masses."""
+        return replace(self, anchors=self.anchors[rows], own=self.own[rows], within=False)
 
-    def mean_log(self, pairs: GroupedPairs) -> Tensor | float:
+    def entries(self) -> Tensor:
+        """1 at positives, 0 at negatives, −1 at own, (N, M)."""
+        same = (self.anchors[:, None] == self.references).to(torch.int8)
+        return fill_own(same, self.own, -1)
+
+    def mean_log(self, pairs: Any) -> Tensor | float:
         """W is 1, and without class marginals so is v."""
         if not self.classes:
             return 0.0
@@ -219,22 +238,15 @@ class Identities(Relation):
 
 
 @dataclass(frozen=True)
-class GroupedPairs(WeightedPairs):
+class GroupedPairs(PairTarget):
     """P̃_ij = same_i where j has the label of i, other_i v_j elsewhere, 0 for j = own_i."""
 
-    groups: Identities
-    same: Tensor  # (N,), float64
-    other: Tensor  # (N,)
+    relation: Identities
     weights: Tensor  # v of the references of each group, (K,)
-
-    @property
-    def shape(self) -> tuple[int, int]:  # type: ignore[override]
-        """(N, M)."""
-        return len(self.groups.anchors), len(self.groups.references)
 
     def times(self, values: Tensor) -> Tensor:
         """``Σ_j P̃_ij values_j``, (M, d) → (N, d), by sums over groups."""
-        groups, (near, same, other, weights) = self.groups, self._factors(values.dtype)
+        groups, (near, same, other, weights) = self.relation, self._factors(values.dtype)
         sums = groups.sums(groups.references, values)
         out = sums[groups.anchors].mul_(near[:, None])
         out.addr_(other, weights @ sums)
@@ -246,7 +258,7 @@ class GroupedPairs(WeightedPairs):
 
     def transposed_times(self, values: Tensor) -> Tensor:
         """``Σ_i P̃_ij values_i``, (N, d) → (M, d)."""
-        groups, (near, same, other, weights) = self.groups, self._factors(values.dtype)
+        groups, (near, same, other, weights) = self.relation, self._factors(values.dtype)
         out = groups.sums(groups.anchors, values * near[:, None])[groups.references]
         out.addr_(weights[groups.references], other @ values)
         if not groups.apart:
@@ -259,46 +271,29 @@ class GroupedPairs(WeightedPairs):
 
     @cached_property
     def _near(self) -> Tensor:
-        return self.same - self.other * self.weights[self.groups.anchors]
+        return self.same - self.other * self.weights[self.relation.anchors]
 
     def _to_own(self, values: Tensor) -> Tensor:
         """Values (N, …) of anchors, added up at the references that they are, (M, …)."""
-        groups = self.groups
+        groups = self.relation
         if groups.within:
             return values
         out = values.new_zeros(len(groups.references) + 1, *values.shape[1:])
         return out.index_add_(0, groups.own % len(out), values)[:-1]  # −1 at the end
 
     @cached_property
-    def marginals(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Row sums, (N,), and column sums, (M,)."""
-        groups = self.groups
-        sums = self.weights * groups.sizes
-        far = self.other * _difference(sums.sum(), sums)[groups.anchors]
-        return self.same * groups.partners[0] + far, torch.add(*self.columns)
-
-    @cached_property
-    def columns(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Column sums over pairs of one label and over pairs of two, (M,) each."""
-        groups = self.groups
+    def columns(self) -> Tensor:
+        """Column sums over pairs of one label and over pairs of two, (2, M)."""
+        groups = self.relation
         received = groups.sums(groups.anchors, self.same)[groups.references]
         sums = groups.sums(groups.anchors, self.other)
         far = (self.weights * _difference(sums.sum(), sums))[groups.references]
-        return _difference(received, self._to_own(self.same)), far
+        return torch.stack([_difference(received, self._to_own(self.same)), far])
 
-    def scaled(self, factor: float | Tensor) -> GroupedPairs:
-        """P̃ times a number."""
-        return replace(self, same=self.same * factor, other=self.other * factor)
-
-    def of_rows(self, rows: slice) -> GroupedPairs:
-        """The same of some anchors."""
-        groups = self.groups
-        part = replace(groups, anchors=groups.anchors[rows], own=groups.own[rows], within=False)
-        return GroupedPairs(part, self.same[rows], self.other[rows], self.weights)
-
+    @cached_property
     def entries(self) -> Tensor:
         """All of P̃, (N, M)."""
-        groups = self.groups
+        groups = self.relation
         equal = groups.anchors[:, None] == groups.references
         far = self.other[:, None] * self.weights[groups.references]
         return fill_own(torch.where(equal, self.same[:, None], far), groups.own, 0.0)

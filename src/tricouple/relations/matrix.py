@@ -1,9 +1,9 @@
 """Relations that are listed: weights of pairs that a user gives, pairs or triplets of a miner."""
 
-from __future__ import annotations
-
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.special import xlogy
 
 from tricouple.numeric import divide_or_zero, fill_own, wide_dtype
 from tricouple.relations.identities import Relation
-from tricouple.relations.target import PairTarget, TargetPairs, TripletTarget, WeightedPairs
+from tricouple.relations.target import PairTarget, TripletTarget
 
 
 @dataclass(frozen=True)
@@ -25,92 +25,32 @@ class PairMatrix(Relation):
     own: Tensor  # the reference that each anchor is, −1 for none, (N,)
     anchor_weights: Tensor | None = None
 
-    def mirrored(self) -> PairMatrix:
-        """With anchors for references, of two sets without common samples."""
-        own = self.own.new_full((self.matrix.shape[1],), -1)
-        return PairMatrix(self.matrix.T, own, self.anchor_weights)
-
-    @cached_property
-    def partners(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Σ_j W_ij and the number of negatives of each anchor, (N,) each."""
-        ones = torch.ones_like(self.own, dtype=wide_dtype(self.own.device))
-        near, far = self.pairs(ones, ones).sums[0]
-        return near, far
-
-    def pairs(self, same: Tensor, other: Tensor, weights: Tensor | None = None) -> MatrixPairs:
-        """By rows of W."""
-        return MatrixPairs(self.matrix, self.own, same, other)
-
-    def entries(self, rows: slice) -> Tensor:
-        """W of some anchors, and −1 at own, (R, M)."""
-        part = self.matrix[rows]
-        part = part.to(torch.int8) if part.dtype == torch.bool else part.clone()
-        return fill_own(part, self.own[rows], -1)
-
-    def mean_log(self, pairs: MatrixPairs) -> Tensor:
-        """W is any; v is 1."""
-        total = torch.zeros_like(pairs.same).sum()
-        for part in map(pairs.of_rows, pairs.blocks()):
-            near, _ = part.halves()
-            total += part.same @ xlogy(near, near).sum(1)
-        return total
-
-
-@dataclass(frozen=True)
-class MatrixPairs(WeightedPairs):
-    """P̃_ij = same_i W_ij at positives, other_i at negatives, 0 for j = own_i."""
-
-    matrix: Tensor  # W, (N, M)
-    own: Tensor  # (N,)
-    same: Tensor  # (N,), float64
-    other: Tensor  # (N,)
-
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         """(N, M)."""
         return self.matrix.shape
 
-    def scaled(self, factor: float | Tensor) -> MatrixPairs:
-        """P̃ times a number."""
-        return replace(self, same=self.same * factor, other=self.other * factor)
+    def mirrored(self) -> Self:
+        """With anchors for references, of two sets without common samples."""
+        own = self.own.new_full((self.matrix.shape[1],), -1)
+        return replace(self, matrix=self.matrix.T, own=own)
 
-    def of_rows(self, rows: slice) -> MatrixPairs:
-        """The same of some anchors."""
-        parts = self.matrix, self.own, self.same, self.other
-        return MatrixPairs(*(part[rows] for part in parts))
-
-    def halves(self) -> tuple[Tensor, Tensor]:
-        """W at positives, and 1 at negatives, (N, M) each."""
-        wide = self.matrix.to(self.same.dtype)
-        near, far = wide.clamp(min=0), wide.abs().eq_(0)
-        return fill_own(near, self.own, 0.0), fill_own(far, self.own, 0.0)
+    def of_rows(self, rows: slice) -> Self:
+        """The same of some anchors, in targets that have their masses."""
+        return replace(self, matrix=self.matrix[rows], own=self.own[rows])
 
     def entries(self) -> Tensor:
-        """All of P̃, (N, M)."""
-        near, far = self.halves()
-        return near.mul_(self.same[:, None]).add_(far.mul_(self.other[:, None]))
+        """W, and −1 at own, (N, M)."""
+        bools = self.matrix.dtype == torch.bool
+        return fill_own(self.matrix.to(torch.int8) if bools else self.matrix.clone(), self.own, -1)
 
-    @cached_property
-    def sums(self) -> tuple[Tensor, Tensor]:
-        """Row sums, (2, N), and column sums, (2, M), of positives and of negatives."""
-        rows, columns = [], self.same.new_zeros(2, self.shape[1])
-        for part in map(self.of_rows, self.blocks()):
-            near, far = part.halves()
-            rows.append(torch.stack([near.sum(1) * part.same, far.sum(1) * part.other]))
-            columns += torch.stack([part.same @ near, part.other @ far])
-        return torch.cat(rows, 1), columns
-
-    @property
-    def marginals(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Row sums, (N,), and column sums, (M,)."""
-        rows, columns = self.sums
-        return rows.sum(0), columns.sum(0)
-
-    @property
-    def columns(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Column sums of positives and of negatives, (M,) each."""
-        near, far = self.sums[1]
-        return near, far
+    def mean_log(self, pairs: PairTarget) -> Tensor:
+        """W is any; v is 1."""
+        total = torch.zeros_like(pairs.same).sum()
+        for part in map(pairs.of_rows, self.blocks()):
+            near, _ = part.relation.halves
+            total += part.same @ xlogy(near, near).sum(1)
+        return total
 
 
 @dataclass(frozen=True)
@@ -122,17 +62,20 @@ class ListedTriplets(Relation):
     negative_indices: Tensor  # index of its negative among the M references
     shape: tuple[int, int]  # (N, M)
     own: Tensor  # the reference that each anchor is, −1 for none, (N,)
-    kept: Tensor  # 1 for each, 0 for repeated ones
+    kept: Tensor  # 1 for each, 0 for repeated ones, which stay for a device's sake
     anchor_weights: Tensor | None = None
+    most: float = 1.0  # how often a pair of several triplets counts, at most
 
     @classmethod
     def distinct(
         cls, anchors: Tensor, positives: Tensor, negatives: Tensor, shape: tuple[int, int],
         own: Tensor,
-    ) -> ListedTriplets:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """Sort the triplets and mark the repeated ones."""
         m = shape[1]
-        keys, kept = _distinct((anchors * m + positives) * m + negatives)
+        keys = ((anchors * m + positives) * m + negatives).sort().values
+        kept = torch.ones_like(keys, dtype=wide_dtype(keys.device))
+        kept[1:] = keys[1:] != keys[:-1]
         return cls(keys // m**2, keys // m % m, keys % m, shape, own, kept)
 
     def margins(self, anchors: Tensor, references: Tensor | None) -> Tensor:
@@ -147,100 +90,45 @@ class ListedTriplets(Relation):
     @cached_property
     def weights(self) -> Tensor:
         """Of each triplet, that of its anchor."""
-        return self._weighed(self.kept, self.anchors)
-
-    @cached_property
-    def n_triplets(self) -> Tensor:
-        """|A|."""
-        return self.weights.sum()
-
-    @property
-    def n_positives(self) -> Tensor:
-        """As above: each has one."""
-        return self.n_triplets
+        each = self.anchor_weights
+        return self.kept if each is None else self.kept * each[self.anchors]
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of a value of each triplet."""
-        return (values * self.weights).sum() / self.n_triplets
+        return (values * self.weights).sum() / self.weights.sum()
 
-    def entries(self, rows: slice) -> Tensor:
-        """1 at listed positives, 0 at other listed negatives, else −1, of some anchors, (R, M)."""
+    def of_rows(self, rows: slice) -> Self:
+        """The same of some anchors, in targets that have their masses."""
+        inside = (self.anchors >= rows.start) & (self.anchors < rows.stop)
+        kept, own = torch.where(inside, self.kept, 0.0), self.own[rows]
+        places, shape = torch.where(inside, self.anchors - rows.start, 0), (len(own), self.shape[1])
+        return replace(self, anchors=places, kept=kept, own=own, shape=shape)
+
+    @cached_property
+    def totals(self) -> tuple[Tensor, Tensor]:
+        """The sum of weights, twice: each triplet has a positive."""
+        return self.weights.sum(), self.weights.sum()
+
+    @cached_property
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """How often pairs count as positives, and as negatives, (N, M) each."""
+        n, m = self.shape
         near, far = (
-            ListedPairs(self.anchors, partners, self.kept, self.shape).dense(rows) > 0
+            self.kept.new_zeros(n * m).index_add_(0, self.anchors * m + partners, self.kept)
             for partners in (self.positive_indices, self.negative_indices)
         )
-        return near.to(torch.int8) - (~near & ~far).to(torch.int8)
+        return near.clamp_(max=self.most).view(n, m), far.clamp_(max=self.most).view(n, m)
+
+    def entries(self) -> Tensor:
+        """1 at listed positives, 0 at other listed negatives, else −1, (N, M)."""
+        near, far = self.halves
+        return near - (near + far == 0).to(near.dtype)
 
     def triplets(self) -> TripletTarget:
         """Uniform on the list, but for weights."""
-        shares, (n, m) = divide_or_zero(self.weights, self.n_triplets), self.shape
-        a, p, k = self.anchors, self.positive_indices, self.negative_indices
-        masses = _sums(a, shares, n), _sums(p, shares, m), _sums(k, shares, m)
-        both = torch.cat([shares, -shares])
-        contrast = ListedPairs(a.repeat(2), torch.cat([p, k]), both, self.shape)
-        return TripletTarget(-xlogy(shares, shares).sum(), contrast, masses)
-
-    def on_pairs(self, *, positive: bool, of_triplets: bool) -> TargetPairs:
-        """Uniform on distinct pairs, but for weights; all are of triplets."""
-        pairs = self._pairs(self.positive_indices if positive else self.negative_indices)
-        return TargetPairs(-xlogy(pairs.weights, pairs.weights).sum(), pairs)
-
-    def per_anchor(self) -> ListedPairs:
-        """Distinct (anchor, positive) pairs, each weighing 1/n⁺_i of what its anchor weighs."""
-        return self._pairs(self.positive_indices, per_anchor=True)
-
-    def _pairs(self, partners: Tensor, *, per_anchor: bool = False) -> ListedPairs:
-        n, m = self.shape
-        keys, kept = _distinct(self.anchors * m + partners)
-        rows, columns = keys // m, keys % m
-        weights = self._weighed(kept, rows)
-        if per_anchor:
-            weights = weights / _sums(rows, kept, n)[rows]
-        return ListedPairs(rows, columns, divide_or_zero(weights, weights.sum()), self.shape)
-
-    def _weighed(self, numbers: Tensor, anchors: Tensor) -> Tensor:
-        return numbers if self.anchor_weights is None else numbers * self.anchor_weights[anchors]
-
-
-@dataclass(frozen=True)
-class ListedPairs(PairTarget):
-    """P̃ with mass ``weights`` added up at (rows, columns), and none elsewhere."""
-
-    rows: Tensor
-    columns: Tensor
-    weights: Tensor  # float64
-    shape: tuple[int, int]
-
-    @property
-    def marginals(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Row sums, (N,), and column sums, (M,)."""
-        n, m = self.shape
-        return _sums(self.rows, self.weights, n), _sums(self.columns, self.weights, m)
-
-    def scaled(self, factor: float | Tensor) -> ListedPairs:
-        """P̃ times a number."""
-        return replace(self, weights=self.weights * factor)
-
-    def of_rows(self, rows: slice) -> ListedPairs:
-        """The same of some anchors."""
-        inside = (self.rows >= rows.start) & (self.rows < rows.stop)
-        weights = torch.where(inside, self.weights, 0.0)
-        places = torch.where(inside, self.rows - rows.start, 0)
-        return ListedPairs(places, self.columns, weights, (rows.stop - rows.start, self.shape[1]))
-
-    def entries(self) -> Tensor:
-        """All of P̃, (N, M)."""
-        n, m = self.shape
-        return _sums(self.rows * m + self.columns, self.weights, n * m).view(n, m)
-
-
-def _sums(places: Tensor, values: Tensor, number: int) -> Tensor:
-    return values.new_zeros(number).index_add_(0, places, values)
-
-
-def _distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys in order, and 1 for each, 0 for repeated ones, which stay for a device's sake."""
-    keys = keys.sort().values
-    kept = torch.ones_like(keys, dtype=wide_dtype(keys.device))
-    kept[1:] = keys[1:] != keys[:-1]
-    return keys, kept
+        counted = replace(self, most=math.inf)
+        number = self.kept.new_zeros(self.shape[0]).index_add_(0, self.anchors, self.kept)
+        masses = self.masses(number)
+        each = divide_or_zero(masses, number)
+        contrast = counted.pairs(each, -each)
+        return TripletTarget(self._entropy(masses, each, contrast), contrast, masses)

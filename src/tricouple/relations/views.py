@@ -1,7 +1,5 @@
 """Several views as one labelled batch, and weights of classes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
