@@ -63,10 +63,10 @@ COMMANDS = {
                          "train", "tricouple_lab.commands.synthetic", wraps="synthetic"),
     "verify": Command("test the statements of the paper's theory (a minute)", "train",
                       folder="theory"),
-    "bench": Command("time and memory beside the dense algorithm and other libraries", "bench",
+    "bench": Command("time and memory of the losses and of other libraries", "bench",
                      folder="benchmarks"),
-    "study": Command("when which loss helps: hypothesis, runs, verdict", "all", folder="studies"),
-    "reproduce": Command("the paper's tables and figures, ours beside theirs", "all",
+    "study": Command("comparisons of losses: hypothesis, runs, verdict", "all", folder="studies"),
+    "reproduce": Command("rerun the paper's tables and figures and compare", "all",
                          folder="reproduce"),
 }  # fmt: skip
 

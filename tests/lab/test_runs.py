@@ -278,7 +278,7 @@ MISTAKES = {
     "trainer.devices=many": "trainer.devices=many",
     "logger=tensorbord": "csv, tensorboard, wandb, mlflow",
     "logger=no_such_package.Logger": "pip install no_such_package",
-    "logger=collections.ChainMap": "is no logger of Lightning",
+    "logger=collections.ChainMap": "is not a logger of Lightning",
     "loss.sharpnes=3": "sharpness",
 }
 

@@ -49,6 +49,8 @@ def tables_of(root: str) -> dict[str, Path]:
     path = Path(root).expanduser()
     if root and path.is_file():
         return {"train": path}
+    if not path.exists():
+        raise UserError(f"data.root={root}: no such file or folder")
     found = {
         split: path / f"{split}{suffix}"
         for split in ("train", "validation", "test")
