@@ -207,7 +207,7 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     from tricouple_lab.tasks.base import task_of
 
     if options.resume:
-        record = resume(options.resume, words)
+        record = resume(options.resume, words, restart=options.restart)
     else:
         record = execute(task_of(task), config, restart=options.restart)
     print(f"{record.config['evaluation']['split']} split (%)")
@@ -238,7 +238,8 @@ def run_many(options: argparse.Namespace, words: Sequence[str]) -> int:
             print(shlex.join(["tricouple", options.command, *job]))
         return 0
     table = sweep(plan, options.out, workers=options.workers, cluster=cluster)
-    print(table.to_string())
+    table = table.drop(columns=["best", "bold", "text"], errors="ignore")
+    print(table.to_string(float_format="{:.2f}".format, na_rep=""))
     print(f"written: {options.out / 'report.html'}")
     return 0
 

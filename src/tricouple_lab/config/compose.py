@@ -43,13 +43,14 @@ def settings_of(schema: type, prefix: str = "") -> dict[str, Field[Any]]:
 
 def settings_help(task: str) -> str:
     """Return the tables of names and every setting of a task with its default."""
-    config = compose(task, ())
+    file = Path(__file__).parent / task / "cpu.yaml"
+    config = OmegaConf.to_object(OmegaConf.merge(schema.SCHEMAS[task], OmegaConf.load(file)))
     lines = [f"{kind + '=':<10} {', '.join(table)}" for kind, table in names.TABLES[task].items()]
-    lines += ["", f"settings (default with data={config.data.name} scale=cpu): meaning [choices]"]
+    lines += ["", "settings (default at scale=cpu): meaning [choices]"]
     for key, item in settings(task).items():
         value, choices = attrgetter(key)(config), ", ".join(item.metadata["choices"])
         default = value if isinstance(value, str) else json.dumps(value)
-        ends = f" [{choices}]" if choices else ""
+        ends = f" [{choices}]" * bool(choices)
         lines.append(f"  {key} ({default}): {item.metadata['help']}{ends}")
     return "\n".join(lines)
 

@@ -49,8 +49,6 @@ def tables_of(root: str) -> dict[str, Path]:
     path = Path(root).expanduser()
     if root and path.is_file():
         return {"train": path}
-    if not path.exists():
-        raise UserError(f"data.root={root}: no such file or folder")
     found = {
         split: path / f"{split}{suffix}"
         for split in ("train", "validation", "test")
@@ -59,5 +57,6 @@ def tables_of(root: str) -> dict[str, Path]:
     }
     if "train" not in found:
         wanted = "a folder with train.csv and perhaps validation.csv, test.csv (.tsv, .parquet, …)"
-        raise UserError(f"data.root={root}: expected a table, or {wanted}")
+        missing = "" if path.exists() else "no such file or folder; "
+        raise UserError(f"data.root={root}: {missing}expected a table, or {wanted}")
     return found

@@ -105,14 +105,14 @@ def execute(
             ) from None
 
 
-def resume(folder: Path, words: Sequence[str] = (), *, say: Say = print) -> Record:
-    """Continue the run in a folder with its own configuration, changed by words.
+def resume(folder: Path, words: Sequence[str] = (), **options: Any) -> Record:
+    """Continue the run in a folder with its own configuration, changed by words; see ``execute``.
 
     Only settings that are no part of what the run computes can change, such as ``trainer.devices``.
     """
     config = read_config(folder, words)
     config.run = str(folder)
-    return execute(task_of(config.task), config, say=say)
+    return execute(task_of(config.task), config, **options)
 
 
 def check(config: Any) -> None:
@@ -210,7 +210,7 @@ def prepare(
     steps = config.training.epochs * (getattr(data.train, "epoch_size", n_samples) // batch_size)
     say(f"training: {config.training.epochs} epochs, {steps} steps of {batch_size} samples")
     if steps < FEW_STEPS:
-        say(f"note: {steps} steps are few to learn from; raise training.epochs")
+        say(f"note: few steps to learn from ({steps}); raise training.epochs")
     if note:
         say(f"note: {note}")
     model.encoder.to(trainer.strategy.root_device)

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,12 @@ from tricouple_lab.config.compose import check_arguments, compose
 from tricouple_lab.files import provenance, write_text
 from tricouple_lab.names import UserError
 from tricouple_lab.report.page import sweep_page
-from tricouple_lab.runs.execute import check, execute
+from tricouple_lab.runs.execute import Say, check, execute
 from tricouple_lab.runs.folder import Record, RunFolder, read_records
 from tricouple_lab.tasks.base import Data, Task, loss_class
 from tricouple_lab.training.module import DivergedError
 
 Words = tuple[str, ...]
-Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
