@@ -28,7 +28,7 @@ examples:
   tricouple train data=folder data.root=photos
   tricouple clip scale=smoke            train image and text encoders on coloured shapes
   tricouple text scale=smoke            train a sentence encoder
-  tricouple train -m loss=infonce,neg_mmiot seed=range(0,5) --choose loss.sharpness=3,10,30
+  tricouple train -m loss=infonce,neg_mmiot 'seed=range(0,5)' --choose loss.sharpness=3,10,30
   tricouple train --help                settings of one command
 """
 
