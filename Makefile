@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself. `make` or `make help` lists them.
+# Every target sets up .venv. `make` or `make help` lists them.
 
 PYTHON ?= python3
 VENV   := .venv

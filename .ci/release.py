@@ -12,6 +12,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+ADDRESS = (
+    "README.md: replace URL by the address of the repository; likewise in docs/quickstart.md and "
+    "docs/notebooks/index.md, and add it to pyproject.toml ([project.urls]) and CITATION.cff"
+)
 # The one place of the version, and what surrounds it.
 PACKAGE, VERSION = "src/tricouple/__init__.py", r'(?m)^(__version__ = ")(.*)(")$'
 
@@ -25,7 +29,7 @@ def prepare(root: Path, version: str, date: str) -> None:
     source = (root / PACKAGE).read_text()
     now = re.search(VERSION, source)[2]
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        raise SystemExit(f"VERSION={version}: three numbers are asked for, such as 0.2.0")
+        raise SystemExit(f"VERSION={version}: expected three numbers, such as 0.2.0")
     log = root / "CHANGELOG.md"
     head, title, rest = log.read_text().partition("## [Unreleased]\n")
     news, _, before = rest.partition("\n## [")
@@ -45,7 +49,7 @@ def numbers(version: str) -> list[int]:
 
 
 def call(*command: str) -> str:
-    """Run a command in the repository; what it printed, if nobody is to see it."""
+    """Run a command in the repository; what it printed, if it is from git."""
     quiet = subprocess.PIPE if command[0] == "git" else None
     done = subprocess.run(command, cwd=ROOT, check=True, text=True, stdout=quiet)
     return done.stdout or ""
@@ -55,6 +59,8 @@ def main(version: str) -> None:
     """All steps; what fails leaves no commit and no tag."""
     if call("git", "status", "--porcelain"):
         raise SystemExit("commit your changes first: a release is made of a commit")
+    if "git clone URL" in (ROOT / "README.md").read_text():
+        raise SystemExit(ADDRESS)
     prepare(ROOT, version, datetime.date.today().isoformat())
     try:
         call("make", "lint", "test", "docs", "wheels")

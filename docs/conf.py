@@ -3,6 +3,7 @@
 ``make docs EXECUTE=force`` executes the notebooks on the way.
 """
 
+import inspect
 import os
 from typing import Any
 
@@ -69,6 +70,17 @@ def open_elsewhere(
         context["body"] = f"<p>Open in {shown}</p>{context['body']}"
 
 
+def show_arguments(app: Any, what: str, name: str, found: Any, *others: Any) -> Any:
+    """Show the arguments of a loss, whose ``__new__`` takes any, so as to name wrong ones."""
+    _, signature, returned = others
+    if what == "class" and (signature or "").startswith("(*args"):
+        arguments = inspect.signature(found).parameters.values()
+        plain = [argument.replace(annotation=argument.empty) for argument in arguments]
+        return str(inspect.Signature(plain)), returned
+    return None
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("html-page-context", open_elsewhere)
+    app.connect("autodoc-process-signature", show_arguments)

@@ -106,7 +106,9 @@ def commands(pages: list[Path]) -> list[list[str]]:
     blocks = re.compile(r"^```[^\n`]*\n(.*?)^```$", re.M | re.S)
     texts = [block for page in pages for block in blocks.findall(page.read_text())]
     lines = "\n".join(texts).replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("tricouple ")]
+    ours = [line for line in lines if line.startswith("tricouple ")]
+    assert not [line for line in ours if re.match(r"[^'#]*\(", line)]  # a shell needs quotes there
+    return [shlex.split(line, comments=True)[1:] for line in ours]
 
 
 def test_commands_on_pages_are_understood(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ examples:
   tricouple train data=folder data.root=photos
   tricouple clip scale=smoke            train image and text encoders on coloured shapes
   tricouple text scale=smoke            train a sentence encoder
-  tricouple train -m loss=infonce,neg_mmiot seed=range(0,5) --choose loss.sharpness=3,10,30
+  tricouple train -m loss=infonce,neg_mmiot 'seed=range(0,5)' --choose loss.sharpness=3,10,30
   tricouple train --help                settings of one command
 """
 
@@ -63,10 +63,10 @@ COMMANDS = {
                          "train", "tricouple_lab.commands.synthetic", wraps="synthetic"),
     "verify": Command("test the statements of the paper's theory (a minute)", "train",
                       folder="theory"),
-    "bench": Command("time and memory beside the dense algorithm and other libraries", "bench",
+    "bench": Command("time and memory of the losses and of other libraries", "bench",
                      folder="benchmarks"),
-    "study": Command("when which loss helps: hypothesis, runs, verdict", "all", folder="studies"),
-    "reproduce": Command("the paper's tables and figures, ours beside theirs", "all",
+    "study": Command("comparisons of losses: hypothesis, runs, verdict", "all", folder="studies"),
+    "reproduce": Command("rerun the paper's tables and figures and compare", "all",
                          folder="reproduce"),
 }  # fmt: skip
 
@@ -207,7 +207,7 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     from tricouple_lab.tasks.base import task_of
 
     if options.resume:
-        record = resume(options.resume, words)
+        record = resume(options.resume, words, restart=options.restart)
     else:
         record = execute(task_of(task), config, restart=options.restart)
     print(f"{record.config['evaluation']['split']} split (%)")
@@ -238,7 +238,8 @@ def run_many(options: argparse.Namespace, words: Sequence[str]) -> int:
             print(shlex.join(["tricouple", options.command, *job]))
         return 0
     table = sweep(plan, options.out, workers=options.workers, cluster=cluster)
-    print(table.to_string())
+    table = table.drop(columns=["best", "bold", "text"], errors="ignore")
+    print(table.to_string(float_format="{:.2f}".format, na_rep=""))
     print(f"written: {options.out / 'report.html'}")
     return 0
 

@@ -26,7 +26,7 @@ PACKAGES = ("tricouple", "torch", "lightning", "timm", "datasets")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a file beside ``path``, then rename it: readers never see a part.
+    """Let ``write`` fill a temporary file, then rename it to ``path``: readers never see a part.
 
     An ``OSError`` is one sentence, as of ``written``.
     """

@@ -1,10 +1,12 @@
 """From words to a configuration: defaults, scales, rows of tables, mistakes."""
 
+from operator import attrgetter
+
 import pytest
 
 from processes import python
 from tricouple_lab import names
-from tricouple_lab.config.compose import compose, default_of, expand, settings
+from tricouple_lab.config.compose import compose, expand, settings, settings_help
 from tricouple_lab.config.schema import SCHEMAS
 from tricouple_lab.names import UserError
 from tricouple_lab.tasks.base import make_loss
@@ -59,9 +61,12 @@ def test_every_row_and_scale_composes_to_a_loss_that_can_be_built(task):
             assert compose(task, [f"{kind}={name}"])
     for loss in names.TABLES[task]["loss"]:
         make_loss(compose(task, [f"loss={loss}"]).loss)
+    config, text = compose(task, ()), settings_help(task)
+    assert f"  training.epochs ({config.training.epochs}): " in text
     for key, item in settings(task).items():
         assert item.metadata["help"], key
-        assert not (choices := item.metadata["choices"]) or default_of(item) in choices
+        assert f"  {key} (" in text
+        assert not (choices := item.metadata["choices"]) or attrgetter(key)(config) in choices
 
 
 def test_the_scale_of_the_paper_has_its_settings():

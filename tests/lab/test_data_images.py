@@ -81,7 +81,7 @@ def test_images_beside_class_folders_are_left_out_and_said(tmp_path):
     write_image(tmp_path / "stray.png")
     found = read(folder(tmp_path))
     assert len(found.splits["train"]) == 4
-    assert "1 images beside the class folders" in found.notes[0]
+    assert "1 images outside the class folders" in found.notes[0]
 
 
 def test_images_without_class_folders_have_no_labels_and_that_is_said(tmp_path):

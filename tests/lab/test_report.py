@@ -290,7 +290,7 @@ def test_report_writes_the_page_of_a_run_and_of_several(tmp_path):
     write_report([tmp_path / "run 0"], tmp_path / "one.html")
     write_report([tmp_path], tmp_path / "both.html")
     assert "Examples" in "".join(checked((tmp_path / "one.html").read_text()).text)
-    assert "2 runs, seeds 0, 1" in (tmp_path / "both.html").read_text()
+    assert "runs: 2, seeds: 0, 1" in (tmp_path / "both.html").read_text()
     (tmp_path / "plan.json").write_text(json.dumps({"planned": 3}))
     write_report([tmp_path], tmp_path / "both.html")
     assert "1 of 3 planned runs are missing." in (tmp_path / "both.html").read_text()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -76,13 +77,26 @@ def test_what_is_missing_is_done_and_what_fails_is_said_at_the_end(tmp_path):
     (first, _) = (tmp_path / "runs.jsonl").read_text().splitlines()
     (tmp_path / "runs.jsonl").write_text(first + "\n")
     said = []
-    bad = Plan(
-        task_of("mixture"), (*ROWS, ("loss=infonce", "loss.temperature=0")), MIXTURE, seeds=(0,)
-    )
-    with pytest.raises(UserError, match=r"1 runs failed, first: .*loss.temperature=0.*temperature"):
+    row = ("loss=infonce", "loss.sharpness=5", "trainer.accelerator=abacus")
+    bad = replace(good, rows=(*ROWS, row))
+    with pytest.raises(UserError, match=r"1 runs failed, first: .*abacus.*accelerator"):
         sweep(bad, tmp_path, say=said.append)
     assert len(lines_of(tmp_path)) == 2
     assert sum("failed" in line for line in said) == 1
+
+
+def test_a_sweep_that_cannot_work_is_refused_before_a_run(tmp_path):
+    plan = Plan(task_of("mixture"), ROWS, MIXTURE, seeds=(0,))
+    wrong = replace(plan, rows=(("loss=infonce", "loss.temperature=0"),))
+    lost = replace(plan, grid=(3.0,), setting="loss.sharpnes")
+    for bad, workers, why in (
+        (wrong, 1, "temperature"),
+        (lost, 1, "none of"),
+        (plan, 0, "workers"),
+    ):
+        with pytest.raises(UserError, match=why):
+            sweep(bad, tmp_path, workers=workers)
+    assert not any(tmp_path.iterdir())
 
 
 def numbers(folder):

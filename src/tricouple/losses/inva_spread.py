@@ -15,7 +15,7 @@ from tricouple.numeric import cosines, inverse_product
 class InvaSpread(ContrastiveLoss):
     """Invariant and spreading instance features (Ye et al., CVPR 2019).
 
-    With ``p_ij = softmax(s_i/τ)_j`` over all others, each anchor pays
+    With ``p_ij = softmax(s_i/τ)_j`` over all others, the loss of an anchor is
     ``−mean_{j positive} log p_ij − Σ_{k negative} log(1 − p_ik)``, averaged over the anchors that
     have a positive. For two views this is the published loss. No supervised form is published; ours
     averages over the positives, which are all samples of the anchor's identity. With explicit

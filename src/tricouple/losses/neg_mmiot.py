@@ -50,7 +50,7 @@ class NegMMIOT(ContrastiveLoss):
 
     Args:
         sharpness: c = 1/(τε), which sets the temperature; 10 if neither is given. ``"paper"`` is
-            c = 100, at which a training with SGD can collapse (docs/sharpness.md).
+            c = 100, with which SGD training can collapse (docs/sharpness.md).
         temperature: τ instead; a number, or a tensor or ``nn.Parameter`` that gets its gradient.
         epsilon: ε, the entropic regularisation.
         n_iters: Sinkhorn sweeps, at most.

@@ -47,7 +47,7 @@ _process = os.getpid()  # OpenMP has no threads in processes forked from it
 def compiled() -> bool:
     """Whether the compiled module is in use, which is faster; results are the same to rounding.
 
-    It is not where no C compiler was found when the package was installed, and not with the
+    It is not if there was no C compiler when the package was installed, and not with the
     environment variable ``TRICOUPLE_NATIVE=0``.
 
     Example:

@@ -1,4 +1,4 @@
-"""``tricouple embed``: embeddings of own images or texts, and which are alike."""
+"""``tricouple embed``: embeddings of own images or texts, and nearest neighbours."""
 
 import argparse
 from collections.abc import Sequence

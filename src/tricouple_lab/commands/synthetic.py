@@ -20,7 +20,6 @@ Compare losses at equal c. Ctrl-C keeps what is done; the same command continues
 examples:
   tricouple demo
   tricouple demo --classes 4 --out runs/four
-  tricouple demo --epochs 3 --out runs/short     300 steps
 """
 SYNTHETIC = """\
 Train the methods of `tricouple demo`, and Neg-MMIOT and PushPull with log-sigmoid ψ, at several K
@@ -103,6 +102,7 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
 
         sweep(plan, options.out, workers=options.workers, say=say)
     print(summary(options.out).to_string(index=False))
+    print("NC1 and NC2 are 0 at the simplex (etf); rich: all directions are used, reduced: some")
     print(f"written: {options.out / 'report.html'}")
     return 0
 

@@ -6,9 +6,10 @@ spaces, accents, brackets and colons need no quotes beyond those of the shell.
 
 import inspect
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -40,18 +41,17 @@ def settings_of(schema: type, prefix: str = "") -> dict[str, Field[Any]]:
     return found
 
 
-def default_of(item: Field[Any]) -> Any:
-    """Return the default of a setting."""
-    return item.default_factory() if item.default_factory is not MISSING else item.default
-
-
 def settings_help(task: str) -> str:
     """Return the tables of names and every setting of a task with its default."""
+    file = Path(__file__).parent / task / "cpu.yaml"
+    config = OmegaConf.to_object(OmegaConf.merge(schema.SCHEMAS[task], OmegaConf.load(file)))
     lines = [f"{kind + '=':<10} {', '.join(table)}" for kind, table in names.TABLES[task].items()]
-    lines += ["", "settings (default): meaning [choices]"]
+    lines += ["", "settings (default at scale=cpu): meaning [choices]"]
     for key, item in settings(task).items():
-        choices = f" [{', '.join(item.metadata['choices'])}]" if item.metadata["choices"] else ""
-        lines.append(f"  {key} ({default_of(item)}): {item.metadata['help']}{choices}")
+        value, choices = attrgetter(key)(config), ", ".join(item.metadata["choices"])
+        default = value if isinstance(value, str) else json.dumps(value)
+        ends = f" [{choices}]" * bool(choices)
+        lines.append(f"  {key} ({default}): {item.metadata['help']}{ends}")
     return "\n".join(lines)
 
 
@@ -97,7 +97,6 @@ def split_word(word: str) -> tuple[str, str]:
     key, equals, text = word.partition("=")
     if not equals:
         raise UserError(f"{word}: settings are written key=value, such as training.epochs=10")
-    key = key.removeprefix("+")
     return (f"{key}.name" if key in SHORT else key), text
 
 

@@ -176,7 +176,7 @@ def _table_split(rows: Any, side: int, place: str) -> CaptionSplit:
 
 
 def _own_tables(config: CaptionData, side: int, notes: list[str]) -> dict[str, CaptionSplit]:
-    """Tables with a row per caption, or COCO's JSON; images are beside the table or in images/."""
+    """Tables with a row per caption, or COCO's JSON; images are next to the table or in images/."""
     found = {}
     for split, file in tables_of(config.root).items():
         if file.suffix == ".json":

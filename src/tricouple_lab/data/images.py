@@ -61,7 +61,7 @@ def own_folder(config: ImageData) -> Sets:
                 )
             elif () in places:
                 beside = places.count(())
-                notes.append(f"{beside} images beside the class folders: left out")
+                notes.append(f"{beside} images outside the class folders are left out")
         unknown = {name for place in places for name in place} - {*classes}
         if unknown and classes:
             raise UserError(f"{top / min(unknown)}: a class of test images without training images")

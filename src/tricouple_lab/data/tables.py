@@ -57,5 +57,6 @@ def tables_of(root: str) -> dict[str, Path]:
     }
     if "train" not in found:
         wanted = "a folder with train.csv and perhaps validation.csv, test.csv (.tsv, .parquet, …)"
-        raise UserError(f"data.root={root}: expected a table, or {wanted}")
+        missing = "" if path.exists() else "no such file or folder; "
+        raise UserError(f"data.root={root}: {missing}expected a table, or {wanted}")
     return found

@@ -1,1 +1,1 @@
-"""What trained encoders are worth: probes, retrieval, geometry."""
+"""Evaluation of trained encoders: probes, retrieval, geometry."""

@@ -1,4 +1,4 @@
-"""What representations are worth: classifiers on them, their geometry, nearest neighbours.
+"""Evaluation of representations: classifiers, geometry, nearest neighbours.
 
 Arrays are float32 of shape (n, d): a bank of labelled training samples, and queries.
 """
@@ -60,7 +60,7 @@ def linear_predictions(
 ) -> np.ndarray:
     """Return the class of each query by logistic regression on standardised inputs (L-BFGS).
 
-    The penalty is weight_decay/2 · ‖W‖² beside the mean cross-entropy.
+    The penalty weight_decay/2 · ‖W‖² is added to the mean cross-entropy.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression

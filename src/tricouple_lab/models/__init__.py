@@ -2,5 +2,5 @@
 
 from tricouple.torchvision_ops import declare_missing
 
-# torchvision, which they import, refuses beside a torch that it was not built for.
+# torchvision, which they import, refuses a torch that it was not built for.
 declare_missing()

@@ -134,11 +134,12 @@ def model_folder(model: TextModel) -> Path:
         return folder
     from huggingface_hub import snapshot_download
 
-    with hub():
+    with hub() as online:
         try:
             return Path(snapshot_download(model.path, ignore_patterns=NOT_NEEDED))
         except Exception as error:  # the hub raises errors of several libraries
-            why = f"no such folder, and not found on the hub ({type(error).__name__})"
+            reason = type(error).__name__ if online else "which cannot be reached"
+            why = f"no such folder, and not found on the hub ({reason})"
             raise UserError(f"model.path={model.path}: {why}") from None
 
 
@@ -183,8 +184,8 @@ def encode(backbone: Words | Sentences, texts: Sequence[str], at_a_time: int = 6
     backbone.eval()
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # little padding
     chunks = [order[start : start + at_a_time] for start in range(0, len(order), at_a_time)]
-    told = reported(chunks, at_a_time, len(texts), "texts")
-    parts = [backbone([texts[row] for row in rows]).float().cpu() for rows in told]
+    shown = reported(chunks, at_a_time, len(texts), "texts")
+    parts = [backbone([texts[row] for row in rows]).float().cpu() for rows in shown]
     backbone.train(was_training)
     return torch.cat(parts)[torch.tensor(order).argsort()]
 

@@ -32,7 +32,7 @@ def arrange(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     varied = [key for key in _settings(runs) if runs[key].nunique(dropna=False) > 1]
     told = {origin.get("chosen") for origin in tried["provenance"]} & {*varied}
     numbers = [key for key in varied if pd.api.types.is_numeric_dtype(runs[key])]
-    chosen = [*told] or [  # committed runs do not tell
+    chosen = [*told] or [  # committed runs do not record it
         key for key in numbers if _values(final, varied, key) == 1 < _values(tried, varied, key)
     ]
     fixed = [key for key in varied if key not in chosen]

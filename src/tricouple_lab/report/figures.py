@@ -141,7 +141,7 @@ def lines_figure(
 
 
 def _legend_columns(names: Sequence[str], width: float) -> int:
-    """Return how many names fit beside each other on so many inches."""
+    """Return how many names fit into one row of so many inches."""
     longest = max((len(name) for name in names), default=1)
     return max(1, min(len(names), int(12 * width / (longest + 6))))
 

@@ -15,8 +15,6 @@ from tricouple_lab.report.frame import frame
 from tricouple_lab.report.run_page import MOST_FIGURES, Section, render, run_page, to_html
 from tricouple_lab.runs.folder import Record, read_arrays
 
-__all__ = ["frame", "run_page", "sweep_page", "write_report"]
-
 
 def sweep_page(
     records: Iterable[Record] | pd.DataFrame,
@@ -79,6 +77,7 @@ def _methods(
     columns["difference [95 %]"] = [compare.interval(row, share) for _, row in table.iterrows()]
     columns["p (Holm)"] = table["p"].map("{:.2g}".format).replace("nan", "")
     shown = pd.DataFrame(columns, index=table.index).rename_axis("method")
+    shown = shown.loc[:, (shown != "").any()]  # one seed has no p
     bold = pd.DataFrame(False, index=shown.index, columns=shown.columns)
     bold[name] = table["bold"]
     return to_html(shown, bold, caption=block)

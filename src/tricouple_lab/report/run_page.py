@@ -37,7 +37,7 @@ MOST_FIGURES = 4  # of one kind, so that a page stays small
 MOST_EXAMPLES = 8
 
 TRAINING = {
-    "epoch": "Measured on validation data; row 0 is before training.",
+    "epoch": "Validation data, and the loss of training batches; epoch 0 is before training.",
     "step": "Measured during training.",
 }
 MEASURED = {
@@ -71,12 +71,12 @@ def run_page(record: Record, arrays: Mapping[str, Array] | None = None) -> str:
     arrays = arrays or {}
     evaluation = record.config["evaluation"]
     split = evaluation["split"]
-    how = MEASURED.get(record.task, "").format_map(evaluation)
+    how = MEASURED.get(record.task, "").format_map(evaluation) + "chance: without an encoder."
     sections = []
     if record.chance:  # a row per metric, so that 400 pixels are enough
         shares = run_table(record).map("{:.1f}".format).rename_axis("metric")
         size = record.data.get("sizes", {}).get(split, "")
-        text = f"{split.capitalize()} split, {size} samples. {how}chance: without an encoder."
+        text = f"{split.capitalize()} split, {size} samples, {record.steps} training steps. {how}"
         sections.append(Section("Accuracy (%)", text, [to_html(shares)]))
     both = pd.DataFrame({"before training": record.before, "after training": record.after})
     others = both.drop(index=[*record.chance], errors="ignore").map(number)
@@ -212,7 +212,7 @@ def footer(runs: pd.DataFrame) -> list[str]:
     """Return commit, command, date, seeds, data and versions, a line each."""
     if runs.empty:
         return ["No run has finished."]
-    origins = pd.DataFrame(list(runs["provenance"]))
+    origin = pd.DataFrame(list(runs["provenance"]))
     last = runs["provenance"].iloc[-1]
     versions = last.get("versions") or {k: last[k] for k in ("torch", "tricouple") if k in last}
 
@@ -221,9 +221,9 @@ def footer(runs: pd.DataFrame) -> list[str]:
         return ", ".join(known[:5]) or "unknown"
 
     seeds = sorted(runs.loc[runs["stage"] != "choose", "seed"].unique())
-    commits, commands = values(origins.get("commit"), 12), values(origins.get("command"), 200)
+    commits, commands = values(origin.get("commit"), 12), values(origin.get("command"), 200)
     return [
-        f"{len(runs)} runs, seeds {', '.join(map(str, seeds))}, {values(origins.get('date'), 10)}",
+        f"runs: {len(runs)}, seeds: {', '.join(map(str, seeds))}, {values(origin.get('date'), 10)}",
         f"commit {commits}: {commands}",
         f"data {values(runs.get('data.digest'), 12)}",
         ", ".join(f"{name} {version}" for name, version in versions.items()),

@@ -10,6 +10,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ from tricouple_lab.training import trainer as lightning
 from tricouple_lab.training.module import History, TrainingModule
 
 SMALLEST_BATCH = 4
+SMALLEST = {
+    "training.epochs": 1,
+    "training.batch_size": SMALLEST_BATCH,
+    "training.warmup_steps": 0,
+    "evaluation.every": 1,
+    "evaluation.knn_k": 1,
+    "evaluation.probe_weight_decay": 0,
+}
 FEW_STEPS = 50
 
 Say = Callable[[str], object]
@@ -60,8 +69,8 @@ def execute(
 
     ``say`` receives each line of progress; ``origin`` is what the provenance of a run that is one
     of many says about that; ``restart`` deletes the run in its folder first. The record is also
-    written as ``metrics.json``. A process that Lightning or torchrun has started beside the first
-    one ends here. Ctrl-C raises a ``KeyboardInterrupt`` whose text says how to continue.
+    written as ``metrics.json``. A process that Lightning or torchrun has started in addition to
+    the first one ends here. Ctrl-C raises a ``KeyboardInterrupt`` whose text says how to continue.
     """
     check(config)
     if lightning.rank():
@@ -84,7 +93,7 @@ def execute(
                 return found
             say("this run has finished before; it is measured again with the new settings")
             measured, after = measure(task, config, data, folder.path, found)
-            finish(config, folder, measured, after)
+            finish(config, folder, measured, after, say)
             return measured
         folder.begin(config)
         try:
@@ -96,31 +105,29 @@ def execute(
             ) from None
 
 
-def resume(folder: Path, words: Sequence[str] = (), *, say: Say = print) -> Record:
-    """Continue the run in a folder with its own configuration, changed by words.
+def resume(folder: Path, words: Sequence[str] = (), **options: Any) -> Record:
+    """Continue the run in a folder with its own configuration, changed by words; see ``execute``.
 
     Only settings that are no part of what the run computes can change, such as ``trainer.devices``.
     """
     config = read_config(folder, words)
     config.run = str(folder)
-    return execute(task_of(config.task), config, say=say)
+    return execute(task_of(config.task), config, **options)
 
 
 def check(config: Any) -> None:
     """Raise for values that no run can have, before anything is read."""
     training = config.training
-    for key, smallest in (("epochs", 1), ("batch_size", SMALLEST_BATCH), ("warmup_steps", 0)):
-        value = getattr(training, key)
+    for key, smallest in SMALLEST.items():
+        value = attrgetter(key)(config)
         if value < smallest:
-            raise UserError(f"training.{key}={value}: must be at least {smallest}")
+            raise UserError(f"{key}={value}: must be at least {smallest}")
     if not training.learning_rate > 0:
         raise UserError(f"training.learning_rate={training.learning_rate}: must be above 0")
     size = training.chunk_size
     if size is not None and (size < 1 or config.loss["name"] == "byol"):
         reason = "must be at least 1, or null" if size < 1 else "loss=byol takes no chunks"
         raise UserError(f"training.chunk_size={size}: {reason}")
-    if config.evaluation.every < 1:
-        raise UserError(f"evaluation.every={config.evaluation.every}: must be at least 1")
     lightning.check_flags(config.trainer, config.logger)
     make_loss(config.loss)
 
@@ -165,7 +172,7 @@ def _train(
     for key in {"embedding", "image", "text"} & after.arrays.keys():
         if note := collapse_note(after.arrays[key], len(data.classes)):
             say(f"warning: {note}")
-    finish(config, folder, record, after)
+    finish(config, folder, record, after, say)
     if not config.training.keep_checkpoint:
         folder.checkpoint.unlink(missing_ok=True)
     return record
@@ -203,7 +210,7 @@ def prepare(
     steps = config.training.epochs * (getattr(data.train, "epoch_size", n_samples) // batch_size)
     say(f"training: {config.training.epochs} epochs, {steps} steps of {batch_size} samples")
     if steps < FEW_STEPS:
-        say(f"note: {steps} steps are few to learn from; raise training.epochs")
+        say(f"note: few steps to learn from ({steps}); raise training.epochs")
     if note:
         say(f"note: {note}")
     model.encoder.to(trainer.strategy.root_device)
@@ -221,13 +228,14 @@ def prepare(
     return history, train
 
 
-def finish(config: Any, folder: RunFolder, record: Record, after: Evaluation) -> None:
+def finish(config: Any, folder: RunFolder, record: Record, after: Evaluation, say: Say) -> None:
     """Write ``examples.npz``, the page, and last ``metrics.json``, which says that it is done."""
     arrays = after.arrays if config.evaluation.figures else {}
     if arrays:
         write_arrays(folder.path / "examples.npz", arrays)
     write_text(folder.path / "report.html", run_page(record, arrays))
     write_text(folder.path / "metrics.json", record.to_json(indent=1))
+    say(f"page: {folder.path / 'report.html'}")
 
 
 def accuracy_per_class(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, float]:
@@ -263,7 +271,7 @@ def measure(
 
 
 def _help(task: Task[Any], config: Any, callbacks: Sequence[Callback]) -> None:
-    """Load, build and fit in a process beside the first one, quietly; then end the process."""
+    """Load, build and fit in a process other than the first, quietly; then end the process."""
     with contextlib.suppress(UserError):  # the first process prints the same
         data = task.load(config)
         folder = RunFolder.of(task.name, config, data.digest)

@@ -30,7 +30,7 @@ FILES = (
     "metrics.json", "examples.npz", "report.html", "README.md",
 )  # fmt: skip
 WEIGHTS = {"last": "encoder", "best": "best"}  # which → name of the file
-# Flags of Lightning that change where, how fast and how chattily the same numbers are computed.
+# Flags of Lightning that change where, how fast and how verbosely the same numbers are computed.
 SPEED = (
     "accelerator", "benchmark", "detect_anomaly", "deterministic", "devices", "inference_mode",
     "log_every_n_steps", "num_nodes", "profiler", "strategy",

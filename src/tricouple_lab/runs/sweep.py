@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,12 @@ from tricouple_lab.config.compose import check_arguments, compose
 from tricouple_lab.files import provenance, write_text
 from tricouple_lab.names import UserError
 from tricouple_lab.report.page import sweep_page
-from tricouple_lab.runs.execute import execute
+from tricouple_lab.runs.execute import Say, check, execute
 from tricouple_lab.runs.folder import Record, RunFolder, read_records
 from tricouple_lab.tasks.base import Data, Task, loss_class
 from tricouple_lab.training.module import DivergedError
 
 Words = tuple[str, ...]
-Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,12 @@ def sweep(
         The table of the page: one row per method with mean, standard deviation, n and the paired
         difference from the first row.
     """
+    if workers < 1:
+        raise UserError(f"--workers {workers}: must be at least 1")
     for words in plan.methods():  # errors before anything is trained
-        compose(plan.task.name, words)
+        check(compose(plan.task.name, words))
+    if plan.grid and not any(has_setting(plan, words) for words in plan.methods()):
+        raise UserError(f"--choose {plan.setting}: none of the losses has this argument")
     about = {**vars(plan), "task": plan.task.name, "planned": len(tuple(plan.jobs({})))}
     write_text(out / "plan.json", json.dumps(about, indent=1) + "\n")
     runner = Runner(plan.task, out, plan.setting, workers, cluster, say)

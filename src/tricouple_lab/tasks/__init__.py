@@ -1,1 +1,1 @@
-"""What can be learned: images, image-text, text, the synthetic mixture."""
+"""The tasks: images, image-text, text, the synthetic mixture."""

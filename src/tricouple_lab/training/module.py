@@ -180,7 +180,7 @@ class History(Callback):
         row |= {name: None for name in names if "/" in name} | measured
         score = row.get(self.metric)
         before = [other[self.metric] for other in self.rows if other.get(self.metric) is not None]
-        if score is not None and all(score > other for other in before):
+        if best := score is not None and all(score > other for other in before):
             self.folder.save_encoder(encoder, "best", self.config, self.data)
         self.rows.append(row)
         now = time.perf_counter()
@@ -190,7 +190,7 @@ class History(Callback):
         found = "" if score is None else f"  validation {self.metric} {100 * score:5.1f} %"
         self.say(
             f"epoch {epoch:>3}/{trainer.max_epochs}  step {trainer.global_step:>5}/{module.total}  "
-            f"loss {loss:>7}{found}"
+            f"loss {loss:>7}{found}{'  best' if best else ''}"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class History(Callback):
 
 
 class AtomicCheckpoints(TorchCheckpointIO):
-    """Write a checkpoint beside its place and rename it; read tensors and plain values only.
+    """Write a checkpoint to a temporary file and rename it; read tensors and plain values only.
 
     Lightning writes into the system's temporary folder and moves the file, which copies it if that
     is another disk: a process killed meanwhile leaves half a checkpoint.

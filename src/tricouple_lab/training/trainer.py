@@ -59,7 +59,7 @@ class Bar(RichProgressBar):
     """Epoch, step and loss; gone when training ends, for each epoch has its line."""
 
     def get_metrics(self, *args: Any) -> dict[str, Any]:
-        """Return what stands beside the bar."""
+        """Return the metrics that the bar shows."""
         return {k: v for k, v in super().get_metrics(*args).items() if k == "loss_step"}
 
 
@@ -118,7 +118,7 @@ def make_loggers(names: Sequence[str], folder: Path) -> list[Logger]:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"logger={name}: cannot be used ({reason})") from None
         if not isinstance(found[-1], Logger):
-            raise UserError(f"logger={name}: is no logger of Lightning")
+            raise UserError(f"logger={name}: is not a logger of Lightning")
     return found
 
 
