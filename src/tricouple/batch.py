@@ -65,19 +65,26 @@ class Call(NamedTuple):
 
     def check_embeddings(self, *, empty: bool = False) -> None:
         """Require one matrix, or two on one device."""
-        checks.matrix("embeddings", self.embeddings, empty=empty)
-        if self.ref_emb is not None:
-            checks.matrix("ref_emb", self.ref_emb, empty=empty)
-            here, there = self.embeddings.device, self.ref_emb.device
-            if there != here:
-                raise ValueError(f"ref_emb is on {there}, embeddings on {here}")
+        for name in ("embeddings", "ref_emb"):
+            values = getattr(self, name)
+            if values is None and name == "ref_emb":
+                return
+            usual = isinstance(values, Tensor) and values.is_floating_point() and values.ndim == 2
+            if not (usual and values.numel()):
+                checks.matrix(name, values, empty=empty)
+            if values.device != self.embeddings.device:
+                here = self.embeddings.device
+                raise ValueError(f"{name} is on {values.device}, embeddings on {here}")
 
     def integers(
         self, name: str, length: int, later: checks.Deferred | None = None
     ) -> Tensor | None:
         """Labels or indices of references, as many as there are samples, if they are given."""
         values, device = getattr(self, name), self.embeddings.device
-        return None if values is None else checks.labels(name, values, length, device, later)
+        usual = isinstance(values, Tensor) and values.dtype == torch.long
+        if values is None or (usual and values.shape == (length,) and values.device == device):
+            return values  # type: ignore[no-any-return]
+        return checks.labels(name, values, length, device, later)
 
 
 @dataclass(frozen=True)

@@ -64,3 +64,11 @@ def test_so_are_those_of_other_losses_and_sizes(make, n, temperature, dtype, tol
         return  # two calls, whatever the size
     settings = {"n_iters": 2} if make in (tc.NegMMIOT, tc.PushPull, tc.IOT) else {}
     assert_same(*compared(make, settings, temperature, n, dtype), tolerance)
+
+
+def test_without_identities_row_i_belongs_to_row_i():
+    images, texts = draw(2, 9, 4)
+    both = tc.BothDirections(tc.PushPull())
+    assert both(images, texts).equal(both(images, texts, torch.arange(9)))
+    with pytest.raises(ValueError, match="9 images and 8 texts"):
+        both(images, texts[:8])

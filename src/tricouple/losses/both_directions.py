@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tricouple.batch import Call
 from tricouple.checks import Labels
+from tricouple.groups import Processes
 from tricouple.losses.base import ContrastiveLoss
 from tricouple.numeric import number_of
 
@@ -25,8 +26,8 @@ class BothDirections(nn.Module):
 
     Example:
         >>> from tricouple import InfoNCE
-        >>> images, texts, ids = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
-        >>> BothDirections(InfoNCE())(images, texts, ids).shape
+        >>> images, texts = torch.randn(4, 3), torch.randn(4, 3)
+        >>> BothDirections(InfoNCE())(images, texts).shape
         torch.Size([])
     """
 
@@ -54,11 +55,21 @@ class BothDirections(nn.Module):
     ) -> Tensor:
         """The loss of embeddings, (n, d); identities, (n,), are equal for texts of one image.
 
+        Without identities and ``pairs``, text i belongs to image i alone.
         ``sharpness`` is the c of this call, where the model itself learns it. ``pairs``, (images,
         texts), replaces identities; ``weights`` are those of row i on both sides.
         """
         if weights is not None and len(images) != len(texts):
             raise ValueError(f"weights need one text per image, got {len(texts)} and {len(images)}")
+        if identities is None and pairs is None:
+            if len(images) != len(texts):
+                raise ValueError(
+                    "identities are missing: without them text i belongs to image i, but there "
+                    f"are {len(images)} images and {len(texts)} texts"
+                )
+            processes = Processes.of(self.criterion.group)
+            first = 0 if processes is None else processes.before(len(images))
+            identities = torch.arange(first, first + len(images), device=images.device)
         temperature = None
         if sharpness is not None:
             temperature = self.initial * self.initial_sharpness / sharpness

@@ -5,9 +5,8 @@ A = {(i, j, k): id(i) = id(j), id(i) ≠ id(k)}, entries distinct within one set
 on A or on its projections, and are never built.
 """
 
-from tricouple.relations.identities import Identities, Relation
+from tricouple.relations.identities import Identities, PairTarget, Relation
 from tricouple.relations.matrix import ListedTriplets, PairMatrix
-from tricouple.relations.target import PairTarget
 from tricouple.relations.views import pair_views
 
 __all__ = ["Identities", "ListedTriplets", "PairMatrix", "PairTarget", "Relation", "pair_views"]

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.special import xlogy
 
 from tricouple.numeric import divide_or_zero, fill_own, wide_dtype
-from tricouple.relations.identities import Relation
-from tricouple.relations.target import PairTarget, TripletTarget
+from tricouple.relations.identities import PairTarget, Relation, TripletTarget
 
 
 @dataclass(frozen=True)
