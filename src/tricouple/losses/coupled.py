@@ -194,7 +194,7 @@ class Sum:
             return form.fast() if hasattr(form, "fast") else None
         if c.most not in self.kernels:
             if self.there is None:
-                kernel = Kernel.of(self.scores, *c, self.wanted)
+                kernel = Kernel.of(self.scores, *c)
             else:
                 ahead = self.there.kernels[c.most]
                 kernel = None if ahead is None else ahead.transposed()
@@ -286,9 +286,9 @@ class Sum:
         kernels = [k for k in self.kernels.values() if k is not None and k.factors]
         tiles = [*tiles, *(kernel.gradient(both=one_product) for kernel in kernels)]
         if matrix is not None:
-            whole = matrix + matrix.T if one_product else matrix
-            blocks = scores.blocks() if tiles else [slice(0, len(whole))]
-            tiles.append((rows, whole[rows]) for rows in blocks)
+            turned = matrix.T if one_product else matrix.new_zeros(()).expand(scores.shape)
+            firsts = ((rows, rows.start * one_product) for rows in scores.blocks())
+            tiles.append((r, matrix[r, first:] + turned[r, first:]) for r, first in firsts)
         if tiles:
             scores.pull(_summed(tiles), self.to, both=one_product)
         kernels.clear()  # E is as large as all else: its memory is needed no more

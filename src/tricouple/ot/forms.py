@@ -58,6 +58,13 @@ class Forces:
             self.values = native.empty_matrix(s.anchors, *s.shape, dtype=s.dtype).zero_()
         return self.values
 
+    def push(self, form: Form, potentials: Vectors, weights: Weights) -> Vectors:
+        """``form.push``, and its ∂/∂s."""
+        into = self.matrix()
+        if into is None:
+            self.terms.append(Term(potentials, weights))
+        return form.push(potentials, weights, into)
+
 
 @dataclass
 class Form(ABC):

@@ -135,7 +135,7 @@ class HingeForm(Form):
         """Sorted rows: stored, or sorted again at each use."""
         if self.scores.keep or self.scores.references is None:
             if not self._stored:
-                s = self.scores.taken()  # x takes its place
+                s = self.scores.taken(self.scores.shape[0], self.scores.dtype)  # x takes its place
                 self._stored = list(self._sorted([(slice(0, len(s)), s)]))
             return iter(self._stored)
         return self._sorted(self.scores.tiles())

@@ -394,7 +394,7 @@ class _Potentials(torch.autograd.Function):
         if isinstance(form, Linear):
             c = form.sharpness
             most = math.inf if isinstance(c, Tensor) else c
-            kernel = Kernel.of(form.scores, c, most, any(ctx.needs_input_grad))
+            kernel = Kernel.of(form.scores, c, most)
             fast = None if kernel is None else Scaling(kernel, form)
         elif hasattr(form, "fast"):
             fast = form.fast()

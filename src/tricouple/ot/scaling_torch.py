@@ -1,217 +1,216 @@
 """The fast run in PyTorch, for devices and for hosts without the compiled module.
 
 A step on a GPU costs what it writes and launches. Sweeps by rows write about forty N×N matrices
-each; these write E and 1/E once and read one matrix per product. All else is vectors, and autograd
-differentiates it: the backward pass of each product leaves one factor of ∂L/∂E with the kernel. On
-a device nothing is read back: ``kernel.kept`` is a flag there, false if digits were lost.
+each; these write E and 1/E once and read one matrix per product with a vector. All else is vectors,
+and formulas are those of c/scaling.h. On a device nothing is read back: whether digits were kept is
+a flag there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from tricouple.numeric import divide_or_zero, on_host
 from tricouple.ot.rows import Vectors
 
 if TYPE_CHECKING:
-    from tricouple.ot.forms import Forces
-    from tricouple.ot.scaling import Kernel, Scaling
+    from tricouple.ot.scaling import FastSweeps, Kernel
+
+Products = dict[int, list[Vectors]]
+"""∂L/∂E (sign 1) and ∂L/∂E⁻ (−1): left, (N,), right, (M,), and of triplets left in column o."""
 
 
-@dataclass
-class TorchSweeps:
-    """Some sweeps of a run: a segment as ``solver.Sweep`` is, but of several."""
-
-    run: Scaling
-    start: Vectors  # scalings before the first sweep
-    scalings: Vectors  # after the last
-    number: int | Tensor
-
-    @property
-    def potentials(self) -> Vectors:
-        """After the last sweep."""
-        return self.run.potentials([scaling.detach() for scaling in self.scalings])
-
-    def adjoint(self, cotangents: Vectors, forces: Forces) -> Vectors:
-        """∂L/∂E± as factors, left with the kernel (mathematics §4, unrolled)."""
-        ends = zip(cotangents, self.scalings, strict=True)
-        weights = [divide_or_zero(cotangent, scaling.detach()) for cotangent, scaling in ends]
-        found = torch.autograd.grad(
-            self.scalings, self.start, weights, retain_graph=True, materialize_grads=True
-        )
-        kernel = self.run.kernel
-        for sign, pairs in kernel.alone.items():
-            left, right = (torch.stack(sides) for sides in zip(*pairs, strict=True))
-            left = (left * kernel.meets * right.sum(1, keepdim=True)).sum(0, keepdim=True)
-            kernel.add(sign, left, kernel.sides[:, 1][None])
-        kernel.alone.clear()
-        return [to * scaling.detach() for to, scaling in zip(found, self.start, strict=True)]
+def solve(done: FastSweeps, most: int, tol: float | None) -> Tensor:
+    """All sweeps until the tolerance is met, noted in ``done``; whether they kept their digits."""
+    k, masses, state = done.run.kernel, done.masses, [x[0] for x in done.history]
+    host, pairs, sweep = on_host(masses[0]), len(masses) == 2, _triplet_sweep
+    late, divided = masses[0].new_zeros((), dtype=torch.bool), list[Vectors]()
+    if pairs:
+        sweep = _pair_sweep
+    else:  # what is behind r⁺ and x is of sweeps
+        state += [*_rows(k, 1, state[1]), state[0], state[0], state[1]]
+    states = [state]
+    for step in range(most):
+        after = sweep(done, state, divided)
+        if tol is not None and (done.later or step):  # what comes after the end does not count
+            late = late | (_error(k, masses, state, after) <= tol)
+            if host and bool(late):
+                break
+            after = [torch.where(late, *ends) for ends in zip(state, after, strict=True)]
+        state, done.number = after, done.number + (1 if host or tol is None else (~late).long())
+        states.append(after)
+    done.history = [torch.stack(vectors) for vectors in zip(*states, strict=True)]
+    mass, left, least = (torch.cat(vectors) for vectors in zip(*divided, strict=True))
+    slope = mass / left / left
+    good = (left < torch.inf) & (left >= least) & (slope >= torch.finfo(left.dtype).tiny)
+    return k.scores.shared((~(good | (mass == 0))).any().long()) == 0
 
 
-def sweeps(
-    run: Scaling, masses: Vectors, start: Vectors, most: int, tol: float | None, later: bool
-) -> tuple[TorchSweeps | None, bool]:
-    """All sweeps until the tolerance is met; on a host none if they lose digits."""
-    kernel, host, axes = run.kernel, on_host(masses[0]), run.form.axes
-    sweep = _pair_sweep if axes == 2 else _triplet_sweep
-    kept = masses[0].new_ones((), dtype=torch.bool)
-    late, number = ~kept, kept.long() * 0
-    # Checkpoints replace what a graph saves, but this graph ends before. A saved output that
-    # were not detached would keep itself alive.
-    with torch.set_grad_enabled(kernel.wanted), saved_tensors_hooks(Tensor.detach, lambda x: x):
-        first = [scaling.requires_grad_(kernel.wanted) for scaling in run.scalings(start)]
-        state = first if axes == 2 else [*first, _product(kernel, 1, kernel.split(first[1]))]
-        for step in range(most):
-            after, good = sweep(run, masses, state)
-            if tol is not None and (later or step):  # what comes after the end does not count
-                late = late | (_error(kernel, masses, state, after) <= tol)
-                if host and bool(late):
-                    break
-                pairs = zip(state, after, strict=True)
-                after = [torch.where(late, old, new) for old, new in pairs]
-            kept, number, state = kept & (good | late), number + ~late, after
-    kept = kernel.scores.shared((~kept).long()) == 0
-    swept = most if tol is None else int(number) if host else number
-    done = TorchSweeps(run, first, state[:axes], swept)
-    if not host:
-        kernel.kept = kept if kernel.kept is None else kept & kernel.kept
-        return done, True
-    return (done if bool(kept) and done.number else None), bool(kept)
+def adjoint(done: FastSweeps, cotangents: Vectors) -> tuple[Vectors, dict[int, Vectors]]:
+    """Cotangents at the start, and ∂L/∂E and ∂L/∂E⁻ as left, (K, N), and right, (K, M)."""
+    k, pairs, parts = done.run.kernel, len(done.masses) == 2, list(cotangents)
+    used: Products = {1: [], -1: []}
+    back = _pair_back if pairs else _triplet_back
+    if not pairs:
+        parts += [torch.zeros_like(parts[0])] * 2  # of r⁺ and x
+    for step in range(len(done.history[0]) - 1, 0, -1):
+        before, after = ([vectors[at] for vectors in done.history] for at in (step - 1, step))
+        if not isinstance(done.number, Tensor):
+            parts = back(done, before, after, parts, used)
+            continue
+        counts = step <= done.number
+        ends = [torch.where(counts, part, 0.0) for part in parts]
+        found = back(done, before, after, ends, used)
+        parts = [torch.where(counts, *both) for both in zip(found, parts, strict=True)]
+    if not pairs:
+        *parts, to_near, to_x = parts
+        b = done.history[1][0]
+        used[1].append([to_near, b, to_x])
+        parts[1] = parts[1] + b * _columns(k, 1, to_near, to_x)
+    return parts, {sign: _joined(k, products) for sign, products in used.items() if products}
 
 
-def _triplet_sweep(run: Scaling, masses: Vectors, state: Vectors) -> tuple[Vectors, Tensor]:
-    """a, b, h and r⁺ = E b after one more sweep (mathematics §2); whether digits were kept.
+def _triplet_sweep(done: FastSweeps, state: Vectors, divided: list[Vectors]) -> Vectors:
+    """One more sweep (mathematics §2): a, b, h, r⁺ = E b, x, r⁻ = h/E, y and what is excluded.
 
-    One reference is apart: r⁺ and r⁻, (N, 2), are sums over the others, and its own terms.
+    One reference o is apart: r⁺ and r⁻ are sums over the others, x and y o's own terms of them.
     """
-    kernel, worst, (_, b, h, near) = run.kernel, run.worst, state
-    far = _product(kernel, -1, kernel.split(h))
-    (near0, x), (far0, y), h0 = near.unbind(1), far.unbind(1), h * kernel.sides[:, 0]
-    taken: Vectors = [_product(kernel, 0, b * h0), (b * h0).sum(), near0 * y + x * far0]
-    a, first = _scaling(masses[0], near0 * far0, taken, worst)  # marginal 1
-    outside = _product(kernel, 0, a, True)
-    total = outside.detach().amax()
-    taken = [h0 * outside, h0 * total]
-    b1, second = _scaling(masses[1], _columns(kernel, 1, a, far), taken, worst)  # marginal 2
-    near1, b0 = _product(kernel, 1, kernel.split(b1)), b1 * kernel.sides[:, 0]
-    taken = [b0 * outside, b0 * total]
-    h1, third = _scaling(masses[2], _columns(kernel, -1, a, near1), taken, worst)  # marginal 3
-    return [a, b1, h1, near1], first & second & third
+    k, (p1, p2, p3), worst = done.run.kernel, done.masses, done.run.worst
+    _, b, h, near, x, *_ = state
+    (far, y), h0 = _rows(k, -1, h), h * k.others
+    both, total = b * h0, near * far
+    left = (total - _without_own(k, both)) + (near * y + x * far)
+    a = _scaling(p1, left, worst * torch.maximum(total, both.sum()), divided)  # marginal 1
+    outside = _outside(k, a)
+    most, total = outside.amax(), _columns(k, 1, a * (far + y), a * far)
+    least = worst * torch.maximum(total, h0 * most)
+    b = _scaling(p2, total - h0 * outside, least, divided)  # marginal 2
+    (near, x), b0 = _rows(k, 1, b), b * k.others
+    total = _columns(k, -1, a * (near + x), a * near)
+    least = worst * torch.maximum(total, b0 * most)
+    h = _scaling(p3, total - b0 * outside, least, divided)  # marginal 3
+    return [a, b, h, near, x, far, y, outside]
 
 
-def _columns(kernel: Kernel, sign: int, a: Tensor, sums: Tensor) -> Tensor:
-    """Columns with the weights a · sums; the one apart without its own terms."""
-    weights = a[:, None] * torch.stack([sums.sum(1), sums[:, 0]], 1)
-    return (_product(kernel, sign, weights, True) * kernel.sides).sum(1)
+def _triplet_back(
+    done: FastSweeps, before: Vectors, after: Vectors, ends: Vectors, used: Products
+) -> Vectors:
+    """Cotangents of log a, log b, log h, r⁺ and x, from those after a sweep to those before."""
+    k, (p1, p2, p3), (_, b0, h0, near0, x0, *_) = done.run.kernel, done.masses, before
+    (a, b, h, near, x, far, y, outside), (to_a, to_b, to_h, to_near, to_x) = after, ends
+    # Marginal 3 set h: weights −∂L/∂log h · h/p³, through P¹³ to a and through P²³ to b.
+    weights = divide_or_zero(-to_h, p3) * h
+    sums, here = _rows(k, -1, weights)
+    taken = _without_own(k, b * weights * k.others)
+    to_a = to_a + a * ((near * sums - taken) + (near * here + x * sums))
+    to_near, to_x = to_near + a * (sums + here), to_x + a * sums
+    used[-1].append([a * (near + x), weights, a * near])
+    used[1].append([to_near, b, to_x])
+    to_b = to_b + b * (_columns(k, 1, to_near, to_x) - weights * outside)
+    # Marginal 2 set b: through P¹² to a and through P²³ to the h before.
+    weights = divide_or_zero(-to_b, p2) * b
+    sums, here = _rows(k, 1, weights)
+    taken = _without_own(k, h0 * weights * k.others)
+    to_a = to_a + a * ((far * sums - taken) + (far * here + y * sums))
+    used[1].append([a * (far + y), weights, a * far])
+    # Marginal 1 set a: to r⁺ and x of the b before, to r⁻ and y, and to the b and h before.
+    found = divide_or_zero(-to_a, p1) * a
+    to_far, to_y = a * (sums + here) + found * (near0 + x0), a * sums + found * near0
+    used[-1].append([to_far, h0, to_y])
+    meet = b0 * _outside(k, found)
+    to_h = h0 * (_columns(k, -1, to_far, to_y) - weights * outside - meet)
+    return [torch.zeros_like(a), -h0 * meet, to_h, found * (far + y), found * far]
 
 
-def _pair_sweep(run: Scaling, masses: Vectors, state: Vectors) -> tuple[Vectors, Tensor]:
+def _pair_sweep(done: FastSweeps, state: Vectors, divided: list[Vectors]) -> Vectors:
     """U = p¹/(E v), v = p²/(Eᵀ u) (mathematics §5)."""
-    kernel, sign = run.kernel, run.form.sign
-    u, first = _scaling(masses[0], _product(kernel, sign, state[1]))
-    v, second = _scaling(masses[1], _product(kernel, sign, u, True))
-    return [u, v], first & second
+    k, sign, (p1, p2) = done.run.kernel, done.run.form.sign, done.masses
+    none = torch.zeros_like(p1), torch.zeros_like(p2)
+    u = _scaling(p1, _times(k, sign, state[1]), none[0], divided)
+    return [u, _scaling(p2, k.scores.shared(_times(k, sign, u, True)), none[1], divided)]
 
 
-@torch.no_grad()
-def _error(kernel: Kernel, masses: Vectors, state: Vectors, after: Vectors) -> Tensor:
+def _pair_back(
+    done: FastSweeps, before: Vectors, after: Vectors, ends: Vectors, used: Products
+) -> Vectors:
+    """Cotangents of log u and log v, from those after a sweep to those before."""
+    k, sign, (p1, p2) = done.run.kernel, done.run.form.sign, done.masses
+    v0, (u, v), (to_u, to_v) = before[1], after, ends
+    weights = divide_or_zero(-to_v, p2) * v
+    left = divide_or_zero(-to_u - u * _times(k, sign, weights), p1) * u
+    used[sign] += [[u, weights], [left, v0]]
+    return [torch.zeros_like(u), v0 * k.scores.shared(_times(k, sign, left, True))]
+
+
+def _error(k: Kernel, masses: Vectors, state: Vectors, after: Vectors) -> Tensor:
     """The L1 error of the marginals that can be off before a sweep."""
     before, a = state[0], after[0]
-    first = kernel.scores.shared(divide_or_zero(masses[0] * (before - a).abs(), a).sum())
+    first = k.scores.shared(divide_or_zero(masses[0] * (before - a).abs(), a).sum())
     if len(masses) == 2:
         return first
-    b, h = state[1:3]
-    received = _columns(kernel, 1, before, _times(kernel, -1, kernel.split(h)))
-    received = b * (received - h * kernel.sides[:, 0] * _times(kernel, 0, before, True))
+    b, h, far, y = *state[1:3], *after[5:7]
+    received = _columns(k, 1, before * (far + y), before * far)
+    received = b * (received - h * _outside(k, before))
     return torch.maximum(first, (received - masses[1]).abs().sum())
 
 
-def _scaling(
-    mass: Tensor, total: Tensor, apart: Vectors | None = None, worst: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Mass / (total − apart), 0 without mass; and whether the difference kept its digits.
-
-    What is apart is a difference itself, comes with the sum that it was taken from, and with what
-    is not taken.
-    """
-    left = total if apart is None else sum(apart[2:], total - apart[0])
-    empty = mass == 0
-    found: Tensor = _Quotient.apply(mass, left.masked_fill(empty, 1.0))  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        good = (left < torch.inf) & (found / left >= torch.finfo(left.dtype).tiny)
-        if apart is not None:
-            good &= left >= worst * torch.maximum(total, apart[1])
-        return found, (good | empty).all()
+def _scaling(mass: Tensor, left: Tensor, least: Tensor, divided: list[Vectors]) -> Tensor:
+    """Mass / left, 0 without mass; ``left`` has lost digits if it is below ``least``."""
+    divided.append([mass, left, least])
+    return (mass / left).masked_fill(mass == 0, 0.0)
 
 
-class _Quotient(torch.autograd.Function):
-    """Mass / sum; its derivative does not square the sum, which may be e^385 or its inverse."""
-
-    @staticmethod
-    def forward(ctx: Any, mass: Tensor, total: Tensor) -> Tensor:
-        ctx.total, ctx.found = total.detach(), mass / total
-        return ctx.found.detach()  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
-        return None, gradients[0] * -ctx.found / ctx.total
+def _rows(k: Kernel, sign: int, values: Tensor) -> Vectors:
+    """``Σ_{j≠o} K_ij values_j``, and the term of o, (N,) each."""
+    return [_times(k, sign, values * k.others), k.edges[sign] * values[k.apart]]
 
 
-def _product(kernel: Kernel, sign: int, values: Tensor, transposed: bool = False) -> Tensor:
-    """``_times``, differentiable."""
-    return _Product.apply(values, kernel, sign, transposed)  # type: ignore[no-any-return, no-untyped-call]
+def _columns(k: Kernel, sign: int, weights: Tensor, of_apart: Tensor) -> Tensor:
+    """``Σ_i K_ij weights_i``, (M,), over all processes; column o has weights of its own."""
+    alone, found = torch.dot(k.edges[sign], of_apart), _times(k, sign, weights, True)
+    return k.scores.shared(found.index_copy(0, k.apart, alone[None]))
 
 
-class _Product(torch.autograd.Function):
-    """∂L/∂E is the gradient of the product times what was multiplied: a factor for the kernel."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, kernel: Kernel, sign: int, transposed: bool) -> Tensor:
-        ctx.how = kernel, sign, values.detach(), transposed
-        return _times(kernel, sign, values, transposed)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        kernel, sign, values, transposed = ctx.how
-        (to,) = gradients
-        if sign != 0:
-            left, right = (values, to) if transposed else (to, values)
-            if left.ndim == 2:  # column o of all products is one more
-                kernel.alone.setdefault(sign, []).append((left[:, 1], right[:, 1]))
-                left, right = left[:, 0], right[:, 0]
-            kernel.add(sign, left[None], right[None])
-        return _times(kernel, sign, to, not transposed), None, None, None
+def _without_own(k: Kernel, values: Tensor) -> Tensor:
+    """``Σ_{j≠own_i} values_j``, (N,)."""
+    at, has = k.own
+    return values.sum() - values[at] * has
 
 
-def _times(kernel: Kernel, sign: int, values: Tensor, transposed: bool = False) -> Tensor:
-    """``Σ_j K_ij values_j``, shape (N, …), or ``Σ_i K_ij values_i``, (M, …), over all processes.
+def _outside(k: Kernel, values: Tensor) -> Tensor:
+    """``Σ_{i: own_i≠j} values_i``, (M,), over all processes; 0 at o."""
+    at, has = k.own
+    mine = torch.zeros_like(k.others).index_add(0, at, values * has)
+    return k.scores.shared(values.sum() - mine) * k.others
 
-    K is E, 1/E (sign −1) or the matrix of ones (0), without the entries (i, own_i).
-    """
-    scores, (n, m) = kernel.scores, kernel.scores.shape
-    if sign == 0:
-        at, has = kernel.own
-        own = values.new_zeros(m).index_add(0, at, values * has) if transposed else values[at] * has
-        found = values.sum() - own
-    elif kernel.whole:
-        matrix = kernel.matrix if sign > 0 else kernel.inverse
-        matrix = matrix if transposed else matrix.T
-        found = (values.t() @ matrix).t()  # two columns are slow on the other side of a matrix
-    else:
-        found = values.new_zeros(m if transposed else n, *values.shape[1:])
-        for rows in scores.blocks():
-            tile = kernel.rows(rows)
-            tile = tile if sign > 0 else reciprocal(tile)
-            if transposed:
-                found += tile.T @ values[rows]
-            else:
-                found[rows] = tile @ values
-    return scores.shared(found) if transposed else found
+
+def _times(k: Kernel, sign: int, values: Tensor, transposed: bool = False) -> Tensor:
+    """``Σ_j K_ij values_j``, (N,), or ``Σ_i K_ij values_i``, (M,); K is E or 1/E (sign −1)."""
+    if k.whole:
+        matrix = k.matrix if sign > 0 else k.inverse
+        return (matrix.T if transposed else matrix) @ values
+    found = values.new_zeros(k.scores.shape[int(transposed)])
+    for rows in k.scores.blocks():
+        tile = k.rows(rows)
+        tile = tile if sign > 0 else reciprocal(tile)
+        if transposed:
+            found += tile.T @ values[rows]
+        else:
+            found[rows] = tile @ values
+    return found
+
+
+def _joined(k: Kernel, products: list[Vectors]) -> Vectors:
+    """Left and right as matrices; what column o has of all products is one more."""
+    left, right, *rest = (torch.stack(parts) for parts in zip(*products, strict=True))
+    if not rest:
+        return [left, right]
+    alone = (rest[0] * right[:, k.apart]).sum(0)
+    alone = torch.where(k.scores.own == k.apart, 0.0, alone)  # no entry, but its terms are large
+    return [torch.cat([left, alone[None]]), torch.cat([right * k.others, 1 - k.others[None]])]
 
 
 def reciprocal(e: Tensor) -> Tensor:

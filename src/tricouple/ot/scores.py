@@ -43,7 +43,7 @@ class Scores:
     keep: bool = True  # whether s, and a gradient of that size, are stored as matrices
     stored: float = math.inf  # entries of a kernel that are stored
     tile_entries: int = 0  # of a tile; 0 for a default
-    users: int = 1  # how many will overwrite s or turn it
+    users: int = 1  # how many will overwrite s
     there: Scores | None = None  # those of the way there, of which these are the transposed
 
     @property
@@ -69,7 +69,7 @@ class Scores:
     def matrix(self) -> Tensor:
         """The one similarity product; 0 at own_i, so that it does not widen the range of s."""
         if self.there is not None:
-            return self.there.taken(copy=False).T.contiguous()
+            return self.there.matrix.T.contiguous()
         s = empty_matrix(self.anchors, *self.shape, dtype=self.dtype)
         for rows in [slice(0, len(s))] if self.anchors.dtype == self.dtype else self.blocks():
             self.tile(rows, s[rows])
@@ -79,13 +79,18 @@ class Scores:
         """The sum over processes of what each has of its own rows, in place."""
         return values if self.group is None else self.group.sum_(values)
 
-    def taken(self, *, copy: bool = True) -> Tensor:
-        """S to be overwritten: a copy, or for the last of its users the matrix itself."""
+    def taken(self, number: int, dtype: torch.dtype) -> Tensor:
+        """The first rows of s to be overwritten: the matrix itself for the last of its users."""
+        if not self.keep or number < len(self.anchors):
+            out = empty_matrix(self.anchors, number, self.shape[1], dtype=dtype)
+            for rows in blocks(number, self.height):
+                self.tile(rows, out[rows])
+            return out
         s, self.users = self.matrix, self.users - 1
         if self.users > 0:
-            return s.clone() if copy else s
+            return s.to(dtype, copy=True)
         del self.matrix
-        return s
+        return s.to(dtype)
 
     def blocks(self) -> Iterator[slice]:
         """Rows of the tiles."""
@@ -100,14 +105,15 @@ class Scores:
         return out.copy_((self.anchors[rows] @ self.references.T).to(self.dtype))
 
     def tiles(self) -> Iterator[tuple[slice, Tensor]]:
-        """Rows of s: all of them if stored, else a few in a buffer that the next tile uses."""
-        if self.keep:
-            if len(self.anchors):
-                yield slice(0, len(self.anchors)), self.matrix
-            return
-        buffer = self.anchors.new_empty(self.height, self.shape[1], dtype=self.dtype)
+        """Rows of s, a few at a time: stored, or in a buffer that the next tile uses."""
+        buffer = None
+        if not self.keep:
+            buffer = self.anchors.new_empty(self.height, self.shape[1], dtype=self.dtype)
         for rows in self.blocks():
-            yield rows, self.tile(rows, buffer[: rows.stop - rows.start])
+            if buffer is None:
+                yield rows, self.matrix[rows]
+            else:
+                yield rows, self.tile(rows, buffer[: rows.stop - rows.start])
 
     @cached_property
     def transposed(self) -> Scores:
@@ -120,7 +126,8 @@ class Scores:
     def pull(self, gradient: Tiles, to: Sequence[Tensor], *, both: bool = False) -> None:
         """Add ``G references``, (N, d), and ``Gᵀ anchors``, (M, d), from tiles of G = ∂L/∂s.
 
-        If the tiles hold G + Gᵀ, of one set, the first has ``both``. Of a given matrix it is G.
+        If the tiles hold G + Gᵀ of one set, from the diagonal on, the first has ``both``. Of a
+        given matrix it is G.
         """
         anchors = self.anchors.to(self.dtype)
         references = None if self.references is None else self.references.to(self.dtype)
@@ -129,6 +136,7 @@ class Scores:
             if references is None:
                 to[0][rows] += part
                 continue
-            to[0][rows].addmm_(part, references)
-            if not both:
-                to[1].addmm_(part.T, anchors[rows])
+            to[0][rows].addmm_(part, references[len(references) - part.shape[1] :])
+            below = part[:, len(part) :] if both else part
+            if below.shape[1]:
+                to[1][-below.shape[1] :].addmm_(below.T, anchors[rows])

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tricouple import checks
 from tricouple.numeric import divide_or_zero, on_host
-from tricouple.ot.forms import Forces, Form, Term
+from tricouple.ot.forms import Forces, Form
 from tricouple.ot.implicit import implicit_weights
 from tricouple.ot.rows import Vectors
 
@@ -75,7 +75,6 @@ class Sweep:
     masses: Vectors
     before: Vectors
     potentials: Vectors  # after it
-    later: bool  # whether there was a sweep before
     late: Tensor | None = None  # on a device: whether the run had ended, so that it does not count
 
     @property
@@ -93,13 +92,8 @@ class Sweep:
                 weights = torch.where(self.late, 0.0, weights)
             gradients[axis] = torch.zeros_like(weights)
             state = self.potentials[: axis + 1] + self.before[axis + 1 :]
-            term = Term(state, [weights if k == axis else None for k in axes])
-            into = forces.matrix()
-            if into is None:
-                forces.terms.append(term)
-                if axis == 0 and not self.later:
-                    break  # nothing depends on the start
-            for other, pushed in enumerate(self.form.push(*term, into)):
+            weighted = [weights if k == axis else None for k in axes]
+            for other, pushed in enumerate(forces.push(self.form, state, weighted)):
                 if other != axis:
                     gradients[other] = gradients[other] + pushed
         if self.late is None:
@@ -175,7 +169,7 @@ def solve(form: Form, masses: Vectors, how: Sweeps, fast: Any = None) -> Run:
                 late = over if late is None else late | over
                 pairs = zip(run.potentials, after, strict=True)
                 after = [torch.where(late, old, new) for old, new in pairs]
-        run.segments.append(Sweep(form, masses, run.potentials, after, done > 0, late))
+        run.segments.append(Sweep(form, masses, run.potentials, after, late))
         run.potentials, done = after, done + 1
     seen = watched.get()
     if seen is not None:
@@ -200,12 +194,8 @@ def differentiate(run: Run, rule: str, cotangents: Vectors, forces: Forces) -> N
         weights[:] = [-part for part in implicit_weights(run, cotangents)]
     else:
         total = run.form.scores.shared(cotangents[0].sum())
-        fast: Any = getattr(run.segments[-1], "run", None) if run.segments else None
-        if hasattr(fast, "envelope") and fast.envelope(run.potentials, total):
+        if run.segments and hasattr(run.segments[-1], "envelope"):
+            run.segments[-1].envelope(total)
             return
         weights[0] = torch.ones_like(cotangents[0]) * -total
-    term, into = Term(run.potentials, weights), forces.matrix()
-    if into is None:
-        forces.terms.append(term)
-    else:
-        run.form.push(*term, into)
+    forces.push(run.form, run.potentials, weights)

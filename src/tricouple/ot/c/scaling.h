@@ -18,15 +18,15 @@ FAST long NAME(kernel)(long n, long m, double c, double middle, const real *S, c
     return 0;
 }
 
-/* near = E ∘ near − 1/E ∘ far, a tile of the score gradient (§4); if `near` is NULL, in the place of `far`. */
-FAST long NAME(combine)(long n, long m, const real *E, real *near, real *far, long threads) {
+/* near = E ∘ near − 1/E ∘ far, a tile of the score gradient from column `first` on; if `near` is NULL, it is far. */
+FAST long NAME(combine)(long n, long m, long first, const real *E, real *near, real *far, long threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long i = 0; i < n; i++) {
-        const real *e = E + i * m;
-        const real *x = near ? near + i * m : NULL, *y = far ? far + i * m : NULL;
-        real *out = (near ? near : far) + i * m;
+        const long width = m - first, at = i * width;
+        const real *e = E + i * m + first, *x = near ? near + at : NULL, *y = far ? far + at : NULL;
+        real *out = (near ? near : far) + at;
 #pragma omp simd
-        for (long j = 0; j < m; j++) out[j] = (x ? e[j] * x[j] : 0) - (y ? NAME(inverse)(e[j]) * y[j] : 0);
+        for (long j = 0; j < width; j++) out[j] = (x ? e[j] * x[j] : 0) - (y ? NAME(inverse)(e[j]) * y[j] : 0);
     }
     return 0;
 }
