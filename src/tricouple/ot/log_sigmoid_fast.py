@@ -10,12 +10,13 @@ excluded instead of 2^{−m} a b h.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
+from tricouple.numeric import divide_or_zero
 from tricouple.ot import native
 from tricouple.ot.quadrature import quantile
 from tricouple.ot.rows import Vectors, finite
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     from tricouple.ot.forms import Forces
     from tricouple.ot.log_sigmoid import LogSigmoid
 
+Products = list[tuple[Tensor, Tensor]]
+"""Terms of ∂L/∂A_q or ∂L/∂B_q: left (N, Q), right (M,)."""
+
 WORST = 0.1  # share that must be left after a subtraction
-LEVELS = 12  # factors of a chain: each squaring doubles the error of rounding
+LEVELS = {torch.float32: 12, torch.float64: 6}  # factors of a chain: each squaring doubles rounding
 # Of each type: log of its smallest number, of what an underflow may lose of a row's mass, and the
 # largest change of log b within a run.
 _FLOOR = {torch.float32: 86.0, torch.float64: 706.0}
@@ -38,20 +42,20 @@ class Terms:
 
     def __init__(self, form: LogSigmoid, dtype: torch.dtype) -> None:
         self.form, self.scores, self.nodes, self.dtype = form, form.scores, form.nodes, dtype
-        self.met = self.nodes.met.clone().requires_grad_()
-        # Terms of ∂L/∂A_q or ∂L/∂B_q: A or not, φ and f, left (N, Q), right (M,).
-        self.used: list[tuple[bool, Tensor, Tensor, Tensor, Tensor]] = []
+        self.work = torch.empty(0, dtype=dtype, device="cpu")
+        self.at, self.has = form.scores.own.clamp(min=0), form.scores.own >= 0
+        self.share = form.rule.power * math.log(2)  # −log of what j = k excludes
         rule, eps = form.rule, torch.finfo(dtype).eps
         # A slope weighs the tail beyond by its rate, so it needs more of it than a value.
         alive = quantile(rule.power, max(form.tolerance / 8000, eps / 64), upper=True)
         growth = rule.power * rule.step  # of log A from node to node
         spread = _FLOOR[dtype] - math.exp(alive) - _MARGIN[dtype]
         levels = int(math.log2(max(1.0, form.tolerance / 4 / eps))) + 1
-        chains = rule.splits * min(levels, LEVELS)  # nodes of a block, of B alone
+        chains = rule.splits * min(levels, LEVELS[dtype])  # nodes of a block, of B alone
         longest = min(int(spread // growth) + 1, chains)
         self.block = longest if spread >= 0 else 0  # of A
         factors = [math.exp(growth * node) for node in range(self.block)]
-        numbers = chains, self.block, alive, *factors
+        numbers = self.block, alive, *factors
         ends = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         self.table = torch.cat([self.nodes.table, ends])
         # The smallest column that no underflow has changed.
@@ -59,57 +63,66 @@ class Terms:
         # Digits that squares have, against those that are wanted.
         rounding = eps * 2 ** (-(-min(chains, self.nodes.width) // rule.splits))
         wanted = max(form.tolerance, torch.finfo(self.scores.dtype).eps)
-        self.worst = min(WORST, max(1e-8, 10 * rounding / wanted))
+        self.worst = min(WORST, max(1e-10, 10 * rounding / wanted))
 
-    def times(self, attract: bool, phi: Tensor, f: Tensor, values: Tensor) -> Tensor:
-        """``Σ_j K_ijq values_j``, (N, Q), or of values (N, Q) ``Σ_iq values_iq K_ijq``, (M,).
+    def through(
+        self, attract: bool, phi: Tensor, f: Tensor, values: Tensor | None, *anchors: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A pass over the rows of this process: row sums of a kernel, columns of the other.
 
-        K is A_q(x_ij) e^{φ_i + f_j} (attract) or B_q(x_ij), of the rows of this process.
+        Sums, (N, Q), are those of A_q(x_ij) e^{φ_i + f_j} (attract) or of B_q(x_ij), times values
+        (M,), or 1. They are the weights of the columns, (M,), but for what ``anchors`` change:
+        partner, base, given, extra (``term_pass`` in c/log_sigmoid.h). Returns the weights,
+        Σ_q partner · sums, (N,), and the columns.
         """
-        (n, m), nodes, columns = self.scores.shape, self.nodes, values.ndim == 2
-        values, out = values.contiguous(), f.new_zeros(m)
-        sums, given = (values, None) if columns else (f.new_zeros(n, nodes.width), values)
-        for block, tile in self.scores.tiles():
-            threads = native.threads(tile.numel() * nodes.width)
+        (n, m), width = self.scores.shape, self.nodes.width
+        sums, dots, out = f.new_zeros(n, width), f.new_zeros(n), f.new_zeros(m)
+        for rows, tile in self.scores.tiles():
+            threads = native.threads(tile.numel() * width)
+            size = m + -m % (64 // self.dtype.itemsize)
+            if self.work.numel() < threads * (7 + width) * size:
+                self.work = self.work.new_empty(threads * (7 + width) * size)
             received = f.new_zeros(threads, m)
-            work = f.new_empty(threads, 9, m + -m % (64 // self.dtype.itemsize), dtype=self.dtype)
-            own = self.scores.own, nodes.counts, nodes.lists, nodes.tops, phi
-            arrays = self.table, tile.to(self.dtype), *(x[block] for x in own), f, given
-            numbers = len(tile), m, nodes.width, int(attract), threads
-            native.call("term_pass", work, *numbers, *arrays, sums[block], received, work)
+            own = self.scores.own, self.nodes.counts, self.nodes.lists, self.nodes.tops, phi
+            mine = [None if x is None else x[rows] for x in (*anchors, *[None] * 4)[:4]]
+            arrays = self.table, tile.to(self.dtype), *(x[rows] for x in own), f, values
+            ends = sums[rows], received, mine[0], dots[rows], *mine[1:], self.work
+            numbers = len(tile), m, width, int(attract), threads
+            native.call("term_pass", self.work, *numbers, *arrays, *ends)
             out += received.sum(0)
-        return out if columns else sums
+        return sums, dots, out
 
-    def product(self, attract: bool, phi: Tensor, f: Tensor, values: Tensor) -> Tensor:
-        """``times``, differentiable by values, and by φ if the columns are multiples of e^φ."""
-        how = self, attract, f.detach()
-        found: Tensor = _Product.apply(values, phi, *how)  # type: ignore[no-untyped-call]
-        return found
-
-    def excluded(self, phi: Tensor, both: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What j = k takes, a_i b_j h_j K_ijj for both = log(b h), of the rows of this process.
+    def excluded(
+        self, both: Tensor, phi: Tensor, w0: Tensor | None = None, w: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What j = k takes, a_i b_j h_j K_ijj w0_i w_j for both = log(b h), of this process's rows.
 
         Columns of the two largest b h, which most rows may leave out, are added up by themselves,
         so that differences keep digits. Sums of rows, (N,), and of columns, (2, M), z apart; z.
         """
-        own, lows, share = self.scores.own, self.nodes.lows, self.form.rule.power * math.log(2)
-        at, has = own.clamp(min=0), own >= 0
-        most = both.detach().topk(min(3, len(both)))
+        most = both.topk(min(3, len(both)))
         top, high = most.indices[:2], finite(most.values[-1])
-        here = (top != own[:, None]) & (top != lows[:, None])
-        apart = (phi[:, None] + both[top] - share).masked_fill(~here, -torch.inf).exp()
-        u, a = (both.index_fill(0, top, -torch.inf) - high).exp(), (phi + (high - share)).exp()
-        z = (self.met + phi + both[lows]).exp()
-        rows = apart.sum(1) + a * (u.sum() - u[lows] - u[at] * has) + z
-        none = torch.zeros_like(u)
-        columns = u * (a.sum() - none.index_add(0, lows, a).index_add(0, at, a * has))
-        columns = columns.index_add(0, top, apart.sum(0))
-        return rows, torch.stack([columns, none.index_add(0, lows, z)]), z
+        at, has, lows, both_lows = self.at, self.has, self.nodes.lows, both[self.nodes.lows]
+        here = (top != self.scores.own[:, None]) & (top != lows[:, None])
+        a = (phi + (high - self.share)).exp_()
+        apart = (phi[:, None] + (both[top] - self.share)).masked_fill_(~here, -torch.inf).exp_()
+        z = (self.nodes.met + phi).add_(both_lows).exp_()
+        u = (both - high).index_fill_(0, top, -torch.inf).exp_()
+        if w0 is not None:
+            apart, a, z = apart.mul_(w0[:, None]), a.mul_(w0), z.mul_(w0)
+        if w is not None:
+            apart, u, z = apart.mul_(w[top]), u.mul_(w), z.mul_(w[lows])
+        rows = a * (u.sum() - u[lows] - u[at] * has) + apart.sum(1) + z
+        none = both.new_zeros(2, len(both))
+        none[0].index_add_(0, lows, a, alpha=-1).index_add_(0, at, a * has, alpha=-1)
+        none[0].add_(a.sum()).mul_(u).index_add_(0, top, apart.sum(0))
+        none[1].index_add_(0, lows, z)
+        return rows, none, z
 
-    def solved(
-        self, mass: Tensor, old: Tensor, total: Tensor, excluded: Tensor, z: Tensor, least: float
-    ) -> tuple[Tensor, Tensor]:
-        """The potential that gives an axis its masses, and how many sums have lost digits.
+    def lost(
+        self, mass: Tensor, total: Tensor, excluded: Tensor, z: Tensor, least: float = 0.0
+    ) -> Tensor:
+        """How many sums have lost digits.
 
         2^{−m} is what the nodes give for j = k to the tolerance alone; z is so to rounding. Where
         less than nothing seems to be excluded, no digit is left of it.
@@ -117,39 +130,39 @@ class Terms:
         left = total - excluded
         kept = (left >= WORST * (total - z)) & (left >= self.worst * total) & (left < torch.inf)
         kept &= left <= total * (1 + 1e-9)
-        lost = ((mass > 0) & ~(kept & (left >= least))).sum()
-        return old + mass.log() - torch.where(mass > 0, left, 1.0).log(), lost
+        return torch.sum((mass > 0) & ~(kept & (left >= least)))
+
+    def solved(
+        self, mass: Tensor, old: Tensor, total: Tensor, excluded: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The potential that gives columns their masses, and how many sums have lost digits."""
+        outside = excluded.sum(0)
+        left = torch.where(mass > 0, total - outside, 1.0)
+        return old + mass.log() - left.log(), self.lost(
+            mass, total, outside, excluded[1], self.least
+        )
 
     def summed(self, *arrays: Tensor) -> list[Tensor]:
-        """Sums over processes, in one message; so are their cotangents."""
-        group = self.scores.group
-        if group is None:
-            return list(arrays)
-        joined = torch.cat([array.flatten() for array in arrays])
-        total = _Summed.apply(joined, group)  # type: ignore[no-untyped-call]
+        """Sums over processes, in one message."""
+        total = self.scores.shared(torch.cat([array.flatten() for array in arrays]))
         parts = total.split([array.numel() for array in arrays])
         return [part.view_as(array) for part, array in zip(parts, arrays, strict=True)]
 
-    def differentiated(self, last: Vectors, to_met: Tensor) -> None:
-        """Collect ∂L/∂A_q = Σ_t left_tq right_t e^{φ_t + f_t}, relative to the last, and ∂L/∂B_q.
+    def differentiated(self, terms: Sequence[Products], last: Vectors, lowest: Tensor) -> None:
+        """Keep ∂L/∂A_q = Σ_t left_tq right_t e^{φ + f}, φ and f the last, and ∂L/∂B_q.
 
-        Kept are left of A and of B, (N, K, Q), and right, in tiles of two vectors of columns.
+        Kept are left of A and of B, (N, K, Q), and right, in tiles of a vector of columns.
         """
-        self.phi, self.f, self.lowest = finite(last[0]), finite(last[1]), to_met * self.nodes.slopes
+        self.phi, self.f, self.lowest = finite(last[0]), finite(last[1]), lowest * self.nodes.slopes
         self.left, self.right = [], []
         lanes, m = 64 // self.dtype.itemsize, self.scores.shape[1]
-        for attract in (True, False):
-            uses = [use[1:] for use in self.used if use[0] == attract]
-            phi, f, lefts, rights = zip(*uses, strict=True)
+        for uses in terms:
+            lefts, rights = zip(*uses, strict=True)
             left, right = torch.stack(lefts, 1), torch.stack(rights)
-            if attract:
-                left *= (torch.stack(phi, 1) - self.phi[:, None]).exp()[..., None]
-                right *= (torch.stack(f) - self.f).exp()
             size = right.abs().amax(1, keepdim=True).clamp(min=1e-300)
             padded = torch.nn.functional.pad((right / size).to(self.dtype), (0, -m % lanes))
             self.left.append(left.mul_(size))
             self.right.append(padded.unflatten(1, (-1, lanes)).transpose(0, 1).contiguous())
-        self.used.clear()
 
     def add_to(self, form: LogSigmoid, rows: slice, tile: Tensor, into: Tensor) -> None:
         """Some rows of ∂L/∂s."""
@@ -158,7 +171,7 @@ class Terms:
         ranks = left_a.shape[1], left_b.shape[1]
         threads = native.threads(tile.numel() * nodes.width)
         size = right_a.shape[0] * right_a.shape[2]
-        work = right_a.new_empty(threads * (10 * size + 4 * sum(ranks)))
+        work = right_a.new_empty(threads * (9 * size + 3 * sum(ranks)))
         found = into if into.dtype == self.dtype else torch.zeros_like(into, dtype=self.dtype)
         own = self.scores.own, nodes.counts, nodes.lists, nodes.tops, self.phi
         arrays = [self.table, tile.to(self.dtype), *(x[rows] for x in own), self.f]
@@ -171,119 +184,115 @@ class Terms:
             into += found.to(into.dtype)
 
 
-class _Product(torch.autograd.Function):
-    """Its gradient is the product with the transposed factors, and a term of ∂L/∂A or ∂L/∂B."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, values: Tensor, phi: Tensor, terms: Terms, attract: bool, f: Tensor
-    ) -> Tensor:
-        ctx.how = terms, attract, phi.detach(), f, values.detach()
-        return terms.times(attract, phi, f, values)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (terms, *how, values), (to,) = ctx.how, gradients
-        back = terms.times(*how, to)
-        columns = values.ndim == 2
-        terms.used.append((*how, *((values, to) if columns else (to, values))))
-        return back, (values * back).sum(1) if columns else None, None, None, None
-
-
-class _Summed(torch.autograd.Function):
-    """A sum over processes, of which each has a part of the cotangents."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        total: Tensor = group.sum_(values.clone())
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.sum_(gradients[0].clone()), None
-
-
 class TermSweeps:
     """Some sweeps in one type, a segment of a run as ``solver.Sweep`` is."""
 
     def __init__(self, terms: Terms, masses: Vectors, start: Vectors, later: bool) -> None:
         self.terms, self.masses, self.later = terms, masses, later
-        self.number = 0  # of sweeps
-        self.start = [potential.detach().requires_grad_() for potential in start]
-        self.state = self.start  # of the last sweep, with e^φ r⁺_q of its φ and f, (N, Q)
+        near = terms.through(True, start[0], start[1], None)[0]
+        # After each sweep φ, f, g, with e^φ r⁺_q of these, (N, Q), and r⁻_q of g before it.
+        self.states: list[Vectors] = [[*start, near, near]]
+
+    @property
+    def number(self) -> int:
+        """How many sweeps were done."""
+        return len(self.states) - 1
 
     @property
     def potentials(self) -> Vectors:
         """After the last sweep."""
-        return [potential.detach() for potential in self.state[:3]]
+        return self.states[-1][:3]
 
     def go_on(self, most: int, tol: float | None) -> bool:
         """As many sweeps as keep their digits; whether no more are needed."""
-        # Checkpoints replace what a graph saves; this graph ends before they could give it back.
-        with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, lambda x: x):
-            self.state = [*self.start, self._near(*self.start[:2])]
-            for number in range(most):
-                state, needed = self._sweep(tol if self.later or number > 0 else None)
-                if state is None:
-                    return not needed
-                self.state, self.number = state, self.number + 1
+        for number in range(most):
+            state, needed = self._sweep(tol if self.later or number > 0 else None)
+            if state is None:
+                return not needed
+            self.states.append(state)
         return True
-
-    def _near(self, phi: Tensor, f: Tensor) -> Tensor:
-        """e^φ r⁺_q, (N, Q); its gradient is that by f alone."""
-        return self.terms.product(True, phi, f, (f - finite(f.detach())).exp())
 
     def _sweep(self, tol: float | None) -> tuple[Vectors | None, bool]:
         """One sweep (§2 with nodes), None if it loses digits or is not needed; if it is needed."""
         terms, (p1, p2, p3) = self.terms, self.masses
-        (_, f0, g0, near), (old, b, h) = self.state, self.potentials
-        far = terms.product(False, old, b, g0.exp())
-        total = (near * far).sum(1)
-        taken, outside, z = terms.excluded(old, f0 + g0)
-        phi, lost = terms.solved(p1, old, total, taken, z, 0.0)  # marginal 1
-        flags = torch.stack([lost, (total - taken - p1).detach().abs().sum()])
-        columns = terms.product(True, phi, b, far)
-        columns, excluded, flags = terms.summed(columns, terms.excluded(phi, b + g0)[1], flags)
-        bad, error = flags.detach().tolist()
+        old, b, h, near, _ = self.states[-1]
+        taken, outside, z = terms.excluded(b + h, old)
+        phi = old.clone()  # marginal 1
+        far, total, columns = terms.through(False, phi, b, h.exp(), near, taken, p1)
+        error = (total - taken - p1).abs().sum()
+        flags = torch.stack([terms.lost(p1, total, taken, z), error])
+        columns, excluded, flags = terms.summed(columns, terms.excluded(b + h, phi)[1], flags)
+        bad, error = flags.tolist()
         if tol is not None and error <= tol:  # marginal 2 of the plan before
-            received = terms.times(True, old, b, far.detach())
-            received, outside = terms.summed(received, outside.detach())
+            received = terms.through(False, old, b, h.exp())[2]
+            received, outside = terms.summed(received, outside)
             if float((received - outside.sum(0) - p2).abs().sum()) <= tol:
                 return None, False
         if bad != 0:
             return None, True
-        f, lost = terms.solved(p2, b, columns, excluded.sum(0), excluded[1], terms.least)
-        change = torch.where(p2 > 0, (f - self.start[1]).detach(), 0.0)
+        f, lost = terms.solved(p2, b, columns, excluded)  # marginal 2
+        change = torch.where(p2 > 0, f - self.states[0][1], 0.0)
         span = _CHANGE[terms.dtype]
         if float(lost) != 0 or not float(change.amax() - change.amin()) <= span:
             return None, True
-        near = self._near(phi, f)
-        columns = terms.product(False, phi, f, near) * h.exp()  # marginal 3
-        columns, excluded = terms.summed(columns, terms.excluded(phi, f + h)[1])
-        g, lost = terms.solved(p3, h, columns, excluded.sum(0), excluded[1], terms.least)
-        seen = torch.where(p3 > 0, g, g[p3 > 0].mean()).detach()
+        near, _, columns = terms.through(True, phi, f, None)
+        columns, excluded = terms.summed(columns * h.exp(), terms.excluded(f + h, phi)[1])
+        g, lost = terms.solved(p3, h, columns, excluded)  # marginal 3
+        seen = torch.where(p3 > 0, g, g[p3 > 0].mean())
         good = float(lost) == 0 and float(seen.amax() - seen.amin()) <= 2 * span
         good = good and float(seen.abs().amax()) < 600
-        return ([phi, f, g, near] if good else None), True
+        return ([phi, f, g, near, far] if good else None), True
 
     def adjoint(self, cotangents: Vectors, forces: Forces) -> Vectors:
-        """By autograd (mathematics §4, unrolled), with products for ∂L/∂A_q and ∂L/∂B_q."""
-        terms, group = self.terms, self.terms.scores.group
-        if group is not None:
-            cotangents = [cotangents[0], *(part / group.size for part in cotangents[1:])]
-        starts = *self.start, terms.met
-        *found, to_met = torch.autograd.grad(
-            self.state[:3], starts, cotangents, retain_graph=True, materialize_grads=True
-        )
-        if group is not None and self.later:
-            found[1:] = group.sum_(torch.stack(found[1:]))
-        terms.differentiated(self.potentials, to_met)
+        """Walk the updates backwards (mathematics §4, unrolled), two passes per sweep.
+
+        Weights are w = −cotangent/p, as in ``solver.Sweep.adjoint``. The update of φ sends through
+        the same columns of A as that of g a sweep before, and through those of B as that of f.
+        """
+        terms, (p1, p2, p3) = self.terms, self.masses
+        to_phi, to_f, to_g = cotangents
+        lowest = torch.zeros_like(to_phi)
+        extra: Tensor | None = None
+        of_a: Products = []
+        of_b: Products = []
+        end_phi, end_f = map(finite, self.potentials[:2])
+        for before, state in zip(self.states[-2::-1], self.states[:0:-1], strict=True):
+            (phi, f, g, near, far), (phi0, f0, g0, near0, _) = state, before
+            rise, a = torch.where(p1 > 0, (phi - phi0).exp(), 0.0), (phi - end_phi).exp()[:, None]
+            b = (f - end_f).exp()
+            w2 = divide_or_zero(-to_g, p3)
+            weighted = g.exp() * w2
+            left, dots, columns = terms.through(False, phi, f, weighted, near, None, None, extra)
+            rows, excluded, z2 = terms.excluded(f + g, phi, w=w2)
+            columns, excluded = terms.summed(columns, excluded)
+            to_phi, to_f = to_phi + dots - rows, to_f + columns - excluded.sum(0)
+            of_a.append((left * a, b))
+            of_b.append((near, weighted))
+            w1 = divide_or_zero(-to_f, p2)
+            of_a.append((far * a, w1 * b))
+            rows, excluded, z1 = terms.excluded(f + g0, phi, w=w1)
+            to_phi = to_phi - rows
+            ratio = divide_or_zero(rise, p1)
+            left, dots, columns = terms.through(True, phi, f, w1, far, to_phi, ratio, near0)
+            w0 = divide_or_zero(-(to_phi + dots), p1)
+            of_b.append((left, g0.exp()))
+            _, last, z0 = terms.excluded(f0 + g0, phi, w0=w0)
+            columns, excluded, last = terms.summed(columns, excluded, last)
+            to_phi, to_f = torch.zeros_like(to_phi), -last.sum(0)
+            to_g = g0.exp() * columns - excluded.sum(0) + to_f
+            extra = far * (w0 * rise)[:, None]
+            lowest -= z0 + z1 + z2
+        assert extra is not None  # a run has sweeps
+        of_a.append((extra * (phi0 - end_phi).exp()[:, None], (f0 - end_f).exp()))
+        if self.later:  # something depends on the start
+            nothing = torch.zeros_like(to_f), None, None, None, extra
+            to_f = to_f + terms.scores.shared(terms.through(False, phi0, f0, *nothing)[2])
+        terms.differentiated([of_a, of_b], self.potentials, lowest)
         into = forces.matrix()
         if into is None:
             forces.terms.append(terms)
         else:
-            for rows, tile in terms.scores.tiles():
-                terms.add_to(terms.form, rows, tile, into[rows])
+            for block, tile in terms.scores.tiles():
+                terms.add_to(terms.form, block, tile, into[block])
             terms.left.clear()  # as large as a matrix
-        return list(found)
+        return [to_phi, to_f, to_g]

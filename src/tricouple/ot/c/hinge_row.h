@@ -6,12 +6,14 @@
  * and fall_r, its derivative by t: the second part plus δ times the whole. Bounds rise and do not exceed r; with `down`
  * both ends of the row are exchanged. Steep factors come first in `in` and `out`, flat ones after `room` of them.
  * Nothing is subtracted: Σ_{k ≥ bound_r, k ≠ r} is all behind r and the window [bound_r, r), which is the sum from its
- * start to a pivot and from there to its end. The first pivot is 0, the next one the first r whose window has left it. */
-INLINE void KIND(half)(int down, const hinge_form *p, long length, const uint32_t *bound, const number *in,
-                      const number *values, const number *out, number *whole, number *fall, number *work) {
+ * start to a pivot and from there to its end. The first pivot is 0, the next one the first r whose window has left it.
+ * Returns Σ_r weights_r whole_r. */
+INLINE number KIND(half)(int down, const hinge_form *p, long length, const uint32_t *bound, const number *in,
+                         const number *values, const number *out, const number *weights, number *whole, number *fall,
+                         number *work) {
     const long room = p->room, last = length - 1;
     const number gap = EXP(-p->gap), slope = OF(p->slope);
-    number *flats = work, *steeps = flats + room, *back = steeps + room, front = ZERO, sum = ZERO, rest = ZERO;
+    number *flats = work, *steeps = flats + room, *back = steeps + room, front = ZERO, sum = ZERO, rest = ZERO, all = ZERO;
     uint32_t *pivots = (uint32_t *)(back + room);
     long pivot = 0, pivots_n = 0;
     for (long r = 0; r < length; r++)
@@ -34,8 +36,9 @@ INLINE void KIND(half)(int down, const hinge_form *p, long length, const uint32_
     for (long r = 0; r < length; r++) {
         const number falls = TIMES(gap, TIMES(out[r], PLUS(whole[r], back[bound[r]])));
         whole[r] = PLUS(TIMES(out[room + r], flats[bound[r]]), falls);
-        fall[r] = PLUS(falls, TIMES(slope, whole[r]));
+        fall[r] = PLUS(falls, TIMES(slope, whole[r])), all = PLUS(all, TIMES(weights[r], whole[r]));
     }
+    return all;
 }
 
 /* A row: `up` and `down` are e^{(1+δ)x} and e^{−(1+δ)x}, then the same of δx. Sums go to `p->sums`, to_f and to_g (by
@@ -47,12 +50,10 @@ INLINE int KIND(row)(const hinge_form *p, long i, const number *F, const number 
     const uint32_t *column = p->column + i * p->m, *low = p->low + i * p->m;
     number *f = work, *g = f + room, *whole = g + room, *fall = whole + room, *spare = fall + room;
     uint32_t *high = (uint32_t *)(spare + 4 * room);
-    number sum = ZERO, A = ZERO;
+    number A = p->log_mass ? ZERO : TIMES(EXP(p->phi[i] + p->mids), OF(p->weight ? p->weight[i] : 1));
     for (long r = 0; r < length; r++) f[r] = F[column[r]], g[r] = G[column[r]];
-    if (!p->log_mass) A = TIMES(EXP(p->phi[i] + p->mids), OF(p->weight ? p->weight[i] : 1));
     if (to_f || forces || p->sums) {
-        KIND(half)(0, p, length, low, down, g, up, whole, fall, spare);
-        for (long r = 0; r < length; r++) sum = PLUS(sum, TIMES(f[r], whole[r]));
+        const number sum = KIND(half)(0, p, length, low, down, g, up, f, whole, fall, spare);
         if (p->log_mass) {
             const double log_sum = LOG(sum);
             if (sizeof(number) == sizeof(double) && !(fabs(log_sum) < 660)) return 0;
@@ -65,7 +66,7 @@ INLINE int KIND(row)(const hinge_form *p, long i, const number *F, const number 
     }
     if (!to_g && !forces) return 1;
     last_positives(length, low, high);
-    KIND(half)(1, p, length, high, up, f, down, whole, fall, spare);
+    KIND(half)(1, p, length, high, up, f, down, g, whole, fall, spare);
     for (long r = 0; to_g && r < length; r++) to_g[column[r]] = PLUS(to_g[column[r]], TIMES(A, whole[r]));
     for (long r = 0; forces && r < length; r++) forces[r] -= DOUBLE(TIMES(A, TIMES(g[r], fall[r])));
     return 1;

@@ -5,7 +5,7 @@
  * A row has nodes of its own, `lists`, in ascending order, with gaps. B_{q + splits} = B_q² makes a *chain* of one
  * exponential and squarings, in registers. Arrays of nodes are N×width, double. */
 #ifndef LEVELS
-#define LEVELS 4 /* of a chain that are done at once */
+#define LEVELS 3 /* of a chain that are done at once; those beyond its end have no weight */
 /* Squares end below the smallest normal number, which takes a hundred times as long: make that 0, and undo it. */
 #ifdef __SSE__
 #include <xmmintrin.h>
@@ -16,16 +16,9 @@
 #define UNFLUSH
 #endif
 /* The rule, as log_sigmoid.py writes it. */
-enum { FACTOR, POWER, STEP, SPLITS, LEFT, RIGHT, CONSTANT, MOST, CHAINS, BLOCK, ALIVE, GROWTH };
-enum { TAIL = LEFT, HEAD = RIGHT }; /* of the mean cost: logarithms of the rates where it ends */
-/* A call with a constant number of levels, so that its loops are unrolled. */
-#define BY_LEVELS(levels, function, ...)                   \
-    if (levels > 3) NAME(function)(4, __VA_ARGS__);        \
-    else if (levels == 3) NAME(function)(3, __VA_ARGS__);  \
-    else if (levels == 2) NAME(function)(2, __VA_ARGS__);  \
-    else NAME(function)(1, __VA_ARGS__);
-#define WIDTH ((long)(32 / sizeof(real))) /* of this type */
-#define TWICE (2 * WIDTH)
+enum { FACTOR, POWER, STEP, SPLITS, LEFT, RIGHT, CONSTANT, MOST, BLOCK, ALIVE, GROWTH,
+       TAIL = LEFT, HEAD = RIGHT }; /* of the mean cost: logarithms of the rates where it ends */
+#define WIDTH ((long)(64 / sizeof(real))) /* of this type */
 #endif
 
 /* The nodes of each row: those within the bell of a pair (j, k), j ≠ k, around −max(x_j, x_k). Also the smallest
@@ -79,21 +72,22 @@ FAST long NAME(term_nodes)(long n, long m, long width, long room, long threads, 
 /* --- The fast passes. A block is some nodes in a row from v on; of A_q(x_j) e^{f_j} it has the weights
  * G_j = e^{m x_j + f_j − peak}, the factors e^{mh(q − first)} of its nodes and B. Entries whose rate is beyond the
  * bell from the first node on have no weight, so that an underflow loses less than rule[LOST] (§10). */
-typedef real NAME(lanes) __attribute__((vector_size(32), aligned(sizeof(real)), may_alias));
+typedef real NAME(lanes) __attribute__((vector_size(64), aligned(sizeof(real)), may_alias));
 
 /* x less the largest one, 1 + what that is off by rounding, and its exponential; nowhere at own and beyond the
  * end. Returns the smallest. */
 INLINE real NAME(enter)(long m, long size, long own, double factor, double top, const real *s, real *x) {
     real low = 0, *off = x + size, *u = off + size;
-#pragma omp simd reduction(min : low)
+#pragma omp simd
     for (long j = 0; j < m; j++) {
         const double y = factor * s[j] - top, less = y < 0 ? y : 0;
         const real rounded = (real)less;
-        x[j] = rounded, off[j] = (real)(1 + (less - rounded)), low = rounded < low ? rounded : low;
+        x[j] = rounded, off[j] = (real)(1 + (less - rounded));
         u[j] = NAME(exponential)(rounded) * off[j];
     }
-    for (long j = m; j < size; j++) x[j] = u[j] = (real)1e30, off[j] = 1;
-    if (own >= 0) x[own] = u[own] = (real)1e30, off[own] = 1;
+#pragma omp simd reduction(min : low)
+    for (long j = 0; j < m; j++) low = x[j] < low ? x[j] : low;
+    for (long j = own < 0 ? m : own; j < size; j = j < m ? m : j + 1) x[j] = u[j] = (real)1e30, off[j] = 1;
     return low;
 }
 
@@ -103,70 +97,63 @@ INLINE void NAME(begin)(long size, double height, int deep, const real *x, real 
     const real *off = x + size, *u = off + size;
     if (deep) /* u underflows where it matters */
 #pragma omp simd
-        for (long j = 0; j < size; j++)
-            rate[j] = NAME(exponential)(x[j] + shift < most ? x[j] + shift : most) * off[j] * scale;
+        for (long j = 0; j < size; j++) {
+            const real r = NAME(exponential)(x[j] + shift < most ? x[j] + shift : most) * off[j] * scale;
+            rate[j] = r, beta[j] = NAME(exponential)(-r);
+        }
     else
 #pragma omp simd
-        for (long j = 0; j < size; j++) rate[j] = u[j] * scale < 1000 ? u[j] * scale : 1000;
-#pragma omp simd
-    for (long j = 0; j < size; j++) beta[j] = NAME(exponential)(-rate[j]);
+        for (long j = 0; j < size; j++) {
+            const real r = u[j] * scale < 1000 ? u[j] * scale : 1000;
+            rate[j] = r, beta[j] = NAME(exponential)(-r);
+        }
 }
 
 /* sums_l = Σ_j weights_j B_l(x_j), l a level of a chain; `next`: B of the level after them. */
-INLINE void NAME(chain_rows)(const int levels, long size, const real *beta, real *next, const real *weights,
+INLINE void NAME(chain_rows)(long size, const real *beta, real *next, const real *weights,
                              double *sums) {
     NAME(lanes) total[LEVELS];
-    for (int l = 0; l < levels; l++) total[l] = (NAME(lanes)){0};
+    for (int l = 0; l < LEVELS; l++) total[l] = (NAME(lanes)){0};
     for (long j = 0; j < size; j += WIDTH) {
         NAME(lanes) b = *(const NAME(lanes) *)(beta + j), w = *(const NAME(lanes) *)(weights + j);
-        for (int l = 0; l < levels; l++) total[l] += w * b, b *= b;
+        for (int l = 0; l < LEVELS; l++) total[l] += w * b, b *= b;
         *(NAME(lanes) *)(next + j) = b;
     }
-    for (int l = 0; l < levels; l++) {
-        sums[l] = 0;
-        for (int k = 0; k < WIDTH; k++) sums[l] += total[l][k];
+    for (int l = 0; l < LEVELS; l++) {
+        for (int half = WIDTH / 2; half > 0; half /= 2)
+            for (int k = 0; k < half; k++) total[l][k] += total[l][k + half];
+        sums[l] = total[l][0];
     }
 }
 
 /* out_j += Σ_l weights_l B_l(x_j). */
-INLINE void NAME(chain_columns)(const int levels, long size, const real *beta, real *next, const real *weights,
+INLINE void NAME(chain_columns)(long size, const real *beta, real *next, const real *weights,
                                 real *out) {
     for (long j = 0; j < size; j += WIDTH) {
         NAME(lanes) b = *(const NAME(lanes) *)(beta + j), sum = *(NAME(lanes) *)(out + j);
-        for (int l = 0; l < levels; l++) sum += weights[l] * b, b *= b;
+        for (int l = 0; l < LEVELS; l++) sum += weights[l] * b, b *= b;
         *(NAME(lanes) *)(out + j) = sum, *(NAME(lanes) *)(next + j) = b;
     }
 }
 
-/* out_j += Σ_l (offset − rate_l) B_l(x_j) Σ_t left_tl right_tj, b and rate those of the first level. */
-INLINE void NAME(some_slopes)(const int levels, long rank, real offset, const NAME(lanes) *b, const NAME(lanes) *rate,
-                              const real *left, const real *right, real *out) {
-    NAME(lanes) total[LEVELS][2], power[2] = {b[0], b[1]}, twice[2] = {rate[0], rate[1]};
-    for (int l = 0; l < levels; l++) total[l][0] = total[l][1] = (NAME(lanes)){0};
-    for (long t = 0; t < rank; t++) {
-        const NAME(lanes) *r = (const NAME(lanes) *)(right + t * TWICE);
-        for (int l = 0; l < levels; l++)
-            total[l][0] += left[t * LEVELS + l] * r[0], total[l][1] += left[t * LEVELS + l] * r[1];
-    }
-    for (int k = 0; k < 2; k++) {
-        NAME(lanes) sum = *(NAME(lanes) *)(out + k * WIDTH);
-        for (int l = 0; l < levels; l++, power[k] *= power[k], twice[k] += twice[k])
-            sum += (offset - twice[k]) * power[k] * total[l][k];
-        *(NAME(lanes) *)(out + k * WIDTH) = sum;
-    }
-}
-
-/* Slopes of A (without G) and of B; beta and rates become those of the level after. `right`: rank rows for every
- * TWICE columns. */
-INLINE void NAME(chain_slopes)(const int levels, long size, const long *rank, real power, real *beta, real *rates,
+/* out_zj += Σ_l (offset_z − rate_l) B_l(x_j) Σ_t left_ztl right_ztj: slopes of A (without G), z = 0 and offset m, and of
+ * B; beta and rates become those of the level after. `right`: rank rows for every WIDTH columns. */
+INLINE void NAME(chain_slopes)(long size, const long *rank, real power, real *beta, real *rates,
                                real *const *left, const real *const *right, real *const *out) {
-    for (long j = 0; j < size; j += TWICE) {
-        NAME(lanes) b[2], rate[2];
-        memcpy(b, beta + j, sizeof b), memcpy(rate, rates + j, sizeof rate);
-        for (int z = 0; z < 2; z++)
-            NAME(some_slopes)(levels, rank[z], z ? 0 : power, b, rate, left[z], right[z] + j * rank[z], out[z] + j);
-        for (int l = 0; l < levels; l++) b[0] *= b[0], b[1] *= b[1], rate[0] += rate[0], rate[1] += rate[1];
-        memcpy(beta + j, b, sizeof b), memcpy(rates + j, rate, sizeof rate);
+    for (long j = 0; j < size; j += WIDTH) {
+        NAME(lanes) b, rate, total[LEVELS];
+        for (int z = 0; z < 2; z++) {
+            NAME(lanes) sum = *(NAME(lanes) *)(out[z] + j);
+            for (int l = 0; l < LEVELS; l++) total[l] = (NAME(lanes)){0};
+            for (long t = 0; t < rank[z]; t++) {
+                const NAME(lanes) r = *(const NAME(lanes) *)(right[z] + j * rank[z] + t * WIDTH);
+                for (int l = 0; l < LEVELS; l++) total[l] += left[z][t * LEVELS + l] * r;
+            }
+            b = *(NAME(lanes) *)(beta + j), rate = *(NAME(lanes) *)(rates + j);
+            for (int l = 0; l < LEVELS; l++, b *= b, rate += rate) sum += ((z ? 0 : power) - rate) * b * total[l];
+            *(NAME(lanes) *)(out[z] + j) = sum;
+        }
+        *(NAME(lanes) *)(beta + j) = b, *(NAME(lanes) *)(rates + j) = rate;
     }
 }
 
@@ -178,97 +165,113 @@ static long NAME(block_end)(const int32_t *list, long first, long count, long mo
 }
 
 /* The weights of a block's entries: G times `columns` (or 1) for A, `columns` for B, in units whose logarithm is
- * returned, and which `unit` multiplies. A row's m x + f and G stay in `g` from block to block, with `base`, their
- * units: limits fall, so that G is computed again only where what is left would underflow. */
-FAST static double NAME(weigh)(long m, long size, int attract, int new, double c, real limit, const real *s,
-                               const real *x, const double *f, const double *columns, real *g, double *base,
+ * returned, and which `unit` multiplies. A row's G stays in `g` from block to block, with `peak`, the logarithm of its
+ * units, until some entries have no weight: what is left might then underflow. */
+FAST static double NAME(weigh)(long m, long size, long own, int attract, int new, double c, real limit, const real *s,
+                               const real *x, const double *f, const double *columns, real *g, double *peak,
                                real *out, double *unit) {
-    double most = 0;
-    real *logs = g + size, high = (real)-1e30;
-    for (long j = m; j < size; j++) out[j] = 0;
-    if (columns)
+    const int some = limit < 0, renewed = attract && (new || some);
+    double most = 0, high = -1e300;
+    for (int side = 0; side < 2; side++) { /* of own, whose sums may have no room */
+        const long begin = side ? own + 1 : 0, end = side ? m : own < 0 ? 0 : own;
+        if (some)
+            for (long j = begin; j < end; j++) {
+                if (!(x[j] <= limit)) continue;
+                if (columns && fabs(columns[j]) > most) most = fabs(columns[j]);
+                if (attract && c * s[j] + f[j] > high) high = c * s[j] + f[j];
+            }
+        if (columns && !some)
 #pragma omp simd reduction(max : most)
-        for (long j = 0; j < m; j++) most = x[j] <= limit && fabs(columns[j]) > most ? fabs(columns[j]) : most;
-    if (attract && new) {
-        double peak = -1e300;
-#pragma omp simd reduction(max : peak)
-        for (long j = 0; j < m; j++) peak = x[j] <= limit && c * s[j] + f[j] > peak ? c * s[j] + f[j] : peak;
-#pragma omp simd
-        for (long j = 0; j < m; j++) logs[j] = (real)(c * s[j] + f[j] - peak);
-        base[0] = peak;
-    }
-    if (attract) {
+            for (long j = begin; j < end; j++) most = fabs(columns[j]) > most ? fabs(columns[j]) : most;
+        if (renewed && !some)
 #pragma omp simd reduction(max : high)
-        for (long j = 0; j < m; j++) high = x[j] <= limit && logs[j] > high ? logs[j] : high;
-        if (new || high < base[1] + EXP_LOW / 2) {
-            base[1] = high;
+            for (long j = begin; j < end; j++) high = c * s[j] + f[j] > high ? c * s[j] + f[j] : high;
+    }
+    if (renewed) {
+        *peak = high;
 #pragma omp simd
-            for (long j = 0; j < m; j++) g[j] = NAME(exponential)(logs[j] < high ? logs[j] - high : 0);
+        for (long j = 0; j < m; j++) {
+            const real log = (real)(c * s[j] + f[j] - high);
+            g[j] = NAME(exponential)(log < 0 ? log : 0);
         }
     }
     const double inverse = most > 1e-300 ? 1 / most : 0;
     *unit = columns ? most : 1;
 #pragma omp simd
-    for (long j = 0; j < m; j++) out[j] = x[j] <= limit ? (attract ? g[j] : 1) : 0;
-    if (columns)
-#pragma omp simd
-        for (long j = 0; j < m; j++) out[j] = x[j] <= limit ? out[j] * (real)(columns[j] * inverse) : 0;
-    return attract ? base[0] + base[1] : 0;
+    for (long j = 0; j < m; j++) {
+        const real one = columns ? (real)(columns[j] * inverse) : 1;
+        out[j] = x[j] <= limit ? (attract ? g[j] * one : one) : 0;
+    }
+    for (long j = m; j < size; j++) out[j] = 0;
+    return attract ? *peak : 0;
 }
 
-/* A pass over some rows, with K_q = A_q(x_ij) e^{φ_i + f_j} (`attract`) or B_q(x_ij): sums_iq = Σ_j K_q values_j, or
- * (`values` NULL) out_j += Σ_iq sums_iq K_q. A thread's work: 9 rows of `size`, m rounded up to TWICE. */
+/* A pass over some rows (§10): sums_iq = Σ_j K_q values_j, K_q = A_q(x_ij) e^{φ_i + f_j} (`attract`) or B_q(x_ij);
+ * and with the other kernel, unless `received` is NULL, received_j += Σ_iq weights_iq K_q. dots_i = Σ_q partner_iq
+ * sums_iq. The weights are the sums, with `given` at φ_i + log given_i / (dots_i − base_i), which φ becomes; or, in
+ * place of the sums, sums_iq + extra_iq, with `given` sums_iq − (base_i + dots_i) given_i extra_iq.
+ * A thread's work: 7 + width rows of `size`, m rounded up to WIDTH. */
 FAST long NAME(term_pass)(long n, long m, long width, long attract, long threads, const double *rule, const real *S,
                           const int64_t *own, const int64_t *counts, const int32_t *lists, const double *tops,
-                          const double *phi, const double *f, const double *values, double *sums, double *received,
-                          real *work) {
-    const long size = (m + TWICE - 1) / TWICE * TWICE, splits = (long)rule[SPLITS];
+                          double *phi, const double *f, const double *values, double *sums, double *received,
+                          const double *partner, double *dots, const double *base, const double *given,
+                          const double *extra, real *work) {
+    const long size = (m + WIDTH - 1) / WIDTH * WIDTH, splits = (long)rule[SPLITS], most = (long)rule[BLOCK];
     const double c = rule[POWER] * rule[FACTOR], step = rule[STEP], *growth = rule + GROWTH;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 8)
     for (long i = 0; i < n; i++) {
-        real *x = work + omp_get_thread_num() * 9 * size, *beta = x + 3 * size, *next = beta + size;
-        real *weighted = next + size, *sum = weighted + size, *g = sum + size, units[LEVELS];
-        double *mine = sums + i * width, *out = received + omp_get_thread_num() * m, base[2];
-        int fresh = 1;
+        real *x = work + omp_get_thread_num() * (7 + width) * size, *next = x + 3 * size, *weighted = next + size;
+        real *sum = weighted + size, *g = sum + size, *beta = g + size, units[LEVELS]; /* beta: of each chain */
+        double *mine = sums + i * width, *out = received + omp_get_thread_num() * m, peak_g, unit = 1, dot = 0;
         FLUSH
         const int32_t *list = lists + i * width;
         const real *s = S + i * m;
         const int deep = NAME(enter)(m, size, own[i], rule[FACTOR], tops[i], s, x) < EXP_LOW + 20;
         for (long first = 0, end; first < counts[i]; first = end) {
-            end = NAME(block_end)(list, first, counts[i], (long)rule[attract ? BLOCK : CHAINS]);
+            end = NAME(block_end)(list, first, counts[i], most);
             const double v = step * list[first];
-            double top = 0, unit = 1, peak = 0;
-            for (long q = first; !values && q < end; q++) {
-                const double one = fabs(mine[q]) * (attract ? growth[q - first] : 1);
-                top = one > top ? one : top;
-            }
-            if (!values && top == 0) continue;
-            if (values || attract)
-                peak = NAME(weigh)(m, size, attract, fresh, c, (real)(rule[ALIVE] - v - tops[i]), s, x, f, values, g,
-                                   base, weighted, &unit);
-            fresh = 0;
+            const double peak = NAME(weigh)(m, size, own[i], attract, !first, c, (real)(rule[ALIVE] - v - tops[i]), s, x, f,
+                                            values, g, &peak_g, weighted, &unit);
             const double scale = unit * (attract ? exp(phi[i] + peak + rule[CONSTANT] + rule[POWER] * v) : 1);
-            memset(sum, 0, size * sizeof(real));
-            for (long chain = 0; chain < splits && first + chain < end; chain++) {
-                NAME(begin)(size, v + step * chain + tops[i], deep, x, next, beta);
+            for (long chain = first; chain < first + splits && chain < end; chain++, beta += size) {
+                NAME(begin)(size, v + step * (chain - first) + tops[i], deep, x, next, beta);
                 const real *b = beta;
-                for (long k = first + chain; k < end; k += splits * LEVELS, b = next) {
+                for (long k = chain; k < end; k += splits * LEVELS, b = next) {
                     double found[LEVELS];
-                    const long levels = (end - k + splits - 1) / splits;
-                    if (values) {
-                        BY_LEVELS(levels, chain_rows, size, b, next, weighted, found)
-                        for (long l = 0, q = k; l < LEVELS && l < levels; l++, q += splits)
-                            mine[q] = found[l] * scale * (attract ? growth[q - first] : 1);
-                    } else {
-                        for (long l = 0, q = k; l < LEVELS && l < levels; l++, q += splits) /* `top` may be tiny */
-                            units[l] = (real)(mine[q] * (attract ? growth[q - first] : 1) / top);
-                        BY_LEVELS(levels, chain_columns, size, b, next, units, sum)
-                    }
+                    NAME(chain_rows)(size, b, next, weighted, found);
+                    for (long l = 0, q = k; l < LEVELS && q < end; l++, q += splits)
+                        mine[q] = found[l] * scale * (attract ? growth[q - first] : 1);
                 }
             }
+        }
+        for (long q = 0; partner && q < counts[i]; q++) dot += partner[i * width + q] * mine[q];
+        if (partner) dots[i] = dot;
+        if (given && !extra) phi[i] = given[i] > 0 ? phi[i] + log(given[i] / (dot - base[i])) : -INFINITY;
+        const double share = given && extra ? -(base[i] + dot) * given[i] : 1;
+        for (long q = 0; extra && q < counts[i]; q++) mine[q] += share * extra[i * width + q];
+        beta = g + size;
+        for (long first = 0, end, new = 1; received && first < counts[i]; first = end) {
+            end = NAME(block_end)(list, first, counts[i], most);
+            const double v = step * list[first];
+            double top = 0, peak = 0;
+            for (long q = first; q < end; q++) top = fmax(top, fabs(mine[q]) * (attract ? 1 : growth[q - first]));
+            memset(sum, 0, size * sizeof(real));
+            for (long chain = first; chain < first + splits && chain < end; chain++, beta += size) {
+                const real *b = beta;
+                for (long k = chain; top > 0 && k < end; k += splits * LEVELS, b = next) {
+                    for (long l = 0, q = k; l < LEVELS; l++, q += splits) /* `top` may be tiny */
+                        units[l] = q < end ? (real)(mine[q] * (attract ? 1 : growth[q - first]) / top) : 0;
+                    NAME(chain_columns)(size, b, next, units, sum);
+                }
+            }
+            if (top == 0) continue;
+            if (!attract)
+                peak = NAME(weigh)(m, size, own[i], 1, new, c, (real)(rule[ALIVE] - v - tops[i]), s, x, f, NULL, g, &peak_g,
+                                   weighted, &unit);
+            new = 0;
+            const double scale = top * (attract ? 1 : exp(phi[i] + peak + rule[CONSTANT] + rule[POWER] * v));
 #pragma omp simd
-            for (long j = 0; j < (values ? 0 : m); j++)
-                out[j] += top * scale * (double)(attract ? sum[j] * weighted[j] : sum[j]);
+            for (long j = 0; j < m; j++) out[j] += scale * (double)(attract ? sum[j] : sum[j] * weighted[j]);
         }
         UNFLUSH
     }
@@ -277,22 +280,22 @@ FAST long NAME(term_pass)(long n, long m, long width, long attract, long threads
 
 /* Rows of the gradient with respect to s, added to G: Σ_q slope_q Σ_t left_tq right_tj over both kernels (§4), where
  * the slope of A is (m − e^{x+v}) A e^{φ + f} and that of B −e^{x+v} B (§3). left: N×rank×width; right as for
- * chain_slopes. A thread's work: m doubles; 10 rows and LEVELS·(both ranks). */
+ * chain_slopes. A thread's work: m doubles; 9 rows and LEVELS·(both ranks). */
 FAST long NAME(term_slopes)(long n, long m, long width, long rank_a, long rank_b, long threads, const double *rule,
                             const real *S, const int64_t *own, const int64_t *counts, const int32_t *lists,
                             const double *tops, const double *phi, const double *f, const double *left_a,
                             const double *left_b, const real *right_a, const real *right_b, real *G, double *wide,
                             real *work) {
-    const long size = (m + TWICE - 1) / TWICE * TWICE, splits = (long)rule[SPLITS], rank[2] = {rank_a, rank_b};
+    const long size = (m + WIDTH - 1) / WIDTH * WIDTH, splits = (long)rule[SPLITS], rank[2] = {rank_a, rank_b};
     const double c = rule[POWER] * rule[FACTOR], step = rule[STEP], *growth = rule + GROWTH;
     const double *const left[2] = {left_a, left_b};
     const real *const right[2] = {right_a, right_b};
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 8)
     for (long i = 0; i < n; i++) {
-        real *x = work + omp_get_thread_num() * (10 * size + LEVELS * (rank_a + rank_b));
+        real *x = work + omp_get_thread_num() * (9 * size + LEVELS * (rank_a + rank_b));
         real *beta = x + 3 * size, *rate = beta + size, *g = rate + size, *const out[2] = {g + size, g + 2 * size};
-        real *const few[2] = {g + 5 * size, g + 5 * size + LEVELS * rank_a};
-        double *sum = wide + omp_get_thread_num() * m, base[2]; /* parts of blocks cancel */
+        real *const few[2] = {g + 4 * size, g + 4 * size + LEVELS * rank_a};
+        double *sum = wide + omp_get_thread_num() * m, peak_g; /* parts of blocks cancel */
         memset(sum, 0, m * sizeof(double));
         FLUSH
         const int32_t *list = lists + i * width;
@@ -304,25 +307,24 @@ FAST long NAME(term_slopes)(long n, long m, long width, long rank_a, long rank_b
             double top[2] = {0, 0}, unit;
             for (int z = 0; z < 2; z++)
                 for (long t = 0; t < rank[z]; t++)
-                    for (long q = first; q < end; q++) {
-                        const double one = fabs(left[z][(i * rank[z] + t) * width + q]) * (z ? 1 : growth[q - first]);
-                        top[z] = one > top[z] ? one : top[z];
-                    }
+                    for (long q = first; q < end; q++)
+                        top[z] = fmax(top[z], fabs(left[z][(i * rank[z] + t) * width + q]) * (z ? 1 : growth[q - first]));
             memset(out[0], 0, 2 * size * sizeof(real));
             for (long chain = 0; chain < splits && first + chain < end; chain++) {
                 NAME(begin)(size, v + step * chain + tops[i], deep, x, rate, beta);
                 for (long k = first + chain; k < end; k += splits * LEVELS) {
-                    const long levels = (end - k + splits - 1) / splits;
                     for (int z = 0; z < 2; z++)
                         for (long t = 0; t < rank[z]; t++)
-                            for (long l = 0, q = k; l < LEVELS && l < levels; l++, q += splits)
-                                few[z][t * LEVELS + l] = top[z] > 0 ? (real)(left[z][(i * rank[z] + t) * width + q] *
-                                                                            (z ? 1 : growth[q - first]) / top[z]) : 0;
-                    BY_LEVELS(levels, chain_slopes, size, rank, (real)rule[POWER], beta, rate, few, right, out)
+                            for (long l = 0, q = k; l < LEVELS; l++, q += splits)
+                                few[z][t * LEVELS + l] =
+                                    q < end && top[z] > 0 ? (real)(left[z][(i * rank[z] + t) * width + q] *
+                                                                   (z ? 1 : growth[q - first]) / top[z]) : 0;
+                    NAME(chain_slopes)(size, rank, (real)rule[POWER], beta, rate, few, right, out);
                 }
             }
             const real limit = (real)(rule[ALIVE] - v - tops[i]);
-            const double peak = NAME(weigh)(m, size, 1, !first, c, limit, s, x, f, NULL, g + 3 * size, base, g, &unit);
+            const double peak = NAME(weigh)(m, size, own[i], 1, !first, c, limit, s, x, f, NULL, g + 3 * size,
+                                            &peak_g, g, &unit);
             const double a = top[0] * exp(phi[i] + peak + rule[CONSTANT] + rule[POWER] * v) * rule[FACTOR];
             const double b = top[1] * rule[FACTOR];
 #pragma omp simd
@@ -405,7 +407,7 @@ FAST long NAME(term_push)(long n, long m, long width, long threads, const double
 #define pair_costs_float pair_costs_double
 FAST long NAME(pair_costs)(long n, long m, long threads, const double *rule, const real *S, const real *plus,
                            const real *minus, double *totals, real *gradient, real *work) {
-    const long size = (m + TWICE - 1) / TWICE * TWICE, splits = (long)rule[SPLITS], rank[2] = {1, 1};
+    const long size = (m + WIDTH - 1) / WIDTH * WIDTH, splits = (long)rule[SPLITS], rank[2] = {1, 1};
     const double h = rule[STEP];
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 8)
     for (long i = 0; i < n; i++) {
@@ -417,36 +419,33 @@ FAST long NAME(pair_costs)(long n, long m, long threads, const double *rule, con
         memset(out[0], 0, 4 * size * sizeof(real));
         for (long j = 0; j < m; j++) {
             const double p = positive[j] = plus[i * m + j], q = negative[j] = minus[i * m + j], y = rule[FACTOR] * s[j];
-            n_plus += p, n_minus += q, slope[j] = 0;
+            n_plus += p, n_minus += q;
             if (p + q > 0) top = y > top ? y : top, all += y;
             if (p > 0) low = y < low ? y : low;
         }
-        totals[i] = 0;
-        if (n_plus == 0 || n_minus == 0) continue;
-        if (!(fabs(all) < INFINITY)) { /* no numbers: never a number of nodes */
-            for (long j = 0; j < m; j++) totals[i] = slope[j] = NAN;
-            continue;
-        }
+        totals[i] = n_plus == 0 || n_minus == 0 ? 0 : NAN;
+        for (long j = 0; j < m; j++) slope[j] = (real)totals[i];
+        if (totals[i] == 0 || !(fabs(all) < INFINITY)) continue; /* no numbers: never a number of nodes */
         FLUSH
         const int deep = NAME(enter)(m, size, -1, rule[FACTOR], top, s, x) < EXP_LOW + 20;
         const long start = (long)floor((rule[TAIL] - top) / h), end = (long)ceil((rule[HEAD] - low) / h) + 1;
         const double first = n_plus * h * exp(h * start + top) / expm1(h); /* Σ_{q < start} of the largest rate */
         double total = 0;
-        for (long begin = start; begin < end; begin += splits * 3 * LEVELS) {
-            const long stop = begin + splits * 3 * LEVELS < end ? begin + splits * 3 * LEVELS : end;
+        for (long begin = start; begin < end; begin += splits * 4 * LEVELS) {
+            const long stop = begin + splits * 4 * LEVELS < end ? begin + splits * 4 * LEVELS : end;
             for (long chain = begin; chain < begin + splits && chain < stop; chain++) {
                 NAME(begin)(size, h * chain + top, deep, x, rate, beta);
                 for (long k = chain; k < stop; k += splits * LEVELS) {
-                    const long levels = (stop - k + splits - 1) / splits;
                     double near[LEVELS], far[LEVELS];
                     real left[2][LEVELS], *const few[2] = {left[0], left[1]};
-                    BY_LEVELS(levels, chain_rows, size, beta, next, positive, near)
-                    BY_LEVELS(levels, chain_rows, size, beta, next, negative, far)
-                    for (long l = 0; l < LEVELS && l < levels; l++) {
+                    NAME(chain_rows)(size, beta, next, positive, near);
+                    NAME(chain_rows)(size, beta, next, negative, far);
+                    for (long l = 0; l < LEVELS; l++) {
+                        if (k + l * splits >= stop) near[l] = 0, far[l] = n_minus; /* beyond: no weight */
                         far[l] = n_minus - far[l], total += h * near[l] * far[l];
                         left[0][l] = (real)(h * far[l]), left[1][l] = (real)(-h * near[l]);
                     }
-                    BY_LEVELS(levels, chain_slopes, size, rank, 0, beta, rate, few, right, out)
+                    NAME(chain_slopes)(size, rank, 0, beta, rate, few, right, out);
                 }
             }
         }
