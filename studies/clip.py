@@ -56,7 +56,8 @@ def run(plan: Plan, runs: Runs) -> None:
 
     cell = {"cell": plan["cells"][0]}
     grid = grid_of(plan["cca"])
-    best = choose(runs, {**cell, "row": "CCA"}, grid, validated, "recall@1")
+    once = plan["pilot_seeds"][:1]
+    best = choose(runs, {**cell, "row": "CCA"}, grid, validated, "recall@1", once)
     splits, weight = of_cca(best)
     start = torch.diag(weight)
     base = {**cell, "row": "CCA"}
@@ -218,23 +219,24 @@ def constants_of(
     """The constant of each way of scoring: highest validation recall@1 at one pilot seed."""
     made: list[Splits] = []
     found: dict[str, float] = {}
-    for name, score in SCORES.items():
+    for name in plan["constants"]:
 
-        def measure(config: Mapping[str, Any]) -> dict[str, float]:
+        def measure(config: Mapping[str, Any], name: str = name) -> dict[str, float]:
             made.extend([] if made else [make()])
-            scores = score(made[0]["validation"], made[0]["train"], config[name])
+            scores = SCORES[name](made[0]["validation"], made[0]["train"], config[name])
             return {"recall@1": recall(*scores)["recall@1"]}
 
         grid = [{name: value} for value in plan["constants"][name]]
-        found |= choose(runs, {**base, "scored": name}, grid, measure, "recall@1")
+        once = plan["pilot_seeds"][:1]
+        found |= choose(runs, {**base, "scored": name}, grid, measure, "recall@1", once)
     return found
 
 
 def measured(splits: Splits, constants: Mapping[str, float]) -> dict[str, float]:
     """Recall on test data, scored each way, and what each way adds to recall@1."""
     found = plain_recall(splits["test"])
-    for name, score in SCORES.items():
-        own = recall(*score(splits["test"], splits["train"], constants[name]))
+    for name, constant in constants.items():
+        own = recall(*SCORES[name](splits["test"], splits["train"], constant))
         found |= {f"{name} {key}": value for key, value in own.items()}
         found[f"{name} adds"] = own["recall@1"] - found["recall@1"]
     return found

@@ -11,7 +11,7 @@ import itertools
 import json
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,13 @@ class Plan:
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key, or a default."""
         return self.content.get(key, default)
+
+    @property
+    def metrics(self) -> set[str]:
+        """What the tables and the hypotheses read of a final run."""
+        names = [rule["metric"] for rule in self["hypotheses"]]
+        pairs = (name if isinstance(name, list) else [name] for name in names)
+        return {*self["show"], *itertools.chain(*pairs)}
 
     def smoke(self) -> Plan:
         """The same plan on generated data: what its key ``smoke`` replaces."""
@@ -79,7 +86,8 @@ class Runs:
         key = _key(part, config)
         if key not in self.done:
             start = time.process_time()
-            metrics = {name: round(float(value), 4) for name, value in run().items()}
+            found, kept = run(), self.plan.metrics if part == "final" else set()
+            metrics = {k: round(float(v), 4) for k, v in found.items() if k in (kept or found)}
             line = {
                 "plan": self.plan.digest,
                 "commit": self.origin,
@@ -96,8 +104,7 @@ class Runs:
             self.lines.append(line)
             self.done[key] = metrics
             print(f"{part} {_short(config)} {_short(metrics)}", flush=True)
-        found: Metrics = self.done[key]
-        return found
+        return self.done[key]  # type: ignore[no-any-return]
 
 
 def run(study: Any, plan: Plan, folder: Path, smoke: bool) -> None:
@@ -183,21 +190,24 @@ def choose(
     grid: list[dict[str, Any]],
     measure: Callable[[dict[str, Any]], Metrics],
     metric: str,
+    seeds: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """The settings of a grid with the highest mean validation metric over the plan's pilot seeds.
+    """The settings of a grid with the highest mean validation metric over the pilot seeds.
 
-    ``config`` is what all settings share; ``measure`` does a run from its configuration.
+    ``config`` is what all settings share; ``measure`` does a run from its configuration; ``seeds``
+    are those of the plan by default.
     """
     if len(grid) == 1:
         return grid[0]
-    scores = []
-    for settings in grid:
-        found = []
-        for seed in runs.plan["pilot_seeds"]:
-            one = {**config, **settings, "seed": seed}
-            found.append(runs("pilot", one, lambda one=one: measure(one))[metric])  # type: ignore[misc]
-        scores.append(sum(found))
-    return grid[scores.index(max(scores))]
+
+    def score(settings: Mapping[str, Any]) -> float:
+        ones = [{**config, **settings, "seed": s} for s in seeds or runs.plan["pilot_seeds"]]
+        return sum(
+            runs("pilot", one, lambda one=one: {metric: measure(one)[metric]})[metric]  # type: ignore[misc]
+            for one in ones
+        )
+
+    return max(grid, key=score)
 
 
 def _key(part: str, config: Mapping[str, Any]) -> str:

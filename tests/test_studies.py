@@ -140,11 +140,14 @@ def test_missing_runs_leave_a_hypothesis_open_and_few_seeds_give_no_p():
 # --- what is refused, and what continues ----------------------------------------------------------
 
 
+SMALL = '{"seeds": [%s], "show": {"score": ""}, "hypotheses": []}'
+
+
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
     """A repository with a plan that is not committed yet."""
     (tmp_path / "results/small").mkdir(parents=True)
-    (tmp_path / "results/small/plan.json").write_text('{"seeds": [0]}')
+    (tmp_path / "results/small/plan.json").write_text(SMALL % "0")
     (tmp_path / "source.py").write_text("")
     git("init", "-q", cwd=tmp_path)
     git("add", "source.py", cwd=tmp_path)
@@ -164,7 +167,7 @@ class Small:
 
     @staticmethod
     def run(plan, runs):
-        runs("final", {"cell": "x", "row": "a", "seed": 0}, lambda: {"score": 1.23456})
+        runs("final", {"cell": "x", "row": "a", "seed": 0}, lambda: {"score": 1.23456, "x": 2})
 
 
 def refused(clone, message):
@@ -180,7 +183,7 @@ def test_a_plan_is_committed_before_its_first_run_and_the_tree_is_clean(clone):
     (clone / "source.py").write_text("changed = True\n")
     refused(clone, r"uncommitted changes \(M source\.py\)")
     git("checkout", "-q", "source.py", cwd=clone)
-    (clone / "results/small/plan.json").write_text('{"seeds": [0, 1]}')
+    (clone / "results/small/plan.json").write_text(SMALL % "0, 1")
     refused(clone, r"uncommitted changes \(M results/small/plan\.json\)")
     git("checkout", "-q", ".", cwd=clone)
     study.run(Small, study.read_plan("small"), clone / "results/small", smoke=False)
@@ -190,7 +193,7 @@ def test_a_plan_is_committed_before_its_first_run_and_the_tree_is_clean(clone):
     # Lines of the study itself are no change of the sources; a changed plan is.
     study.run(Small, study.read_plan("small"), clone / "results/small", smoke=False)
     assert len(study.read_lines(clone / "results/small/runs.jsonl")) == 1
-    (clone / "results/small/plan.json").write_text('{"seeds": [0, 1]}')
+    (clone / "results/small/plan.json").write_text(SMALL % "0, 1")
     git("add", "results/small/plan.json", cwd=clone)
     commit(clone)
     with pytest.raises(study.UserError, match="a changed plan is a new folder"):
