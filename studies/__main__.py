@@ -22,7 +22,9 @@ PROGRAMS = {  # of results/NAME/plan.json; without one there are only stored run
     "bags-trained": "bags_trained",
     "clip": "clip",
     "clip-sharpness": "clip",
+    "synthetic-sharpness": "synthetic",
     "tail": "tail",
+    "wrong-labels": "tail",
     "images": "images",
     "modalities": "modalities",
 }

@@ -1,11 +1,12 @@
-"""Long tails: does a loss with class marginals beat re-weighting, and does either beat no training?
+"""Heads on frozen features of long tails and of wrong labels, beside no training and convex rows.
 
-Heads on frozen features. Accuracy by the nearest class mean, after centring; balanced over classes.
+Accuracy by the nearest class mean, after centring; balanced over classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.nn.functional import cross_entropy, normalize
 import tricouple as tc
 from studies import features
 from studies.study import Plan, Runs, choose_and_run
+from tricouple_lab.evaluation.probe import knn_predictions
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -46,35 +48,51 @@ def measured(
     data: features.Labelled, cell: Mapping[str, Any], config: Mapping[str, Any], part: str
 ) -> dict[str, float]:
     """Balanced accuracy in percent, also of classes with > 50, 20 to 50, < 20 training samples."""
-    kept = long_tail(data.y, cell["imbalance"], config["seed"])
+    kept = long_tail(data.y, cell["imbalance"], config["seed"], cell.get("largest"))
     x, y, test = data.x[kept], data.y[kept], (data.test_x, data.test_y)
+    if "wrong" in cell:
+        y = mislabelled(x, y, cell["wrong"], cell.get("among"), config["seed"])
     if part == "pilot":
         rest, held = features.held_out(y, 0.2, config["seed"])
         test, x, y = (x[held], y[held]), x[rest], y[rest]
     own = Part(x, y, *test)
     counts = y.bincount(minlength=int(data.y.max()) + 1)
     kind, _, loss = config["row"].partition(": ")
-    if kind in ("ridge", "logit-adjusted softmax"):
-        predicted = LINEAR[kind](own, config["decay"])
-    else:
-        a, b = own.x, own.test_x
-        if kind != "features, no training":
-            a, b = trained(own, counts, kind, loss, config)
-        predicted = nearest_mean(a, own.y, b)
-    return balanced(predicted, own.test_y, counts)
+    if kind in LINEAR:
+        return balanced(LINEAR[kind](own, config["decay"]), own.test_y, counts)
+    a, b = own.x, own.test_x
+    if kind != "features, no training":
+        a, b = trained(own, counts, kind, loss, config)
+    found = balanced(nearest_mean(a, own.y, b), own.test_y, counts)
+    if "wrong" in cell:
+        voted = knn_predictions(*(rows.numpy() for rows in (a, own.y, b)), 20)
+        found["k-NN"] = balanced(torch.from_numpy(voted), own.test_y, counts)["balanced"]
+    return found
 
 
-def long_tail(labels: Tensor, ratio: float, seed: int) -> Tensor:
+def mislabelled(x: Tensor, y: Tensor, share: float, among: int | None, seed: int) -> Tensor:
+    """Labels of which a share is wrong: any other class, or one of some with the nearest means."""
+    generator = torch.Generator().manual_seed(seed)
+    centred = x - x.mean(0)
+    means = normalize(torch.stack([centred[y == label].mean(0) for label in y.unique()]), dim=1)
+    similar = (means @ means.T).fill_diagonal_(-torch.inf)
+    others = similar.topk(among or len(means) - 1, dim=1).indices
+    other = others[y, torch.randint(others.shape[1], y.shape, generator=generator)]
+    return torch.where(torch.rand(y.shape, generator=generator) < share, other, y)
+
+
+def long_tail(labels: Tensor, ratio: float, seed: int, largest: int | None = None) -> Tensor:
     """Indices of a subset whose class sizes fall exponentially, the largest ``ratio`` the smallest.
 
-    Which classes are large is drawn anew for every seed; every class keeps two samples at least.
+    Which classes are large is drawn anew for every seed; every class keeps two samples at least
+    and ``largest`` at most.
 
     Example:
         >>> labels = torch.arange(3).repeat_interleave(16)
         >>> sorted(labels[long_tail(labels, 4, 0)].bincount().tolist())
         [4, 8, 16]
     """
-    if ratio == 1:
+    if ratio == 1 and largest is None:
         return torch.arange(len(labels))
     generator, found = np.random.default_rng(seed + 104_729), labels.numpy()
     classes = np.unique(found)
@@ -82,7 +100,7 @@ def long_tail(labels: Tensor, ratio: float, seed: int) -> Tensor:
     kept = []
     for label, place in zip(classes, places, strict=True):
         own = np.flatnonzero(found == label)
-        size = max(2, round(len(own) * ratio**-place))
+        size = max(2, round(min(len(own), largest or len(own)) * ratio**-place))
         kept.append(generator.permutation(own)[:size])
     return torch.from_numpy(np.sort(np.concatenate(kept)))
 
@@ -211,6 +229,8 @@ def mlp(dim: int) -> nn.Module:
 
 def objective_of(loss: str, c: float, counts: Tensor) -> Loss:
     """A loss of embeddings and labels, such as "IOT, class marginals"."""
+    if loss == "RINCE":
+        return partial(rince, c=c)
     name, _, how = loss.partition(", ")
     made: Any = {"InfoNCE": tc.InfoNCE, "IOT": tc.IOT, "PushPull": tc.PushPull}[name]
     if how == "weights of the set":
@@ -218,6 +238,19 @@ def objective_of(loss: str, c: float, counts: Tensor) -> Loss:
         return lambda z, y: plain(z, y, weights=weights[y])
     found: Loss = made(sharpness=c, empty="zero", marginals="classes" if how else "uniform")
     return found
+
+
+def rince(z: Tensor, y: Tensor, c: float, q: float = 0.5, weight: float = 0.025) -> Tensor:
+    """Robust InfoNCE (Chuang and others 2022), the mean over positive pairs.
+
+    ``−exp(q·c·s⁺)/q + (λ (exp(c·s⁺) + Σ exp(c·s⁻)))^q / q``, over exp(q·c) so that none overflows.
+    """
+    unit, same = normalize(z, dim=1), y[:, None] == y
+    scores = c * (unit @ unit.T - 1)
+    others = scores.exp().masked_fill(same, 0).sum(1, keepdim=True)
+    robust = ((weight * (scores.exp() + others)) ** q - (q * scores).exp()) / q
+    positive = same & ~torch.eye(len(y), dtype=torch.bool)
+    return (robust * positive).sum() / positive.sum().clamp(min=1)
 
 
 def bcl(z: Tensor, y: Tensor, prototypes: Tensor, of: Tensor, c: float) -> Tensor:
