@@ -8,7 +8,8 @@ pairs are known. The procedure starts from CCA on the known pairs and alternates
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +19,10 @@ from torch.nn.functional import normalize, pad
 
 from studies import features
 from studies.linear import cca, cosine, recall, whitening
-from studies.study import Plan, Runs, choose, choose_and_run, grid_of
+from studies.study import Measure, Plan, Runs, Stage, choose, run_rows
 
-WITHOUT_C = ("known pairs only", "uniform", "Hungarian", "true pairs")
+UNTRAINED, CHOSEN_BY = "known pairs only", "validation recall@1"
+WITHOUT_C = (UNTRAINED, "Hungarian", "true pairs")
 Maps = tuple[Tensor, Tensor]
 
 
@@ -38,9 +40,7 @@ class Pairs(NamedTuple):
         split = self.scored[name]
         s = cosine(split.images @ maps[0], split.texts.flatten(0, 1) @ maps[1])
         if self.classes is None:
-            found = recall(s, s)
-            keys = [f"recall@{k}" for k in ((1,) if name == "validation" else (1, 5, 10))]
-            return {f"{name} {key}": found[key] for key in keys}
+            return {f"{name} recall@1": recall(s, s)["recall@1"]}
         accuracy = (s.argmax(1) == self.truth[name]).double().mean().item()
         return {f"{name} recall@1": 100 * accuracy}
 
@@ -59,22 +59,16 @@ class Bags(NamedTuple):
 
 def run(plan: Plan, runs: Runs) -> None:
     """All cells: c of each row by validation recall@1, then the final seeds."""
-    name, pairs = "", None
-    settings: dict[str, Any] = {}
-    for place, cell in plan["cells"].items():
-        if cell["data"] != name:
-            name = cell["data"]
-            pairs, settings = load(name, plan, runs)
-        for row in cell["rows"]:
-            grid = cell.get("sharpness", plan["sharpness"])
-            options = {"c": grid} if row not in WITHOUT_C else {}
 
-            def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
-                assert pairs is not None
-                return measured(pairs, settings, plan["rounds"], cell, config, part)
+    def prepare(name: str, cell: Mapping[str, Any]) -> Measure:
+        pairs, settings = load(cell["data"], plan, runs)
+        return measure_of(pairs, cell, partial(alternate, settings=settings, rounds=plan["rounds"]))
 
-            base = {"cell": place, "row": row}
-            choose_and_run(runs, base, options, measure, "validation recall@1")
+    def stages(row: str, cell: Mapping[str, Any]) -> list[Stage]:
+        grid = cell.get("sharpness", plan["sharpness"])
+        return [Stage({} if row in WITHOUT_C else {"c": grid}, CHOSEN_BY)]
+
+    run_rows(plan, runs, prepare, stages)
 
 
 def load(name: str, plan: Plan, runs: Runs) -> tuple[Pairs, dict[str, Any]]:
@@ -85,29 +79,21 @@ def load(name: str, plan: Plan, runs: Runs) -> tuple[Pairs, dict[str, Any]]:
     """
     if name == "cifar100":
         data, runs.data = features.cifar100()
-        names = features.class_names(data.names)
+        whitened = partial(of_classes, data, features.class_names(data.names))
     else:
-        made = features.flickr8k if name == "flickr8k" else features.generated_pairs
-        splits, runs.data = made()
-
-    def whitened(settings: Mapping[str, Any]) -> Pairs:
-        return (
-            of_classes(data, names, settings)
-            if name == "cifar100"
-            else of_captions(splits, settings)
-        )
-
-    grid = grid_of(plan["data"][name])
+        splits, runs.data = features.pairs_of(name)
+        whitened = partial(of_captions, splits)
     place, cell = next(
-        ((place, cell) for place, cell in plan["cells"].items() if cell.get("data") == name),
-        ("", {}),
+        (one for one in plan["cells"].items() if one[1].get("data") == name), ("", {})
     )
 
-    def measure(config: dict[str, Any]) -> dict[str, float]:
-        return measured(whitened(config), config, plan["rounds"], cell, config, "pilot")
+    def measure(config: Mapping[str, Any], part: str) -> Mapping[str, float]:
+        fit = partial(alternate, settings=config, rounds=plan["rounds"])
+        return measure_of(whitened(config), cell, fit)(config, part)
 
     base = {"cell": place, "row": "dual softmax", "c": 7.5}
-    best = choose(runs, base, grid, measure, "validation recall@1")
+    grid = Stage(plan["data"][name], CHOSEN_BY)
+    best = choose(runs, base, grid, measure, plan["pilot_seeds"])
     return whitened(best), best
 
 
@@ -133,24 +119,28 @@ def of_classes(data: features.Labelled, names: Tensor, settings: Mapping[str, An
     return Pairs(wx(data.x[rest]), text[data.y[rest]], data.y[rest], splits, truth)
 
 
-def measured(
-    pairs: Pairs,
-    settings: Mapping[str, Any],
-    rounds: int,
-    cell: Mapping[str, Any],
-    config: Mapping[str, Any],
-    part: str,
-) -> dict[str, float]:
-    """Pairs recovered and recall, in percent; of test data in the part "final" alone."""
-    row, c = config["row"], config.get("c", 1.0)
-    bags = draw_bags(pairs, cell, config["seed"])
-    maps, s = alternate(pairs, bags, row, c, settings["rank"], settings["power"], rounds)
-    found = {"pairs, matching": recovered(matching(s), bags.true())}
-    if row != "known pairs only":
-        found["pairs"] = recovered(posterior(row, s, c, bags.true()), bags.true())
-    for name in ("validation", "test") if part == "final" else ("validation",):
-        found |= pairs.score(maps, name)
-    return found
+def measure_of(
+    pairs: Pairs, cell: Mapping[str, Any], fit: Callable[[Pairs, Bags, Mapping[str, Any]], Maps]
+) -> Measure:
+    """Pairs recovered and recall of the maps that ``fit`` finds, in percent.
+
+    Test data are read in the part "final" alone.
+    """
+
+    def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
+        bags = draw_bags(pairs, cell, config["seed"])
+        maps = fit(pairs, bags, config)
+        s = similarities(pairs, bags, maps)
+        own = posterior(config["row"], s, config.get("c", 1.0), bags.true())
+        found = {
+            "pairs": recovered(own, bags.true()),
+            "pairs, matching": recovered(matching(s), bags.true()),
+        }
+        for name in ("validation", "test") if part == "final" else ("validation",):
+            found |= pairs.score(maps, name)
+        return found
+
+    return measure
 
 
 def draw_bags(pairs: Pairs, cell: Mapping[str, Any], seed: int) -> Bags:
@@ -176,34 +166,38 @@ def draw_bags(pairs: Pairs, cell: Mapping[str, Any], seed: int) -> Bags:
     return Bags(order[:known], images, texts.view(n_bags, size))
 
 
-def alternate(
-    pairs: Pairs, bags: Bags, row: str, c: float, rank: int, power: float, rounds: int
-) -> tuple[Maps, Tensor]:
-    """The maps after some rounds, and the similarities (G, B, B) that they give."""
+def similarities(pairs: Pairs, bags: Bags, maps: Maps) -> Tensor:
+    """Cosines (G, B, B) of the images and texts of each bag."""
+    return cosine(pairs.x[bags.images] @ maps[0], pairs.y[bags.texts] @ maps[1])
+
+
+def start(pairs: Pairs, bags: Bags, settings: Mapping[str, Any]) -> tuple[Tensor, Maps]:
+    """The cross-covariance of the known pairs, and its CCA."""
     known = pairs.x[bags.known].T @ pairs.y[bags.known]
-    x, y = pairs.x[bags.images.flatten()], pairs.y[bags.texts.flatten()]
-    shape = *bags.images.shape, -1
+    return known, cca(known, settings["rank"], settings["power"])
 
-    def similarities(maps: Maps) -> Tensor:
-        return cosine((x @ maps[0]).view(shape), (y @ maps[1]).view(shape))
 
-    maps = cca(known, rank, power)
-    for _ in range(0 if row == "known pairs only" else rounds):
-        q = posterior(row, similarities(maps), c, bags.true())
-        expected = q @ y.view(shape)  # (G, B, E): Σ_j q_ij y_j
-        maps = cca(known + x.T @ expected.flatten(0, 1), rank, power)
-    return maps, similarities(maps)
+def alternate(
+    pairs: Pairs, bags: Bags, config: Mapping[str, Any], settings: Mapping[str, Any], rounds: int
+) -> Maps:
+    """The maps after some rounds of posterior and CCA."""
+    known, maps = start(pairs, bags, settings)
+    row, c = config["row"], config.get("c", 1.0)
+    x, y = pairs.x[bags.images.flatten()], pairs.y[bags.texts]
+    for _ in range(0 if row == UNTRAINED else rounds):
+        expected = (
+            posterior(row, similarities(pairs, bags, maps), c, bags.true()) @ y
+        )  # Σ_j q_ij y_j
+        cross = known + x.T @ expected.flatten(0, 1)
+        maps = cca(cross, settings["rank"], settings["power"])
+    return maps
 
 
 def posterior(name: str, s: Tensor, c: float, true: Tensor) -> Tensor:
     """Q (G, B, B) ≥ 0 from similarities (G, B, B), rows = images; "true pairs" alone reads true."""
     rows, columns = (c * s).softmax(dim=2), (c * s).softmax(dim=1)
-    if name == "uniform":
-        return torch.full_like(s, 1 / s.shape[2])
-    if name == "row softmax":
+    if name in ("row softmax", "MIL-NCE", UNTRAINED, "known pairs, trained"):
         return rows
-    if name == "mean of softmaxes":
-        return (rows + columns) / 2
     if name == "dual softmax":
         return normalize(rows * columns, p=1, dim=2)
     if name == "plan":

@@ -1,93 +1,66 @@
 """Shuffled bags with trained heads: the plan of a bag as soft target, against other targets.
 
 Linear heads start at CCA on the known pairs. A step takes whole bags and some known pairs; the
-target of a bag comes from the present heads, without a gradient.
+target of a bag comes from the present heads, without a gradient. MIL-NCE (Miech and others 2020),
+−log of the share of exp(c s_ij) on the texts of the bag, has the gradient of InfoNCE on the row
+softmax, and is trained so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 import tricouple as tc
-from studies.bags import Bags, Maps, Pairs, draw_bags, load, matching, posterior, recovered
-from studies.linear import cca, cosine
-from studies.study import Plan, Runs, choose_and_run
-
-UNTRAINED = "known pairs only"
-READ_OUT = {"MIL-NCE": "row softmax", "known pairs, trained": "row softmax"}  # others: their own
+from studies.bags import CHOSEN_BY, UNTRAINED, Bags, Maps, Pairs, load, measure_of, posterior, start
+from studies.linear import cosine, descend
+from studies.study import Plan, Runs, Stage, run_rows
 
 
 def run(plan: Plan, runs: Runs) -> None:
     """All cells: c and learning rate of each row by validation recall@1, then the final seeds."""
     pairs, settings = load(plan["use"], plan, runs)
-    for name, cell in plan["cells"].items():
-        for row in plan["rows"]:
-            options = {"c": plan["sharpness"], "learning_rate": plan["learning_rates"]}
-
-            def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
-                return measured(pairs, settings, plan, cell, config, part)
-
-            base, options = {"cell": name, "row": row}, options if row != UNTRAINED else {}
-            choose_and_run(runs, base, options, measure, "validation recall@1")
-
-
-def measured(
-    pairs: Pairs,
-    settings: Mapping[str, Any],
-    plan: Plan,
-    cell: Mapping[str, Any],
-    config: Mapping[str, Any],
-    part: str,
-) -> dict[str, float]:
-    """Pairs recovered and recall, in percent; of test data in the part "final" alone."""
-    row = config["row"]
-    bags = draw_bags(pairs, cell, config["seed"])
-    known = pairs.x[bags.known].T @ pairs.y[bags.known]
-    maps = cca(known, settings["rank"], settings["power"])
-    if row != UNTRAINED:
-        maps = train(pairs, bags, maps, config, plan["steps"], plan["bag_samples"])
-    s = cosine(pairs.x[bags.images] @ maps[0], pairs.y[bags.texts] @ maps[1])
-    q = posterior(READ_OUT.get(row, row), s, config["c"], bags.true()) if "c" in config else s
-    found = {
-        "pairs": recovered(q, bags.true()),
-        "pairs, matching": recovered(matching(s), bags.true()),
-    }
-    for name in ("validation", "test") if part == "final" else ("validation",):
-        found |= pairs.score(maps, name)
-    return found
+    fit = partial(train, settings=settings, steps=plan["steps"], samples=plan["bag_samples"])
+    grid = {"c": plan["sharpness"], "learning_rate": plan["learning_rates"]}
+    run_rows(
+        plan,
+        runs,
+        lambda name, cell: measure_of(pairs, cell, fit),
+        lambda row, cell: [Stage({} if row == UNTRAINED else grid, CHOSEN_BY)],
+    )
 
 
 def train(
-    pairs: Pairs, bags: Bags, maps: Maps, config: Mapping[str, Any], steps: int, samples: int
+    pairs: Pairs,
+    bags: Bags,
+    config: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    steps: int,
+    samples: int,
 ) -> Maps:
-    """Heads after some steps of AdamW: ``samples`` images in bags and 64 known pairs a step."""
-    row, c = config["row"], config["c"]
+    """Heads after some steps: ``samples`` images in bags and 64 known pairs a step."""
+    maps, row = start(pairs, bags, settings)[1], config["row"]
+    if row == UNTRAINED:
+        return maps
+    c, size = config["c"], bags.images.shape[1]
     generator = torch.Generator().manual_seed(config["seed"])
-    heads = [nn.Parameter(part.clone()) for part in maps]
-    optimizer = torch.optim.AdamW(heads, lr=config["learning_rate"], weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    criterion, size = tc.InfoNCE(sharpness=c), bags.images.shape[1]
+    heads, criterion = [nn.Parameter(part.clone()) for part in maps], tc.InfoNCE(sharpness=c)
     n_bags = 0 if row == "known pairs, trained" else max(1, samples // size)
-    for _ in range(steps):
+
+    def loss() -> Tensor:
         chosen = torch.randperm(len(bags.images), generator=generator)[:n_bags]
         some = bags.known[torch.randperm(len(bags.known), generator=generator)[:64]]
         x = pairs.x[torch.cat([bags.images[chosen].flatten(), some])] @ heads[0]
         y = pairs.y[torch.cat([bags.texts[chosen].flatten(), some])] @ heads[1]
         there, back = targets(row, x.detach(), y.detach(), bags.true()[chosen], c)
-        if row == "MIL-NCE":
-            loss = (mil_nce(x, y, there, c) + mil_nce(y, x, back, c)) / 2
-        else:
-            to_texts = criterion(x, ref_emb=y, pairs=there)
-            loss = (to_texts + criterion(y, ref_emb=x, pairs=back)) / 2
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+        to_texts: Tensor = criterion(x, ref_emb=y, pairs=there)
+        return (to_texts + criterion(y, ref_emb=x, pairs=back)) / 2
+
+    descend(heads, steps, config["learning_rate"], loss)
     return heads[0].detach(), heads[1].detach()
 
 
@@ -104,15 +77,7 @@ def targets(row: str, x: Tensor, y: Tensor, true: Tensor, c: float) -> tuple[Ten
         return there, there.T
     shape = n_bags, size, -1
     s = cosine(x[:inside].view(shape), y[:inside].view(shape))
-    name = "uniform" if row == "MIL-NCE" else row
-    q, r = posterior(name, s, c, true), posterior(name, s.mT, c, true.mT)
+    q, r = posterior(row, s, c, true), posterior(row, s.mT, c, true.mT)
     there[:inside, :inside] = torch.block_diag(*q)
     back[:inside, :inside] = torch.block_diag(*r)
     return there, back
-
-
-def mil_nce(anchors: Tensor, references: Tensor, weights: Tensor, c: float) -> Tensor:
-    """−log of the share of exp(c s_ij) on the candidates of anchor i (Miech and others 2020)."""
-    scores = c * normalize(anchors, dim=1) @ normalize(references, dim=1).T
-    candidates = scores.masked_fill(weights == 0, -torch.inf)
-    return (scores.logsumexp(1) - candidates.logsumexp(1)).mean()

@@ -38,6 +38,11 @@ class Labelled(NamedTuple):
     names: tuple[str, ...] = ()  # of the classes
 
 
+def pairs_of(name: str) -> tuple[dict[str, Split], str]:
+    """Images and captions of "flickr8k", or generated ones; their digest."""
+    return flickr8k() if name == "flickr8k" else generated_pairs()
+
+
 def flickr8k() -> tuple[dict[str, Split], str]:
     """Train (6000 images), validation and test (1000 each), five captions each; their digest."""
     found = load_captions(CaptionData(name="flickr8k"), SIDE).splits

@@ -102,22 +102,22 @@ def difference(
     metrics: Sequence[str],
     level: float = 1 - LEVEL,
 ) -> Difference:
-    """Row a minus row b in a cell, paired by seed; a row without seeds is the same for all."""
+    """Row a minus row b in a cell, paired by seed; a row without seeds is the same for all.
+
+    ``metrics`` has that of a and that of b.
+    """
     first, second = values_of(scores, cell, a, metrics[0]), values_of(scores, cell, b, metrics[1])
-    if len(first) == 1 and len(second) > 1:
+    if first.index.hasnans:  # without seeds
         first = pd.Series(first.iloc[0], second.index)
-    if len(second) == 1 and len(first) > 1:
+    elif second.index.hasnans:
         second = pd.Series(second.iloc[0], first.index)
-    gap = (first - second).dropna()
-    n, nan = len(gap), float("nan")
-    name = f"{a} − {b}"
-    if n < 2 or np.ptp(gap) == 0:
-        mean = float(gap.mean()) if n else nan
-        return Difference(cell, name, n, mean, nan, nan, nan)
+    gap, nan, name = (first - second).dropna(), float("nan"), f"{a} − {b}"
+    if len(gap) < 2 or np.ptp(gap) == 0:
+        return Difference(cell, name, len(gap), float(gap.mean()), nan, nan, nan)
     test = stats.ttest_1samp(gap, 0.0)
     low, high = map(float, test.confidence_interval(level))
-    p = float(test.pvalue) if n >= LEAST else nan
-    return Difference(cell, name, n, float(gap.mean()), low, high, p)
+    p = float(test.pvalue) if len(gap) >= LEAST else nan
+    return Difference(cell, name, len(gap), float(gap.mean()), low, high, p)
 
 
 def values_of(scores: pd.DataFrame, cell: str, row: str, metric: str) -> pd.Series:

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,17 @@ def test_at_most_looks_at_the_largest_value():
     assert words == ["stands", "refuted"]
 
 
+def test_a_row_without_seeds_is_the_same_for_all_and_one_seed_is_not():
+    rule = {**RULE, "rule": "above", "margin": 0}
+    (found,) = verdict.judge(plan_of(rule), runs_of(A, B[:1]))
+    assert (found.word, found.differences[0].n) == ("open", 1)
+    fixed = runs_of(A, B[:1])
+    fixed[-1]["config"]["seed"] = None
+    (found,) = verdict.judge(plan_of(rule), fixed)
+    assert found.differences[0].mean == pytest.approx(np.mean(A) - B[0])
+    assert found.differences[0].n == 6
+
+
 def test_missing_runs_leave_a_hypothesis_open_and_few_seeds_give_no_p():
     rule = {**RULE, "rule": "above"}
     assert verdict.judge(plan_of(rule), runs_of(A, B[:5]))[0].word == "open"
@@ -213,22 +225,21 @@ def test_a_killed_study_continues(tmp_path, capsys):
     assert 0 < capsys.readouterr().out.count("\n") - 1 < len(whole)  # a line per new run
 
 
-@pytest.mark.parametrize("name", ["bags", "bags-trained", "clip", "images", "modalities"])
+FIRST_LOOKS = ["bags", "bags-trained", "clip", "images", "modalities", "synthetic-sharpness"]
+FIRST_LOOKS += ["wrong-labels"]
+
+
+@pytest.mark.parametrize("name", FIRST_LOOKS)
 def test_a_first_look_has_all_rows_and_no_verdict(name, tmp_path, capsys):
     assert cli.main(["study", name, "--scale", "smoke", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith(f"scale=smoke: no verdict; runs: {tmp_path}\n")
     lines = study.read_lines(tmp_path / "runs.jsonl")
     final = [line for line in lines if line["part"] == "final"]
     plan = study.read_plan(name).smoke()
-    rows = {row for cell in plan["cells"] for row in rows_of(plan, cell)}
+    rows = {row for _, cell in study.cells_of(plan) for row in study.rows_of(plan, cell)}
     assert {line["config"]["row"] for line in final} == rows
     assert all(np.isfinite([*line["metrics"].values()]).all() for line in lines)
     assert {line["commit"] for line in lines} == {"smoke"}
-
-
-def rows_of(plan, cell):
-    own = plan["cells"][cell] if isinstance(plan["cells"], dict) else {}
-    return own.get("rows", plan["rows"])
 
 
 def test_missing_data_are_named(monkeypatch, tmp_path):
@@ -246,7 +257,7 @@ def test_commands_name_the_studies(capsys):
     assert all(f"{name}: " in shown for name in PLANS)
     assert cli.main(["study", "bagz"]) == 2
     assert "nearest: bags" in capsys.readouterr().err
-    assert cli.main(["study", "noise"]) == 2
+    assert cli.main(["study", "length"]) == 2
     assert "stored runs and no program" in capsys.readouterr().err
 
 
@@ -273,10 +284,8 @@ def test_plans_of_bags_are_those_of_the_library(row, orphans):
 
 def test_posteriors_are_distributions_and_the_matching_is_the_best():
     s, true = linear.cosine(drawn(6, 5, 3), drawn(6, 5, 3, seed=1)), torch.zeros(6, 5, 5)
-    for row in ("uniform", "row softmax", "dual softmax", "mean of softmaxes"):
-        found = bags.posterior(row, s, 4.0, true)
-        total = found.sum() if row == "mean of softmaxes" else found.sum(2)
-        torch.testing.assert_close(total, torch.full_like(total, 30.0 if total.ndim == 0 else 1.0))
+    for row in ("row softmax", "dual softmax"):
+        torch.testing.assert_close(bags.posterior(row, s, 4.0, true).sum(2), torch.ones(6, 5))
     best = bags.matching(s)
     assert best.sum(1).eq(1).all()
     assert (best * s).sum() >= (s.softmax(2).round() * s).sum()
@@ -318,28 +327,51 @@ def test_recall_is_counted_query_by_query():
         assert found[f"t2i@{k}"] == pytest.approx(100 * np.mean(texts))
 
 
-def test_mil_nce_is_its_formula():
-    x, y, c = drawn(4, 5), drawn(4, 5, seed=1), 3.0
-    s = np.array([[float(cosine_similarity(a, b, dim=0)) for b in y] for a in x])
-    weights = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
-    e = np.exp(c * s)
-    wanted = -np.mean(np.log((e * weights.numpy()).sum(1) / e.sum(1)))
-    assert float(bags_trained.mil_nce(x, y, weights, c)) == pytest.approx(wanted, rel=1e-5)
+def test_mil_nce_has_the_gradient_of_info_nce_on_the_row_softmax():
+    x, y, c = drawn(6, 5).requires_grad_(), drawn(6, 5, seed=1), 3.0
+    true = torch.eye(3, dtype=torch.bool).expand(2, 3, 3)
+    scores = c * linear.cosine(x, y)
+    inside = torch.block_diag(*torch.ones(2, 3, 3)).bool()
+    wanted = (scores.logsumexp(1) - scores.masked_fill(~inside, -torch.inf).logsumexp(1)).mean()
+    there, _ = bags_trained.targets("MIL-NCE", x.detach(), y, true, c)
+    found = tc.InfoNCE(sharpness=c)(x, ref_emb=y, pairs=there)
+    gradients = (torch.autograd.grad(loss, x)[0] for loss in (found, wanted))
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("loss", clip.LOSSES)
 def test_heads_learn_from_every_loss_of_pairs(loss):
     splits, _ = features.generated_pairs()
     data, weight = clip.in_cca(clip.whiten(splits, 0.1, 0.1), 8, 0.5)
-    config = {"c": 5.0, "learning_rate": 0.03}
+    row = f"{loss}, random start, learnable c"
+    config = {"row": row, "c": 5.0, "learning_rate": 0.03, "seed": 0}
     before, after = (
-        clip.plain_recall(
-            clip.embed(data, *clip.train(data["train"], None, loss, True, config, 0, n)[:2])["test"]
+        clip.measured(
+            clip.embed(data, *clip.train(data["train"], weight, config, n)[:2]), "test", {}
         )
         for n in (0, 60)
     )
     assert after["recall@1"] > before["recall@1"] + 10
     assert 0 < weight.min() <= weight.max() <= 1
+
+
+def test_rince_is_its_formula():
+    z, y, c = drawn(6, 4), np.array([0, 0, 0, 1, 1, 2]), 3.0
+    e = np.exp([[c * float(cosine_similarity(a, b, dim=0)) for b in z] for a in z])
+    terms = [
+        2 * (0.025 * (e[i, p] + sum(e[i, y != y[i]]))) ** 0.5 - 2 * e[i, p] ** 0.5
+        for i, p in permutations(range(6), 2)
+        if y[i] == y[p]
+    ]
+    found = float(tail.rince(z, torch.from_numpy(y), c)) * np.exp(0.5 * c)
+    assert found == pytest.approx(np.mean(terms), rel=1e-5)
+
+
+def test_wrong_labels_are_a_share_and_of_near_classes():
+    data, _ = features.generated_classes()
+    wrong = tail.mislabelled(data.x, data.y, 0.6, 2, 0)
+    assert (wrong != data.y).double().mean() == pytest.approx(0.6, abs=0.1)
+    assert all(len(wrong[(data.y == k) & (wrong != k)].unique()) == 2 for k in range(5))
 
 
 def test_bcl_is_its_formula():
@@ -358,14 +390,14 @@ def test_bcl_is_its_formula():
 def test_logit_adjusted_regression_and_ridge_solve_their_problems():
     data, _ = features.generated_classes()
     kept = tail.long_tail(data.y, 8, 0)
-    part = tail.Part(data.x[kept], data.y[kept], data.test_x, data.test_y)
+    part = features.Labelled(data.x[kept], data.y[kept], data.test_x, data.test_y)
     uniform = torch.bincount(part.y).float()
     for solve in (tail.ridge, tail.logit_adjusted):
         found = tail.balanced(solve(part, 0.01), part.test_y, uniform)
         assert found["balanced"] > 60
     counts = torch.tensor([60, 30, 10])
-    truth, guess = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 1, 1, 0])
-    found = tail.balanced(guess, truth, counts)
+    truth = torch.tensor([0, 0, 1, 1, 2])
+    found = tail.balanced(np.array([0, 1, 1, 1, 0]), truth, counts)
     assert found == {"balanced": 50.0, "many": 50.0, "medium": 100.0, "few": 0.0}
 
 
