@@ -32,26 +32,24 @@ def git(*words, cwd=ROOT):
 @pytest.mark.parametrize("name", STORED)
 def test_every_stored_run_names_a_clean_commit_of_the_history(name):
     lines = study.read_lines(ROOT / "results" / name / "runs.jsonl")
-    commits = {line.get("commit") or line["provenance"]["commit"] for line in lines}
     assert lines
-    for commit in commits:
+    for commit in {line.get("commit") or line["provenance"]["commit"] for line in lines}:
         assert re.fullmatch(r"[0-9a-f]{40}", commit)
         git("merge-base", "--is-ancestor", commit, "HEAD")
 
 
 @pytest.mark.parametrize("name", sorted({*PLANS} & {*STORED}))
 def test_every_run_of_a_study_is_of_its_plan_which_was_committed_before(name):
-    plan = study.read_plan(name)
-    lines = study.read_lines(ROOT / "results" / name / "runs.jsonl")
+    plan, lines = study.read_plan(name), study.read_lines(ROOT / "results" / name / "runs.jsonl")
+    final = [line for line in lines if line["part"] == "final"]
     assert {line["plan"] for line in lines} == {plan.digest}
     assert {line["part"] for line in lines} <= {"pilot", "final"}
-    assert {line["config"]["cell"] for line in lines if line["part"] == "final"} <= {*plan["cells"]}
-    seeds = {line["config"]["seed"] for line in lines if line["part"] == "final"}
-    assert seeds - {None} <= {*plan["seeds"]}
-    if not plan.get("converted"):
+    assert {line["config"]["cell"] for line in final} <= {*plan["cells"]}
+    assert {line["config"]["seed"] for line in final} - {None} <= {*plan["seeds"]}
+    assert {metric for line in final for metric in line["metrics"]} <= plan.metrics
+    for commit in {line["commit"] for line in lines} if not plan.get("converted") else ():
         text = (ROOT / "results" / name / "plan.json").read_text()
-        for commit in {line["commit"] for line in lines}:
-            assert git("show", f"{commit}:results/{name}/plan.json").stdout == text
+        assert git("show", f"{commit}:results/{name}/plan.json").stdout == text
     keys = [json.dumps([line["part"], line["config"]]) for line in lines]
     assert len(keys) == len({*keys})
 
@@ -121,28 +119,23 @@ def test_alike_needs_a_difference_that_is_large_and_significant(margin, word):
 
 
 def test_at_most_looks_at_the_largest_value():
-    words = [
-        verdict.judge(plan_of({**RULE, "rule": "at most", "margin": m}), runs_of(A, B))[0].word
-        for m in (6.6, 6.5)
-    ]
-    assert words == ["stands", "refuted"]
+    for margin, word in ((6.6, "stands"), (6.5, "refuted")):
+        rule = {**RULE, "rule": "at most", "margin": margin}
+        assert verdict.judge(plan_of(rule), runs_of(A, B))[0].word == word
 
 
-def test_a_row_without_seeds_is_the_same_for_all_and_one_seed_is_not():
-    rule = {**RULE, "rule": "above", "margin": 0}
-    (found,) = verdict.judge(plan_of(rule), runs_of(A, B[:1]))
-    assert (found.word, found.differences[0].n) == ("open", 1)
-    fixed = runs_of(A, B[:1])
-    fixed[-1]["config"]["seed"] = None
-    (found,) = verdict.judge(plan_of(rule), fixed)
+def test_a_row_without_seeds_is_the_same_for_all():
+    lines = runs_of(A, B[:1])
+    lines[-1]["config"]["seed"] = None
+    (found,) = verdict.judge(plan_of({**RULE, "rule": "above"}), lines)
     assert found.differences[0].mean == pytest.approx(np.mean(A) - B[0])
-    assert found.differences[0].n == 6
+    assert (found.word, found.differences[0].n) == ("stands", 6)
 
 
 def test_missing_runs_leave_a_hypothesis_open_and_few_seeds_give_no_p():
     rule = {**RULE, "rule": "above"}
-    assert verdict.judge(plan_of(rule), runs_of(A, B[:5]))[0].word == "open"
-    assert verdict.judge(plan_of(rule), [])[0].word == "open"
+    for lines in (runs_of(A, B[:5]), runs_of(A, B[:1]), []):
+        assert verdict.judge(plan_of(rule), lines)[0].word == "open"
     (found,) = verdict.judge(plan_of(rule, seeds=4), runs_of(A[:4], B[:4]))
     assert found.word == "too few seeds for a test"
     assert np.isnan(found.differences[0].p)
@@ -286,9 +279,8 @@ def test_posteriors_are_distributions_and_the_matching_is_the_best():
     s, true = linear.cosine(drawn(6, 5, 3), drawn(6, 5, 3, seed=1)), torch.zeros(6, 5, 5)
     for row in ("row softmax", "dual softmax"):
         torch.testing.assert_close(bags.posterior(row, s, 4.0, true).sum(2), torch.ones(6, 5))
-    best = bags.matching(s)
-    assert best.sum(1).eq(1).all()
-    assert (best * s).sum() >= (s.softmax(2).round() * s).sum()
+    best = max(float(s[0, range(5), order].sum()) for order in permutations(range(5)))
+    assert float((bags.matching(s)[0] * s[0]).sum()) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("orphans", [0.0, 0.4])
@@ -299,7 +291,6 @@ def test_bags_hold_each_pair_once_and_orphans_have_no_image(orphans):
     found = bags.draw_bags(pairs, cell, 3)
     images, texts = ({*part.flatten().tolist()} for part in (found.images, found.texts))
     assert not images & {*found.known.tolist()}
-    assert len(images) == found.images.numel()
     assert len(images & texts) == found.true().sum() == round((1 - orphans) * len(images))
     if classes is not None:
         assert all(len({*classes[bag].tolist()}) == 5 for bag in found.images)
@@ -343,28 +334,31 @@ def test_mil_nce_has_the_gradient_of_info_nce_on_the_row_softmax():
 def test_heads_learn_from_every_loss_of_pairs(loss):
     splits, _ = features.generated_pairs()
     data, weight = clip.in_cca(clip.whiten(splits, 0.1, 0.1), 8, 0.5)
-    row = f"{loss}, random start, learnable c"
-    config = {"row": row, "c": 5.0, "learning_rate": 0.03, "seed": 0}
-    before, after = (
-        clip.measured(
-            clip.embed(data, *clip.train(data["train"], weight, config, n)[:2]), "test", {}
-        )
-        for n in (0, 60)
-    )
+    row, settings = f"{loss}, random start, learnable c", {"c": 5.0, "learning_rate": 0.03}
+    config = {"row": row, **settings, "seed": 0}
+    heads = (clip.train(data["train"], weight, config, steps)[:2] for steps in (0, 60))
+    before, after = (clip.measured(clip.embed(data, *pair), "test", {}) for pair in heads)
     assert after["recall@1"] > before["recall@1"] + 10
     assert 0 < weight.min() <= weight.max() <= 1
 
 
-def test_rince_is_its_formula():
-    z, y, c = drawn(6, 4), np.array([0, 0, 0, 1, 1, 2]), 3.0
-    e = np.exp([[c * float(cosine_similarity(a, b, dim=0)) for b in z] for a in z])
-    terms = [
-        2 * (0.025 * (e[i, p] + sum(e[i, y != y[i]]))) ** 0.5 - 2 * e[i, p] ** 0.5
-        for i, p in permutations(range(6), 2)
-        if y[i] == y[p]
-    ]
-    found = float(tail.rince(z, torch.from_numpy(y), c)) * np.exp(0.5 * c)
-    assert found == pytest.approx(np.mean(terms), rel=1e-5)
+def test_rince_and_bcl_are_their_formulas():
+    z, centres, c = drawn(6, 4), drawn(3, 4, seed=1), 3.0
+    labels = np.array([0, 0, 0, 1, 1, 2, 0, 1, 2])  # of the samples and of the centres
+    every, y = torch.cat([z, centres]), torch.from_numpy(labels[:6])
+    e = np.exp([[c * float(cosine_similarity(a, b, dim=0)) for b in every] for a in z])
+    same = (labels[:6, None] == labels) & ~np.eye(6, 9, dtype=bool)
+    rince, bcl = [], []
+    for i in range(6):
+        negatives = e[i, :6][labels[:6] != labels[i]].sum()
+        rince += [2 * (0.025 * (x + negatives)) ** 0.5 - 2 * x**0.5 for x in e[i, :6][same[i, :6]]]
+        others = (e[i, labels == k].mean() for k in range(3) if k != labels[i])
+        total = e[i, same[i]].mean() + sum(others)
+        bcl.append(np.log(total) - np.log(e[i, same[i]]).mean())
+    found = float(tail.rince(z, y, c)) * np.exp(0.5 * c)
+    assert found == pytest.approx(np.mean(rince), rel=1e-5)
+    found = float(tail.bcl(z, y, centres, torch.arange(3), c))
+    assert found == pytest.approx(np.mean(bcl), rel=1e-5)
 
 
 def test_wrong_labels_are_a_share_and_of_near_classes():
@@ -374,35 +368,20 @@ def test_wrong_labels_are_a_share_and_of_near_classes():
     assert all(len(wrong[(data.y == k) & (wrong != k)].unique()) == 2 for k in range(5))
 
 
-def test_bcl_is_its_formula():
-    z, y, centres, c = drawn(6, 4), torch.tensor([0, 0, 0, 1, 1, 2]), drawn(3, 4, seed=1), 3.0
-    every, labels = torch.cat([z, centres]), [*y.tolist(), 0, 1, 2]
-    terms = []
-    for i in range(6):
-        score = [float(c * cosine_similarity(z[i], other, dim=0)) for other in every]
-        members = {k: [j for j in range(9) if j != i and labels[j] == k] for k in range(3)}
-        total = sum(np.mean([np.exp(score[j]) for j in own]) for own in members.values())
-        terms.append(np.log(total) - np.mean([score[j] for j in members[int(y[i])]]))
-    found = tail.bcl(z, y, centres, torch.arange(3), c)
-    assert float(found) == pytest.approx(np.mean(terms), rel=1e-5)
-
-
 def test_logit_adjusted_regression_and_ridge_solve_their_problems():
     data, _ = features.generated_classes()
     kept = tail.long_tail(data.y, 8, 0)
-    part = features.Labelled(data.x[kept], data.y[kept], data.test_x, data.test_y)
-    uniform = torch.bincount(part.y).float()
+    part = data._replace(x=data.x[kept], y=data.y[kept])
     for solve in (tail.ridge, tail.logit_adjusted):
-        found = tail.balanced(solve(part, 0.01), part.test_y, uniform)
+        found = tail.balanced(solve(part, 0.01), part.test_y, part.y.bincount())
         assert found["balanced"] > 60
-    counts = torch.tensor([60, 30, 10])
-    truth = torch.tensor([0, 0, 1, 1, 2])
+    truth, counts = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([60, 30, 10])
     found = tail.balanced(np.array([0, 1, 1, 1, 0]), truth, counts)
     assert found == {"balanced": 50.0, "many": 50.0, "medium": 100.0, "few": 0.0}
 
 
 def test_a_tail_falls_exponentially_and_its_head_depends_on_the_seed():
     labels = torch.arange(5).repeat_interleave(81)
-    sizes = [labels[tail.long_tail(labels, 81, seed)].bincount() for seed in (0, 1)]
-    assert sorted(sizes[0].tolist()) == sorted(sizes[1].tolist()) == [2, 3, 9, 27, 81]
-    assert sizes[0].tolist() != sizes[1].tolist()
+    sizes = [labels[tail.long_tail(labels, 81, seed)].bincount().tolist() for seed in (0, 1)]
+    assert sorted(sizes[0]) == sorted(sizes[1]) == [2, 3, 9, 27, 81]
+    assert sizes[0] != sizes[1]
