@@ -27,22 +27,12 @@ Maps = tuple[Tensor, Tensor]
 
 
 class Pairs(NamedTuple):
-    """Whitened training pairs, and what scores maps on validation and test data."""
+    """Whitened training pairs, and what scores maps."""
 
     x: Tensor  # (N, D) images
     y: Tensor  # (N, E) their captions, or the names of their classes
     classes: Tensor | None  # int64 (N,): the classes, if captions are names of classes
-    scored: dict[str, features.Split]  # validation, test; of classes: texts are (1, classes, E)
-    truth: dict[str, Tensor]  # of classes: int64 (n,)
-
-    def score(self, maps: Maps, name: str) -> dict[str, float]:
-        """Recall of captions, or the accuracy of the nearest name of a class, in percent."""
-        split = self.scored[name]
-        s = cosine(split.images @ maps[0], split.texts.flatten(0, 1) @ maps[1])
-        if self.classes is None:
-            return {f"{name} recall@1": recall(s, s)["recall@1"]}
-        accuracy = (s.argmax(1) == self.truth[name]).double().mean().item()
-        return {f"{name} recall@1": 100 * accuracy}
+    score: Callable[[Maps, str], float]  # recall@1 on "validation" or "test" data, in percent
 
 
 class Bags(NamedTuple):
@@ -81,7 +71,7 @@ def load(name: str, plan: Plan, runs: Runs) -> tuple[Pairs, dict[str, Any]]:
         data, runs.data = features.cifar100()
         whitened = partial(of_classes, data, features.class_names(data.names))
     else:
-        splits, runs.data = features.pairs_of(name)
+        splits, runs.data = features.PAIRS[name]()
         whitened = partial(of_captions, splits)
     place, cell = next(
         (one for one in plan["cells"].items() if one[1].get("data") == name), ("", {})
@@ -101,22 +91,35 @@ def of_captions(splits: Mapping[str, features.Split], settings: Mapping[str, Any
     """Images and their first captions; validation and test have all captions."""
     wx = whitening(splits["train"].images, settings["ridge_image"], settings["keep"])
     wy = whitening(splits["train"].texts[:, 0], settings["ridge_text"])
-    white = {
-        key: features.Split(wx(split.images), wy(split.texts)) for key, split in splits.items()
-    }
-    train = white.pop("train")
-    return Pairs(train.images, train.texts[:, 0], None, white, {})
+    white = features.mapped(splits, wx, wy)
+
+    def score(maps: Maps, name: str) -> float:
+        images, texts = white[name]
+        s = cosine(images @ maps[0], texts.flatten(0, 1) @ maps[1])
+        return recall(s, s)["recall@1"]
+
+    return Pairs(white["train"].images, white["train"].texts[:, 0], None, score)
 
 
 def of_classes(data: features.Labelled, names: Tensor, settings: Mapping[str, Any]) -> Pairs:
-    """Images whose captions are the names of their classes; a fifth validates."""
+    """Images whose captions are the names of their classes; a fifth validates.
+
+    recall@1 is the accuracy of the nearest name.
+    """
     rest, held = features.held_out(data.y, 0.2, 0)
     wx = whitening(data.x[rest], settings["ridge_image"], settings["keep"])
     text = whitening(names, settings["ridge_text"])(names)
-    scored = {"validation": wx(data.x[held]), "test": wx(data.test_x)}
-    splits = {key: features.Split(x, text[None]) for key, x in scored.items()}
-    truth = {"validation": data.y[held], "test": data.test_y}
-    return Pairs(wx(data.x[rest]), text[data.y[rest]], data.y[rest], splits, truth)
+    queries = {
+        "validation": (wx(data.x[held]), data.y[held]),
+        "test": (wx(data.test_x), data.test_y),
+    }
+
+    def score(maps: Maps, name: str) -> float:
+        x, y = queries[name]
+        nearest = cosine(x @ maps[0], text @ maps[1]).argmax(1)
+        return 100 * (nearest == y).double().mean().item()
+
+    return Pairs(wx(data.x[rest]), text[data.y[rest]], data.y[rest], score)
 
 
 def measure_of(
@@ -137,7 +140,7 @@ def measure_of(
             "pairs, matching": recovered(matching(s), bags.true()),
         }
         for name in ("validation", "test") if part == "final" else ("validation",):
-            found |= pairs.score(maps, name)
+            found[f"{name} recall@1"] = pairs.score(maps, name)
         return found
 
     return measure

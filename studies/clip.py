@@ -38,7 +38,7 @@ LOSSES: dict[str, Callable[..., Any]] = {
 
 def run(plan: Plan, runs: Runs) -> None:
     """CCA and its settings; c and learning rate of each loss; then fixed and learnable c."""
-    data, runs.data = features.pairs_of("generated" if plan.get("generated") else "flickr8k")
+    data, runs.data = features.PAIRS["generated" if plan.get("generated") else "flickr8k"]()
     whitened = lru_cache(1)(partial(whiten, data))
 
     @lru_cache(1)
@@ -95,7 +95,7 @@ def whiten(data: Splits, ridge_image: float, ridge_text: float) -> Splits:
     """Features in whitened coordinates."""
     wx = whitening(data["train"].images, ridge_image)
     wy = whitening(data["train"].texts.flatten(0, 1), ridge_text)
-    return {name: Split(wx(split.images), wy(split.texts)) for name, split in data.items()}
+    return features.mapped(data, wx, wy)
 
 
 def in_cca(splits: Splits, rank: int, power: float) -> tuple[Splits, Tensor]:
@@ -103,17 +103,13 @@ def in_cca(splits: Splits, rank: int, power: float) -> tuple[Splits, Tensor]:
     cross = splits["train"].images.T @ splits["train"].texts.mean(1)
     left, right = cca(cross, rank, 0)
     weight = cca(cross, rank, power)[1].norm(dim=0)
-    return {
-        name: Split(split.images @ left, split.texts @ right) for name, split in splits.items()
-    }, weight
+    return features.mapped(splits, lambda x: x @ left, lambda y: y @ right), weight
 
 
 def embed(splits: Splits, left: Tensor, right: Tensor) -> Splits:
     """Unit vectors."""
-    return {
-        name: Split(normalize(split.images @ left, dim=-1), normalize(split.texts @ right, dim=-1))
-        for name, split in splits.items()
-    }
+    unit = partial(normalize, dim=-1)
+    return features.mapped(splits, lambda x: unit(x @ left), lambda y: unit(y @ right))
 
 
 def train(

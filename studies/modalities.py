@@ -21,6 +21,7 @@ from studies.linear import descend, whitening
 from studies.study import Measure, Plan, Runs, Stage, run_rows
 
 NAMES, EDGES = ("image", "text", "audio"), ((0, 1), (0, 2), (1, 2))
+ANCHORS = ((0, 1, 2), (1, 0, 2), (2, 0, 1))
 LATENT, WIDTH, CLASSES = 12, 48, 64
 WHITE = 128  # directions of the whitened features
 Unit = list[Tensor]  # of each modality, (N, d)
@@ -100,8 +101,7 @@ def symile(z: Unit, c: float) -> Tensor:
     """Softmax over all N² pairs of the sum of triple products, each modality as the anchor."""
     n, width = z[0].shape
     right, loss = torch.arange(n) * (n + 1), z[0].new_zeros(())
-    for x in range(3):
-        y, w = (other for other in range(3) if other != x)
+    for x, y, w in ANCHORS:
         pairs = (z[y][:, None] * z[w]).flatten(0, 1)  # (N², d)
         loss = loss + cross_entropy(c * width**0.5 * z[x] @ pairs.T, right)
     return loss / 3
@@ -115,8 +115,7 @@ def volumes(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
 def gram(z: Unit, c: float) -> Tensor:
     """Softmax of −c·volume over anchors and over pairs, each modality as the anchor."""
     rows, loss = torch.arange(len(z[0])), z[0].new_zeros(())
-    for x in range(3):
-        y, w = (other for other in range(3) if other != x)
+    for x, y, w in ANCHORS:
         logits = -c * volumes(z[x] @ z[y].T, z[x] @ z[w].T, (z[y] * z[w]).sum(1))
         loss = loss + (cross_entropy(logits, rows) + cross_entropy(logits.T, rows)) / 2
     return loss

@@ -287,7 +287,7 @@ def test_posteriors_are_distributions_and_the_matching_is_the_best():
 def test_bags_hold_each_pair_once_and_orphans_have_no_image(orphans):
     cell = {"known": 20, "bag": 5, "orphans": orphans}
     classes = None if orphans else torch.arange(10).repeat(12)
-    pairs = bags.Pairs(drawn(120, 3), drawn(120, 3), classes, {}, {})
+    pairs = bags.Pairs(drawn(120, 3), drawn(120, 3), classes, None)
     found = bags.draw_bags(pairs, cell, 3)
     images, texts = ({*part.flatten().tolist()} for part in (found.images, found.texts))
     assert not images & {*found.known.tolist()}
