@@ -13,12 +13,7 @@ from studies.study import RESULTS, read_lines, read_plan, run
 from studies.verdict import markdown
 from tricouple_lab.names import UserError, nearest
 
-# Other programs have the first word of the name.
-PROGRAMS = {
-    "bags-trained": "bags_trained",
-    "bags-trained-grid": "bags_trained",
-    "wrong-labels": "tail",
-}
+PROGRAMS = {"wrong-labels": "tail"}  # others: the first word of the name
 
 
 def studies() -> list[str]:

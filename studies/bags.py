@@ -4,21 +4,27 @@ Images and captions come in bags of B. Inside a bag the pairing is one to one, b
 pairs are known. The procedure starts from CCA on the known pairs and alternates two closed forms:
     q     ←  posterior of the pairing, from the cosine similarities s_ij inside each bag
     maps  ←  CCA of the cross-covariance  Σ_known x yᵀ + Σ_bags Σ_ij q_ij x_i y_jᵀ
+
+Trained heads are linear and start at CCA on the known pairs. A step takes whole bags and some known
+pairs; the target of a bag is q of the present heads, without a gradient. MIL-NCE (Miech and others
+2020), −log of the share of exp(c s_ij) on the texts of the bag, has the gradient of InfoNCE on the
+row softmax, and is trained so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
+import tricouple as tc
 from studies import features
-from studies.linear import cca, cosine, recall, whitening
+from studies.linear import cca, cosine, descend, recall, whitening
 from studies.study import Measure, Plan, Runs, Stage, choose, run_rows
 
 UNTRAINED, CHOSEN_BY = "known pairs only", "validation recall@1"
@@ -48,15 +54,22 @@ class Bags(NamedTuple):
 
 
 def run(plan: Plan, runs: Runs) -> None:
-    """All cells: c of each row by validation recall@1, then the final seeds."""
+    """All cells: settings of each row by validation recall@1, then the final seeds."""
+    trained = "steps" in plan
+    loaded = lru_cache(1)(partial(load, plan=plan, runs=runs))
 
     def prepare(name: str, cell: Mapping[str, Any]) -> Measure:
-        pairs, settings = load(cell["data"], plan, runs)
+        pairs, settings = loaded(cell.get("data") or plan["use"])
+        if trained:
+            lengths = {"steps": plan["steps"], "samples": plan["bag_samples"]}
+            return measure_of(pairs, cell, partial(train, settings=settings, **lengths))
         return measure_of(pairs, cell, partial(alternate, settings=settings, rounds=plan["rounds"]))
 
     def stages(row: str, cell: Mapping[str, Any]) -> list[Stage]:
-        grid = cell.get("sharpness", plan["sharpness"])
-        return [Stage({} if row in WITHOUT_C else {"c": grid}, CHOSEN_BY)]
+        grid = {"c": cell.get("sharpness", plan["sharpness"])}
+        if trained:
+            grid["learning_rate"] = plan["learning_rates"]
+        return [Stage({} if row in WITHOUT_C[: 1 if trained else None] else grid, CHOSEN_BY)]
 
     run_rows(plan, runs, prepare, stages)
 
@@ -252,3 +265,55 @@ def recovered(q: Tensor, true: Tensor) -> float:
     """The share of the true pairs (i, j) with j = argmax of row i of q, in percent."""
     hits = true.gather(2, q.argmax(2, keepdim=True)).sum().item()
     return 100 * hits / true.sum().item()
+
+
+# --- trained heads --------------------------------------------------------------------------------
+
+
+def train(
+    pairs: Pairs,
+    bags: Bags,
+    config: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    steps: int,
+    samples: int,
+) -> Maps:
+    """Heads after some steps: ``samples`` images in bags and 64 known pairs a step."""
+    maps, row = start(pairs, bags, settings)[1], config["row"]
+    if row == UNTRAINED:
+        return maps
+    c, size = config["c"], bags.images.shape[1]
+    generator = torch.Generator().manual_seed(config["seed"])
+    heads, criterion = [nn.Parameter(part.clone()) for part in maps], tc.InfoNCE(sharpness=c)
+    n_bags = 0 if row == "known pairs, trained" else max(1, samples // size)
+
+    def loss() -> Tensor:
+        chosen = torch.randperm(len(bags.images), generator=generator)[:n_bags]
+        some = bags.known[torch.randperm(len(bags.known), generator=generator)[:64]]
+        x = pairs.x[torch.cat([bags.images[chosen].flatten(), some])] @ heads[0]
+        y = pairs.y[torch.cat([bags.texts[chosen].flatten(), some])] @ heads[1]
+        there, back = targets(row, x.detach(), y.detach(), bags.true()[chosen], c)
+        to_texts: Tensor = criterion(x, ref_emb=y, pairs=there)
+        return (to_texts + criterion(y, ref_emb=x, pairs=back)) / 2
+
+    descend(heads, steps, config["learning_rate"], loss)
+    return heads[0].detach(), heads[1].detach()
+
+
+def targets(row: str, x: Tensor, y: Tensor, true: Tensor, c: float) -> tuple[Tensor, Tensor]:
+    """Weights (N, N) of image → text and text → image: bags first, then known pairs."""
+    n_bags, size, _ = true.shape
+    inside, n = n_bags * size, len(x)
+    there, back = torch.eye(n), torch.eye(n)
+    if not inside:
+        return there, back
+    if row == "plan":
+        of_bag = torch.arange(n_bags).repeat_interleave(size)
+        there[:inside, :inside] = tc.match_bags(x[:inside], y[:inside], of_bag, sharpness=c)
+        return there, there.T
+    shape = n_bags, size, -1
+    s = cosine(x[:inside].view(shape), y[:inside].view(shape))
+    q, r = posterior(row, s, c, true), posterior(row, s.mT, c, true.mT)
+    there[:inside, :inside] = torch.block_diag(*q)
+    back[:inside, :inside] = torch.block_diag(*r)
+    return there, back

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 from sklearn.cross_decomposition import CCA
-from studies import bags, bags_trained, clip, features, linear, study, tail, verdict
+from studies import bags, clip, features, linear, study, tail, verdict
 from torch.nn.functional import cosine_similarity
 
 import tricouple as tc
@@ -316,7 +316,7 @@ def test_mil_nce_has_the_gradient_of_info_nce_on_the_row_softmax():
     scores = c * linear.cosine(x, y)
     inside = torch.block_diag(*torch.ones(2, 3, 3)).bool()
     wanted = (scores.logsumexp(1) - scores.masked_fill(~inside, -torch.inf).logsumexp(1)).mean()
-    there, _ = bags_trained.targets("MIL-NCE", x.detach(), y, true, c)
+    there, _ = bags.targets("MIL-NCE", x.detach(), y, true, c)
     found = tc.InfoNCE(sharpness=c)(x, ref_emb=y, pairs=there)
     gradients = (torch.autograd.grad(loss, x)[0] for loss in (found, wanted))
     torch.testing.assert_close(*gradients)
