@@ -11,12 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.linear_model import RidgeClassifier
 from sklearn.metrics import recall_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy, normalize, one_hot, pad
 
 import tricouple as tc
 from studies import features
@@ -126,20 +123,24 @@ def by_means(x: Tensor, y: Tensor, queries: Tensor) -> np.ndarray:
 # --- closed forms and convex problems -------------------------------------------------------------
 
 
+def standardised(part: Labelled) -> tuple[Tensor, Tensor]:
+    """Training and test samples by mean and standard deviation of the training samples."""
+    mean, std = part.x.mean(0), part.x.std(0) + 1e-6
+    return (part.x - mean) / std, (part.test_x - mean) / std
+
+
 def ridge(part: Labelled, decay: float) -> np.ndarray:
     """Least squares on one-hot classes, each class with the same weight."""
-    solver = RidgeClassifier(decay * len(part.x), class_weight="balanced")
-    found: np.ndarray = (
-        make_pipeline(StandardScaler(), solver).fit(part.x, part.y).predict(part.test_x)
-    )
-    return found
+    x, test = (pad(v, (0, 1), value=1.0) for v in standardised(part))
+    weighted = tc.class_weights(part.y)[part.y] * x.T / len(x)
+    gram = weighted @ x + decay * torch.eye(x.shape[1])
+    found = test @ torch.linalg.solve(gram, weighted @ one_hot(part.y).float())
+    return found.argmax(1).numpy()  # type: ignore[no-any-return]
 
 
 def logit_adjusted(part: Labelled, decay: float) -> np.ndarray:
     """Softmax regression with logits w·x + log prior (Menon and others 2021), by L-BFGS."""
-    mean, std = part.x.mean(0), part.x.std(0) + 1e-6
-    x, test = (part.x - mean) / std, (part.test_x - mean) / std
-    counts = part.y.bincount()
+    (x, test), counts = standardised(part), part.y.bincount()
     layer = nn.Linear(x.shape[1], len(counts))
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
