@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from studies.study import Plan, Runs
+from studies.study import Measure, Plan, Runs, Stage, run_rows
 from tricouple_lab.config.compose import compose
 from tricouple_lab.runs.execute import execute
 from tricouple_lab.tasks.base import task_of
@@ -14,15 +15,16 @@ from tricouple_lab.tasks.base import task_of
 
 def run(plan: Plan, runs: Runs) -> None:
     """All cells, rows and seeds: runs of ``tricouple synthetic``."""
-    for cell, of_cell in plan["cells"].items():
-        for row, of_row in plan["rows"].items():
-            for seed in plan["seeds"]:
-                words = [*plan["words"], *of_cell, *of_row, f"seed={seed}"]
 
-                def measure(words: Sequence[str] = words, before: bool = row == "untrained"):  # type: ignore[no-untyped-def]
-                    return measured(words, before, runs)
+    def prepare(name: str, of_cell: Sequence[str]) -> Measure:
+        def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
+            row = config["row"]
+            words = [*plan["words"], *of_cell, *plan["rows"][row], f"seed={config['seed']}"]
+            return measured(words, row == "untrained", runs)
 
-                runs("final", {"cell": cell, "row": row, "seed": seed}, measure)
+        return measure
+
+    run_rows(plan, runs, prepare, lambda row, cell: [Stage({}, "")])
 
 
 def measured(words: Sequence[str], before: bool, runs: Runs) -> dict[str, float]:

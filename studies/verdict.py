@@ -136,14 +136,18 @@ def markdown(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> str:
             f"## {verdict.name}: {verdict.word}",
             f"Hypothesis: {rule['says']}",
             f"Refuted if: {rule['refuted_if']}",
-            table(
-                [*HEAD, f"{100 * verdict.level:.5g} % interval", "p (Holm)"],
-                [[d.cell, d.rows, str(d.n), f"{d.mean:+.2f}", f"[{d.low:+.2f}, {d.high:+.2f}]",
-                  "–" if np.isnan(d.p) else f"{d.p:.2g}"] for d in verdict.differences]),
+            table([*HEAD, f"{100 * verdict.level:.5g} % interval", "p (Holm)"],
+                  [_shown(one) for one in verdict.differences]),
         ]  # fmt: skip
     parts += ["## All rows", "Mean over n seeds, ± half of its 95 % t-interval."]
     parts += [part for cell in plan["cells"] for part in _cell(plan, lines, cell)]
     return "\n\n".join(parts) + "\n"
+
+
+def _shown(one: Difference) -> list[str]:
+    interval = "–" if np.isnan(one.low) else f"[{one.low:+.2f}, {one.high:+.2f}]"
+    p = "–" if np.isnan(one.p) else f"{one.p:.2g}"
+    return [one.cell, one.rows, str(one.n), f"{one.mean:+.2f}", interval, p]
 
 
 def _cell(plan: Plan, lines: Sequence[Mapping[str, Any]], cell: str) -> Iterator[str]:
