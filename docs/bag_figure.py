@@ -12,7 +12,15 @@ import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
 from studies import features
-from studies.bags import Bags, alternate, draw_bags, of_classes, posterior, recovered
+from studies.bags import (
+    Bags,
+    alternate,
+    draw_bags,
+    of_classes,
+    posterior,
+    recovered,
+    similarities,
+)
 
 from tricouple_lab.config.schema import ImageData
 from tricouple_lab.data.sources import load_images
@@ -31,7 +39,8 @@ def main(path: Path) -> None:
     bags = draw_bags(pairs, CELL, SEED)
     found = {}
     for row in ROWS:
-        _, s = alternate(pairs, bags, row, C, SETTINGS["rank"], SETTINGS["power"], 8)
+        maps = alternate(pairs, bags, {"row": row, "c": C}, SETTINGS, 8)
+        s = similarities(pairs, bags, maps)
         found[row] = posterior(row, s, C, bags.true())
         print(row, recovered(found[row], bags.true()))
     shares = torch.stack([hits(found[row], bags) for row in ROWS])

@@ -13,17 +13,7 @@ from studies.study import RESULTS, read_lines, read_plan, run
 from studies.verdict import markdown
 from tricouple_lab.names import UserError, nearest
 
-PROGRAMS = {  # of results/NAME/plan.json; without one there are only stored runs
-    "bags": "bags",
-    "bags-cifar100": "bags",
-    "bags-orphans": "bags",
-    "bags-sharpness": "bags",
-    "bags-trained": "bags_trained",
-    "clip": "clip",
-    "tail": "tail",
-    "images": "images",
-    "modalities": "modalities",
-}
+PROGRAMS = {"wrong-labels": "tail"}  # others: the first word of the name
 
 
 def studies() -> list[str]:
@@ -55,12 +45,13 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"study {name}: no such study ({nearest(name, studies())})")
     plan = read_plan(name)
     if not options.verdict:
-        if name not in PROGRAMS:
+        if plan.get("converted"):
             raise UserError(f"study {name}: has stored runs and no program; use --verdict")
         torch.set_num_threads(1)
         smoke = options.scale == "smoke"
         out = (options.out or Path("runs") / f"study-{name}-smoke") if smoke else RESULTS / name
-        run(import_module(f"studies.{PROGRAMS[name]}"), plan, out, smoke)
+        program = PROGRAMS.get(name, name.partition("-")[0])
+        run(import_module(f"studies.{program}"), plan, out, smoke)
         if smoke:
             print(f"scale=smoke: no verdict; runs: {out}")
             return 0

@@ -4,45 +4,41 @@ Images and captions come in bags of B. Inside a bag the pairing is one to one, b
 pairs are known. The procedure starts from CCA on the known pairs and alternates two closed forms:
     q     ←  posterior of the pairing, from the cosine similarities s_ij inside each bag
     maps  ←  CCA of the cross-covariance  Σ_known x yᵀ + Σ_bags Σ_ij q_ij x_i y_jᵀ
+
+Trained heads are linear and start at CCA on the known pairs. A step takes whole bags and some known
+pairs; the target of a bag is q of the present heads, without a gradient. MIL-NCE (Miech and others
+2020), −log of the share of exp(c s_ij) on the texts of the bag, has the gradient of InfoNCE on the
+row softmax, and is trained so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
+import tricouple as tc
 from studies import features
-from studies.linear import cca, cosine, recall, whitening
-from studies.study import Plan, Runs, choose, choose_and_run, grid_of
+from studies.linear import cca, cosine, descend, recall, whitening
+from studies.study import Measure, Plan, Runs, Stage, choose, run_rows
 
-WITHOUT_C = ("known pairs only", "uniform", "Hungarian", "true pairs")
+UNTRAINED, CHOSEN_BY = "known pairs only", "validation recall@1"
+WITHOUT_C = (UNTRAINED, "Hungarian", "true pairs")
 Maps = tuple[Tensor, Tensor]
 
 
 class Pairs(NamedTuple):
-    """Whitened training pairs, and what scores maps on validation and test data."""
+    """Whitened training pairs, and what scores maps."""
 
     x: Tensor  # (N, D) images
     y: Tensor  # (N, E) their captions, or the names of their classes
     classes: Tensor | None  # int64 (N,): the classes, if captions are names of classes
-    scored: dict[str, features.Split]  # validation, test; of classes: texts are (1, classes, E)
-    truth: dict[str, Tensor]  # of classes: int64 (n,)
-
-    def score(self, maps: Maps, name: str) -> dict[str, float]:
-        """Recall of captions, or the accuracy of the nearest name of a class, in percent."""
-        split = self.scored[name]
-        s = cosine(split.images @ maps[0], split.texts.flatten(0, 1) @ maps[1])
-        if self.classes is None:
-            found = recall(s, s)
-            keys = [f"recall@{k}" for k in ((1,) if name == "validation" else (1, 5, 10))]
-            return {f"{name} {key}": found[key] for key in keys}
-        accuracy = (s.argmax(1) == self.truth[name]).double().mean().item()
-        return {f"{name} recall@1": 100 * accuracy}
+    score: Callable[[Maps, str], float]  # recall@1 on "validation" or "test" data, in percent
 
 
 class Bags(NamedTuple):
@@ -58,23 +54,24 @@ class Bags(NamedTuple):
 
 
 def run(plan: Plan, runs: Runs) -> None:
-    """All cells: c of each row by validation recall@1, then the final seeds."""
-    name, pairs = "", None
-    settings: dict[str, Any] = {}
-    for place, cell in plan["cells"].items():
-        if cell["data"] != name:
-            name = cell["data"]
-            pairs, settings = load(name, plan, runs)
-        for row in cell["rows"]:
-            grid = cell.get("sharpness", plan["sharpness"])
-            options = {"c": grid} if row not in WITHOUT_C else {}
+    """All cells: settings of each row by validation recall@1, then the final seeds."""
+    trained = "steps" in plan
+    loaded = lru_cache(1)(partial(load, plan=plan, runs=runs))
 
-            def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
-                assert pairs is not None
-                return measured(pairs, settings, plan["rounds"], cell, config, part)
+    def prepare(name: str, cell: Mapping[str, Any]) -> Measure:
+        pairs, settings = loaded(cell.get("data") or plan["use"])
+        if trained:
+            lengths = {"steps": plan["steps"], "samples": plan["bag_samples"]}
+            return measure_of(pairs, cell, partial(train, settings=settings, **lengths))
+        return measure_of(pairs, cell, partial(alternate, settings=settings, rounds=plan["rounds"]))
 
-            base = {"cell": place, "row": row}
-            choose_and_run(runs, base, options, measure, "validation recall@1")
+    def stages(row: str, cell: Mapping[str, Any]) -> list[Stage]:
+        grid = {"c": cell.get("sharpness", plan["sharpness"])}
+        if trained:
+            grid["learning_rate"] = plan["learning_rates"]
+        return [Stage({} if row in WITHOUT_C[: 1 if trained else None] else grid, CHOSEN_BY)]
+
+    run_rows(plan, runs, prepare, stages)
 
 
 def load(name: str, plan: Plan, runs: Runs) -> tuple[Pairs, dict[str, Any]]:
@@ -85,29 +82,21 @@ def load(name: str, plan: Plan, runs: Runs) -> tuple[Pairs, dict[str, Any]]:
     """
     if name == "cifar100":
         data, runs.data = features.cifar100()
-        names = features.class_names(data.names)
+        whitened = partial(of_classes, data, features.class_names(data.names))
     else:
-        made = features.flickr8k if name == "flickr8k" else features.generated_pairs
-        splits, runs.data = made()
-
-    def whitened(settings: Mapping[str, Any]) -> Pairs:
-        return (
-            of_classes(data, names, settings)
-            if name == "cifar100"
-            else of_captions(splits, settings)
-        )
-
-    grid = grid_of(plan["data"][name])
+        splits, runs.data = features.PAIRS[name]()
+        whitened = partial(of_captions, splits)
     place, cell = next(
-        ((place, cell) for place, cell in plan["cells"].items() if cell.get("data") == name),
-        ("", {}),
+        (one for one in plan["cells"].items() if one[1].get("data") == name), ("", {})
     )
 
-    def measure(config: dict[str, Any]) -> dict[str, float]:
-        return measured(whitened(config), config, plan["rounds"], cell, config, "pilot")
+    def measure(config: Mapping[str, Any], part: str) -> Mapping[str, float]:
+        fit = partial(alternate, settings=config, rounds=plan["rounds"])
+        return measure_of(whitened(config), cell, fit)(config, part)
 
     base = {"cell": place, "row": "dual softmax", "c": 7.5}
-    best = choose(runs, base, grid, measure, "validation recall@1")
+    grid = Stage(plan["data"][name], CHOSEN_BY)
+    best = choose(runs, base, grid, measure, plan["pilot_seeds"])
     return whitened(best), best
 
 
@@ -115,42 +104,59 @@ def of_captions(splits: Mapping[str, features.Split], settings: Mapping[str, Any
     """Images and their first captions; validation and test have all captions."""
     wx = whitening(splits["train"].images, settings["ridge_image"], settings["keep"])
     wy = whitening(splits["train"].texts[:, 0], settings["ridge_text"])
-    white = {
-        key: features.Split(wx(split.images), wy(split.texts)) for key, split in splits.items()
-    }
-    train = white.pop("train")
-    return Pairs(train.images, train.texts[:, 0], None, white, {})
+    white = features.mapped(splits, wx, wy)
+
+    def score(maps: Maps, name: str) -> float:
+        images, texts = white[name]
+        s = cosine(images @ maps[0], texts.flatten(0, 1) @ maps[1])
+        return recall(s, s)["recall@1"]
+
+    return Pairs(white["train"].images, white["train"].texts[:, 0], None, score)
 
 
 def of_classes(data: features.Labelled, names: Tensor, settings: Mapping[str, Any]) -> Pairs:
-    """Images whose captions are the names of their classes; a fifth validates."""
+    """Images whose captions are the names of their classes; a fifth validates.
+
+    recall@1 is the accuracy of the nearest name.
+    """
     rest, held = features.held_out(data.y, 0.2, 0)
     wx = whitening(data.x[rest], settings["ridge_image"], settings["keep"])
     text = whitening(names, settings["ridge_text"])(names)
-    scored = {"validation": wx(data.x[held]), "test": wx(data.test_x)}
-    splits = {key: features.Split(x, text[None]) for key, x in scored.items()}
-    truth = {"validation": data.y[held], "test": data.test_y}
-    return Pairs(wx(data.x[rest]), text[data.y[rest]], data.y[rest], splits, truth)
+    queries = {
+        "validation": (wx(data.x[held]), data.y[held]),
+        "test": (wx(data.test_x), data.test_y),
+    }
+
+    def score(maps: Maps, name: str) -> float:
+        x, y = queries[name]
+        nearest = cosine(x @ maps[0], text @ maps[1]).argmax(1)
+        return 100 * (nearest == y).double().mean().item()
+
+    return Pairs(wx(data.x[rest]), text[data.y[rest]], data.y[rest], score)
 
 
-def measured(
-    pairs: Pairs,
-    settings: Mapping[str, Any],
-    rounds: int,
-    cell: Mapping[str, Any],
-    config: Mapping[str, Any],
-    part: str,
-) -> dict[str, float]:
-    """Pairs recovered and recall, in percent; of test data in the part "final" alone."""
-    row, c = config["row"], config.get("c", 1.0)
-    bags = draw_bags(pairs, cell, config["seed"])
-    maps, s = alternate(pairs, bags, row, c, settings["rank"], settings["power"], rounds)
-    found = {"pairs, matching": recovered(matching(s), bags.true())}
-    if row != "known pairs only":
-        found["pairs"] = recovered(posterior(row, s, c, bags.true()), bags.true())
-    for name in ("validation", "test") if part == "final" else ("validation",):
-        found |= pairs.score(maps, name)
-    return found
+def measure_of(
+    pairs: Pairs, cell: Mapping[str, Any], fit: Callable[[Pairs, Bags, Mapping[str, Any]], Maps]
+) -> Measure:
+    """Pairs recovered and recall of the maps that ``fit`` finds, in percent.
+
+    Test data are read in the part "final" alone.
+    """
+
+    def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
+        bags = draw_bags(pairs, cell, config["seed"])
+        maps = fit(pairs, bags, config)
+        s = similarities(pairs, bags, maps)
+        own = posterior(config["row"], s, config.get("c", 1.0), bags.true())
+        found = {
+            "pairs": recovered(own, bags.true()),
+            "pairs, matching": recovered(matching(s), bags.true()),
+        }
+        for name in ("validation", "test") if part == "final" else ("validation",):
+            found[f"{name} recall@1"] = pairs.score(maps, name)
+        return found
+
+    return measure
 
 
 def draw_bags(pairs: Pairs, cell: Mapping[str, Any], seed: int) -> Bags:
@@ -176,34 +182,38 @@ def draw_bags(pairs: Pairs, cell: Mapping[str, Any], seed: int) -> Bags:
     return Bags(order[:known], images, texts.view(n_bags, size))
 
 
-def alternate(
-    pairs: Pairs, bags: Bags, row: str, c: float, rank: int, power: float, rounds: int
-) -> tuple[Maps, Tensor]:
-    """The maps after some rounds, and the similarities (G, B, B) that they give."""
+def similarities(pairs: Pairs, bags: Bags, maps: Maps) -> Tensor:
+    """Cosines (G, B, B) of the images and texts of each bag."""
+    return cosine(pairs.x[bags.images] @ maps[0], pairs.y[bags.texts] @ maps[1])
+
+
+def start(pairs: Pairs, bags: Bags, settings: Mapping[str, Any]) -> tuple[Tensor, Maps]:
+    """The cross-covariance of the known pairs, and its CCA."""
     known = pairs.x[bags.known].T @ pairs.y[bags.known]
-    x, y = pairs.x[bags.images.flatten()], pairs.y[bags.texts.flatten()]
-    shape = *bags.images.shape, -1
+    return known, cca(known, settings["rank"], settings["power"])
 
-    def similarities(maps: Maps) -> Tensor:
-        return cosine((x @ maps[0]).view(shape), (y @ maps[1]).view(shape))
 
-    maps = cca(known, rank, power)
-    for _ in range(0 if row == "known pairs only" else rounds):
-        q = posterior(row, similarities(maps), c, bags.true())
-        expected = q @ y.view(shape)  # (G, B, E): Σ_j q_ij y_j
-        maps = cca(known + x.T @ expected.flatten(0, 1), rank, power)
-    return maps, similarities(maps)
+def alternate(
+    pairs: Pairs, bags: Bags, config: Mapping[str, Any], settings: Mapping[str, Any], rounds: int
+) -> Maps:
+    """The maps after some rounds of posterior and CCA."""
+    known, maps = start(pairs, bags, settings)
+    row, c = config["row"], config.get("c", 1.0)
+    x, y = pairs.x[bags.images.flatten()], pairs.y[bags.texts]
+    for _ in range(0 if row == UNTRAINED else rounds):
+        expected = (
+            posterior(row, similarities(pairs, bags, maps), c, bags.true()) @ y
+        )  # Σ_j q_ij y_j
+        cross = known + x.T @ expected.flatten(0, 1)
+        maps = cca(cross, settings["rank"], settings["power"])
+    return maps
 
 
 def posterior(name: str, s: Tensor, c: float, true: Tensor) -> Tensor:
     """Q (G, B, B) ≥ 0 from similarities (G, B, B), rows = images; "true pairs" alone reads true."""
     rows, columns = (c * s).softmax(dim=2), (c * s).softmax(dim=1)
-    if name == "uniform":
-        return torch.full_like(s, 1 / s.shape[2])
-    if name == "row softmax":
+    if name in ("row softmax", "MIL-NCE", UNTRAINED, "known pairs, trained"):
         return rows
-    if name == "mean of softmaxes":
-        return (rows + columns) / 2
     if name == "dual softmax":
         return normalize(rows * columns, p=1, dim=2)
     if name == "plan":
@@ -255,3 +265,55 @@ def recovered(q: Tensor, true: Tensor) -> float:
     """The share of the true pairs (i, j) with j = argmax of row i of q, in percent."""
     hits = true.gather(2, q.argmax(2, keepdim=True)).sum().item()
     return 100 * hits / true.sum().item()
+
+
+# --- trained heads --------------------------------------------------------------------------------
+
+
+def train(
+    pairs: Pairs,
+    bags: Bags,
+    config: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    steps: int,
+    samples: int,
+) -> Maps:
+    """Heads after some steps: ``samples`` images in bags and 64 known pairs a step."""
+    maps, row = start(pairs, bags, settings)[1], config["row"]
+    if row == UNTRAINED:
+        return maps
+    c, size = config["c"], bags.images.shape[1]
+    generator = torch.Generator().manual_seed(config["seed"])
+    heads, criterion = [nn.Parameter(part.clone()) for part in maps], tc.InfoNCE(sharpness=c)
+    n_bags = 0 if row == "known pairs, trained" else max(1, samples // size)
+
+    def loss() -> Tensor:
+        chosen = torch.randperm(len(bags.images), generator=generator)[:n_bags]
+        some = bags.known[torch.randperm(len(bags.known), generator=generator)[:64]]
+        x = pairs.x[torch.cat([bags.images[chosen].flatten(), some])] @ heads[0]
+        y = pairs.y[torch.cat([bags.texts[chosen].flatten(), some])] @ heads[1]
+        there, back = targets(row, x.detach(), y.detach(), bags.true()[chosen], c)
+        to_texts: Tensor = criterion(x, ref_emb=y, pairs=there)
+        return (to_texts + criterion(y, ref_emb=x, pairs=back)) / 2
+
+    descend(heads, steps, config["learning_rate"], loss)
+    return heads[0].detach(), heads[1].detach()
+
+
+def targets(row: str, x: Tensor, y: Tensor, true: Tensor, c: float) -> tuple[Tensor, Tensor]:
+    """Weights (N, N) of image → text and text → image: bags first, then known pairs."""
+    n_bags, size, _ = true.shape
+    inside, n = n_bags * size, len(x)
+    there, back = torch.eye(n), torch.eye(n)
+    if not inside:
+        return there, back
+    if row == "plan":
+        of_bag = torch.arange(n_bags).repeat_interleave(size)
+        there[:inside, :inside] = tc.match_bags(x[:inside], y[:inside], of_bag, sharpness=c)
+        return there, there.T
+    shape = n_bags, size, -1
+    s = cosine(x[:inside].view(shape), y[:inside].view(shape))
+    q, r = posterior(row, s, c, true), posterior(row, s.mT, c, true.mT)
+    there[:inside, :inside] = torch.block_diag(*q)
+    back[:inside, :inside] = torch.block_diag(*r)
+    return there, back

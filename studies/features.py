@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,9 @@ from tricouple_lab.models import backbones, sentences
 IMAGES = Backbone(name="efficientnet_lite0", train="head")
 TEXTS = TextModel(name="minilm")
 SIDE = 128
+
+
+Map = Callable[[Tensor], Tensor]
 
 
 class Split(NamedTuple):
@@ -96,6 +100,14 @@ def generated_pairs(n: int = 240, captions: int = 2) -> tuple[dict[str, Split], 
         y = (hidden @ right)[:, None] + 0.5 * torch.randn(size, captions, 16, generator=generator)
         splits[name] = Split(x, y)
     return splits, digest(*(part for split in splits.values() for part in split))
+
+
+PAIRS = {"flickr8k": flickr8k, "generated": generated_pairs}
+
+
+def mapped(splits: Mapping[str, Split], of_images: Map, of_texts: Map) -> dict[str, Split]:
+    """Images and captions by a function of each."""
+    return {name: Split(of_images(own.images), of_texts(own.texts)) for name, own in splits.items()}
 
 
 def generated_classes(n_classes: int = 5, size: int = 40) -> tuple[Labelled, str]:

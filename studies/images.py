@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, pad
 import tricouple as tc
 import tricouple_lab.runs  # noqa: F401 (lets torchvision be imported beside another torch)
 from studies.features import digest
-from studies.study import Plan, Runs, choose
+from studies.study import Plan, Runs, Stage, choose, rows_of
 from tricouple_lab.config.schema import Backbone, ImageData
 from tricouple_lab.data.augment import COLOUR, DIGITS, random_view
 from tricouple_lab.data.sources import GREY, ImageSplit, hold_out, load_images
@@ -52,17 +52,16 @@ def pilot(
 ) -> None:
     """Choose c of each loss on a fifth of the training images."""
     train, _, classes = load(data, plan, runs)
+
+    def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
+        kept, held = hold_out(train.labels.numpy(), 0.2)
+        return measured(train.rows(kept), train.rows(held), classes, data, setting, config)
+
     for row in plan["rows"]:
         if row in LOSSES and row != "Neg-MMIOT, c = 100":
-            grid = [{"c": c} for c in plan["sharpness"]]
             base = {"cell": f"{data}, {setting}", "row": row, "steps": plan["pilot_steps"]}
-
-            def measure(config: Mapping[str, Any]) -> dict[str, float]:
-                kept, held = hold_out(train.labels.numpy(), 0.2)
-                parts = train.rows(kept), train.rows(held)
-                return measured(*parts, classes, data, setting, config)
-
-            best[data in GREY, row] = choose(runs, base, grid, measure, "probe")["c"]
+            stage = Stage({"c": plan["sharpness"]}, "probe")
+            best[data in GREY, row] = choose(runs, base, stage, measure, plan["pilot_seeds"])["c"]
 
 
 def finals(
@@ -71,16 +70,15 @@ def finals(
 ) -> None:  # fmt: skip
     """All rows of a cell with one seed."""
     data, setting = cell["data"], cell["setting"]
-    train, test, classes = load(data, plan, runs)
-    for row in cell.get("rows", plan["rows"]):
+    images = load(data, plan, runs)
+    for row in rows_of(plan, cell):
         steps = 0 if row == "untrained" else plan["steps"][setting]
         config: dict[str, Any] = {"cell": name, "row": row, "steps": steps}
         if row in LOSSES:
             digits = data in (*GREY, "svhn")
             config["c"] = 100.0 if row == "Neg-MMIOT, c = 100" else best[digits, row]
-        one = {**config, "seed": seed}
-        arguments = train, test, classes, data, setting, one
-        runs("final", one, lambda arguments=arguments: measured(*arguments))  # type: ignore[misc]
+        config["seed"] = seed
+        runs("final", config, lambda: measured(*images, data, setting, config))
 
 
 def load(data: str, plan: Plan, runs: Runs) -> tuple[ImageSplit, ImageSplit, int]:

@@ -1,11 +1,12 @@
-"""Closed forms of two sets of features: whitening, CCA, cosine similarities, recall."""
+"""Features of two sets: whitening, CCA, cosine similarities, recall; training of small heads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 
@@ -57,3 +58,23 @@ def recall(to_texts: Tensor, to_images: Tensor) -> dict[str, float]:
         i2t, t2i = (100 * (rank <= k).double().mean().item() for rank in (image_rank, text_rank))
         result |= {f"i2t@{k}": i2t, f"t2i@{k}": t2i, f"recall@{k}": (i2t + t2i) / 2}
     return result
+
+
+def descend(
+    parameters: Iterable[nn.Parameter] | list[dict[str, Any]],
+    steps: int,
+    learning_rate: float,
+    loss: Callable[[], Tensor],
+    decay: float = 0.0,
+    cosine_schedule: bool = True,
+) -> None:
+    """Steps of AdamW; ``loss()`` is that of the next batch."""
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, steps, 0.0 if cosine_schedule else learning_rate
+    )
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+        schedule.step()

@@ -9,19 +9,19 @@ Flickr8k: an image and two of its captions, frozen features, whitened.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import permutations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
 import tricouple as tc
 from studies import features
-from studies.linear import whitening
-from studies.study import Plan, Runs, choose
+from studies.linear import descend, whitening
+from studies.study import Measure, Plan, Runs, Stage, run_rows
 
 NAMES, EDGES = ("image", "text", "audio"), ((0, 1), (0, 2), (1, 2))
+ANCHORS = ((0, 1, 2), (1, 0, 2), (2, 0, 1))
 LATENT, WIDTH, CLASSES = 12, 48, 64
 WHITE = 128  # directions of the whitened features
 Unit = list[Tensor]  # of each modality, (N, d)
@@ -82,36 +82,26 @@ def flickr8k(gallery: int) -> tuple[Splits, str]:
 # --- losses of unit vectors -----------------------------------------------------------------------
 
 
-def info_nce(z: Unit, c: float) -> Tensor:
-    """InfoNCE of the three pairs, both directions."""
-    rows = torch.arange(len(z[0]))
-    return sum((cross_entropy(c * z[x] @ z[y].T, rows) for x, y in permutations(range(3), 2)),
-               start=z[0].new_zeros(())) / 2  # fmt: skip
+def pairwise(loss: Callable[..., Any]) -> Callable[[Unit, float], Tensor]:
+    """The sum of a loss over the three pairs."""
 
+    def total(z: Unit, c: float) -> Tensor:
+        both, rows = tc.BothDirections(loss(sharpness=c)), torch.arange(len(z[0]))
+        return torch.stack([both(z[x], z[y], rows) for x, y in EDGES]).sum()
 
-def iot(z: Unit, c: float) -> Tensor:
-    """IOT of the three pairs."""
-    rows, loss = torch.arange(len(z[0])), tc.IOT(sharpness=c)
-    parts = [loss(z[x], rows, ref_emb=z[y], ref_labels=rows) for x, y in EDGES]
-    return torch.stack(parts).sum()
+    return total
 
 
 def plan(edges: str) -> Callable[[Unit, float], Tensor]:
     """The library's loss of three modalities."""
-
-    def loss(z: Unit, c: float) -> Tensor:
-        found: Tensor = tc.MultiModalIOT(c, edges)(dict(zip(NAMES, z, strict=True)))  # type: ignore[arg-type]
-        return found
-
-    return loss
+    return lambda z, c: tc.MultiModalIOT(c, edges)(dict(zip(NAMES, z, strict=True)))  # type: ignore[arg-type]
 
 
 def symile(z: Unit, c: float) -> Tensor:
     """Softmax over all N² pairs of the sum of triple products, each modality as the anchor."""
     n, width = z[0].shape
     right, loss = torch.arange(n) * (n + 1), z[0].new_zeros(())
-    for x in range(3):
-        y, w = (other for other in range(3) if other != x)
+    for x, y, w in ANCHORS:
         pairs = (z[y][:, None] * z[w]).flatten(0, 1)  # (N², d)
         loss = loss + cross_entropy(c * width**0.5 * z[x] @ pairs.T, right)
     return loss / 3
@@ -125,16 +115,15 @@ def volumes(a: Tensor, b: Tensor, t: Tensor) -> Tensor:
 def gram(z: Unit, c: float) -> Tensor:
     """Softmax of −c·volume over anchors and over pairs, each modality as the anchor."""
     rows, loss = torch.arange(len(z[0])), z[0].new_zeros(())
-    for x in range(3):
-        y, w = (other for other in range(3) if other != x)
+    for x, y, w in ANCHORS:
         logits = -c * volumes(z[x] @ z[y].T, z[x] @ z[w].T, (z[y] * z[w]).sum(1))
         loss = loss + (cross_entropy(logits, rows) + cross_entropy(logits.T, rows)) / 2
     return loss
 
 
 LOSSES: dict[str, Callable[[Unit, float], Tensor]] = {
-    "pairwise InfoNCE": info_nce,
-    "pairwise IOT": iot,
+    "pairwise InfoNCE": pairwise(tc.InfoNCE),
+    "pairwise IOT": pairwise(tc.IOT),
     "triangle": plan("triangle"),
     "star": plan("star"),
     "joint InfoNCE": plan("joint"),
@@ -220,7 +209,7 @@ def ten_sweeps(z: Unit, c: float) -> dict[str, float]:
     similar = cosine_similarity(gradients[0], gradients[1], dim=0).item()
     plans = [
         tc.ot.multimodal_sinkhorn(rows, c, **how) for how in ({"n_iters": 10, "inner": 1}, until)
-    ]  # type: ignore[arg-type]
+    ]
     ten, converged = (plan.marginal_error for plan in plans)
     return {
         f"gradient, c = {c}": similar,
@@ -232,69 +221,49 @@ def ten_sweeps(z: Unit, c: float) -> dict[str, float]:
 # --- runs -----------------------------------------------------------------------------------------
 
 
+def run(plan: Plan, runs: Runs) -> None:
+    """C of each loss and of each way of scoring on validation triples, then the seeds."""
+
+    def prepare(cell: str, content: Any) -> Measure:
+        fixed, runs.data = (None, "generated")
+        if cell == "Flickr8k":
+            fixed, runs.data = flickr8k(plan["sizes"]["test"])
+
+        def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
+            row, c, seed = config["row"], config["c"], config["seed"]
+            splits = fixed or generated(cell, seed, plan["sizes"])
+            heads = train(splits["train"], row, c, seed, plan)
+            split = splits["test" if part == "final" else "validation"]
+            z = [normalize(x @ head, dim=1) for x, head in zip(split.x, heads, strict=True)]
+            ways = {way: config[way] for way in plan["ways"] if way in config}
+            found = by_cosine(z, split.labels, row)
+            found |= {way: scored(z, split.labels, way, own) for way, own in ways.items()}
+            if part == "final" and [cell, row] == plan["sweeps"]:
+                found |= ten_sweeps(z, 10) | ten_sweeps(z, 30)
+            return found
+
+        return measure
+
+    def stages(row: str, cell: Any) -> list[Stage]:
+        ways = plan["ways"] if row == plan["scored"] else ()
+        return [
+            Stage({"c": plan["grids"].get(row, plan["grids"]["all"])}, "both"),
+            *(Stage({way: plan["constants"]}, way, {"scored": way}) for way in ways),
+        ]
+
+    run_rows(plan, runs, prepare, stages)
+
+
 def train(split: Split, row: str, c: float, seed: int, used: Plan) -> list[Tensor]:
     """Linear encoders, one per modality, from small random numbers."""
     torch.manual_seed(seed)
     width = used["width"] if split.x[0].shape[1] == WHITE else LATENT
-    heads = [(0.1 * torch.randn(x.shape[1], width)).requires_grad_() for x in split.x]
-    optimizer = torch.optim.Adam(heads, lr=used["learning_rate"])
-    for _ in range(used["steps"]):
+    heads = [nn.Parameter(0.1 * torch.randn(x.shape[1], width)) for x in split.x]
+
+    def loss() -> Tensor:
         rows = torch.randint(len(split.labels), (used["batch"],))
-        z = [normalize(x[rows] @ head, dim=1) for x, head in zip(split.x, heads, strict=True)]
-        optimizer.zero_grad()
-        LOSSES[row](z, c).backward()
-        optimizer.step()
+        parts = zip(split.x, heads, strict=True)
+        return LOSSES[row]([normalize(x[rows] @ head, dim=1) for x, head in parts], c)
+
+    descend(heads, used["steps"], used["learning_rate"], loss, cosine_schedule=False)
     return [head.detach() for head in heads]
-
-
-def run(plan: Plan, runs: Runs) -> None:
-    """C of each loss and of each way of scoring on validation triples, then the seeds."""
-    for cell in plan["cells"]:
-        fixed, digest = flickr8k(plan["sizes"]["test"]) if cell == "Flickr8k" else (None, "")
-        runs.data = digest or "generated"
-
-        def embedded(row: str, c: float, seed: int, cell: str = cell, fixed: Any = fixed) -> Any:
-            splits = fixed or generated(cell, seed, plan["sizes"])
-            heads = train(splits["train"], row, c, seed, plan)
-            return {
-                name: (
-                    [normalize(x @ h, dim=1) for x, h in zip(split.x, heads, strict=True)],
-                    split.labels,
-                )
-                for name, split in splits.items()
-            }
-
-        for row in plan["rows"]:
-            base = {"cell": cell, "row": row}
-            grid = [{"c": c} for c in plan["grids"].get(row, plan["grids"]["all"])]
-
-            def validated(config: Mapping[str, Any], row: str = row) -> dict[str, float]:
-                made = embedded(row, config["c"], config["seed"])
-                return by_cosine(*made["validation"], row)
-
-            settings = choose(runs, base, grid, validated, "both")
-            for way in plan["ways"] if row == plan["scored"] else ():
-
-                def measured(config: Mapping[str, Any], way: str = way) -> dict[str, float]:
-                    made = embedded(config["row"], config["c"], config["seed"])
-                    return {way: scored(*made["validation"], way, config[way])}
-
-                options = [{way: c} for c in plan["constants"]]
-                own = {**base, "c": settings["c"], "scored": way}
-                settings = settings | choose(runs, own, options, measured, way)
-            for seed in plan["seeds"]:
-                config = {**base, **settings, "seed": seed}
-
-                def final(config: Mapping[str, Any] = config) -> dict[str, float]:
-                    made = embedded(config["row"], config["c"], config["seed"])
-                    z, labels = made["test"]
-                    found = by_cosine(z, labels, config["row"])
-                    for way in plan["ways"]:
-                        if way in config:
-                            found[way] = scored(z, labels, way, config[way])
-                    if [config["cell"], config["row"]] == plan["sweeps"]:
-                        for c in (10, 30):
-                            found |= ten_sweeps(z, c)
-                    return found
-
-                runs("final", config, final)

@@ -11,10 +11,9 @@ import itertools
 import json
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tricouple_lab.files import locked, versions
 from tricouple_lab.names import UserError
@@ -22,38 +21,31 @@ from tricouple_lab.names import UserError
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 Metrics = Mapping[str, float]
+Measure = Callable[[Mapping[str, Any], str], Metrics]  # of a configuration, in a part
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The content of a ``plan.json``, and the first digits of its sha256."""
+class Plan(dict[str, Any]):
+    """The content of a ``plan.json``, its name, and the first digits of its sha256."""
 
-    name: str
-    content: Mapping[str, Any]
-    digest: str
+    def __init__(self, name: str, content: Mapping[str, Any], digest: str) -> None:
+        super().__init__(content)
+        self.name, self.digest = name, digest
 
-    def __getitem__(self, key: str) -> Any:
-        return self.content[key]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or a default."""
-        return self.content.get(key, default)
+    @property
+    def metrics(self) -> set[str]:
+        """What the tables and the hypotheses read of a final run."""
+        names = [rule["metric"] for rule in self["hypotheses"]]
+        return {*self["show"]}.union(*([name] if isinstance(name, str) else name for name in names))
 
     def smoke(self) -> Plan:
         """The same plan on generated data: what its key ``smoke`` replaces."""
-        return Plan(self.name, {**self.content, **self["smoke"]}, self.digest)
+        return Plan(self.name, {**self, **self["smoke"]}, self.digest)
 
 
 def read_plan(name: str) -> Plan:
     """Read ``results/NAME/plan.json``."""
-    file = RESULTS / name / "plan.json"
-    try:
-        text = file.read_bytes()
-        return Plan(name, json.loads(text), hashlib.sha256(text).hexdigest()[:12])
-    except FileNotFoundError:
-        raise UserError(f"{file}: there is no such plan; write it and commit it") from None
-    except ValueError as error:
-        raise UserError(f"{file}: expected JSON ({error})") from None
+    text = (RESULTS / name / "plan.json").read_bytes()
+    return Plan(name, json.loads(text), hashlib.sha256(text).hexdigest()[:12])
 
 
 class Runs:
@@ -79,7 +71,8 @@ class Runs:
         key = _key(part, config)
         if key not in self.done:
             start = time.process_time()
-            metrics = {name: round(float(value), 4) for name, value in run().items()}
+            found, kept = run(), self.plan.metrics if part == "final" else set()
+            metrics = {k: round(float(v), 4) for k, v in found.items() if k in (kept or found)}
             line = {
                 "plan": self.plan.digest,
                 "commit": self.origin,
@@ -95,9 +88,9 @@ class Runs:
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
             self.lines.append(line)
             self.done[key] = metrics
-            print(f"{part} {_short(config)} {_short(metrics)}", flush=True)
-        found: Metrics = self.done[key]
-        return found
+            shown = (f"{key}={value}" for key, value in {**config, **metrics}.items())
+            print(part, *shown, flush=True)
+        return self.done[key]  # type: ignore[no-any-return]
 
 
 def run(study: Any, plan: Plan, folder: Path, smoke: bool) -> None:
@@ -155,54 +148,79 @@ def grid_of(options: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(options, values, strict=True)) for values in itertools.product(*lists)]
 
 
-def choose_and_run(
+class Stage(NamedTuple):
+    """Lists of settings, and the metric of validation data that chooses among them."""
+
+    options: Mapping[str, Any]
+    metric: str
+    base: Mapping[str, Any] = {}  # what the configurations of the pilot have besides
+
+
+def run_rows(
+    plan: Plan,
     runs: Runs,
-    base: Mapping[str, Any],
-    options: Mapping[str, Any],
-    measure: Callable[[Mapping[str, Any], str], Metrics],
-    metric: str,
+    prepare: Callable[[str, Any], Measure],
+    stages: Callable[[str, Any], Sequence[Stage]],
+    seedless: str = "",
 ) -> None:
-    """Choose the settings of a row in the pilot, then do its final seeds.
+    """Choose the settings of each row of each cell in the pilot, then do its final seeds.
 
     Args:
+        plan: The plan.
         runs: Where the lines are.
-        base: The cell and the row.
-        options: Lists of settings.
-        measure: A run, from its configuration and its part, "pilot" or "final".
-        metric: Of the validation data; the largest mean is chosen.
+        prepare: Of the name and the content of a cell: a run, from its configuration and its part,
+            "pilot" or "final".
+        stages: Of a row and the content of its cell: what is chosen first, and what is chosen then.
+        seedless: A row that no seed changes.
     """
-    best = choose(runs, base, grid_of(options), lambda config: measure(config, "pilot"), metric)
-    for seed in runs.plan["seeds"]:
-        config = {**base, **best, "seed": seed}
-        runs("final", config, lambda config=config: measure(config, "final"))  # type: ignore[misc]
+    for name, cell in cells_of(plan):
+        measure = prepare(name, cell)
+        for row in rows_of(plan, cell):
+            base: dict[str, Any] = {"cell": name, "row": row}
+            pilot = plan.get("pilot_seeds", [])[: 1 if row == seedless else None]
+            first, *others = stages(row, cell)
+            base |= choose(runs, base, first, measure, pilot)
+            settings: dict[str, Any] = {}
+            for stage in others:
+                settings |= choose(runs, base, stage, measure, pilot)
+            for seed in plan["seeds"] if row != seedless else [None]:
+                config = {**base, **settings, "seed": seed}
+                runs("final", config, lambda: measure(config, "final"))
+
+
+def cells_of(plan: Plan) -> Iterator[tuple[str, Any]]:
+    """Name and content of each cell; a cell without content has an empty one."""
+    cells = plan["cells"]
+    yield from cells.items() if isinstance(cells, dict) else ((name, {}) for name in cells)
+
+
+def rows_of(plan: Plan, cell: Any) -> list[str]:
+    """The rows of a cell."""
+    own = cell if isinstance(cell, dict) else {}
+    rows: list[str] = own.get("rows", plan["rows" if own.get("all", True) else "main_rows"])
+    return rows
 
 
 def choose(
-    runs: Runs,
-    config: Mapping[str, Any],
-    grid: list[dict[str, Any]],
-    measure: Callable[[dict[str, Any]], Metrics],
-    metric: str,
+    runs: Runs, config: Mapping[str, Any], stage: Stage, measure: Measure, seeds: Sequence[int]
 ) -> dict[str, Any]:
-    """The settings of a grid with the highest mean validation metric over the plan's pilot seeds.
+    """The settings with the highest mean of the stage's metric over the pilot seeds.
 
     ``config`` is what all settings share; ``measure`` does a run from its configuration.
     """
+    grid, metric = grid_of(stage.options), stage.metric
     if len(grid) == 1:
         return grid[0]
-    scores = []
-    for settings in grid:
-        found = []
-        for seed in runs.plan["pilot_seeds"]:
-            one = {**config, **settings, "seed": seed}
-            found.append(runs("pilot", one, lambda one=one: measure(one))[metric])  # type: ignore[misc]
-        scores.append(sum(found))
-    return grid[scores.index(max(scores))]
+
+    def score(settings: Mapping[str, Any]) -> float:
+        ones = [{**config, **stage.base, **settings, "seed": seed} for seed in seeds]
+        return sum(
+            runs("pilot", one, lambda one=one: {metric: measure(one, "pilot")[metric]})[metric]  # type: ignore[misc]
+            for one in ones
+        )
+
+    return max(grid, key=score)
 
 
 def _key(part: str, config: Mapping[str, Any]) -> str:
     return json.dumps([part, config], sort_keys=True)
-
-
-def _short(values: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in values.items())

@@ -1,80 +1,92 @@
-"""Long tails: does a loss with class marginals beat re-weighting, and does either beat no training?
+"""Heads on frozen features of long tails and of wrong labels, beside no training and convex rows.
 
-Heads on frozen features. Accuracy by the nearest class mean, after centring; balanced over classes.
+Accuracy by the nearest class mean, after centring; balanced over classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from sklearn.metrics import recall_score
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy, normalize, one_hot, pad
 
 import tricouple as tc
 from studies import features
-from studies.study import Plan, Runs, choose_and_run
+from studies.features import Labelled
+from studies.linear import descend
+from studies.study import Measure, Plan, Runs, Stage, run_rows
+from tricouple_lab.evaluation.probe import knn_predictions, nearest_mean
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class Part(NamedTuple):
-    """Training samples of a seed, and what measures them."""
-
-    x: Tensor  # (n, D)
-    y: Tensor  # int64 (n,)
-    test_x: Tensor
-    test_y: Tensor
-
-
 def run(plan: Plan, runs: Runs) -> None:
     """All cells: settings of each row on a fifth of the cut set, then the final seeds."""
-    for name, cell in plan["cells"].items():
+
+    def prepare(name: str, cell: Mapping[str, Any]) -> Measure:
         data, runs.data = getattr(features, cell["data"])()
-        for row in plan["rows"] if cell.get("all", True) else plan["main_rows"]:
+        return partial(measured, data, cell)
 
-            def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
-                return measured(data, cell, config, part)
+    def stages(row: str, cell: Any) -> list[Stage]:
+        return [Stage(plan["grids"].get(row.split(": ")[0], {}), "balanced")]
 
-            options = plan["grids"].get(row.split(": ")[0], {})
-            choose_and_run(runs, {"cell": name, "row": row}, options, measure, "balanced")
+    run_rows(plan, runs, prepare, stages)
 
 
 def measured(
-    data: features.Labelled, cell: Mapping[str, Any], config: Mapping[str, Any], part: str
+    data: Labelled, cell: Mapping[str, Any], config: Mapping[str, Any], part: str
 ) -> dict[str, float]:
     """Balanced accuracy in percent, also of classes with > 50, 20 to 50, < 20 training samples."""
-    kept = long_tail(data.y, cell["imbalance"], config["seed"])
+    kept = long_tail(data.y, cell["imbalance"], config["seed"], cell.get("largest"))
     x, y, test = data.x[kept], data.y[kept], (data.test_x, data.test_y)
+    if "wrong" in cell:
+        y = mislabelled(x, y, cell["wrong"], cell.get("among"), config["seed"])
     if part == "pilot":
         rest, held = features.held_out(y, 0.2, config["seed"])
         test, x, y = (x[held], y[held]), x[rest], y[rest]
-    own = Part(x, y, *test)
+    own = Labelled(x, y, *test)
     counts = y.bincount(minlength=int(data.y.max()) + 1)
     kind, _, loss = config["row"].partition(": ")
-    if kind in ("ridge", "logit-adjusted softmax"):
-        predicted = LINEAR[kind](own, config["decay"])
-    else:
-        a, b = own.x, own.test_x
-        if kind != "features, no training":
-            a, b = trained(own, counts, kind, loss, config)
-        predicted = nearest_mean(a, own.y, b)
-    return balanced(predicted, own.test_y, counts)
+    if kind in LINEAR:
+        return balanced(LINEAR[kind](own, config["decay"]), own.test_y, counts)
+    a, b = own.x, own.test_x
+    if kind != "features, no training":
+        a, b = trained(own, counts, kind, loss, config)
+    found = balanced(by_means(a, own.y, b), own.test_y, counts)
+    if "wrong" in cell:
+        voted = knn_predictions(a.numpy(), own.y.numpy(), b.numpy(), 20)
+        found["k-NN"] = balanced(voted, own.test_y, counts)["balanced"]
+    return found
 
 
-def long_tail(labels: Tensor, ratio: float, seed: int) -> Tensor:
+def mislabelled(x: Tensor, y: Tensor, share: float, among: int | None, seed: int) -> Tensor:
+    """Labels of which a share is wrong: any other class, or one of some with the nearest means."""
+    generator = torch.Generator().manual_seed(seed)
+    centred = x - x.mean(0)
+    means = normalize(torch.stack([centred[y == label].mean(0) for label in y.unique()]), dim=1)
+    similar = (means @ means.T).fill_diagonal_(-torch.inf)
+    others = similar.topk(among or len(means) - 1, dim=1).indices
+    other = others[y, torch.randint(others.shape[1], y.shape, generator=generator)]
+    return torch.where(torch.rand(y.shape, generator=generator) < share, other, y)
+
+
+def long_tail(labels: Tensor, ratio: float, seed: int, largest: int | None = None) -> Tensor:
     """Indices of a subset whose class sizes fall exponentially, the largest ``ratio`` the smallest.
 
-    Which classes are large is drawn anew for every seed; every class keeps two samples at least.
+    Which classes are large is drawn anew for every seed; every class keeps two samples at least
+    and ``largest`` at most.
 
     Example:
         >>> labels = torch.arange(3).repeat_interleave(16)
         >>> sorted(labels[long_tail(labels, 4, 0)].bincount().tolist())
         [4, 8, 16]
     """
-    if ratio == 1:
+    if ratio == 1 and largest is None:
         return torch.arange(len(labels))
     generator, found = np.random.default_rng(seed + 104_729), labels.numpy()
     classes = np.unique(found)
@@ -82,19 +94,17 @@ def long_tail(labels: Tensor, ratio: float, seed: int) -> Tensor:
     kept = []
     for label, place in zip(classes, places, strict=True):
         own = np.flatnonzero(found == label)
-        size = max(2, round(len(own) * ratio**-place))
+        size = max(2, round(min(len(own), largest or len(own)) * ratio**-place))
         kept.append(generator.permutation(own)[:size])
     return torch.from_numpy(np.sort(np.concatenate(kept)))
 
 
-def balanced(predicted: Tensor, truth: Tensor, counts: Tensor) -> dict[str, float]:
+def balanced(predicted: np.ndarray, truth: Tensor, counts: Tensor) -> dict[str, float]:
     """Mean accuracy per class; many, medium and few by the number of training samples."""
     classes = truth.unique()
     classes = classes[counts[classes] > 0]
-    shares = torch.stack(
-        [(predicted[truth == label] == label).double().mean() for label in classes]
-    )
-    size = counts[classes]
+    shares = recall_score(truth, predicted, labels=classes, average=None, zero_division=0)
+    size = counts[classes].numpy()
     parts = {
         "balanced": size > 0,
         "many": size > 50,
@@ -104,37 +114,33 @@ def balanced(predicted: Tensor, truth: Tensor, counts: Tensor) -> dict[str, floa
     return {name: 100 * float(shares[part].mean()) for name, part in parts.items() if part.any()}
 
 
-def nearest_mean(x: Tensor, y: Tensor, queries: Tensor) -> Tensor:
+def by_means(x: Tensor, y: Tensor, queries: Tensor) -> np.ndarray:
     """The class whose mean has the largest cosine, after centring by the mean of the classes."""
-    known = y.unique()
-    centre = torch.stack([x[y == label].mean(0) for label in known]).mean(0)
-    unit, found = normalize(x - centre, dim=1), normalize(queries - centre, dim=1)
-    means = torch.stack([unit[y == label].mean(0) for label in known])
-    nearest: Tensor = known[(found @ normalize(means, dim=1).T).argmax(1)]
-    return nearest
+    centre = torch.stack([x[y == label].mean(0) for label in y.unique()]).mean(0)
+    return nearest_mean(*(v.numpy() for v in (x - centre, y, queries - centre)))[0]
 
 
 # --- closed forms and convex problems -------------------------------------------------------------
 
 
-def ridge(part: Part, decay: float) -> Tensor:
+def standardised(part: Labelled) -> tuple[Tensor, Tensor]:
+    """Training and test samples by mean and standard deviation of the training samples."""
+    mean, std = part.x.mean(0), part.x.std(0) + 1e-6
+    return (part.x - mean) / std, (part.test_x - mean) / std
+
+
+def ridge(part: Labelled, decay: float) -> np.ndarray:
     """Least squares on one-hot classes, each class with the same weight."""
-    mean, std = part.x.mean(0), part.x.std(0) + 1e-6
-    x, test = (
-        torch.nn.functional.pad((v - mean) / std, (0, 1), value=1.0) for v in (part.x, part.test_x)
-    )
-    weights = tc.class_weights(part.y)[part.y][:, None] / len(x)
-    target = torch.nn.functional.one_hot(part.y).float()
-    gram = x.T @ (weights * x) + decay * torch.eye(x.shape[1])
-    found: Tensor = (test @ torch.linalg.solve(gram, x.T @ (weights * target))).argmax(1)
-    return found
+    x, test = (pad(v, (0, 1), value=1.0) for v in standardised(part))
+    weighted = tc.class_weights(part.y)[part.y] * x.T / len(x)
+    gram = weighted @ x + decay * torch.eye(x.shape[1])
+    found = test @ torch.linalg.solve(gram, weighted @ one_hot(part.y).float())
+    return found.argmax(1).numpy()  # type: ignore[no-any-return]
 
 
-def logit_adjusted(part: Part, decay: float) -> Tensor:
+def logit_adjusted(part: Labelled, decay: float) -> np.ndarray:
     """Softmax regression with logits w·x + log prior (Menon and others 2021), by L-BFGS."""
-    mean, std = part.x.mean(0), part.x.std(0) + 1e-6
-    x, test = (part.x - mean) / std, (part.test_x - mean) / std
-    counts = part.y.bincount()
+    (x, test), counts = standardised(part), part.y.bincount()
     layer = nn.Linear(x.shape[1], len(counts))
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -148,8 +154,7 @@ def logit_adjusted(part: Part, decay: float) -> Tensor:
         return loss
 
     solver.step(closure)
-    found: Tensor = layer(test).detach().argmax(1)
-    return found
+    return layer(test).detach().argmax(1).numpy()  # type: ignore[no-any-return]
 
 
 LINEAR = {"ridge": ridge, "logit-adjusted softmax": logit_adjusted}
@@ -159,58 +164,44 @@ LINEAR = {"ridge": ridge, "logit-adjusted softmax": logit_adjusted}
 
 
 def trained(
-    part: Part, counts: Tensor, kind: str, loss: str, config: Mapping[str, Any]
+    part: Labelled, counts: Tensor, kind: str, loss: str, config: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """Embeddings of training and test samples by a head that is trained."""
     torch.manual_seed(config["seed"])
-    x, test, head = part.x, part.test_x, mlp(part.x.shape[1])
+    x, test, width = part.x, part.test_x, part.x.shape[1]
+    layer: nn.Module = nn.Sequential(nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 64))
+    head: Callable[[Tensor], Tensor] = layer
     if kind == "identity head":  # starts as 256 principal directions
         mean = x.mean(0)
         _, _, directions = torch.svd_lowrank(x - mean, q=min(256, *x.shape), niter=4)
         scale = ((x - mean) @ directions).norm(dim=1).mean()
         x, test = ((v - mean) @ directions / scale for v in (x, test))
-        head = Residual(x.shape[1])
+        layer = nn.Linear(x.shape[1], x.shape[1], bias=False)
+        nn.init.zeros_(layer.weight)
+
+        def head(rows: Tensor) -> Tensor:
+            return rows + layer(rows)  # type: ignore[no-any-return]
+
     known = part.y.unique()
     means = torch.stack([x[part.y == label].mean(0) for label in known])
     objective = objective_of(loss, config["c"], counts) if loss != "BCL" else None
-    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3, weight_decay=config["decay"])
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config["steps"])
-    for _ in range(config["steps"]):
+
+    def of_batch() -> Tensor:
         rows = torch.randint(len(x), (min(256, len(x)),))
-        embeddings = head(x[rows])
+        embeddings, labels = head(x[rows]), part.y[rows]
         if objective is None:
-            found = bcl(embeddings, part.y[rows], head(means), known, config["c"])
-        else:
-            found = objective(embeddings, part.y[rows])
-        optimizer.zero_grad()
-        found.backward()
-        optimizer.step()
-        schedule.step()
+            return bcl(embeddings, labels, head(means), known, config["c"])
+        return objective(embeddings, labels)
+
+    descend(layer.parameters(), config["steps"], 1e-3, of_batch, config["decay"])
     with torch.no_grad():
         return head(x), head(test)
 
 
-class Residual(nn.Module):
-    """x + W x, with W = 0 at the start."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(dim, dim, bias=False)
-        nn.init.zeros_(self.linear.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, dim) to (n, dim)."""
-        found: Tensor = x + self.linear(x)
-        return found
-
-
-def mlp(dim: int) -> nn.Module:
-    """A hidden layer of 256, random at the start."""
-    return nn.Sequential(nn.Linear(dim, 256), nn.ReLU(), nn.Linear(256, 64))
-
-
 def objective_of(loss: str, c: float, counts: Tensor) -> Loss:
     """A loss of embeddings and labels, such as "IOT, class marginals"."""
+    if loss == "RINCE":
+        return partial(rince, c=c)
     name, _, how = loss.partition(", ")
     made: Any = {"InfoNCE": tc.InfoNCE, "IOT": tc.IOT, "PushPull": tc.PushPull}[name]
     if how == "weights of the set":
@@ -218,6 +209,19 @@ def objective_of(loss: str, c: float, counts: Tensor) -> Loss:
         return lambda z, y: plain(z, y, weights=weights[y])
     found: Loss = made(sharpness=c, empty="zero", marginals="classes" if how else "uniform")
     return found
+
+
+def rince(z: Tensor, y: Tensor, c: float, q: float = 0.5, weight: float = 0.025) -> Tensor:
+    """Robust InfoNCE (Chuang and others 2022), the mean over positive pairs.
+
+    ``−exp(q·c·s⁺)/q + (λ (exp(c·s⁺) + Σ exp(c·s⁻)))^q / q``, over exp(q·c) so that none overflows.
+    """
+    unit, same = normalize(z, dim=1), y[:, None] == y
+    scores = c * (unit @ unit.T - 1)
+    others = scores.exp().masked_fill(same, 0).sum(1, keepdim=True)
+    robust = ((weight * (scores.exp() + others)) ** q - (q * scores).exp()) / q
+    positive = same & ~torch.eye(len(y), dtype=torch.bool)
+    return (robust * positive).sum() / positive.sum().clamp(min=1)
 
 
 def bcl(z: Tensor, y: Tensor, prototypes: Tensor, of: Tensor, c: float) -> Tensor:

@@ -102,22 +102,22 @@ def difference(
     metrics: Sequence[str],
     level: float = 1 - LEVEL,
 ) -> Difference:
-    """Row a minus row b in a cell, paired by seed; a row without seeds is the same for all."""
+    """Row a minus row b in a cell, paired by seed; a row without seeds is the same for all.
+
+    ``metrics`` has that of a and that of b.
+    """
     first, second = values_of(scores, cell, a, metrics[0]), values_of(scores, cell, b, metrics[1])
-    if len(first) == 1 and len(second) > 1:
+    if first.index.hasnans:  # without seeds
         first = pd.Series(first.iloc[0], second.index)
-    if len(second) == 1 and len(first) > 1:
+    elif second.index.hasnans:
         second = pd.Series(second.iloc[0], first.index)
-    gap = (first - second).dropna()
-    n, nan = len(gap), float("nan")
-    name = f"{a} − {b}"
-    if n < 2 or np.ptp(gap) == 0:
-        mean = float(gap.mean()) if n else nan
-        return Difference(cell, name, n, mean, nan, nan, nan)
+    gap, nan, name = (first - second).dropna(), float("nan"), f"{a} − {b}"
+    if len(gap) < 2 or np.ptp(gap) == 0:
+        return Difference(cell, name, len(gap), float(gap.mean()), nan, nan, nan)
     test = stats.ttest_1samp(gap, 0.0)
     low, high = map(float, test.confidence_interval(level))
-    p = float(test.pvalue) if n >= LEAST else nan
-    return Difference(cell, name, n, float(gap.mean()), low, high, p)
+    p = float(test.pvalue) if len(gap) >= LEAST else nan
+    return Difference(cell, name, len(gap), float(gap.mean()), low, high, p)
 
 
 def values_of(scores: pd.DataFrame, cell: str, row: str, metric: str) -> pd.Series:
@@ -136,14 +136,18 @@ def markdown(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> str:
             f"## {verdict.name}: {verdict.word}",
             f"Hypothesis: {rule['says']}",
             f"Refuted if: {rule['refuted_if']}",
-            table(
-                [*HEAD, f"{100 * verdict.level:.5g} % interval", "p (Holm)"],
-                [[d.cell, d.rows, str(d.n), f"{d.mean:+.2f}", f"[{d.low:+.2f}, {d.high:+.2f}]",
-                  "–" if np.isnan(d.p) else f"{d.p:.2g}"] for d in verdict.differences]),
+            table([*HEAD, f"{100 * verdict.level:.5g} % interval", "p (Holm)"],
+                  [_shown(one) for one in verdict.differences]),
         ]  # fmt: skip
     parts += ["## All rows", "Mean over n seeds, ± half of its 95 % t-interval."]
     parts += [part for cell in plan["cells"] for part in _cell(plan, lines, cell)]
     return "\n\n".join(parts) + "\n"
+
+
+def _shown(one: Difference) -> list[str]:
+    interval = "–" if np.isnan(one.low) else f"[{one.low:+.2f}, {one.high:+.2f}]"
+    p = "–" if np.isnan(one.p) else f"{one.p:.2g}"
+    return [one.cell, one.rows, str(one.n), f"{one.mean:+.2f}", interval, p]
 
 
 def _cell(plan: Plan, lines: Sequence[Mapping[str, Any]], cell: str) -> Iterator[str]:
