@@ -168,6 +168,19 @@ def outcome(code: str, *hidden: str) -> str:
     return python("-c", f"{hide}\n{code}").stdout.strip()
 
 
+def test_every_public_name_may_be_the_first_that_is_used():
+    script = """if True:
+    import os, torch, tricouple
+    for name in sorted({*tricouple.__all__} - {"load_encoder"}):
+        child = os.fork()
+        if child == 0:
+            getattr(tricouple, name)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0, name
+    """
+    python("-c", script)  # asserts that it ends well
+
+
 def test_load_encoder_imports_tricouple_lab_when_it_is_called():
     code = "import tricouple; tricouple.load_encoder; print('tricouple_lab' in sys.modules)"
     assert outcome(code) == "False"

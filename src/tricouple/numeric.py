@@ -47,6 +47,12 @@ def weighed(numbers: Tensor, weights: Tensor | None) -> Tensor:
     return numbers if weights is None else numbers * weights
 
 
+def blocks(n: int, step: int) -> Iterator[slice]:
+    """Rows in parts of at most so many, at least one."""
+    step = max(1, step)
+    return (slice(start, min(start + step, n)) for start in range(0, n, step))
+
+
 def fill_own(values: Tensor, own: Tensor, number: float) -> Tensor:
     """Overwrite entry (i, own_i) of each row, −1 for none, without reading ``own``."""
     at = own.clamp(min=0)[:, None]

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tricouple import checks
 from tricouple.batch import unit_vectors
-from tricouple.numeric import compute_dtype, on_host, wide_dtype
+from tricouple.numeric import blocks, compute_dtype, on_host, wide_dtype
 from tricouple.ot.forms import Linear
 from tricouple.ot.scaling import Kernel, Scaling
-from tricouple.ot.scores import Scores, blocks
+from tricouple.ot.scores import Scores
 from tricouple.ot.solver import Sweeps, solve
 
 _TILE = 1 << 22  # scores of a tile, and entries of the kernel that are stored

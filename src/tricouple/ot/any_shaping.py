@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tricouple.numeric import wide_dtype
+from tricouple.numeric import blocks, wide_dtype
 from tricouple.ot.forms import Form, Updated, log_scaling
 from tricouple.ot.rows import Vectors, Weights
-from tricouple.ot.scores import Tiles, blocks
+from tricouple.ot.scores import Tiles
 from tricouple.shaping import Shaping
 
 # Matrices of M×M that an anchor needs at once: margins, what ψ and its derivative keep, weights.

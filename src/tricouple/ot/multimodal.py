@@ -27,6 +27,7 @@ from torch import Tensor
 
 from tricouple import batch, checks
 from tricouple.numeric import (
+    blocks,
     final,
     full_precision,
     ieee_products,
@@ -36,7 +37,7 @@ from tricouple.numeric import (
 )
 from tricouple.ot.forms import Linear
 from tricouple.ot.plans import PairPlan, Plan
-from tricouple.ot.scores import Scores, blocks
+from tricouple.ot.scores import Scores
 from tricouple.ot.solver import Sweeps
 
 EDGES = ((0, 1), (0, 2), (1, 2))  # edge x + y − 1 is between x and y

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tricouple import checks
 from tricouple.numeric import (
+    blocks,
     compute_dtype,
     divide_or_zero,
     final,
@@ -27,7 +28,7 @@ from tricouple.ot.forms import Forces, Form, Linear, log_scaling
 from tricouple.ot.kernels import epsilon_of_factor, kernel_of
 from tricouple.ot.rows import Vectors
 from tricouple.ot.scaling import Kernel, Scaling
-from tricouple.ot.scores import Scores, blocks
+from tricouple.ot.scores import Scores
 from tricouple.ot.solver import DEFAULT_BUDGET, Run, Sweeps, differentiate, solve
 from tricouple.shaping import Shaping, ShapingName, resolve
 

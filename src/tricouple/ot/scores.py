@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tricouple.groups import Processes
-from tricouple.numeric import fill_own
+from tricouple.numeric import blocks, fill_own
 from tricouple.ot.native import empty_matrix
 
 Tiles = Iterable[tuple[slice, Tensor]]
@@ -20,12 +20,6 @@ Tiles = Iterable[tuple[slice, Tensor]]
 CACHED = 1 << 18  # entries of a tile of what is stored, which stays in the cache
 _ROWS = 64  # of such a tile at least: products of fewer rows keep few threads busy
 DEVICE_TILE = 1 << 26  # on an accelerator
-
-
-def blocks(n: int, step: int) -> Iterator[slice]:
-    """Rows in parts of at most so many, at least one."""
-    step = max(1, step)
-    return (slice(start, min(start + step, n)) for start in range(0, n, step))
 
 
 @dataclass

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.special import xlogy
 
-from tricouple.numeric import divide_or_zero, fill_own, on_host, weighed, wide_dtype
-from tricouple.ot.scores import blocks
+from tricouple.numeric import blocks, divide_or_zero, fill_own, on_host, weighed, wide_dtype
 
 _ENTRIES = 1 << 20  # of rows of P̃ that are computed together
 
