@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,153 +15,141 @@ from typing import Any
 from benchmarks import measure, table
 from benchmarks.cases import ANCHORS, CLASSES, N_ITERS, PAIR_PLAN, TRIPLET_PLAN, Case
 from benchmarks.worker import ROOT, Workers
-from tricouple_lab.files import write_text, written
+from tricouple_lab.files import written
 from tricouple_lab.names import UserError
 
-BUSY = 0.5  # a load above which other programs disturb the times
 WEIGHED = 1024  # matrices of smaller batches are lost in the pages of an allocator
 STORED = 8192  # above, N×N matrices take gigabytes
 DESCRIPTION = """\
 Time and memory of the losses beside the dense N^3 algorithm, InfoNCE in plain PyTorch, SupConLoss
 (pytorch-metric-learning), MMSinkhorn (OTT-JAX) and Sinkhorn (POT). A call is value and gradient;
-compilation is not counted. Contenders of one size take turns in rounds and the best call counts:
-compare ratios within one run. Memory is measured in a fresh process per contender and size, in N×N
-float32 matrices. A library that is not installed is a row without numbers.
+compilation is not counted; all have the same sharpness. Contenders of one size take turns in rounds
+and the best call counts: compare ratios within one run. Memory is measured in a fresh process per
+contender and size, in N×N float32 matrices. A library that is not installed is a row without
+numbers.
 """
 EXAMPLES = """\
 examples:
   tricouple bench --quick                         seconds: does it run, what is installed
   tricouple bench                                 everything, many minutes; keep the machine quiet
-  tricouple bench --sizes 256,1024 --no-memory    two sizes, times only
   tricouple bench --sizes 8192,32768 --only NegMMIOT --only '* streamed'   the price of streaming
   tricouple bench --step                          whole training steps of a ResNet-18 (a minute)
-  tricouple bench --step resnet18,clip_small      and of a small CLIP
   tricouple bench --processes 2,4                 one batch over several processes
-  tricouple bench --read bench.json               print an earlier run
   tricouple bench --read results/bench/core.json --markdown docs/assets/bench-core.md
 """
 
 
-def of(name: str, loss: str = "", c: float = 100.0, shaping: str = "", **about: Any) -> Case:
-    """A case without its size. τ = ε = 0.1 as in the paper: c = 100, or 10 for one of the two."""
-    if shaping:
-        about["options"] = {"shaping": shaping, "memory": "matrices"}
-    return Case(name, loss or name, c=c, batch="classes", versions=("this",), **about)
+def of(name: str, loss: str = "", **about: Any) -> Case:
+    """A case without its size and sharpness, which are those of the run."""
+    return Case(name, loss or name, batch="classes", versions=("this",), **about)
 
 
 STREAMED: dict[str, Any] = {"options": {"memory": "streamed"}, "matrices": 0.5}
+CUBIC = 256  # the largest size of contenders with N×N×N tensors
 CONTENDERS = (  # and the sizes from and up to which they run
     (of("NegMMIOT"), 0, STORED),
     (of("NegMMIOT implicit", "NegMMIOT", options={"gradient": "implicit"}), 0, STORED),
     (of("NegMMIOT envelope", "NegMMIOT", options={"gradient": "envelope"}), 0, STORED),
     (of("NegMMIOT streamed", "NegMMIOT", **STREAMED), STORED, math.inf),
-    (of("NegMMIOT log-sigmoid", "NegMMIOT", shaping="log_sigmoid"), 0, 2048),
-    (of("NegMMIOT hinge", "NegMMIOT", shaping="hinge"), 0, 2048),
-    (of(f"NegMMIOT log-sigmoid, {ANCHORS}", "NegMMIOT", shaping=ANCHORS), 0, 512),
+    (of("NegMMIOT log-sigmoid", "NegMMIOT", options={"shaping": "log_sigmoid"}), 0, 2048),
+    (of("NegMMIOT hinge", "NegMMIOT", options={"shaping": "hinge"}), 0, 2048),
+    (of(f"NegMMIOT log-sigmoid, {ANCHORS}", "NegMMIOT", options={"shaping": ANCHORS}), 0, 512),
     (of("PushPull"), 0, STORED),
     (of("PushPull streamed", "PushPull", **STREAMED), STORED, math.inf),
-    (of("IOT", c=10), 0, STORED),
-    (of("IOT streamed", "IOT", 10, **STREAMED), STORED, math.inf),
-    (of("InfoNCE", c=10, matrices=0.5), 0, math.inf),
-    (of("InfoNCE (plain PyTorch)", "plain_info_nce", 10), 0, STORED),
-    (of("SupConLoss (PML)", "sup_con", 10), 0, STORED),
-    (of("dense Neg-MMIOT (PyTorch)", "dense_neg_mmiot", cubic=True), 0, STORED),
-    (of("MMSinkhorn unrolled (OTT-JAX)", "unrolled", cubic=True), 0, STORED),
-    (of("MMSinkhorn Danskin (OTT-JAX)", "Danskin", cubic=True), 0, STORED),
+    (of("IOT"), 0, STORED),
+    (of("IOT streamed", "IOT", **STREAMED), STORED, math.inf),
+    (of("InfoNCE", matrices=0.5), 0, math.inf),
+    (of("InfoNCE (plain PyTorch)", "plain_info_nce"), 0, STORED),
+    (of("SupConLoss (PML)", "sup_con"), 0, STORED),
+    (of("dense Neg-MMIOT (PyTorch)", "dense_neg_mmiot", cubic=True), 0, CUBIC),
+    (of("MMSinkhorn unrolled (OTT-JAX)", "unrolled", cubic=True), 0, CUBIC),
+    (of("MMSinkhorn Danskin (OTT-JAX)", "Danskin", cubic=True), 0, CUBIC),
+    (of("MultiModalIOT", sets="three"), 0, 2048),
+    (of("MultiModalIOT, dense (PyTorch)", "dense_multi_modal", sets="three", cubic=True), 0, CUBIC),
     (of("triplet_sinkhorn", "triplet_plan", task=TRIPLET_PLAN), 0, STORED),
-    (of("MMSinkhorn plan only (OTT-JAX)", "plan only", task=TRIPLET_PLAN, cubic=True), 0, STORED),
-    (of("sinkhorn", "pair_plan", 10, task=PAIR_PLAN), 0, STORED),
-    (of("sinkhorn (POT)", "sinkhorn", 10, task=PAIR_PLAN), 0, STORED),
-    (of("sinkhorn_log (POT)", "sinkhorn_log", 10, task=PAIR_PLAN), 0, STORED),
+    (of("MMSinkhorn plan only (OTT-JAX)", "plan only", task=TRIPLET_PLAN, cubic=True), 0, CUBIC),
+    (of("sinkhorn", "pair_plan", task=PAIR_PLAN), 0, STORED),
+    (of("sinkhorn (POT)", "sinkhorn", task=PAIR_PLAN), 0, STORED),
+    (of("sinkhorn_log (POT)", "sinkhorn_log", task=PAIR_PLAN), 0, STORED),
 )
 SHARED = (  # all compare N×N pairs: N samples with themselves, or N pairs of two sets
     of("NegMMIOT"),
     of("NegMMIOT, both directions", "NegMMIOT", sets="both"),
     of("PushPull"),
-    of("InfoNCE", c=10),
-    of("ClipLoss (open_clip)", "clip_loss", 10, sets="both"),
-    of("NTXentLoss (lightly)", "nt_xent", 10),
-    of("SupConLoss (PML)", "sup_con", 10, matrices=56),
-    of("MultipleNegativesRankingLoss (ST)", "ranking", 10, sets="both"),
+    of("InfoNCE"),
+    of("ClipLoss (open_clip)", "clip_loss", sets="both"),
+    of("NTXentLoss (lightly)", "nt_xent"),
+    of("SupConLoss (PML)", "sup_con", matrices=56),
+    of("MultipleNegativesRankingLoss (ST)", "ranking", sets="both"),
 )
+
+
+def common(name: str, description: str, epilog: str, out: str) -> argparse.ArgumentParser:
+    """The options of ``tricouple bench`` and ``benchmarks.versions``."""
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        name, description=description, epilog=epilog, formatter_class=shape
+    )
+    add = parser.add_argument
+    add("--sizes", type=numbers, metavar="N,…", help="batch sizes")
+    add("--rounds", type=int, default=0, help="rounds in which contenders take turns (as many as "
+        "take 3 s per contender; of steps 40)")  # fmt: skip
+    add("--out", type=Path, default=Path(out), help=f"file of the run ({out})")
+    add("--read", type=Path, metavar="FILE", help="print an earlier run; measure nothing")
+    add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
+    return parser
 
 
 def parse(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    shape = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        "tricouple bench", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=shape
-    )
+    parser = common("tricouple bench", DESCRIPTION, EXAMPLES, "bench.json")
     add = parser.add_argument
     add("--quick", action="store_true", help="sizes 32 and 64, two rounds, no memory")
-    add("--sizes", type=numbers(16), metavar="N,…", help="batch sizes (64 to 8192, doubling)")
+    add("--sharpness", type=float, default=10.0, metavar="C",
+        help="c = 1/(τε) of every contender (10; the paper has 100)")  # fmt: skip
     add("--dim", type=int, default=128, help="dimension of the embeddings (128)")
-    add("--largest-cubic", type=int, default=256, metavar="N", help="largest size for the "
-        "contenders with N×N×N tensors (256)")  # fmt: skip
-    add("--rounds", type=int, help="rounds in which contenders take turns (as many as take 3 s "
-        "per contender; of steps 40)")  # fmt: skip
-    add("--only", action="append", default=[], metavar="PATTERN",
+    add("--only", action="append", metavar="PATTERN",
         help="only contenders of such names, as 'NegMMIOT*'; may be repeated")  # fmt: skip
     add("--no-memory", action="store_true", help="do not measure memory")
     add("--step", nargs="?", const="resnet18", metavar="BACKBONE,…", help="instead: whole training "
         "steps with each loss; backbones of tricouple train, or clip_small")  # fmt: skip
-    add("--processes", type=numbers(2), metavar="R,…",
+    add("--processes", type=numbers, metavar="R,…",
         help="instead: one batch over so many processes of one thread each")  # fmt: skip
-    add("--seed", type=int, default=0, help="seed of the random batches (0)")
-    add("--out", type=Path, default=Path("bench.json"), help="file of the run (bench.json)")
-    add("--read", type=Path, metavar="FILE", help="print an earlier run; measure nothing")
-    add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
     return parser.parse_args(words)
 
 
-def numbers(least: int) -> Any:
+def numbers(text: str) -> tuple[int, ...]:
     """Read numbers such as ``256,1024``."""
-
-    def read(text: str) -> tuple[int, ...]:
-        found = tuple(sorted({int(part) for part in text.split(",")}))
-        if found[0] < least:
-            raise argparse.ArgumentTypeError(f"{found[0]} is too small: use {least} or more")
-        return found
-
-    read.__name__ = "list of numbers"
-    return read
+    return tuple(sorted({int(part) for part in text.split(",")}))
 
 
 def main(words: list[str]) -> int:
     """Run the command."""
     args = parse(words)
     run = table.read(args.read) if args.read else measured(args, words)
-    for caption, found in table.tables(run).items():
-        print(f"{caption}\n{found.to_string(index=False)}\n")
-    print("\n".join(table.notes(run)))
-    if args.markdown:
-        write_text(args.markdown, table.markdown(run))
-        print(f"Tables: {args.markdown}")
+    table.publish(run, args.markdown)
     return 0
 
 
 def measured(args: argparse.Namespace, words: list[str]) -> dict[str, Any]:
     """Measure; the file is written after every row: an interrupted run keeps what it has."""
-    problem = {"dim": args.dim, "classes": CLASSES, "temperature": 0.1, "epsilon": 0.1,
-               "n_iters": N_ITERS, "seed": args.seed}  # fmt: skip
+    rows = steps(args) if args.step else rows_of(chosen(args), args)
+    problem: dict[str, Any] = {"sharpness": args.sharpness}
+    if args.step:
+        problem |= {"backbones": args.step}
+    else:
+        problem |= {"dim": args.dim, "classes": CLASSES, "n_iters": N_ITERS}
     facts = measure.circumstances("tricouple bench", words)
-    run: dict[str, Any] = {"problem": {"backbones": args.step} if args.step else problem}
-    run |= {"measurements": [], "provenance": facts}
-    groups = [] if args.step else chosen(args)
+    run: dict[str, Any] = {"problem": problem, "measurements": [], "provenance": facts}
     with written(args.out):  # before minutes of measuring
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.open("a").close()
-    if facts["load"] > BUSY:
-        print(f"Other programs keep this machine busy (load {facts['load']:.1f}): times and "
-              "ratios will be unreliable.")  # fmt: skip
     try:
-        for row in steps(args) if args.step else rows_of(groups, args):
+        for row in rows:
             run["measurements"].append(row)
-            write_text(args.out, json.dumps(run, indent=1) + "\n")
+            measure.store(run, args.out)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{args.out} has what was measured") from None
-    measure.say("")
-    print(f"All measurements: {args.out}")
     return run
 
 
@@ -169,7 +157,10 @@ def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows of training steps."""
     tiny = {"batch_size": 16, "image_size": 16} if args.quick else {}
     rounds = args.rounds or (2 if args.quick else 40)
-    return measure.measure_steps(args.step.split(","), rounds=rounds, seed=args.seed, **tiny)
+    for backbone in args.step.split(","):
+        found = measure.step_ratios([backbone], rounds=rounds, sharpness=args.sharpness, **tiny)
+        found = found.rename(columns={"loss": "contender", "batch_size": "size"})
+        yield from found.to_dict("records")
 
 
 def chosen(args: argparse.Namespace) -> list[list[Case]]:
@@ -184,9 +175,9 @@ def chosen(args: argparse.Namespace) -> list[list[Case]]:
         raise UserError(f"--only {' '.join(args.only)}: matches none of {every}")
     return [
         [
-            replace(case, n=n, d=args.dim, seed=args.seed, world=world)
+            replace(case, n=n, d=args.dim, c=args.sharpness, world=world)
             for case, least, most in wanted
-            if least <= n <= (args.largest_cubic if case.cubic else most)
+            if least <= n <= most
         ]
         for world in args.processes or (1,)
         for n in sizes
@@ -201,16 +192,13 @@ def rows_of(groups: list[list[Case]], args: argparse.Namespace) -> Iterator[dict
         unwanted = args.no_memory or args.quick or case.n < largest
         return not unwanted and (case.n >= WEIGHED or case.cubic)
 
-    workers = Workers({"this": ROOT})
-    try:
+    with closing(Workers({"this": ROOT})) as workers:
         for cases in filter(None, groups):
             found = measure.measure(cases, workers, args.rounds or 2 * args.quick, weigh)
             for case in cases:
                 row = {"contender": case.name, "task": case.task, "size": case.n}
                 row |= {"processes": case.world, "dim": case.d} if args.processes else {}
                 yield row | found[case.name, "this"]
-    finally:
-        workers.close()
 
 
 if __name__ == "__main__":

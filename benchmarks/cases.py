@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -22,7 +22,7 @@ PAIR_PLAN = "pair plan: matrix"
 N_ITERS, CLASSES = 10, 10
 
 Call = Callable[[], Any]
-Criterion = Callable[..., Tensor]  # (x, labels), or (x, y, labels) across two sets
+Criterion = Callable[..., Tensor]  # of the rows of each set and the labels
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,8 @@ class Case:
     limits: dict[str, float | None] = field(default_factory=dict)
     c: float = 10.0  # sharpness
     batch: str = "easy"  # or "classes", "outlier", "collapsed", "duplicated"
-    sets: str = "one"  # or "two" or "both": across two sets in one direction or in both
+    sets: str = "one"  # or "two" or "both": across two in one direction or in both; or "three"
     options: dict[str, Any] = field(default_factory=dict)  # of the criterion
-    budget: float | None = None  # memory_budget in N×N float32 matrices; the other version streams
     versions: tuple[str, ...] = ("this", "other")
     world: int = 1  # processes that share the batch
     seed: int = 0
@@ -53,14 +52,9 @@ class Case:
         """Memory that it may need; backward keeps two N³ tensors per update of three."""
         return 4 * self.n**2 * (self.n * (6 * N_ITERS + 20) if self.cubic else self.matrices)
 
-    def of(self, version: str) -> Case:
-        """The case as a version is asked: the other one keeps all of E or nothing, no part."""
-        streams = version == "other" and self.budget is not None
-        return replace(self, budget=None, options={"memory": "streamed"}) if streams else self
 
-
-def batch(case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows x and y, (n, d) each, and labels (n,): the same in every process.
+def batch(case: Case) -> tuple[list[Tensor], Tensor]:
+    """Rows of each set, (n, d), and labels (n,): the same in every process.
 
     Classes have 4 samples. In "classes" they are ten with centres of their own, and class k has
     probability proportional to 1/(k + 1): classes differ in size, as in mini-batches.
@@ -79,16 +73,17 @@ def batch(case: Case) -> tuple[Tensor, Tensor, Tensor]:
         x[0] = -mean
     if case.batch == "duplicated":
         x = x[labels]
-    return x, y, torch.arange(n) if case.sets == "both" else labels
+    count = {"one": 1, "three": 3}.get(case.sets, 2)
+    return [x, y, torch.randn(n, d)][:count], torch.arange(n) if case.sets == "both" else labels
 
 
 def prepare(case: Case, rank: int = 0) -> Call:
     """Do what is not measured (inputs, compilation), return the call that is."""
-    x, y, labels = batch(case)
+    sets, labels = batch(case)
     if case.loss in CALLS:
-        return CALLS[case.loss](case, x, labels)
+        return CALLS[case.loss](case, *sets, labels)
     part = slice(rank * case.n // case.world, (rank + 1) * case.n // case.world)
-    own = [rows[part].requires_grad_() for rows in ((x,) if case.sets == "one" else (x, y))]
+    own = [rows[part].requires_grad_() for rows in sets]
     measured = criterion(case)
 
     def call() -> list[Tensor]:
@@ -106,8 +101,6 @@ def criterion(case: Case) -> Criterion:
         declare_missing()  # some import torchvision
         return PEERS[case.loss](case)
     options = dict(case.options)
-    if case.budget is not None:
-        options["memory_budget"] = int(case.budget * 4 * case.n**2)
     if options.get("shaping") == ANCHORS:
         options["shaping"] = tc.shaping.log_sigmoid
     if case.world > 1:
@@ -115,6 +108,8 @@ def criterion(case: Case) -> Criterion:
     found: Criterion = getattr(tc, case.loss)(sharpness=case.c, **options)
     if case.sets == "two":
         return lambda x, y, labels: found(x, labels, ref_emb=y, ref_labels=labels)
+    if case.sets == "three":
+        return lambda x, y, z, _: found({"x": x, "y": y, "z": z})
     return tc.BothDirections(found) if case.sets == "both" else found
 
 
@@ -123,27 +118,41 @@ ANCHORS = "anchor by anchor"  # log-sigmoid as any other function ψ is computed
 # --- losses of others: of one set, or across two in both directions; own rows of a shared batch ---
 
 
+def dense_divergence(log_kernel: Tensor, target: Tensor) -> Tensor:
+    """KL(P̃‖P), P̃ uniform on a mask, (N, N, N): autograd through every iteration of P."""
+    log_mass = -torch.tensor(float(len(log_kernel))).log()
+    f, g, h = (log_kernel.new_zeros(len(log_kernel)) for _ in range(3))
+    for _ in range(N_ITERS):
+        f = log_mass - torch.logsumexp(log_kernel + g[:, None] + h, dim=(1, 2))
+        g = log_mass - torch.logsumexp(log_kernel + f[:, None, None] + h, dim=(0, 2))
+        h = log_mass - torch.logsumexp(log_kernel + f[:, None, None] + g[:, None], dim=(0, 1))
+    chosen = (log_kernel + f[:, None, None] + g[:, None] + h)[target]
+    return -torch.tensor(float(len(chosen))).log() - chosen.mean()
+
+
 def dense_neg_mmiot(case: Case) -> Criterion:
-    """Neg-MMIOT as published: the N×N×N kernel in memory, autograd through every iteration."""
+    """Neg-MMIOT as published, with the N×N×N kernel in memory."""
 
     def loss(embeddings: Tensor, labels: Tensor) -> Tensor:
-        n = len(labels)
         unit = normalize(embeddings, dim=1)
         scores = case.c * unit @ unit.T
-        same, other = labels[:, None] == labels[None, :], ~torch.eye(n, dtype=torch.bool)
+        same, other = labels[:, None] == labels[None, :], ~torch.eye(len(labels), dtype=torch.bool)
         distinct = other[:, :, None] & other[:, None, :] & other[None, :, :]
         log_kernel = scores[:, :, None] - scores[:, None, :]  # −C_ijk/ε
         log_kernel = log_kernel.masked_fill(~distinct, -torch.inf)
-        log_mass = -torch.tensor(float(n)).log()
-        f, g, h = (log_kernel.new_zeros(n) for _ in range(3))
-        for _ in range(N_ITERS):
-            f = log_mass - torch.logsumexp(log_kernel + g[:, None] + h, dim=(1, 2))
-            g = log_mass - torch.logsumexp(log_kernel + f[:, None, None] + h, dim=(0, 2))
-            h = log_mass - torch.logsumexp(log_kernel + f[:, None, None] + g[:, None], dim=(0, 1))
-        log_plan = log_kernel + f[:, None, None] + g[:, None] + h
-        # P̃ is uniform on the admissible triplets A: KL = −log|A| − mean over A of log P.
-        chosen = log_plan[distinct & same[:, :, None] & ~same[:, None, :]]
-        return -torch.tensor(float(len(chosen))).log() - chosen.mean()
+        return dense_divergence(log_kernel, distinct & same[:, :, None] & ~same[:, None, :])
+
+    return loss
+
+
+def dense_multi_modal(case: Case) -> Criterion:
+    """Three modalities likewise, of rows that belong together."""
+
+    def loss(*sets: Tensor) -> Tensor:
+        x, y, z = (normalize(rows, dim=1) for rows in sets[:3])
+        log_kernel = case.c * ((x @ y.T)[:, :, None] + (x @ z.T)[:, None, :] + y @ z.T)
+        itself = torch.eye(len(x), dtype=torch.bool)
+        return dense_divergence(log_kernel, itself[:, :, None] & itself[:, None, :])
 
     return loss
 
@@ -203,7 +212,10 @@ def ranking(case: Case) -> Criterion:
 
 PEERS: dict[str, Callable[[Case], Criterion]] = {
     function.__name__: function
-    for function in (dense_neg_mmiot, plain_info_nce, sup_con, clip_loss, nt_xent, ranking)
+    for function in (
+        *(dense_neg_mmiot, dense_multi_modal, plain_info_nce),
+        *(sup_con, clip_loss, nt_xent, ranking),
+    )
 }
 
 # --- calls that are no losses of PyTorch ----------------------------------------------------------

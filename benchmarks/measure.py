@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
@@ -19,16 +21,14 @@ import torch
 from torch import Tensor
 
 import tricouple as tc
-from benchmarks import memory
-from benchmarks.cases import Call, Case
-from benchmarks.worker import Workers
+from benchmarks import worker
+from benchmarks.cases import CLASSES, Call, Case
 from tricouple_lab import files, names
 
 Key = TypeVar("Key")
 Row = dict[str, Any]  # what was measured of a case, or a note why not
 SECONDS = 3.0  # that the rounds of a case may take, unless their number is given
 LONG = 5.0  # a call of so many seconds is not repeated
-STEP = "training step"
 PEERS = "numpy", "pytorch-metric-learning", "jax", "ott-jax", "POT", "lightly", "open_clip_torch"
 
 
@@ -39,7 +39,7 @@ def say(text: str) -> None:
 
 
 def measure(
-    cases: Sequence[Case], workers: Workers, rounds: int | None, weigh: Callable[[Case], bool]
+    cases: Sequence[Case], workers: worker.Workers, rounds: int, weigh: Callable[[Case], bool]
 ) -> dict[tuple[str, str], Row]:
     """Return a row per case and version; a case that fails, or needs too much, has a note.
 
@@ -50,19 +50,18 @@ def measure(
     turns: dict[tuple[str, str], Callable[[], list[float]]] = {}
 
     def turn(version: str, case: Case) -> list[float]:
-        found: list[float] = workers.ask(version, "time", case.of(version))["seconds"]
-        return found
+        return workers.ask(version, "time", case)["seconds"]
 
     for case, name in [(one, name) for one in cases for name in one.versions]:
         row = rows[case.name, name] = {"note": ""}
         say(f"N = {case.n}: {case.name}")
-        needed, free = (one / 2**30 for one in (case.bytes(), memory.available()))
+        needed, free = (one / 2**30 for one in (case.bytes(), worker.available()))
         if needed > free:
             row["note"] = f"skipped: may need {needed:.0f} GiB, {free:.0f} GiB are free"
             continue
         try:
             if weigh(case):
-                found = workers.ask(name, "memory", case.of(name), fresh=True)
+                found = workers.ask(name, "memory", case, fresh=True)
                 row |= {key: found[key] for key in ("peak_bytes", "extra_bytes")}
                 row |= timed(found["seconds"])
             if row.get("seconds", 0.0) < LONG:
@@ -116,41 +115,38 @@ STEP_LOSSES: dict[str, Mapping[str, Any]] = {
 
 
 def step_ratios(
-    backbones: Sequence[str], losses: Sequence[str] = tuple(STEP_LOSSES), **options: Any
-) -> pd.DataFrame:
+    backbones: Sequence[str], losses: Sequence[str] = tuple(STEP_LOSSES), *, setting: str = "scl",
+    batch_size: int = 0, image_size: int = 32, rounds: int = 40, sharpness: float = 10.0,
+) -> pd.DataFrame:  # fmt: skip
     """Time whole training steps on random images, the losses of a backbone in turns.
 
     Args:
         backbones: Of ``tricouple train`` (``resnet18``), or ``clip_`` and a model (``clip_small``).
-        losses: Of ``STEP_LOSSES``, or names of ``tricouple train``, with the paper's arguments.
-        **options: Those of ``measure_steps``. ``setting``: ``scl``, random labels, or ``ucl``, two
-            views per image; CLIP always has pairs. ``batch_size``: by default 256, of CLIP 64.
+        losses: Of ``STEP_LOSSES``, or names of ``tricouple train``.
+        setting: ``scl``, random labels, or ``ucl``, two views per image; CLIP always has pairs.
+        batch_size: By default 256, of CLIP 64.
+        image_size: Width and height of the images; CLIP has its own.
+        rounds: Steps of each.
+        sharpness: Of ``STEP_LOSSES``.
 
     Returns:
         A row per backbone and loss: ``backbone, loss, batch_size, seconds`` (of the best step),
         ``median_seconds, calls, ratio`` (to InfoNCE's best; without InfoNCE to the first loss's).
     """
-    found = pd.DataFrame(measure_steps(backbones, losses, **options))
-    return found.drop(columns="task").rename(columns={"contender": "loss", "size": "batch_size"})
-
-
-def measure_steps(
-    backbones: Sequence[str], losses: Sequence[str] = tuple(STEP_LOSSES), *, setting: str = "scl",
-    batch_size: int = 0, image_size: int = 32, classes: int = 10, rounds: int = 40, seed: int = 0,
-) -> Iterator[Row]:  # fmt: skip
-    """Yield rows of ``step_ratios``."""
     base = next((name for name in losses if name.lower() == "infonce"), losses[0])
+    rows = []
     for backbone in backbones:
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         n = batch_size or (64 if backbone.startswith("clip_") else 256)
-        model, encode, labels = encoder(backbone, setting, n, image_size, classes)
-        steps = {name: training_step(name, model, encode, labels) for name in losses}
+        encoded = encoder(backbone, setting, n, image_size)
+        steps = {name: training_step(name, *encoded, sharpness) for name in losses}
         for step in steps.values():
             step()
         found = in_turns({key: partial(durations, step) for key, step in steps.items()}, rounds)
-        for name, seconds in found.items():
-            row = {"contender": name, "task": STEP, "size": n, "backbone": backbone}
-            yield {**row, **timed(seconds), "ratio": min(seconds) / min(found[base])}
+        for loss, seconds in found.items():
+            row = {"backbone": backbone, "loss": loss, "batch_size": n, **timed(seconds)}
+            rows.append(row | {"ratio": min(seconds) / min(found[base])})
+    return pd.DataFrame(rows)
 
 
 def durations(step: Call) -> list[float]:
@@ -161,7 +157,7 @@ def durations(step: Call) -> list[float]:
 
 
 def encoder(
-    backbone: str, setting: str, n: int, side: int, classes: int
+    backbone: str, setting: str, n: int, side: int
 ) -> tuple[torch.nn.Module, Callable[[], list[Tensor]], Tensor]:
     """Return a model, what encodes a random batch of one set or two, and labels."""
     from tricouple_lab.config.schema import Backbone
@@ -175,22 +171,24 @@ def encoder(
         towers = (model.encode_image, pixels), (model.encode_text, tokens)
         return model, lambda: [tower(one) for tower, one in towers], torch.arange(n)
     names.choose("backbone", backbone, names.BACKBONES)
-    network = backbones.build(Backbone(name=backbone, head_dim=classes), 3, side, classes)
-    labels = torch.randint(classes, (n,)) if setting == "scl" else torch.arange(n).repeat(2)
+    network = backbones.build(Backbone(name=backbone, head_dim=CLASSES), 3, side, CLASSES)
+    labels = torch.randint(CLASSES, (n,)) if setting == "scl" else torch.arange(n).repeat(2)
     images = torch.rand(len(labels), 3, side, side)
     return network, lambda: [network(images)], labels
 
 
 def training_step(
-    name: str, model: torch.nn.Module, encode: Callable[[], list[Tensor]], labels: Tensor
-) -> Call:
-    """Return a step with a loss of ``STEP_LOSSES``, or of ``tricouple train``, the paper's."""
+    name: str, model: torch.nn.Module, encode: Callable[[], list[Tensor]], labels: Tensor,
+    sharpness: float = 10.0,
+) -> Call:  # fmt: skip
+    """Return a step with a loss of ``STEP_LOSSES``, or of ``tricouple train`` as it is there."""
     from tricouple_lab.tasks.base import make_loss
 
-    settings = STEP_LOSSES.get(name)
-    if settings is None:
+    if name in STEP_LOSSES:
+        settings = {**STEP_LOSSES[name], "sharpness": sharpness}
+    else:
         row = names.LOSSES[names.choose("loss", name, names.LOSSES)]
-        settings = {"name": name, **row.defaults, **row.paper}
+        settings = {"name": name, **row.defaults}
     loss: Any = make_loss(settings)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
 
@@ -204,6 +202,14 @@ def training_step(
     return step
 
 
+# --- what is stored -------------------------------------------------------------------------------
+
+
+def store(run: Mapping[str, Any], path: Path) -> None:
+    """Write what was measured so far."""
+    files.write_text(path, json.dumps(run, indent=1) + "\n")
+
+
 def circumstances(command: str, words: Sequence[str]) -> dict[str, Any]:
     """Return what is needed to judge or repeat a run that begins: sources, machine, load."""
     facts = files.provenance()
@@ -212,7 +218,7 @@ def circumstances(command: str, words: Sequence[str]) -> dict[str, Any]:
             facts["versions"] = facts["versions"] | {name: version(name)}
     return facts | {
         "command": f"{command} {shlex.join(words)}",
-        "cpu": memory.linux("cpuinfo", r"model name\s*: (.*)", facts["machine"]),
+        "cpu": worker.linux("cpuinfo", r"model name\s*: (.*)", facts["machine"]),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "compiled": tc.ot.compiled(),

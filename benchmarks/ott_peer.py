@@ -10,6 +10,7 @@ Functions are compiled ahead of time: measuring a call never measures the compil
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -25,46 +26,34 @@ from benchmarks.cases import N_ITERS, Case
 FORBIDDEN = 1e4
 
 
+@jax.tree_util.register_static  # the slope is a constant
+@dataclass(frozen=True)
 class DistinctPairCost(costs.CostFn):  # type: ignore[misc]
     """``slope`` times the inner product of two points; forbidden if they are the same sample."""
 
-    def __init__(self, slope: float) -> None:
-        self.slope = slope
+    slope: float
 
     def __call__(self, x: Any, y: Any) -> Any:
         """Return the cost of two points, each a vector followed by its index."""
         return jnp.where(x[-1] == y[-1], FORBIDDEN, self.slope * jnp.vdot(x[:-1], y[:-1]))
 
 
-# To JAX the slope is a constant.
-jax.tree_util.register_pytree_node(
-    DistinctPairCost, lambda cost: ((), cost.slope), lambda slope, _: DistinctPairCost(slope)
-)
-
-
-def solve(embeddings: Any, c: float, use_danskin: bool) -> tuple[Any, Any]:
-    """Return the unit vectors (N, d) and MMSinkhorn's output for them, τ = ε = c^(−1/2)."""
-    unit = embeddings / jnp.linalg.norm(embeddings, axis=1, keepdims=True)
-    index = jnp.arange(len(unit), dtype=unit.dtype)
-    points = jnp.concatenate([unit, index[:, None]], axis=1)
-    slope, n = c**0.5, N_ITERS
-    solver = MMSinkhorn(
-        threshold=0.0, inner_iterations=n, min_iterations=n, max_iterations=n,
-        use_danskin=use_danskin,
-    )  # fmt: skip
-    pair_costs = (DistinctPairCost(-slope), DistinctPairCost(slope), DistinctPairCost(0.0))
-    return unit, solver((points, points, points), cost_fns=pair_costs, epsilon=1 / slope)
-
-
 def prepare(
     case: Case, x: Tensor, labels: Tensor, *, use_danskin: bool = False, plan_only: bool = False
 ) -> Callable[[], Any]:
-    """Value and exact gradient of Neg-MMIOT, differentiated through MMSinkhorn's iterations.
+    """Value and exact gradient of Neg-MMIOT, τ = ε, differentiated through MMSinkhorn's iterations.
 
     With Danskin: the envelope gradient (P̃ − P)/ε, without unrolling. Its value is ⟨P̃, C⟩/ε minus
     the regularised cost of the plan, our loss for batches whose target has uniform marginals.
     ``plan_only``: the three potentials, without a gradient.
     """
+    slope, n = case.c**0.5, N_ITERS
+    solver = MMSinkhorn(
+        threshold=0.0, inner_iterations=n, min_iterations=n, max_iterations=n,
+        use_danskin=use_danskin,
+    )  # fmt: skip
+    pair_costs = (DistinctPairCost(-slope), DistinctPairCost(slope), DistinctPairCost(0.0))
+    index = jnp.arange(len(labels), dtype=jnp.float32)
     same = (labels[:, None] == labels).numpy()
     positive, negative = same & ~np.eye(len(labels), dtype=bool), ~same
     n_pos, n_neg = positive.sum(1, keepdims=True), negative.sum(1, keepdims=True)
@@ -73,20 +62,20 @@ def prepare(
     p12 = jnp.asarray(positive * n_neg / n_triplets, dtype=jnp.float32)
     p13 = jnp.asarray(negative * n_pos / n_triplets, dtype=jnp.float32)
 
-    def potentials(embeddings: Any) -> Any:
-        return solve(embeddings, case.c, use_danskin)[1].potentials
+    def solve(embeddings: Any) -> tuple[Any, Any]:
+        unit = embeddings / jnp.linalg.norm(embeddings, axis=1, keepdims=True)
+        points = jnp.concatenate([unit, index[:, None]], axis=1)
+        return unit, solver((points, points, points), cost_fns=pair_costs, epsilon=1 / slope)
 
     def loss(embeddings: Any) -> Any:
-        unit, plan = solve(embeddings, case.c, use_danskin)
+        unit, plan = solve(embeddings)
         f, g, h = plan.potentials
-        target_cost = jnp.sum((p13 - p12) * (unit @ unit.T)) * case.c**0.5
-        if use_danskin:
-            of_plan = plan.ent_reg_cost
-        else:
-            of_plan = p12.sum(1) @ f + p12.sum(0) @ g + p13.sum(0) @ h
-        return (target_cost - of_plan) * case.c**0.5 - jnp.log(n_triplets)
+        target_cost = jnp.sum((p13 - p12) * (unit @ unit.T)) * slope
+        dual = p12.sum(1) @ f + p12.sum(0) @ g + p13.sum(0) @ h
+        of_plan = plan.ent_reg_cost if use_danskin else dual
+        return (target_cost - of_plan) * slope - jnp.log(n_triplets)
 
     embeddings = jnp.asarray(x.numpy())
-    function = potentials if plan_only else jax.value_and_grad(loss)
+    function = (lambda rows: solve(rows)[1].potentials) if plan_only else jax.value_and_grad(loss)
     executable = jax.jit(function).lower(embeddings).compile()
     return lambda: jax.block_until_ready(executable(embeddings))

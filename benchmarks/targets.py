@@ -25,13 +25,13 @@ def easy(sizes: Sequence[int]) -> Groups:
 
 
 def peers(sizes: Sequence[int]) -> Groups:
-    """NegMMIOT over InfoNCE in plain PyTorch and SupConLoss; classes of many sizes, τ = ε = 0.1."""
+    """NegMMIOT over InfoNCE in plain PyTorch and SupConLoss; classes of many sizes, c = 10."""
     plain, other = "InfoNCE (plain PyTorch)", "SupConLoss (PML)"
     for n in sizes:
         more = THIS | {"batch": "classes"}
         limits = {plain: {256: 2.5, 1024: 1.5, 4096: 0.65}.get(n), other: 1.0}
         yield [Case(plain, "plain_info_nce", n, **more), Case(other, "sup_con", n, **more),
-               Case("NegMMIOT", "NegMMIOT", n, c=100.0, limits=limits, **more)]  # fmt: skip
+               Case("NegMMIOT", "NegMMIOT", n, limits=limits, **more)]  # fmt: skip
 
 
 def growth(sizes: Sequence[int]) -> Groups:
@@ -52,10 +52,11 @@ def clip(sizes: Sequence[int]) -> Groups:
 
 
 def streamed(sizes: Sequence[int]) -> Groups:
-    """Nothing kept, and half of E kept by a budget, over the other version, which streams."""
+    """Nothing kept, and half of E kept by a budget, over the other version."""
     for n in sizes:
         # Beside E the budget has room for tiles, histories and embeddings.
-        kept = {"limits": {"other": 1.0}, "budget": 0.9 + 2500 / n}
+        budget = int((0.9 + 2500 / n) * 4 * n**2)
+        kept = {"limits": {"other": 1.0}, "options": {"memory_budget": budget}}
         nothing = STREAMED | {"limits": {"other": 1.5, "memory": None}}
         ways = {"nothing kept": nothing, "half kept": kept}
         yield [Case(f"{x}, {way}", x, n, **how) for way, how in ways.items() for x in LOSSES[:1:-1]]

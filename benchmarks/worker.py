@@ -7,14 +7,17 @@ lines of JSON on stdin and stdout.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -23,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import Call, Case, prepare
-from benchmarks.memory import peak_memory_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TURN = 0.1  # seconds of a turn: a short call is repeated, each one timed alone
@@ -31,16 +33,26 @@ SMALL = 256  # samples of the call before one whose memory is measured
 Answer = dict[str, Any]
 
 
-class Worker:
-    """The process of a tree, or several that share a batch and have one thread each."""
+class Workers:
+    """Processes by version and number of them that share a batch, started when first asked.
 
-    def __init__(self, tree: Path, world: int = 1, threads: int | None = None) -> None:
-        env = os.environ | {"PYTHONPATH": f"{tree / 'src'}{os.pathsep}{ROOT}"}
-        if threads or world > 1:
-            env["OMP_NUM_THREADS"] = "1" if world > 1 else str(threads)
+    Several have one thread each.
+    """
+
+    def __init__(self, trees: Mapping[str, Path], threads: int | None = None) -> None:
+        self.trees, self.threads = trees, threads
         self.folder = tempfile.TemporaryDirectory()
-        place = [world, f"{self.folder.name}/meeting", threads == world == 1]
-        self.processes = [
+        self.running: dict[tuple[str, int], list[subprocess.Popen[str]]] = {}
+
+    def start(self, tree: Path, world: int) -> list[subprocess.Popen[str]]:
+        """New processes that import tricouple of a tree."""
+        env = os.environ | {"PYTHONPATH": f"{tree / 'src'}{os.pathsep}{ROOT}"}
+        threads = 1 if world > 1 else self.threads
+        if threads:
+            env["OMP_NUM_THREADS"] = str(threads)
+        meeting = tempfile.mktemp(dir=self.folder.name)  # a file that the processes make
+        place = [world, meeting, self.threads == world == 1]
+        return [
             subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.worker", json.dumps([rank, *place])],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
@@ -48,20 +60,28 @@ class Worker:
             for rank in range(world)
         ]  # fmt: skip
 
-    def ask(self, what: str, case: Case | None = None) -> Answer:
-        """The answer; of several processes the largest numbers.
+    def ask(self, version: str, what: str, case: Case | None = None, fresh: bool = False) -> Answer:
+        """The answer of a version, of several processes the largest numbers.
+
+        A ``fresh`` process answers one question; the others go on until one fails.
 
         Raises:
-            RuntimeError: If it failed; the worker has ended then.
+            RuntimeError: If it failed.
         """
+        key = version, case.world if case else 1
+        processes = None if fresh else self.running.pop(key, None)
+        processes = processes or self.start(self.trees[version].resolve(), key[1])
         question = json.dumps({"what": what, "case": asdict(case) if case else {}})
-        for process in self.processes:
+        for process in processes:
             with suppress(BrokenPipeError):
                 print(question, file=process.stdin, flush=True)
-        answers = [json.loads(process.stdout.readline() or "{}") for process in self.processes]
+        answers = [json.loads(process.stdout.readline() or "{}") for process in processes]
         errors = [found.get("error", "the process ended") for found in answers if "ok" not in found]
+        if fresh or errors:
+            end(processes)
+        else:
+            self.running[key] = processes
         if errors:  # gloo reports in the other processes that one has gone
-            self.close()
             raise RuntimeError(min(errors, key=lambda error: "gloo" in error))
         if len(answers) == 1:
             return answers[0]
@@ -71,38 +91,19 @@ class Worker:
         }
 
     def close(self) -> None:
-        """End the processes."""
-        for process in self.processes:
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-            process.wait()
-            process.stdout.close()
+        """End all."""
+        while self.running:
+            end(self.running.popitem()[1])
         self.folder.cleanup()
 
 
-class Workers:
-    """Workers by version and number of processes, each started when it is first asked."""
-
-    def __init__(self, trees: Mapping[str, Path], threads: int | None = None) -> None:
-        self.trees, self.threads = trees, threads
-        self.running: dict[tuple[str, int], Worker] = {}
-
-    def ask(self, version: str, what: str, case: Case | None = None, fresh: bool = False) -> Answer:
-        """An answer of the worker of a version; of a ``fresh`` one, which ends then."""
-        key = version, case.world if case else 1
-        worker = None if fresh else self.running.pop(key, None)
-        worker = worker or Worker(self.trees[version].resolve(), key[1], self.threads)
-        found = worker.ask(what, case)
-        if fresh:
-            worker.close()
-        else:
-            self.running[key] = worker
-        return found
-
-    def close(self) -> None:
-        """End all."""
-        while self.running:
-            self.running.popitem()[1].close()
+def end(processes: list[subprocess.Popen[str]]) -> None:
+    """End processes, which stop when there are no more questions."""
+    for process in processes:
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        process.wait()
+        process.stdout.close()
 
 
 # --- in the process ------------------------------------------------------------------------------
@@ -161,6 +162,39 @@ def serve(rank: int, world: int, meeting: str, cpu_time: bool) -> None:
         print(json.dumps(found), file=answers, flush=True)
         if "error" in found:
             break
+
+
+# --- resident memory of a process, as the kernel counts it ---------------------------------------
+
+
+def peak_memory_of(step: Callable[[], object]) -> dict[str, int]:
+    """Call once; return the peak of this process during it, and what the call added."""
+    with suppress(OSError):  # Linux: the mark of the peak, VmHWM, starts again
+        Path("/proc/self/clear_refs").write_text("5")
+    before = resident_bytes("VmRSS")
+    step()
+    peak = resident_bytes("VmHWM")
+    return {"peak_bytes": peak, "extra_bytes": max(0, peak - before)}
+
+
+def resident_bytes(field: str) -> int:
+    """Return resident memory now (VmRSS) or at its peak (VmHWM); elsewhere always the peak."""
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts in bytes
+    other = largest / (1024 if sys.platform == "darwin" else 1)
+    return 1024 * int(linux("self/status", rf"{field}:\s*(\d+)", other))
+
+
+def available() -> float:
+    """Return the bytes that are free for processes; infinity where the system does not tell."""
+    return 1024 * float(linux("meminfo", r"MemAvailable:\s*(\d+)", math.inf))
+
+
+def linux(file: str, pattern: str, otherwise: Any) -> Any:
+    """Return what a file of the kernel says."""
+    with suppress(OSError):
+        if found := re.search(pattern, Path("/proc", file).read_text()):
+            return found[1]
+    return otherwise
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 import math
 import mmap
 import re
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +13,12 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import __main__ as command
-from benchmarks import measure, memory, table, worker
+from benchmarks import measure, table, worker
 from benchmarks.cases import LOSS, batch, prepare
 
 import tricouple as tc
 from conftest import UNCONVERGED
 from tricouple_lab import cli
-from tricouple_lab.names import UserError
 
 ROOT = Path(__file__).parents[1]
 OURS = "NegMMIOT"
@@ -48,15 +48,16 @@ PAIRS = {
     "MMSinkhorn unrolled (OTT-JAX)": OURS,
     "MMSinkhorn Danskin (OTT-JAX)": "NegMMIOT envelope",
     "SupConLoss (PML)": "InfoNCE (plain PyTorch)",
+    "MultiModalIOT, dense (PyTorch)": "MultiModalIOT",
 }
 
 
 @pytest.mark.parametrize("peer", PAIRS)
 def test_peer_has_the_value_and_gradient_of_our_loss(peer):
-    *_, labels = batch(CASES[peer])
+    _, labels = batch(CASES[peer])
     assert labels.bincount()[labels].min() > 1, "SupConLoss counts anchors without a positive"
-    value, gradient = map(np.asarray, call(PAIRS[peer]))
-    peer_value, peer_gradient = map(np.asarray, call(peer))
+    value, gradient, *_ = map(np.asarray, call(PAIRS[peer]))
+    peer_value, peer_gradient, *_ = map(np.asarray, call(peer))
     assert "Danskin" in peer or peer_value == pytest.approx(value, rel=1e-4)
     assert np.abs(peer_gradient - gradient).max() < 1e-3 * np.abs(gradient).max()
 
@@ -69,18 +70,25 @@ def test_plans_of_peers_are_ours():
         torch.testing.assert_close(call(name).T, call("sinkhorn"), rtol=1e-3, atol=1e-7)
 
 
+def test_all_contenders_have_one_sharpness():
+    for words, c in (([], 10), (["--processes", "2"], 10), (["--sharpness", "100"], 100)):
+        groups = command.chosen(command.parse(["--quick", *words]))
+        cases = [case for group in groups for case in group]
+        assert {case.c for case in cases} == {c}, words
+
+
 @UNCONVERGED
 def test_every_loss_of_ours_returns_a_finite_value_and_gradient():
     for name in (name for name, case in CASES.items() if hasattr(tc, case.loss)):
-        value, gradient = call(name)
+        value, gradient, *_ = call(name)
         assert value.isfinite(), name
         assert 0 < gradient.abs().max() < math.inf
 
 
 def test_batches_repeat_are_shared_by_ranks_and_have_unbalanced_classes():
     case = replace(CASES[OURS], n=512)
-    x, _, labels = batch(case)
-    assert torch.equal(x, batch(case)[0])
+    (x,), labels = batch(case)
+    assert torch.equal(x, batch(case)[0][0])
     assert labels.bincount().max() > 3 * labels.bincount().min()
     plain = replace(case, loss="plain_info_nce", world=3)
     assert [len(prepare(plain, rank)()[1]) for rank in range(3)] == [170, 171, 171]
@@ -103,16 +111,16 @@ def test_extra_memory_is_the_peak_of_the_call_not_what_it_returns():
             for start in range(0, 2**26, mmap.PAGESIZE):
                 pages[start] = 1
 
-    found = memory.peak_memory_of(step)
+    found = worker.peak_memory_of(step)
     assert found["extra_bytes"] == pytest.approx(2**26, rel=0.05)
     assert found["peak_bytes"] > found["extra_bytes"]
 
 
 def test_memory_is_measured_in_a_process_of_its_own():
     ballast = torch.ones(2**28)  # 1 GiB in this process must not be seen by the other
-    workers = worker.Workers({"this": ROOT})
     case = replace(CASES["InfoNCE (plain PyTorch)"], n=1024)
-    found = workers.ask("this", "memory", case, fresh=True)
+    with closing(worker.Workers({"this": ROOT})) as workers:
+        found = workers.ask("this", "memory", case, fresh=True)
     del ballast
     assert 2 < found["extra_bytes"] / (4 * 1024**2) < 20
     assert found["peak_bytes"] < 2**30
@@ -121,7 +129,7 @@ def test_memory_is_measured_in_a_process_of_its_own():
 def test_missing_failing_and_too_large_contenders_are_rows(monkeypatch):
     cases = [replace(CASES[OURS], name="fails", options={"n_iters": -1}), CASES[OURS]]
     cases.append(replace(CASES["dense Neg-MMIOT (PyTorch)"], n=256))
-    monkeypatch.setattr(memory, "available", lambda: 2**30)
+    monkeypatch.setattr(worker, "available", lambda: 2**30)
     workers = worker.Workers({"this": ROOT})
     broken, ours, large = measure.measure(cases, workers, 1, lambda case: False).values()
     assert ours["seconds"] > 0  # of the worker after the one that failed
@@ -129,7 +137,7 @@ def test_missing_failing_and_too_large_contenders_are_rows(monkeypatch):
     assert large["note"] == "skipped: may need 5 GiB, 1 GiB are free"
     workers.close()
     args = command.parse(["--sizes", "256,512", "--only", "dense*"])
-    assert [case.n for cases in command.chosen(args) for case in cases] == [256]  # --largest-cubic
+    assert [case.n for cases in command.chosen(args) for case in cases] == [256]
 
 
 def test_step_ratios_are_those_of_best_steps_to_infonce():
@@ -144,7 +152,7 @@ def test_step_ratios_are_those_of_best_steps_to_infonce():
 
 @pytest.mark.parametrize("backbone", ["clip_tiny", "resnet10_small"])
 def test_a_step_trains_the_whole_encoder(backbone):
-    model, encode, labels = measure.encoder(backbone, "scl", 8, 8, 4)
+    model, encode, labels = measure.encoder(backbone, "scl", 8, 8)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     step = measure.training_step("PushPull", model, encode, labels)
     step()
@@ -162,20 +170,17 @@ def test_two_processes_share_one_batch(tmp_path):
     assert all(0 < line["seconds"] <= line["median_seconds"] for line in found.values())
 
 
-def test_growth_is_that_from_1024_to_8192_and_only_if_measured():
-    # The overhead at 256 would flatten the slope.
-    rows = [row(OURS, n, 1.0 if n == 256 else 3e-9 * n**1.7) for n in (256, 1024, 2048, 8192)]
-    assert table.growth(table.frame(run_of(*rows)), OURS, "seconds") == pytest.approx(1.7)
-    assert math.isnan(table.growth(table.frame(run_of(*rows[:-1])), OURS, "seconds"))
+def test_times_have_a_column_per_size_and_memory_at_the_largest():
+    rows = [row(OURS, 256, 1e-3, extra_bytes=9.0), row(OURS, 1024, 2e-3, extra_bytes=4.0 * 1024**2)]
+    (found,) = table.tables(run_of(*rows, row("IOT", 1024, 0.12345))).values()
+    assert list(found.columns) == ["N =", 256, 1024, "extra memory"]
+    ours = [OURS, "1", "2", "1 N² at 1024"]
+    assert found.values.tolist() == [ours, ["IOT", "–", "123", "–"]]
 
 
 @pytest.mark.parametrize("name", STORED)
 def test_documents_include_the_tables_of_stored_runs(name, capsys):
     path = ROOT / f"results/bench/{name}.json"
-    if name == "versions":  # of another program
-        with pytest.raises(UserError, match="is not the file of a run of tricouple bench"):
-            table.read(path)
-        return
     run = table.read(path)
     assert cli.main(["bench", "--read", str(path)]) == 0
     assert OURS in capsys.readouterr().out
@@ -184,7 +189,7 @@ def test_documents_include_the_tables_of_stored_runs(name, capsys):
     assert f"assets/bench-{name}.md" in (ROOT / "docs/benchmarks.md").read_text()
     if name == "core":
         readme = (ROOT / "README.md").read_text()
-        rows = table.as_markdown(table.times(run, LOSS, memory=True)).splitlines()
+        rows = page.read_text().splitlines()
         shown = re.findall(r"^\| .*N².* \|$|^\| N = .*$", readme, re.M)
         assert len(shown) >= 5
         assert {*shown} <= {*rows}

@@ -2,13 +2,14 @@
 
 import math
 import re
-from dataclasses import FrozenInstanceError
-from functools import partial
+import time
+from dataclasses import FrozenInstanceError, replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import modalities
+from benchmarks.cases import Case, prepare
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import normalize
@@ -19,6 +20,7 @@ from reference import relative_error, with_gradients
 from tricouple import numeric
 from tricouple.ot import dense, multimodal_sinkhorn
 
+ROOT = Path(__file__).parents[1]
 NAMES = ("image", "text", "audio")
 # Sizes and ids. Of the third all but 3, 4 and 5 lack a partner somewhere.
 CASES = {
@@ -240,15 +242,28 @@ def test_a_device_gives_the_numbers_of_the_host(monkeypatch):
 
 @pytest.mark.parametrize("inner", [1, 2])
 def test_memory_is_that_of_three_matrices(inner):
-    assert 1.5 < modalities.matrices(1024, n_iters=1, inner=inner) < 4  # and that of embeddings
+    options = {"n_iters": 1, "inner": inner}
+    call = prepare(Case("", "MultiModalIOT", 1024, 32, sets="three", options=options))
+    with torch.profiler.profile(profile_memory=True) as found:
+        call()
+    events = found.profiler.kineto_results.events()
+    sizes = (event.nbytes() for event in events if event.name() == "[memory]")
+    assert 1.5 < max(accumulate(sizes)) / (4 * 1024**2) < 4
 
 
 def test_it_is_faster_than_the_dense_tensor():
-    found, wanted = tc.MultiModalIOT(10.0, n_iters=3), partial(modalities.dense, sweeps=3)
-    x = modalities.rows(128)
-    assert difference(found(x), wanted(x), [*x.values()]) <= 1e-5
-    ours, tensor = (modalities.seconds(loss, 128, 3) for loss in (found, wanted))
+    case = Case("", "MultiModalIOT", 128, 32, sets="three")
+    calls = prepare(case), prepare(replace(case, loss="dense_multi_modal"))
+    for ours, dense_one in zip(*(call() for call in calls), strict=True):
+        assert relative_error(ours, dense_one) <= 1e-5
+    ours, tensor = (min(seconds(call) for _ in range(3)) for call in calls)
     assert ours < tensor / 5
+
+
+def seconds(call):
+    start = time.process_time()
+    call()
+    return time.process_time() - start
 
 
 ROWS = {name: torch.ones(4, 3) for name in NAMES}
@@ -300,9 +315,8 @@ def test_bad_questions_to_a_plan_are_named():
 
 
 def test_numbers_of_the_page_are_those_of_the_study():
-    root = Path(__file__).parents[1]
-    measured = (root / "docs/modalities.md").read_text().partition("## What was measured")[2]
-    known = (root / "results/modalities/verdict.md").read_text()
+    measured = (ROOT / "docs/modalities.md").read_text().partition("## What was measured")[2]
+    known = (ROOT / "results/modalities/verdict.md").read_text()
     numbers = {*re.findall(r"\d+\.\d\d", measured)}
     assert len(numbers) > 50
     assert not numbers - {*re.findall(r"\d+\.\d\d", known)}
