@@ -60,12 +60,9 @@ def summary(runs: pd.DataFrame, by: list[str], metrics: Mapping[str, str]) -> pd
 
 def mixture(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
     """Where each method ends; the paper has curves, no numbers."""
-    shaping = runs["loss.shaping"].fillna("linear") if "loss.shaping" in runs else "linear"
-    known = runs.assign(**{"loss.shaping": shaping})
-    alike = known["loss.name"].isin(["neg_mmiot", "pushpull"])
-    known = known[(known["loss.shaping"] == item.shaping) & (alike | (item.shaping == "linear"))]
-    if "loss.sharpness" not in known:
-        known = known.assign(**{"loss.sharpness": float("nan")})
+    runs = runs.reindex(columns=runs.columns.union(["loss.shaping", "loss.sharpness"], sort=False))
+    alike = runs["loss.name"].isin(["neg_mmiot", "pushpull"]) | (item.shaping == "linear")
+    known = runs[alike & (runs["loss.shaping"].fillna("linear") == item.shaping)]
     keys = ("nc1", "nc2_std", "nc2_deviation", "directions", "effective_rank")
     by = ["data.n_classes", "method", "loss.sharpness"]
     return summary(known, by, {key: f"after/geometry/{key}" for key in keys})
@@ -74,8 +71,9 @@ def mixture(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
 def images(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
     """Linear probe and k-NN accuracy of the features."""
     by = ["data.name", "setting", "backbone.name", "loss.name"]
-    chosen = runs["data.name"].isin([*item.sets, "digits"]) & runs["setting"].isin(item.settings)
-    chosen &= runs["backbone.name"].isin([*item.backbones, "resnet10_small"])
+    chosen = runs["data.name"].isin([*item.sets.split(), "digits"])
+    chosen &= runs["setting"].isin(item.settings.split())
+    chosen &= runs["backbone.name"].isin([*item.backbones.split(), "resnet10_small"])
     metrics = {"linear": "after/features/linear", "knn": "after/features/knn"}
     ours = summary(runs[chosen], by, metrics)
     known = {key.removesuffix(".name"): key for key in by}
