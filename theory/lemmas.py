@@ -56,7 +56,7 @@ def chord_excess(value: Value, start: Tensor, end: Tensor) -> float:
 
 
 def excess(value: Value, drawn: Sequence[Tensor]) -> float:
-    """The largest excess over a chord, on segments between the 1st and 2nd point, 3rd and 4th, …"""
+    """The largest excess over a chord; two points that follow each other are ends of a segment."""
     return worst(chord_excess(value, *ends) for ends in zip(drawn[::2], drawn[1::2], strict=True))
 
 
