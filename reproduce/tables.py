@@ -76,15 +76,11 @@ def images(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
     chosen &= runs["backbone.name"].isin([*item.backbones.split(), "resnet10_small"])
     metrics = {"linear": "after/features/linear", "knn": "after/features/knn"}
     ours = summary(runs[chosen], by, metrics)
-    known = {key.removesuffix(".name"): key for key in by}
-    paper = papers("images").rename(columns=lambda key: known.get(key, key))
+    paper = papers("images").rename(columns={key.removesuffix(".name"): key for key in by})
     for name in metrics:
-        paper[f"{name}, paper"] = [
-            mean_std(*pair, share=True)
-            for pair in zip(paper[name], paper[f"{name}_std"], strict=True)
-        ]
-    paper = paper[[*by, *(f"{name}, paper" for name in metrics)]]
-    both = ours.merge(paper, on=by, how="left")
+        pairs = zip(paper[name], paper[f"{name}_std"], strict=True)
+        paper[f"{name}, paper"] = [mean_std(*pair, share=True) for pair in pairs]
+    both = ours.merge(paper.drop(columns=list(metrics)), on=by, how="left")
     both["steps, paper"] = both["data.name"].map(STEPS)
     order = ["linear", "linear, paper", "knn", "knn, paper", "n", "steps", "steps, paper"]
     return both[[*by, *order]]
