@@ -248,7 +248,7 @@ def test_wrong_costs_are_caught(monkeypatch):
 
 
 def test_command_writes_numbers_tables_and_figures_and_reads_them(tmp_path, capsys):
-    words = ["--only", "shaping-three-way,quadrature-poisson", "--seed", "3"]
+    words = ["--only", "quadrature-poisson,shaping-three-way", "--seed", "3"]
     assert cli.main(["verify", *words, "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "1 of 1 statements hold; 1 observations." in shown
