@@ -85,11 +85,10 @@ def read(path: Path) -> dict[str, Any]:
 
 def count(outcomes: list[Row]) -> str:
     """Say how many statements hold."""
-    holds, fails, observed = (
-        sum(one["verdict"] == verdict for one in outcomes)
-        for verdict in ("holds", "fails", "observed")
-    )
-    return f"{holds} of {holds + fails} statements hold; {observed} observations."
+    verdicts = [one["verdict"] for one in outcomes]
+    observed = verdicts.count("observed")
+    of = len(verdicts) - observed
+    return f"{verdicts.count('holds')} of {of} statements hold; {observed} observations."
 
 
 def cell(value: object) -> str:

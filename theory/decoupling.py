@@ -164,11 +164,10 @@ def forces(name: str, similarity: Tensor, identities: Tensor) -> Tensor:
     else:
         psi: Any = Hinge(MARGIN / TEMPERATURE) if name == "hinge" else name
         potentials = ot.triplet_sinkhorn(s, TEMPERATURE, EPSILON, shaping=psi).potentials
-        costs = setting.triplet_target(identities) * setting.triplet_cost(
-            s / TEMPERATURE, resolve(psi)
-        )
+        cost = setting.triplet_cost(s / TEMPERATURE, resolve(psi))
+        spent = (setting.triplet_target(identities) * cost).sum()
         # KL(P̃‖P) but for a constant; all marginals are uniform
-        loss = (costs.sum() - sum(u.mean() for u in potentials)) / EPSILON
+        loss = (spent - sum(u.mean() for u in potentials)) / EPSILON
     return torch.autograd.grad(loss, s)[0]
 
 
