@@ -1,7 +1,5 @@
 """``tricouple bench``: measure or read, print, and keep the numbers."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -1,7 +1,5 @@
 """What is measured: a call of a loss or a plan, ours or of another library, on a random batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

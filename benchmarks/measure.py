@@ -1,7 +1,5 @@
 """How time and memory are measured: cases take turns, memory in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

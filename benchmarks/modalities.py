@@ -3,8 +3,6 @@
 ``python -m benchmarks.modalities``. Time and memory: ``tricouple bench --only 'MultiModalIOT*'``.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

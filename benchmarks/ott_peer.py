@@ -7,8 +7,6 @@ not indices, so every point carries its index as one more coordinate.
 Functions are compiled ahead of time: measuring a call never measures the compiler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

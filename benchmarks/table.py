@@ -1,7 +1,5 @@
 """Stored runs of ``tricouple bench`` and ``benchmarks.versions``, as pandas tables."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sections of ``versions.py``: groups of cases that are timed in turns, with the targets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -11,8 +11,6 @@ in N×N float32 matrices. "over X": time / time of X. Compare ratios within one 
         --markdown docs/assets/bench-versions.md
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -4,8 +4,6 @@ The parent starts them with that tree's ``src`` first on PYTHONPATH. Questions a
 lines of JSON on stdin and stdout.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

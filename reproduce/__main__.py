@@ -1,7 +1,5 @@
 """``python -m reproduce ITEM``, which ``tricouple reproduce ITEM`` runs."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -29,7 +27,11 @@ def main(arguments: list[str]) -> int:
     add("--read", type=Path, metavar="FOLDER", help="table of the runs there; run nothing")
     options = parser.parse_args(arguments)
     if options.list or not options.item:
-        print(listed())
+        for item in ITEMS:
+            folder = f"run at scale=cpu: results/{item.committed}"
+            scale = folder if item.committed else "scale=paper, for GPUs; not run"
+            print(f"{item.number:<10} {item.title}")
+            print(f"{'':<10} tricouple reproduce {item.name}  ({scale})")
         return 0
     item = find(options.item)
     out = options.out or Path("runs") / f"reproduce-{options.scale}"
@@ -50,17 +52,6 @@ def find(word: str) -> Item:
         if word.lower() in (item.name, item.number.lower(), item.number.lower().replace(" ", "-")):
             return item
     raise UserError(f"reproduce {word}: no such item ({nearest(word, [i.name for i in ITEMS])})")
-
-
-def listed() -> str:
-    """A line per item: number, title, scale at which it was run, command."""
-    lines = []
-    for item in ITEMS:
-        folder = f"run at scale=cpu: results/{item.committed}"
-        scale = folder if item.committed else "scale=paper, for GPUs; not run"
-        command = f"tricouple reproduce {item.name}"
-        lines.append(f"{item.number:<10} {item.title}\n{'':<10} {command}  ({scale})")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Our runs beside the paper's numbers, as one table per item."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -60,12 +58,9 @@ def summary(runs: pd.DataFrame, by: list[str], metrics: Mapping[str, str]) -> pd
 
 def mixture(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
     """Where each method ends; the paper has curves, no numbers."""
-    shaping = runs["loss.shaping"].fillna("linear") if "loss.shaping" in runs else "linear"
-    known = runs.assign(**{"loss.shaping": shaping})
-    alike = known["loss.name"].isin(["neg_mmiot", "pushpull"])
-    known = known[(known["loss.shaping"] == item.shaping) & (alike | (item.shaping == "linear"))]
-    if "loss.sharpness" not in known:
-        known = known.assign(**{"loss.sharpness": float("nan")})
+    runs = runs.reindex(columns=runs.columns.union(["loss.shaping", "loss.sharpness"], sort=False))
+    alike = runs["loss.name"].isin(["neg_mmiot", "pushpull"]) | (item.shaping == "linear")
+    known = runs[alike & (runs["loss.shaping"].fillna("linear") == item.shaping)]
     keys = ("nc1", "nc2_std", "nc2_deviation", "directions", "effective_rank")
     by = ["data.n_classes", "method", "loss.sharpness"]
     return summary(known, by, {key: f"after/geometry/{key}" for key in keys})
@@ -74,19 +69,16 @@ def mixture(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
 def images(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
     """Linear probe and k-NN accuracy of the features."""
     by = ["data.name", "setting", "backbone.name", "loss.name"]
-    chosen = runs["data.name"].isin([*item.sets, "digits"]) & runs["setting"].isin(item.settings)
-    chosen &= runs["backbone.name"].isin([*item.backbones, "resnet10_small"])
+    chosen = runs["data.name"].isin([*item.sets.split(), "digits"])
+    chosen &= runs["setting"].isin(item.settings.split())
+    chosen &= runs["backbone.name"].isin([*item.backbones.split(), "resnet10_small"])
     metrics = {"linear": "after/features/linear", "knn": "after/features/knn"}
     ours = summary(runs[chosen], by, metrics)
-    known = {key.removesuffix(".name"): key for key in by}
-    paper = papers("images").rename(columns=lambda key: known.get(key, key))
+    paper = papers("images").rename(columns={key.removesuffix(".name"): key for key in by})
     for name in metrics:
-        paper[f"{name}, paper"] = [
-            mean_std(*pair, share=True)
-            for pair in zip(paper[name], paper[f"{name}_std"], strict=True)
-        ]
-    paper = paper[[*by, *(f"{name}, paper" for name in metrics)]]
-    both = ours.merge(paper, on=by, how="left")
+        pairs = zip(paper[name], paper[f"{name}_std"], strict=True)
+        paper[f"{name}, paper"] = [mean_std(*pair, share=True) for pair in pairs]
+    both = ours.merge(paper.drop(columns=list(metrics)), on=by, how="left")
     both["steps, paper"] = both["data.name"].map(STEPS)
     order = ["linear", "linear, paper", "knn", "knn, paper", "n", "steps", "steps, paper"]
     return both[[*by, *order]]

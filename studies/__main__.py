@@ -1,7 +1,5 @@
 """``python -m studies NAME``, which ``tricouple study NAME`` runs."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from importlib import import_module

@@ -11,8 +11,6 @@ pairs; the target of a bag is q of the present heads, without a gradient. MIL-NC
 row softmax, and is trained so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ Regularised CCA is a row and the start of the heads. Each row is scored four way
     NNN       s_ij − w · the mean of the k largest similarities of j with training queries
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Frozen features of the studies, cached by the digest of what they are computed from."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

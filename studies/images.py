@@ -1,7 +1,5 @@
 """The paper's image tables, small: does its order of the losses hold at equal budget?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Features of two sets: whitening, CCA, cosine similarities, recall; training of small heads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -6,8 +6,6 @@ ring: each pair of modalities shares a latent vector, and nothing is common to a
 Flickr8k: an image and two of its captions, frozen features, whitened.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

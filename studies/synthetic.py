@@ -1,7 +1,5 @@
 """The synthetic mixture at sharpnesses that the stored runs lack: how near each loss ends."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Mapping, Sequence

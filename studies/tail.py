@@ -3,8 +3,6 @@
 Accuracy by the nearest class mean, after centring; balanced over classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The verdict of a study: tables and paired differences, from its plan and its runs alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

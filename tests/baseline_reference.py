@@ -3,8 +3,6 @@
 Every function takes what `conftest.Batch.dense` gives; options are named as in the library.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Batches on which losses go wrong, as calls of the library and of its dense reference."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random
@@ -28,7 +26,7 @@ class Batch:
     own: Tensor | None = None  # the reference that each anchor is, −1 for none
     triplets: tuple[Tensor, ...] | None = None
 
-    def to(self, dtype: torch.dtype) -> Batch:
+    def to(self, dtype: torch.dtype) -> "Batch":
         """The same numbers as fresh leaves."""
         leaves = [
             None if part is None else part.detach().to(dtype, copy=True).requires_grad_()
@@ -66,7 +64,7 @@ class Batch:
         return function(*arguments, triplets=self.triplets, **own, **options)
 
     @property
-    def mirrored(self) -> Batch:
+    def mirrored(self) -> "Batch":
         """Anchors and references exchanged."""
         assert self.ref_emb is not None
         return Batch(self.ref_emb, self.ref_labels, self.embeddings, self.labels)

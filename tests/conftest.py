@@ -1,7 +1,5 @@
 """The batches every loss is tested on: each setting of the paper, small enough for N³ tensors."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -8,8 +8,6 @@ memory    3000 steps of every loss with a coupling leave the process as large as
 Prints a table; the exit code is 1 if anything does not hold. ``hostile.py memory`` runs one part.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """Tiny image data sets on disk, in the layouts in which the real ones are published."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

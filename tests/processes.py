@@ -1,7 +1,5 @@
 """Functions run in several processes that talk to each other, as DistributedDataParallel has it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

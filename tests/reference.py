@@ -3,8 +3,6 @@
 Dense plans and losses are those of ``tricouple.ot.dense``; the loops check its masks.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """One loss of several processes is that of one process with all samples."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

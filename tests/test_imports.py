@@ -169,15 +169,12 @@ def outcome(code: str, *hidden: str) -> str:
 
 
 def test_every_public_name_may_be_the_first_that_is_used():
-    script = """if True:
-    import os, torch, tricouple
-    for name in sorted({*tricouple.__all__} - {"load_encoder"}):
-        child = os.fork()
-        if child == 0:
-            getattr(tricouple, name)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0, name
-    """
+    script = """import os, torch, tricouple
+for name in sorted({*tricouple.__all__} - {"load_encoder"}):
+    child = os.fork()
+    if child == 0:
+        os._exit(getattr(tricouple, name) is None)
+    assert os.waitpid(child, 0)[1] == 0, name"""
     python("-c", script)  # asserts that it ends well
 
 

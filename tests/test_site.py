@@ -1,7 +1,5 @@
 """The documentation: all its code runs, every page is reached, every picture is there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """A task of tricouple_lab that trains in milliseconds: four classes of vectors."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable

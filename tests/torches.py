@@ -5,8 +5,6 @@ Each in an environment of its own below build/torches, with the tests of the cor
 of pip hold, such as ``PIP_EXTRA_INDEX_URL`` for builds without CUDA.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

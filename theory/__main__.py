@@ -3,8 +3,6 @@
 The exit code is 1 if a statement fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex
@@ -32,6 +30,8 @@ FIGURES = {
     "quadrature-kernel": ("quadrature-error", "log-sigmoid kernel, τ = 0.1",
                           "terms Q", "largest relative error", "y"),
 }  # fmt: skip
+COLUMNS = {"statement": "name", "claim": "claim", "paper": "paper", "what is measured": "measured",
+           "value": "value", "bound": "bound", "verdict": "verdict"}  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
@@ -56,12 +56,17 @@ def main(arguments: list[str]) -> int:
     if options.read:
         report = read(options.read)
     print(LINE.format("statement", "measured", "bound", "verdict", ""))
-    report["statements"] = [shown(outcome) for outcome in report["statements"]]
-    print(count(report))
+    done = []
+    for one in report["statements"]:  # as soon as it is known
+        done.append(one)
+        numbers, claim = (cell(one["value"]), cell(one["bound"])), f"{one['paper']}: {one['claim']}"
+        print(LINE.format(one["name"], *numbers, one["verdict"], claim), flush=True)
+    report["statements"] = done
+    print(count(done))
     if options.out:
         write(report, options.out)
         print(f"Numbers, tables and figures: {options.out}")
-    return int(any(one["verdict"] == "fails" for one in report["statements"]))
+    return int(any(one["verdict"] == "fails" for one in done))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -76,17 +81,9 @@ def read(path: Path) -> dict[str, Any]:
     return report
 
 
-def shown(outcome: Row) -> Row:
-    """Print a line of the table on the terminal, as soon as it is known."""
-    claim = f"{outcome['paper']}: {outcome['claim']}"
-    numbers = cell(outcome["value"]), cell(outcome["bound"])
-    print(LINE.format(outcome["name"], *numbers, outcome["verdict"], claim), flush=True)
-    return outcome
-
-
-def count(report: dict[str, Any]) -> str:
+def count(outcomes: list[Row]) -> str:
     """Say how many statements hold."""
-    verdicts = [outcome["verdict"] for outcome in report["statements"]]
+    verdicts = [one["verdict"] for one in outcomes]
     observed = verdicts.count("observed")
     of = len(verdicts) - observed
     return f"{verdicts.count('holds')} of {of} statements hold; {observed} observations."
@@ -113,30 +110,25 @@ def write(report: dict[str, Any], folder: Path) -> None:
 
 def tables(report: dict[str, Any]) -> str:
     """Return all tables as Markdown; comments mark what the pages of docs/ include."""
+    outcomes, facts = report["statements"], report["provenance"]
     blocks: dict[str, list[Row]] = {"theory": [], "quadrature": []}
-    texts = {}
-    for one in report["statements"]:
-        row = {"statement": one["name"], "claim": one["claim"], "paper": one["paper"]}
-        row |= {"what is measured": one["measured"], "value": one["value"]}
-        row |= {"bound": cell(one["bound"]), "verdict": one["verdict"]}
+    for one in outcomes:
+        row = {title: one[key] for title, key in COLUMNS.items()} | {"bound": cell(one["bound"])}
         blocks["quadrature" if one["name"].startswith("quadrature") else "theory"].append(row)
-        blocks[one["name"]] = one["rows"]
-        texts[one["name"]] = f"{one['claim']} ({one['paper']})\n\n"
-    parts = [f"# The theory, checked by running it\n\n{count(report)}\n"]
-    for name, rows in blocks.items():
-        said = texts.get(name, "")
+    texts = {one["name"]: f"{one['claim']} ({one['paper']})\n\n" for one in outcomes}
+    text = f"# The theory, checked by running it\n\n{count(outcomes)}\n\n"
+    for name, rows in (*blocks.items(), *((one["name"], one["rows"]) for one in outcomes)):
         if rows:
-            parts.append(f"## {name}\n\n{said}<!-- {name} -->\n{markdown(rows)}<!-- /{name} -->\n")
-    facts = report["provenance"]
+            text += f"## {name}\n\n{texts.get(name, '')}"
+            text += f"<!-- {name} -->\n{markdown(rows)}<!-- /{name} -->\n\n"
     version = facts["versions"]["torch"]
-    parts.append(f"Seed {report['seed']}, float64, torch {version}, {facts['date'][:10]}.\n")
-    return "\n".join(parts)
+    return f"{text}Seed {report['seed']}, float64, torch {version}, {facts['date'][:10]}.\n"
 
 
 def markdown(rows: list[Row]) -> str:
     """Return a table as Markdown, numbers to the right."""
-    numbers = {key: all(isinstance(row[key], int | float) for row in rows) for key in rows[0]}
-    sides = ["--:" if number else "---" for number in numbers.values()]
+    numbers = [all(isinstance(row[key], int | float) for row in rows) for key in rows[0]]
+    sides = ["--:" if number else "---" for number in numbers]
     lines = [rows[0], sides, *(map(cell, row.values()) for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

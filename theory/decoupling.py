@@ -1,24 +1,17 @@
-"""With linear ψ the triplet plan is two pairwise plans: which losses are one loss.
+"""Which losses are one loss: with linear ψ the triplet plan is two pairwise plans (mathematics §8).
 
-Leave out the exclusion j ≠ k. Then the kernel E⁺_ij E⁻_ik makes positive and negative independent
-given the anchor, the plan is P_ijk = P⁺_ij P⁻_ik / p¹_i, the target factorises alike, and
-
-    KL(P̃‖P) = KL(P̃¹²‖P⁺) + KL(P̃¹³‖P⁻) − KL(p̃¹‖p¹)
-
-(mathematics §8). The last term is zero for equal class sizes: Neg-MMIOT is then PushPull with
-ε₊ = ε₋, up to the exclusion, whose share of all triplets is 1/N.
+And what the other ψ do instead.
 """
-
-from __future__ import annotations
 
 from itertools import pairwise, product
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from theory import setting
-from theory.setting import NOT, Measured, Row, Setting, gradient_of, statement, worst, worst_of
+from theory.setting import NOT, Measured, Row, Setting, gradient_of, statement, worst
 from tricouple import DBOT, FusedGromov, ot
 from tricouple.shaping import Hinge, linear, resolve
 from tricouple_lab.report.figures import Series
@@ -51,8 +44,8 @@ def divergences(
     parts = []
     for own, pair_cost in ((target.sum(2), -similarity), (target.sum(1), similarity)):
         parts.append(setting.divergence(own, setting.log_plan(pair_cost, epsilon, own, kind)))
-    imposed = setting.marginals(target, kind)[0]
-    parts.append(setting.divergence(target.sum((1, 2)), imposed.log()))
+    anchors = setting.marginals(target, kind)[0]
+    parts.append(setting.divergence(target.sum((1, 2)), anchors.log()))
     return float(whole), [float(part) for part in parts]
 
 
@@ -86,26 +79,23 @@ def batch_of(kind: str, n: int, generator: torch.Generator) -> tuple[Tensor, Ten
     return around(setting.class_labels(sizes), 0.4, generator)
 
 
-def compare(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """The difference of two gradients, relative to the first, and their cosine."""
-    cosine = (one * other).sum() / (one.norm() * other.norm())
-    return setting.relative_error(other, one), float(cosine)
+def compare(losses: tuple[Any, Any], *batch: Tensor, **across: Tensor) -> tuple[float, float]:
+    """The difference of the gradients of two losses, relative to the first, and their cosine."""
+    one, other = (gradient_of(loss, *batch, **across).flatten() for loss in losses)
+    return setting.relative_error(other, one), float(torch.cosine_similarity(one, other, dim=0))
 
 
 def disagreement(rows: list[Row]) -> float:
     """Above 1 where gradients that must agree do not, or come no nearer with N, or others agree."""
-    columns = [name for name in rows[0] if name.startswith("c = ")]
+    columns = [f"c = {c:g}" for c in SHARPNESSES]
     converged = [row for row in rows if row["sweeps"] == "converged" and row["batch"] in BALANCED]
     linear = [row for row in converged if row["ψ"] == "linear"]
-    growth = worst(
-        late[name] / max(early[name], ACCURACY)
-        for early, late in pairwise(linear)
-        if early["batch"] == late["batch"]
-        for name in columns
-    )
-    apart = worst_of((row for row in linear if row["N"] >= LARGE), *columns) / AGREE
-    others = (row[columns[-1]] for row in converged if row["ψ"] != "linear")
-    return worst([apart, growth, *(DIFFER / other for other in others)])
+    found = [row[name] / AGREE for row in linear for name in columns if row["N"] >= LARGE]
+    found += [DIFFER / row[columns[-1]] for row in converged if row["ψ"] != "linear"]
+    for early, late in pairwise(linear):
+        if early["batch"] == late["batch"]:
+            found += [late[name] / max(early[name], ACCURACY) for name in columns]
+    return worst(found)
 
 
 @statement(NOT,
@@ -127,7 +117,7 @@ def decoupling(given: Setting) -> Measured:
             root = sharpness**-0.5
             how = {"temperature": root, "epsilon": root, "shaping": shaping, **SWEEPS[sweeps]}
             losses = given.triplets(sharpness, **how), given.pairs(sharpness, **how)
-            found.append(compare(*(gradient_of(loss, z, labels) for loss in losses)))
+            found.append(compare(losses, z, labels))
         differences, cosines = zip(*found, strict=True)
         row |= {f"c = {c:g}": value for c, value in zip(SHARPNESSES, differences, strict=True)}
         yield row | {"smallest cosine": -worst(-cosine for cosine in cosines)}
@@ -151,16 +141,15 @@ def coincidences(given: Setting) -> Measured:
         softmax = given.info_nce(temperature=scale), DBOT(scale)
         pairs = {"DBOT, InfoNCE": softmax, "Fused-Gromov, IOT (5 sweeps each)": sweeps}
         for name, pair in pairs.items():
-            found = compare(*(gradient_of(loss, anchors, ids, **across) for loss in pair))
+            difference, cosine = compare(pair, anchors, ids, **across)
             row = {"losses": name, "N": n, "c": sharpness}
-            yield row | {"relative difference": found[0], "cosine": found[1]}
+            yield row | {"relative difference": difference, "cosine": cosine}
 
 
 # Which ψ does what
 
 TEMPERATURE, EPSILON = 0.1, 0.3
 MARGIN = 0.2  # of the hinge, in cosine
-BINS = 12
 GRID = (0.05, 0.1, 0.3, 1.0)  # of τ and ε
 
 
@@ -168,18 +157,15 @@ def forces(name: str, similarity: Tensor, identities: Tensor) -> Tensor:
     """∂L/∂s, positive where a pair is pushed apart."""
     s = similarity.clone().requires_grad_()
     if name == "InfoNCE":  # at the same sharpness
-        other = setting.distinct(len(s), 2)
-        logits = (s * (1 / (TEMPERATURE * EPSILON))).masked_fill(~other, -torch.inf)
-        positive = (identities[:, None] == identities) & other
-        loss = -torch.log_softmax(logits, 1)[positive].mean()
+        logits = (s / (TEMPERATURE * EPSILON)).fill_diagonal_(-torch.inf)
+        loss = cross_entropy(logits, torch.arange(len(s)).roll(len(s) // 2))
     else:
         psi: Any = Hinge(MARGIN / TEMPERATURE) if name == "hinge" else name
-        plan = ot.triplet_sinkhorn(s, TEMPERATURE, EPSILON, shaping=psi)
-        target = setting.triplet_target(identities)
-        masses = zip(setting.marginals(target), plan.potentials, strict=True)
-        costs = target * setting.triplet_cost(s / TEMPERATURE, resolve(psi))
-        # KL(P̃‖P) but for a constant
-        loss = (costs.sum() - sum((p * u).sum() for p, u in masses)) / EPSILON
+        potentials = ot.triplet_sinkhorn(s, TEMPERATURE, EPSILON, shaping=psi).potentials
+        cost = setting.triplet_cost(s / TEMPERATURE, resolve(psi))
+        spent = (setting.triplet_target(identities) * cost).sum()
+        # KL(P̃‖P) but for a constant; all marginals are uniform
+        loss = (spent - sum(u.mean() for u in potentials)) / EPSILON
     return torch.autograd.grad(loss, s)[0]
 
 
@@ -195,25 +181,23 @@ def shaping_forces(given: Setting) -> Measured:
     negative = identities[:, None] != identities
     cosines = similarity[negative]
     false = (classes[:, None] == classes)[negative]
-    edges = torch.linspace(float(cosines.min()), float(cosines.max()), BINS + 1)
+    bounds = torch.linspace(float(cosines.min()), float(cosines.max()), 13).tolist()
     hard = cosines >= cosines.quantile(0.9)
     for name in ("InfoNCE", "linear", "log_sigmoid", "hinge"):
         force = forces(name, similarity, identities)[negative]
         push = force.clamp_min(0.0)
         attracted = (force < -1e-3 * push.mean()).double().mean()
-        yield {"loss": name if name == "InfoNCE" else f"Neg-MMIOT, {name}",
-               "repulsion on the hardest tenth": float(push[hard].sum() / push.sum()),
-               "repulsion on false negatives": float(push[false].sum() / push.sum()),
-               "negatives that are attracted": float(attracted),
-               "attraction, relative to repulsion": float((push - force).sum() / push.sum()),
-               }  # fmt: skip
-        line = Series(name, [], [])
-        for low, high in pairwise(edges.tolist()):
-            own = force[(cosines >= low) & (cosines <= high)]
-            if len(own):
-                line.x.append((low + high) / 2)
-                line.y.append(float(own.mean() / push.mean()))
-        yield line
+        row = {"loss": name if name == "InfoNCE" else f"Neg-MMIOT, {name}"}
+        row["repulsion on the hardest tenth"] = float(push[hard].sum() / push.sum())
+        row["repulsion on false negatives"] = float(push[false].sum() / push.sum())
+        row["negatives that are attracted"] = float(attracted)
+        yield row | {"attraction, relative to repulsion": float((push - force).sum() / push.sum())}
+        bins = {
+            (low + high) / 2: force[(cosines >= low) & (cosines <= high)]
+            for low, high in pairwise(bounds)
+        }
+        means = {x: float(own.mean() / push.mean()) for x, own in bins.items() if len(own)}
+        yield Series(name, [*means], [*means.values()])
 
 
 @statement(NOT, "largest cosine of a ψ that is not affine", None,
@@ -231,6 +215,6 @@ def shaping_three_way(given: Setting) -> Measured:
             for epsilon in GRID:
                 how = {"temperature": temperature, "epsilon": epsilon, **SWEEPS["10"]}
                 losses = given.triplets(1.0, shaping=psi, **how), given.pairs(1.0, **how)
-                cosines.append(compare(*(gradient_of(loss, z, labels) for loss in losses))[1])
+                cosines.append(compare(losses, z, labels)[1])
                 yield {"ψ": name, "τ": temperature, "ε": epsilon, "cosine": cosines[-1]}
             yield Series(f"{name}, τ = {temperature:g}", GRID, cosines)

@@ -1,9 +1,7 @@
 """How exact the log-sigmoid kernel's quadrature is, from one kernel entry to a whole loss."""
 
-from __future__ import annotations
-
 import math
-from operator import truediv
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -15,8 +13,7 @@ from tricouple.shaping import log_sigmoid
 from tricouple_lab.report.figures import Series
 
 EPSILONS = (1.0, 0.5, 0.2, 0.1, 0.05)
-TOLERANCES = tuple(10.0**-power for power in range(1, 13))
-SHOWN = (1e-4, 1e-6, 1e-8)  # in the table; the figure has all
+TOLERANCES = [10.0**-power for power in range(1, 13)]
 FLOOR = 1e-6  # the mean cost has a step of its own, whatever the tolerance of the kernel
 
 
@@ -46,17 +43,17 @@ def kernel_errors(temperature: float, epsilon: float, tolerance: float) -> Row:
 @statement(NOT, "largest error over the tolerance", 1.0, "largest error / tolerance")
 def quadrature_kernel(_: Setting) -> Measured:
     """For the log-sigmoid kernel |K_Q/K − 1| ≤ tolerance."""
-    for epsilon in EPSILONS:
-        rows = [kernel_errors(0.1, epsilon, tolerance) for tolerance in TOLERANCES]
-        errors = [row["error of K"] for row in rows]
-        largest = worst(map(truediv, errors, TOLERANCES))  # of those that are not in the table, too
+    wanted = [(0.1, epsilon, TOLERANCES) for epsilon in EPSILONS]
+    for temperature, epsilon, tolerances in (*wanted, (1.0, 0.1, [1e-6]), (0.05, 0.1, [1e-6])):
+        rows = [kernel_errors(temperature, epsilon, tolerance) for tolerance in tolerances]
+        # Of those that are not in the table, too.
+        largest = worst(row["error of K"] / row["tolerance"] for row in rows)
         for row in rows:
-            if row["tolerance"] in SHOWN:
+            if row["tolerance"] in (1e-4, 1e-6, 1e-8):
                 yield row | {"largest error / tolerance": largest}
-        yield Series(f"ε = {epsilon:g}", [float(row["terms Q"]) for row in rows], errors)
-    for temperature in (1.0, 0.05):
-        row = kernel_errors(temperature, 0.1, 1e-6)
-        yield row | {"largest error / tolerance": row["error of K"] / 1e-6}
+        if len(rows) > 1:
+            terms, errors = ([float(row[key]) for row in rows] for key in ("terms Q", "error of K"))
+            yield Series(f"ε = {epsilon:g}", terms, errors)
 
 
 @statement(NOT, "largest error, beyond rounding, over that", 1.0,
@@ -80,6 +77,11 @@ def quadrature_poisson(_: Setting) -> Measured:
                 yield {"ε": epsilon, "step": step, "predicted": predicted, "measured": found}
 
 
+def of_gradient(rows: list[Row]) -> float:
+    """Error of the gradient over the tolerance of the kernel, if there is one, or over 1e-6."""
+    return worst(row["of its gradient"] / max(row.get("kernel_tol", FLOOR), FLOOR) for row in rows)
+
+
 def batch(given: Setting) -> tuple[Tensor, Tensor]:
     """48 random vectors of 6 classes."""
     generator = torch.Generator().manual_seed(given.seed)
@@ -87,25 +89,20 @@ def batch(given: Setting) -> tuple[Tensor, Tensor]:
     return z.requires_grad_(), torch.arange(48) % 6
 
 
-def of_gradient(rows: list[Row]) -> float:
-    """Error of the gradient over the tolerance of the kernel, if there is one, or over 1e-6."""
-    return worst(row["of its gradient"] / max(row.get("kernel_tol", FLOOR), FLOOR) for row in rows)
-
-
 @statement(NOT, "largest relative error of its gradient over 1e-6", 1.0, of_gradient)
 def quadrature_cost(given: Setting) -> Measured:
     """The mean cost by Frullani's integral is that of the triplets."""
     z, labels = batch(given)
-    same = labels[:, None] == labels
-    positives, negatives = same.double().fill_diagonal_(0.0), (~same).double()
-    positives /= (positives.sum(1) * negatives.sum(1)).sum()
+    target = setting.triplet_target(labels)
+    positives, negatives = target.sum(2), (target.sum(1) > 0).double()
+    positives /= negatives.sum(1, keepdim=True)
     for temperature in (1.0, 0.1, 0.05):
         scores = setting.gram(z) / temperature
         sums, slopes = pair_costs(scores.detach(), positives, negatives, cost_splits(1.0, FLOOR))
-        exact = setting.triplet_target(labels) * setting.triplet_cost(scores, log_sigmoid)
+        exact = (target * setting.triplet_cost(scores, log_sigmoid)).sum()
         quick = torch.autograd.grad(scores, z, slopes, retain_graph=True)
-        slope = torch.autograd.grad(exact.sum(), z)
-        row = {"τ": temperature, "error of the mean": relative_error(sums.sum(), exact.sum())}
+        slope = torch.autograd.grad(exact, z)
+        row = {"τ": temperature, "error of the mean": relative_error(sums.sum(), exact)}
         yield row | {"of its gradient": relative_error(*quick, *slope)}
 
 
@@ -117,14 +114,11 @@ def quadrature_loss(given: Setting) -> Measured:
     The same ψ as a function takes the exact way.
     """
     z, labels = batch(given)
-    for epsilon in (0.5, 0.1):
+    for epsilon, tolerance in product((0.5, 0.1), (1e-2, 1e-4, 1e-6, 1e-8)):
         how = {"temperature": 0.1, "epsilon": epsilon}
-        exact = given.neg_mmiot(shaping=log_sigmoid, **how)
-        for tolerance in (1e-2, 1e-4, 1e-6, 1e-8):
-            quick = given.neg_mmiot(shaping="log_sigmoid", kernel_tol=tolerance, **how)
-            value = relative_error(*(loss(z, labels).detach() for loss in (quick, exact)))
-            slope = relative_error(
-                *(setting.gradient_of(loss, z, labels) for loss in (quick, exact))
-            )
-            row = {"ε": epsilon, "kernel_tol": tolerance, "error of the loss": value}
-            yield row | {"of its gradient": slope}
+        quick = given.neg_mmiot(shaping="log_sigmoid", kernel_tol=tolerance, **how)
+        losses = quick, given.neg_mmiot(shaping=log_sigmoid, **how)
+        value = relative_error(*(loss(z, labels) for loss in losses))
+        slope = relative_error(*(setting.gradient_of(loss, z, labels) for loss in losses))
+        row = {"ε": epsilon, "kernel_tol": tolerance, "error of the loss": value}
+        yield row | {"of its gradient": slope}

@@ -4,8 +4,6 @@ Index tuples with a repeated index are excluded, as within one set of samples. P
 ``tricouple.ot.dense``, in float64, with N³ entries: for small N only.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,10 +21,10 @@ from tricouple_lab.report.figures import Series
 
 Criterion = Callable[..., Tensor]  # embeddings (N, d), labels (N,) ↦ loss
 Row = dict[str, Any]
-Measured = Iterator[Row | Series]  # rows of a table, and lines of a figure
+Measured = Iterable[Row | Series]  # rows of a table, and lines of a figure
+Statement = Callable[["Setting"], Row]  # its test; ``about`` is what is known before
 
 NOT = "not in the paper"
-NONE = "–"  # in a table where nothing is to be measured
 MARGINALS = ("uniform", "target")
 TOLERANCE = 1e-13  # marginal error of a plan that counts as converged
 SWEEPS = (50, 200, 800, 2000, 5000)  # tried in turn
@@ -65,47 +63,43 @@ class Setting:
         epsilons = dict.fromkeys(("epsilon_pos", "epsilon_neg"), epsilon or 1 / sharpness)
         return self.push_pull(**{"temperature": 1.0, **epsilons, **SWEPT, **options})
 
-    def at_sharpness(
-        self, sharpness: float, kinds: Sequence[str] = ("uniform",)
-    ) -> Iterator[tuple[str, str, Criterion]]:
+    def at_sharpness(self, sharpness: float, *kinds: str) -> Iterator[tuple[str, str, Criterion]]:
         """Name, marginals and loss, all with the same factor c = 1/(τε) before similarities."""
         for kind in kinds:
             yield "Neg-MMIOT", kind, self.triplets(sharpness, marginals=kind)
             yield "PushPull", kind, self.pairs(sharpness, marginals=kind)
             yield "IOT", kind, self.iot(epsilon=1 / sharpness, marginals=kind, **SWEPT)
             if kind == "uniform":  # InfoNCE imposes none
-                yield "InfoNCE", NONE, self.info_nce(temperature=1 / sharpness)
-
-
-@dataclass(frozen=True)
-class Statement:
-    """A sentence that numbers can hold or contradict; an observation, if it has no bound."""
-
-    about: Row  # name, claim, paper (where it is), measured (what the bound is of), bound
-    judged: tuple[Any, ...]  # columns, whose largest number counts; or one function of the rows
-    experiment: Callable[[Setting], Measured]
-
-    def test(self, given: Setting) -> Row:
-        """Return what theory.json has of it; a value that is not a number fails."""
-        found = list(self.experiment(given))
-        rows = [one for one in found if isinstance(one, dict)]
-        curves = [one._asdict() for one in found if isinstance(one, Series)]
-        judge, bound = self.judged[0], self.about["bound"]
-        value = judge(rows) if callable(judge) else worst_of(rows, *self.judged)
-        verdict = "observed" if bound is None else "holds" if value <= bound else "fails"
-        return {**self.about, "value": value, "verdict": verdict, "rows": rows, "curves": curves}
+                yield "InfoNCE", "–", self.info_nce(temperature=1 / sharpness)
 
 
 def statement(
     paper: str, measured: str, bound: float | None, *judged: Any
 ) -> Callable[[Callable[[Setting], Measured]], Statement]:
-    """Make a function a ``Statement`` of its name; its docstring begins with the claim."""
+    """Turn an experiment into its test, which returns what theory.json has of the statement.
+
+    `judged` are columns, whose largest number is `measured`, or one function of the rows. Without a
+    bound it is an observation. The docstring of the experiment begins with the claim.
+    """
 
     def made(experiment: Callable[[Setting], Measured]) -> Statement:
         name = experiment.__name__.replace("_", "-")
         claim = str(experiment.__doc__).partition("\n")[0].removesuffix(".")
         about = {"name": name, "claim": claim, "paper": paper, "measured": measured, "bound": bound}
-        return Statement(about, judged, experiment)
+
+        def test(given: Setting) -> Row:
+            try:
+                found = list(experiment(given))
+            except FloatingPointError:  # a loss was no number
+                found = []
+            rows = [one for one in found if isinstance(one, dict)]
+            curves = [one._asdict() for one in found if isinstance(one, Series)]
+            value = judged[0](rows) if callable(judged[0]) else worst_of(rows, *judged)
+            verdict = "observed" if bound is None else "holds" if value <= bound else "fails"
+            return {**about, "value": value, "verdict": verdict, "rows": rows, "curves": curves}
+
+        test.about = about
+        return test
 
     return made
 
@@ -117,8 +111,8 @@ def worst(values: Iterable[float]) -> float:
 
 
 def worst_of(rows: Iterable[Row], *columns: str) -> float:
-    """Return the largest number in some columns of a table; a dash is no measurement."""
-    return worst(row[name] for row in rows for name in columns if row[name] != NONE)
+    """Return the largest number in some columns of a table."""
+    return worst(row[name] for row in rows for name in columns)
 
 
 # Labels, vectors and Gram matrices
@@ -172,9 +166,15 @@ def gradient_of(criterion: Criterion, embeddings: Tensor, *labels: Tensor, **oth
     return torch.autograd.grad(criterion(leaf, *labels, **others), leaf)[0]
 
 
-def largest_gradient(criterion: Criterion, embeddings: Tensor, labels: Tensor) -> Tensor:
+def largest_gradient(criterion: Criterion, embeddings: Tensor, labels: Tensor) -> float:
     """The largest norm of P^⊥ ∇_{z_i} g over the samples."""
-    return gradient_of(criterion, embeddings, labels).norm(dim=1).max()
+    return float(gradient_of(criterion, embeddings, labels).norm(dim=1).max())
+
+
+def gradient_ratio(criterion: Criterion, labels: Tensor, random: Tensor) -> float:
+    """The largest norm at the simplex ETF over that at random vectors."""
+    frame = largest_gradient(criterion, vectors(etf_gram(labels)), labels)
+    return frame / largest_gradient(criterion, random, labels)
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

@@ -1,7 +1,5 @@
 """Images and texts that belong together only as bags: the plan inside each bag, as pairs."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

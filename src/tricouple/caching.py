@@ -1,7 +1,5 @@
 """Large batches in the memory of a chunk: the encoder runs twice (Gao et al. 2021, GradCache)."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

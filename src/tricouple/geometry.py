@@ -1,7 +1,5 @@
 """The geometry of embeddings: neural collapse, spectra, alignment and uniformity."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

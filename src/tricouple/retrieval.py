@@ -1,7 +1,5 @@
 """Retrieval without hubs: a potential for each gallery item, added to its cosines."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -157,7 +155,7 @@ def _debiased(
     scores, wide = Scores(x, z, own, x.dtype, keep=False, stored=_TILE), wide_dtype(x.device)
     masses = [own.new_full((n,), 1 / n, dtype=wide) for n in scores.shape]
     form = Linear(scores, c, 2)
-    kernel = Kernel.of(scores, c, c, wanted=False) if on_host(x) else None
+    kernel = Kernel.of(scores, c, c) if on_host(x) else None
     run = solve(form, masses, Sweeps(n_iters), kernel and Scaling(kernel, form))
     g, f = (part / c for part in run.potentials)
     return Debiased(x, (g - g.mean()).to(x.dtype)), f.to(x.dtype)

@@ -7,8 +7,6 @@ is enough for what does not call these operators (transforms, datasets, models).
 ``declare_missing`` before an import of torchvision, timm, lightly or open_clip.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Losses agree with the dense reference, value and gradient."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

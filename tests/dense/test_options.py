@@ -1,7 +1,5 @@
 """Every option of a loss, beside every other, agrees with the dense reference."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

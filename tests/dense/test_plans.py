@@ -1,7 +1,5 @@
 """``ot.sinkhorn`` and ``ot.triplet_sinkhorn`` agree with the dense reference."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A loss of several processes is the dense reference's of all rows: value and own gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The dense reference is the paper's algorithm: loops and finite differences say the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

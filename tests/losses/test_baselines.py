@@ -1,7 +1,5 @@
 """The baselines are their formulas, in every setting where they have a meaning."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

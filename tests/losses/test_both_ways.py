@@ -1,7 +1,5 @@
 """A loss across two sets in both directions: one product, the mean of two losses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

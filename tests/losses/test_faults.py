@@ -1,7 +1,5 @@
 """Claims that hold for every batch, device and process, each of which has once been wrong."""
 
-from __future__ import annotations
-
 import threading
 from datetime import timedelta
 from functools import partial

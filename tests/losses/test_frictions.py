@@ -1,7 +1,5 @@
 """What a user types first is accepted, or answered."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from functools import partial

@@ -1,7 +1,5 @@
 """Streamed kernels: the same losses and gradients, without N×N matrices; accuracy: tests/dense."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -4,8 +4,6 @@ Each file is imported by its own name: ``from tricouple.adapters.lightly import 
 libraries come with ``pip install '.[adapters]'``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """lightly: a criterion of two views, called ``criterion(z0, z1)``."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from tricouple import checks

@@ -1,7 +1,5 @@
 """open_clip: a loss of image and text features at the scale that the model learns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """pytorch-metric-learning: a ``BaseMetricLossFunction`` for its miners, wrappers and trainers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """sentence-transformers: losses for its trainer, plain and with gradient caching."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

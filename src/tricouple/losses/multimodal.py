@@ -1,7 +1,5 @@
 """Three modalities in one entropic plan, or several in plans of pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Literal

@@ -1,7 +1,5 @@
 """Neg-MMIOT-CL: KL from the target triplets to the entropic three-marginal plan."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Triplets with any ψ, anchor by anchor (mathematics §3): O(N·M²) time, a few M² of memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ A triplet plan is an N×M×M tensor here. Use it to read what a loss is and to c
 Formulas: docs/mathematics.md, §1, 2, 5 and 11.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Half a sweep of pairs: log-sums of rows, as in InfoNCE, and their gradient in one pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any

@@ -10,8 +10,6 @@ triplet counts as not satisfied. Rows are sorted and summed in C (c/hinge.h), in
 these have no room with numbers of any size; without the compiled module in hinge_torch.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial

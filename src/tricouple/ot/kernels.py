@@ -1,7 +1,5 @@
 """Which form solves the triplet plan of a ψ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Everything that it computes has a twin in PyTorch.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Entropic transport plans of two and three marginals: ``sinkhorn``, ``triplet_sinkhorn``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ With x = s_ij/τ, y = s_ik/τ and m = 1/ε, by the trapezoid rule with nodes v_q
 A pair needs the nodes in a bell between −max(x, y) − log 2 and −max(x, y).
 """
 
-from __future__ import annotations
-
 import cmath
 import math
 from dataclasses import dataclass

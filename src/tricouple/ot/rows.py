@@ -12,8 +12,6 @@ underflows, and float32 is enough for R at any sharpness (mathematics §2).
 in ``c/primitive.h``, call for call, for the CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

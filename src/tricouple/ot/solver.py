@@ -10,8 +10,6 @@ after them and an ``adjoint``, which takes cotangents of these to those of the p
 and leaves the score gradient with a kernel or with ``Forces``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
