@@ -4,6 +4,8 @@ The order in which values are applied: these defaults, the scale's YAML file, th
 set and of the backbone or model in ``names``, the command line.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from typing import Any
 
