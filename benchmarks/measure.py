@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -48,6 +49,9 @@ def measure(
     turns: dict[tuple[str, str], Callable[[], list[float]]] = {}
 
     def turn(version: str, case: Case) -> list[float]:
+        if version == "other" and "memory_budget" in case.options:
+            # 23ab974 keeps all of E or nothing, and exceeds such a budget: it streams.
+            case = replace(case, options={"memory": "streamed"})
         return workers.ask(version, "time", case)["seconds"]
 
     for case, name in [(one, name) for one in cases for name in one.versions]:
