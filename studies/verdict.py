@@ -145,7 +145,8 @@ def markdown(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> str:
 def _shown(one: Difference) -> list[str]:
     interval = "–" if np.isnan(one.low) else f"[{one.low:+.2f}, {one.high:+.2f}]"
     p = "–" if np.isnan(one.p) else f"{one.p:.2g}"
-    return [one.cell, one.rows, str(one.n), f"{one.mean:+.2f}", interval, p]
+    mean = f"{one.mean:+.2f}" if one.n else "–"
+    return [one.cell, one.rows, str(one.n), mean, interval, p]
 
 
 def _cell(plan: Plan, lines: Sequence[Mapping[str, Any]], cell: str) -> Iterator[str]:
