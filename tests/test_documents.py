@@ -296,11 +296,8 @@ def test_the_numbers_of_the_page_on_the_paper_are_the_papers_or_ours():
         assert float(number) in known_numbers, number
 
 
-def test_readme_has_the_costs_of_the_stored_runs():
+def test_readme_has_the_cost_of_a_training_step():
     rows = json.loads((RESULTS / "bench/step_vision.json").read_text())["measurements"]
     (ratio,) = [row["ratio"] for row in rows if row["contender"] == "NegMMIOT"]
     text = section("README.md", "## What it costs")
     assert f"ResNet-18 on 256 images takes {ratio:.3f} times as long with NegMMIOT" in text
-    costs = re.findall(r"\| [^|]+(?: \| [\d.–]+){4} \| [^|]+ \|", text)
-    assert len(costs) >= 4
-    assert all(row in (ROOT / "docs/assets/bench-core.md").read_text() for row in costs)
