@@ -14,7 +14,7 @@ from tricouple.losses.base import Check, ContrastiveLoss, Empty, GivenSharpness
 from tricouple.losses.coupled import sides, to_temperature, with_gradient
 from tricouple.numeric import wide_dtype
 
-_TILE = 1 << 19  # pairs that are computed together
+_TILE = 1 << 18  # pairs that are computed together
 
 
 class SigLIP(ContrastiveLoss):
