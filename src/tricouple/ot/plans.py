@@ -179,7 +179,7 @@ def sinkhorn(
                 "no allowed partner); allow more entries or set its mass to zero"
             )
     found = tuple(log * epsilon for log in logs)
-    return PairPlan(epsilon, found, (rows, columns), int(sweeps), tol, cost, anti)
+    return PairPlan(epsilon, found, (rows, columns), sweeps, tol, cost, anti)
 
 
 def _masses(name: str, masses: Tensor | None, there: Tensor) -> Tensor:
@@ -349,7 +349,7 @@ def triplet_sinkhorn(
     imposed = [_masses(f"marginals ({name})", mass, every[:size]) for name, mass, size in names]
     *logs, sweeps = potentials(similarity, _own(similarity, within), factor, imposed, how, form)
     found, tau = tuple(log * epsilon for log in logs), number_of(temperature)
-    done = epsilon, found, tuple(imposed), int(sweeps), tol
+    done = epsilon, found, tuple(imposed), sweeps, tol
     return TripletPlan(*done, similarity, tau, shaping, within, form)
 
 
@@ -388,7 +388,7 @@ class _Potentials(torch.autograd.Function):
     @never_compiled
     def forward(
         ctx: Any, similarity: Tensor, learnt: Tensor | None, form: Any, masses: Vectors, how: Sweeps
-    ) -> tuple[Tensor, int | Tensor]:
+    ) -> tuple[Tensor, int]:
         kernel = fast = None
         if isinstance(form, Linear):
             c = form.sharpness

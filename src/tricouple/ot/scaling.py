@@ -232,11 +232,13 @@ class Scaling:
         kernel, history = self.kernel, [scaling[None] for scaling in self.scalings(start)]
         done = FastSweeps(self, masses, later, history)
         if not native.in_c(masses[0]):
-            kept = scaling_torch.solve(done, most, tol)
+            if tol is not None:  # is watched by rows
+                return None, False
+            kept = scaling_torch.solve(done, most)
             if not on_host(kept):
                 kernel.kept = kept if kernel.kept is None else kept & kernel.kept
                 return done, True
-            return (done if bool(kept) and done.number else None), bool(kept)
+            return (done if bool(kept) else None), bool(kept)
         n, m = kernel.scores.shape
         sizes = (n, m, n) if self.form.axes == 2 else (n, m, m, n, n, m)
         done.history = [masses[0].new_empty(most + 1, size) for size in sizes]
@@ -273,7 +275,7 @@ class FastSweeps:
     # Before the first sweep and after each: a, b, h, r⁺, r⁻, outside (c/scaling.h) or u, v, r;
     # in PyTorch u, v, or what a sweep of scaling_torch returns.
     history: Vectors
-    number: int | Tensor = 0
+    number: int = 0
 
     @property
     def potentials(self) -> Vectors:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tricouple.numeric import divide_or_zero, on_host
+from tricouple.numeric import divide_or_zero
 from tricouple.ot.rows import Vectors
 
 if TYPE_CHECKING:
@@ -23,26 +23,17 @@ Products = dict[int, list[Vectors]]
 """∂L/∂E (sign 1) and ∂L/∂E⁻ (−1): left, (N,), right, (M,), and of triplets left in column o."""
 
 
-def solve(done: FastSweeps, most: int, tol: float | None) -> Tensor:
-    """All sweeps until the tolerance is met, noted in ``done``; whether they kept their digits."""
-    k, masses, state = done.run.kernel, done.masses, [x[0] for x in done.history]
-    host, pairs, sweep = on_host(masses[0]), len(masses) == 2, _triplet_sweep
-    late, divided = masses[0].new_zeros((), dtype=torch.bool), list[Vectors]()
-    if pairs:
-        sweep = _pair_sweep
-    else:  # what is behind r⁺ and x is of sweeps
-        state += [*_rows(k, 1, state[1]), state[0], state[0], state[1]]
-    states = [state]
-    for step in range(most):
-        after = sweep(done, state, divided)
-        if tol is not None and (done.later or step):  # what comes after the end does not count
-            late = late | (_error(k, masses, state, after) <= tol)
-            if host and bool(late):
-                break
-            after = [torch.where(late, *ends) for ends in zip(state, after, strict=True)]
-        state, done.number = after, done.number + (1 if host or tol is None else (~late).long())
-        states.append(after)
+def solve(done: FastSweeps, number: int) -> Tensor:
+    """So many sweeps, noted in ``done``; whether they kept their digits."""
+    k, pairs, divided = done.run.kernel, len(done.masses) == 2, list[Vectors]()
+    states = [[x[0] for x in done.history]]
+    if not pairs:  # what is behind r⁺ and x is of sweeps
+        a, b, _ = states[0]
+        states[0] += [*_rows(k, 1, b), a, a, b]
+    for _ in range(number):
+        states.append((_pair_sweep if pairs else _triplet_sweep)(done, states[-1], divided))
     done.history = [torch.stack(vectors) for vectors in zip(*states, strict=True)]
+    done.number = number
     mass, left, least = (torch.cat(vectors) for vectors in zip(*divided, strict=True))
     slope = mass / left / left
     good = (left < torch.inf) & (left >= least) & (slope >= torch.finfo(left.dtype).tiny)
@@ -58,13 +49,7 @@ def adjoint(done: FastSweeps, cotangents: Vectors) -> tuple[Vectors, dict[int, V
         parts += [torch.zeros_like(parts[0])] * 2  # of r⁺ and x
     for step in range(len(done.history[0]) - 1, 0, -1):
         before, after = ([vectors[at] for vectors in done.history] for at in (step - 1, step))
-        if not isinstance(done.number, Tensor):
-            parts = back(done, before, after, parts, used)
-            continue
-        counts = step <= done.number
-        ends = [torch.where(counts, part, 0.0) for part in parts]
-        found = back(done, before, after, ends, used)
-        parts = [torch.where(counts, *both) for both in zip(found, parts, strict=True)]
+        parts = back(done, before, after, parts, used)
     if not pairs:
         *parts, to_near, to_x = parts
         b = done.history[1][0]
@@ -143,18 +128,6 @@ def _pair_back(
     left = divide_or_zero(-to_u - u * _times(k, sign, weights), p1) * u
     used[sign] += [[u, weights], [left, v0]]
     return [torch.zeros_like(u), v0 * k.scores.shared(_times(k, sign, left, True))]
-
-
-def _error(k: Kernel, masses: Vectors, state: Vectors, after: Vectors) -> Tensor:
-    """The L1 error of the marginals that can be off before a sweep."""
-    before, a = state[0], after[0]
-    first = k.scores.shared(divide_or_zero(masses[0] * (before - a).abs(), a).sum())
-    if len(masses) == 2:
-        return first
-    b, h, far, y = *state[1:3], *after[5:7]
-    received = _columns(k, 1, before * (far + y), before * far)
-    received = b * (received - h * _outside(k, before))
-    return torch.maximum(first, (received - masses[1]).abs().sum())
 
 
 def _scaling(mass: Tensor, left: Tensor, least: Tensor, divided: list[Vectors]) -> Tensor:

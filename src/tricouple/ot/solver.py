@@ -73,12 +73,7 @@ class Sweep:
     masses: Vectors
     before: Vectors
     potentials: Vectors  # after it
-    late: Tensor | None = None  # on a device: whether the run had ended, so that it does not count
-
-    @property
-    def number(self) -> int | Tensor:
-        """One, or none."""
-        return 1 if self.late is None else 1 - self.late.long()
+    number: int = 1
 
     def adjoint(self, cotangents: Vectors, forces: Forces) -> Vectors:
         """Walk its updates backwards (mathematics §4, unrolled)."""
@@ -86,18 +81,13 @@ class Sweep:
         for axis in reversed(axes):
             # The update overwrote this potential: nothing flows to its old value.
             weights = divide_or_zero(-gradients[axis], self.masses[axis])
-            if self.late is not None:
-                weights = torch.where(self.late, 0.0, weights)
             gradients[axis] = torch.zeros_like(weights)
             state = self.potentials[: axis + 1] + self.before[axis + 1 :]
             weighted = [weights if k == axis else None for k in axes]
             for other, pushed in enumerate(forces.push(self.form, state, weighted)):
                 if other != axis:
                     gradients[other] = gradients[other] + pushed
-        if self.late is None:
-            return gradients
-        pairs = zip(cotangents, gradients, strict=True)
-        return [torch.where(self.late, before, after) for before, after in pairs]
+        return gradients
 
 
 @dataclass
@@ -110,10 +100,9 @@ class Run:
     segments: list[Any] = field(default_factory=list)
 
     @property
-    def n_iters(self) -> int | Tensor:
+    def n_iters(self) -> int:
         """How many sweeps were done."""
-        number: int | Tensor = sum(segment.number for segment in self.segments)
-        return number
+        return sum(segment.number for segment in self.segments)
 
     def pushed_ones(self, axis: int) -> Vectors:
         """Pair marginals of an axis, summed over it: the marginals of the other axes."""
@@ -135,13 +124,13 @@ class Run:
 
 
 def solve(form: Form, masses: Vectors, how: Sweeps, fast: Any = None) -> Run:
-    """Sweep until the marginals that can be off are within ``tol`` (L1).
+    """Sweep until the marginals that can be off are within ``tol`` (L1); a device is not asked.
 
     ``fast`` is the fast run of the form, if it has one, such as ``scaling.Scaling``.
     """
-    n_iters, tol = how.n_iters, how.tol
+    n_iters, tol, done = how.n_iters, how.tol if on_host(masses[0]) else None, 0
     run = Run(form, masses, [torch.zeros_like(mass) for mass in masses])
-    host, done, late = on_host(masses[0]), 0, None
+    logs = [mass.log() for mass in masses]
     while done < n_iters:
         if fast is not None:
             # With a tolerance some sweeps at a time: there is no memory for needless ones.
@@ -150,28 +139,22 @@ def solve(form: Form, masses: Vectors, how: Sweeps, fast: Any = None) -> Run:
             if some is not None:
                 run.segments.append(some)
                 run.potentials = some.potentials
-                done += int(some.number) if host else most
-            if ended and (some is None or (host and some.number < most)):
+                done += some.number
+            if ended and (some is None or some.number < most):
                 break
             if ended:
                 continue
-        logs = [mass.log() for mass in masses]
         after, error = form.sweep(run.potentials, logs, watch=tol is not None and done > 0)
-        if error is not None and tol is not None:
-            over = error <= tol
-            if len(masses) == 3 and (not host or bool(over)):  # marginal 2; 3 is right
-                over = over & ((run.pushed_ones(0)[1] - masses[1]).abs().sum() <= tol)
-            if host and bool(over):
+        if tol is not None and error is not None and bool(error <= tol):
+            if len(masses) == 2:
                 break  # the sweep was not needed
-            if not host:  # no look: sweeps after the end do not count
-                late = over if late is None else late | over
-                pairs = zip(run.potentials, after, strict=True)
-                after = [torch.where(late, old, new) for old, new in pairs]
-        run.segments.append(Sweep(form, masses, run.potentials, after, late))
+            if bool((run.pushed_ones(0)[1] - masses[1]).abs().sum() <= tol):  # 3 is right
+                break
+        run.segments.append(Sweep(form, masses, run.potentials, after))
         run.potentials, done = after, done + 1
     seen = watched.get()
     if seen is not None:
-        seen.append((int(run.n_iters), float(run.marginal_error())))
+        seen.append((run.n_iters, float(run.marginal_error())))
     return run
 
 
