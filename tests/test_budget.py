@@ -13,7 +13,7 @@ PACKAGE = str(Path(tricouple.__file__).parent)
 
 # Lines of some files, and of those below some folders.
 LIMITS = {
-    (("src/tricouple",), (".py",)): 9_450,
+    (("src/tricouple",), (".py",)): 9_120,
     (("src/tricouple",), (".c", ".h")): 1_600,
     (("src/tricouple_lab",), (".py",)): 7_500,
     (("theory", "benchmarks", "studies", "reproduce"), (".py",)): 4_903,
@@ -24,7 +24,7 @@ STORY = (
     *("losses/neg_mmiot.py", "losses/coupled.py", "ot/solver.py", "ot/forms.py"),
     *("ot/rows.py", "ot/scaling.py", "ot/scaling_torch.py", "ot/scores.py"),
 )
-LIMITS[tuple(f"src/tricouple/{file}" for file in STORY), (".py",)] = 1_740
+LIMITS[tuple(f"src/tricouple/{file}" for file in STORY), (".py",)] = 1_670
 
 
 def lines(folders: tuple[str, ...], endings: tuple[str, ...]) -> int:

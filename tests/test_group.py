@@ -214,11 +214,11 @@ def test_a_process_holds_the_rows_of_its_own_anchors(pools, make):
 WRONG = {
     "NaN": (
         lambda rows: {"embeddings": rows * torch.nan},
-        "found NaN or infinity in row 4 (row 0 of rank 1)",
+        "rank 1 of 3: embeddings must be finite, found NaN or infinity in row 0",
     ),
     "zero vector": (
         lambda rows: {"embeddings": torch.cat([rows[:2], torch.zeros(2, 3)])},
-        "row 6 has no direction (row 2 of rank 1)",
+        "rank 1 of 3: embeddings must not hold zero vectors, row 2 has no direction",
     ),
     "dimensions": (
         lambda rows: {"embeddings": rows[:, :2]},

@@ -69,7 +69,7 @@ def test_library_does_not_import_tricouple_lab_except_in_load_encoder(path):
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "losses").glob("*.py")), ids=lambda p: p.name)
 def test_losses_leave_the_primitive_to_solver_and_forms(path):
-    primitive = {"native", "rows", "scaling_torch", "hinge_torch"}
+    primitive = {"native", "rows", "scaling_torch"}
     assert primitive <= {other.stem for other in (PACKAGE / "ot").glob("*.py")}
     assert not imported_names(path) & {f"tricouple.ot.{name}" for name in primitive}
 

@@ -1,7 +1,5 @@
 """A call of a loss and the checked batch made of it: unit embeddings, and their relation."""
 
-import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -101,7 +99,6 @@ class Batch:
     gathered: Gathered | None = None  # who has which rows, if they come from several processes
     fast: bool = True  # whether plans are solved by fast runs where they can be
     flags: list[Tensor] = field(default_factory=list)  # on a device: whether digits were lost
-    origin: "Batch | None" = None  # whose similarities are given
     there: "Batch | None" = None  # of the way there, if this one is of the way back
     _products: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False)
 
@@ -169,9 +166,8 @@ class Batch:
 
     def similarity(self, dtype: torch.dtype | None = None) -> Tensor:
         """Cosines, (N, M), by autograd; in another dtype for what cancels against potentials."""
+        assert self.references is not None
         anchors = self.anchors.to(dtype or self.anchors.dtype)
-        if self.references is None:
-            return anchors
         if self.there is not None:  # one product for both ways
             return self.there.similarity(dtype).T
         if anchors.dtype not in self._products:
@@ -236,9 +232,9 @@ def check_batch(
     # In a tiny batch nothing averages rounding errors out, and float64 costs nothing.
     tiny, wide = len(embeddings) * len(others) <= _TINY, wide_dtype(embeddings.device)
     work, entries = wide if tiny or sharp else dtype, wide if tiny else dtype
-    anchors = references = vectors("embeddings", _widened(embeddings, work), later)
+    anchors = references = vectors("embeddings", embeddings.to(work), later)
     if ref_emb is not None:
-        references = vectors("ref_emb", _widened(ref_emb, work), later)
+        references = vectors("ref_emb", ref_emb.to(work), later)
         if references.shape[1] != anchors.shape[1]:
             raise ValueError(
                 f"ref_emb has {references.shape[1]} dimensions, embeddings {anchors.shape[1]}: "
@@ -381,26 +377,6 @@ def _check_own(own: Tensor, anchors: Tensor, references: Tensor, later: checks.D
     )
 
 
-def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:
-    wide = values.to(dtype)
-    # On a device a GradScaler checks for infinities itself.
-    if values.dtype == torch.float16 and wide.requires_grad and on_host(values):
-        wide.register_hook(_warn_of_overflow)
-    return wide
-
-
-def _warn_of_overflow(gradient: Tensor) -> None:
-    """Of embeddings in float16, before it is rounded to that."""
-    largest = float(gradient.detach().abs().max())
-    if 65520 <= largest < math.inf:  # what is rounded to infinity
-        warnings.warn(
-            f"the gradient of the embeddings reaches {largest:.3g}, beyond what float16 holds "
-            "(65504): it became infinite there. A GradScaler skips such a step and lowers its "
-            "scale; without one use a smaller sharpness, or embeddings in bfloat16 or float32",
-            stacklevel=2,
-        )
-
-
 def unit_vectors(name: str, values: Tensor, later: checks.Deferred) -> Tensor:
     """Unit rows."""
     norms: Tensor = torch.linalg.vector_norm(values.detach(), dim=1, keepdim=True)
@@ -426,10 +402,13 @@ def _finite(name: str, values: Tensor, later: checks.Deferred) -> Tensor:
     return values
 
 
-def check_call(call: Call) -> Call:
+def check_call(call: Call, later: checks.Deferred, *, unit_length: bool) -> Call:
     """The call of one of several processes, with integers as tensors; it may have no rows."""
     call.check_embeddings(empty=True)
     n, m = call.shape
+    for name, values in (("embeddings", call.embeddings), ("ref_emb", call.ref_emb)):
+        if values is not None and on_host(values):  # an error names the process and its own row
+            (unit_vectors if unit_length else _finite)(name, values.detach(), later)
     if call.indices_tuple is not None:
         listed(call, checks.Deferred(read=True))
     own = call.integers("ref_index", n)
@@ -437,5 +416,5 @@ def check_call(call: Call) -> Call:
     if call.pairs is not None:
         raise ValueError("pairs is of one process alone: leave out group, or pass labels")
     if call.weights is not None:
-        checks.weights("weights", call.weights, call.embeddings, (n,))
+        checks.weights("weights", call.weights, call.embeddings, (n,), later)
     return call._replace(labels=labels, ref_labels=ref_labels, ref_index=own)

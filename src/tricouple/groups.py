@@ -6,7 +6,6 @@ sums alone, so that all processes take the same one.
 """
 
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -160,17 +159,6 @@ class Gathered:
     def mirrored(self) -> Self:
         """The same with anchors for references."""
         return replace(self, anchors=self.references, references=self.anchors)
-
-    def name_rank(self, message: str) -> str:
-        """An error about a row of all processes' samples, with the rank that has it."""
-        found = re.search(r"\brow (\d+)", message)
-        if found is None:
-            return message
-        row = int(found[1])
-        counts = self.references if message.startswith("ref_emb") else self.anchors
-        ranks = range(self.processes.size)
-        rank = next(rank for rank in ranks if row < own_rows(counts, rank).stop)
-        return f"{message} (row {row - own_rows(counts, rank).start} of rank {rank})"
 
 
 def gather_call(

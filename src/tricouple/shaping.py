@@ -1,8 +1,8 @@
 """ψ: how a triplet's margin becomes its cost.
 
 ψ is any decreasing function of the margin t = (s_ij − s_ik)/τ. The names ``"linear"`` and
-``"log_sigmoid"`` have fast triplet kernels, O(N²) and O(Q·N²), as has every ``Hinge``, O(N² log N).
-Every other ψ, also one that is given as a function, has the exact one, O(N³).
+``"log_sigmoid"`` have fast triplet kernels, O(N²) and O(Q·N²), as has every ``Hinge`` in C,
+O(N² log N). Every other ψ, also one that is given as a function, has the exact one, O(N³).
 """
 
 from __future__ import annotations

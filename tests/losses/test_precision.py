@@ -50,22 +50,6 @@ def test_implicit_gradient_of_an_unconverged_plan_warns():
         soft(x, LABELS).backward()
 
 
-@pytest.mark.parametrize("name", CRITERIA)
-def test_a_gradient_that_float16_cannot_hold_says_so(name):
-    # Small embeddings have large gradients.
-    small = (draw(80, 0) * 1e-4).half()
-    references = (draw(80, 1) * 1e-4).half()
-    across = {"ref_emb": references.requires_grad_(), "ref_labels": LABELS.flip(0)}
-    x, scale = small.clone().requires_grad_(), 1e9 if name == "vicreg" else 1e5
-    with pytest.warns(UserWarning, match=r"gradient .* beyond what float16 holds .*GradScaler"):
-        (CRITERIA[name]()(x, LABELS, **across) * scale).backward()
-    assert not x.grad.isfinite().all()
-    x = small.bfloat16().requires_grad_()
-    across["ref_emb"] = references.detach().bfloat16().requires_grad_()
-    (CRITERIA[name]()(x, LABELS, **across) * scale).backward()
-    assert x.grad.isfinite().all()
-
-
 @pytest.mark.parametrize("c", [1e4, 1e6])
 def test_dbot_keeps_the_digits_of_its_potentials(c):
     unit = torch.nn.functional.normalize(draw(80, 0)).float()

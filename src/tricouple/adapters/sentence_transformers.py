@@ -17,7 +17,6 @@ with adapted_library():
         has_static_embedding_input,
     )
     from sentence_transformers.base.losses.merged_forward import embed_columns
-    from transformers import PreTrainedTokenizerBase
 
 Features = dict[str, Any]
 
@@ -58,24 +57,13 @@ class SentenceLoss(nn.Module):
         self.model = model
         self.criterion = for_any_batch(criterion, together=gather_across_devices)
         self.gather_across_devices = gather_across_devices
-        tokenizer: Any = getattr(model, "tokenizer", None)
-        known = isinstance(tokenizer, PreTrainedTokenizerBase)
-        self._n_special = tokenizer.num_special_tokens_to_add() if known else 0
 
     def forward(
         self, sentence_features: Iterable[Features], labels: Tensor | None = None
     ) -> Tensor:
         """The loss of a batch, as the trainer calls it: features of each column, labels if any."""
-        columns = list(sentence_features)
-        for number, features in enumerate(columns):
-            empty = _empty_texts(features, self._n_special)
-            if len(empty):
-                raise ValueError(
-                    f"text {int(empty[0])} of column {number} is empty: remove such rows from the "
-                    "data set"
-                )
         try:
-            return self._loss(columns, labels)
+            return self._loss(list(sentence_features), labels)
         except KeyError as error:
             if error.args != ("sentence_embedding",):
                 raise
@@ -195,18 +183,3 @@ class CachedSentenceLoss(CachedLossMixin, SentenceLoss):  # type: ignore[misc]
     def get_config_dict(self) -> dict[str, Any]:
         """The settings, for the model card."""
         return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size}
-
-
-def _empty_texts(features: Features, n_special: int) -> Tensor:
-    """Which texts have no token but the special ones of the tokenizer."""
-    mask = features.get("attention_mask")
-    if "offsets" in features:  # of a StaticEmbedding, which adds no special tokens
-        starts: Tensor = features["offsets"]
-        empty = torch.diff(starts, append=starts.new_tensor([len(features["input_ids"])])) == 0
-    elif "cu_seq_lens_q" in features:  # texts packed into one sequence
-        empty = torch.diff(features["cu_seq_lens_q"]) <= n_special
-    elif isinstance(mask, Tensor) and mask.ndim == 2:
-        empty = mask.sum(1) <= n_special
-    else:
-        return torch.empty(0)
-    return empty.nonzero()[:, 0]

@@ -18,9 +18,8 @@ from tricouple.checks import Deferred, Labels
 from tricouple.groups import Gathered, Group, Processes, check_group, gather_call
 from tricouple.losses import coupled, operator
 from tricouple.losses.coupled import Part
-from tricouple.losses.diagnostics import diagnose
 from tricouple.numeric import ieee_products, never_compiled, number_of, on_host, traced
-from tricouple.ot.solver import Sweeps
+from tricouple.ot.solver import Sweeps, watched
 
 Empty = Literal["raise", "zero"]
 Check = Literal["full", "shapes"]
@@ -258,20 +257,15 @@ class ContrastiveLoss(nn.Module):
         known = self._known if held else number_of(scale)
         # Half precision cannot hold a plan: the loss is computed in float32 also under autocast.
         with torch.autocast(device.type, enabled=False), ieee_products(device):
-            try:
-                batch = check_batch(
-                    call,
-                    scale,
-                    later,
-                    unit_length=self.unit_length,
-                    known_temperature=known,
-                    sharp=known is not None and self._product(known) < 1 / SHARP,
-                    gathered=gathered,
-                )
-            except ValueError as error:
-                if gathered is None:
-                    raise
-                raise ValueError(gathered.name_rank(str(error))) from error
+            batch = check_batch(
+                call,
+                scale,
+                later,
+                unit_length=self.unit_length,
+                known_temperature=known,
+                sharp=known is not None and self._product(known) < 1 / SHARP,
+                gathered=gathered,
+            )
             needs = [*self._needs(batch), *(self._needs(batch.mirrored()) if both else ())]
             compute = self.compute_both if both else self.compute
             if host:
@@ -344,8 +338,9 @@ class ContrastiveLoss(nn.Module):
             settings[self.scale] = "a tensor on a device" if held else f"{number_of(scale)!r}"
 
         def checked() -> Call:
-            self._scale(temperature, Deferred(self.check == "full"))
-            return check_call(call)
+            later = Deferred(self.check == "full")
+            self._scale(temperature, later)
+            return check_call(call, later, unit_length=self.unit_length)
 
         return gather_call(processes, call, checked, settings)
 
@@ -392,16 +387,14 @@ class ContrastiveLoss(nn.Module):
             return coupled.loss(batch, self.sweeps, self._parts, both=True)
         return (self.compute(batch) + self.compute(batch.mirrored())) / 2
 
-    def diagnostics(self) -> dict[str, float | str]:
+    def diagnostics(self) -> dict[str, float]:
         """What happened in the last call, as numbers for a logger.
 
-        ``sharpness``; of plans ``sweeps`` and ``marginal_error`` (L1; the larger one of two plans);
-        ``repulsion_on_hardest_tenth``, up to 8192² pairs: the share of the gradient's repulsion
-        that falls on the tenth of each anchor's negatives nearest to it; a ``note`` if ψ is
-        constant on all triplets. ``VICReg`` has its three terms instead.
+        ``loss``, ``sharpness`` and, of plans, ``sweeps`` and ``marginal_error`` (L1; the larger one
+        of two plans). ``VICReg`` has its three terms instead.
 
-        This takes the time of about three calls, and some N×M matrices. A call keeps its unit
-        vectors, N·d numbers, for it until the next call; copies and pickles do not.
+        This takes the time of a call. A call keeps its unit vectors, N·d numbers, for it until the
+        next call; copies and pickles do not.
 
         Raises:
             ValueError: If there was no call, or the last one found nothing to learn from.
@@ -418,14 +411,21 @@ class ContrastiveLoss(nn.Module):
                 "diagnostics() is about the last call, and there was none with something to learn"
             )
         device = self._last.anchors.device
-        with torch.autocast(device.type, enabled=False), ieee_products(device):
+        with torch.autocast(device.type, enabled=False), ieee_products(device), torch.no_grad():
             return self._diagnose(self._last)
 
-    def _diagnose(self, batch: Batch) -> dict[str, float | str]:
-        found: dict[str, float | str] = {}
+    def _diagnose(self, batch: Batch) -> dict[str, float]:
+        plans: list[tuple[int, float]] = []
+        token = watched.set(plans)
+        try:
+            found = {"loss": float(self.compute(batch))}
+        finally:
+            watched.reset(token)
         if self.scale is not None:
             found["sharpness"] = 1 / self._product(batch.temperature)
-        return found | diagnose(self.compute, batch)
+        if plans:
+            found["sweeps"], found["marginal_error"] = map(max, zip(*plans, strict=True))
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles do not carry the last batch, nor the number."""

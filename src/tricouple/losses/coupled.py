@@ -297,10 +297,7 @@ class Sum:
     def _slope(self) -> Tensor:
         """∂L/∂log(1/τ) = Σ_ij s_ij ∂L/∂s_ij, from the gradients of the embeddings."""
         scores, wide = self.scores, self.value.dtype
-        anchors, to = scores.anchors.to(wide), self.to[0].to(wide)
-        if scores.references is None:
-            return (to * anchors).nan_to_num().sum()
-        found = (anchors * to).sum()
+        found = (scores.anchors.to(wide) * self.to[0].to(wide)).sum()
         if scores.symmetric:
             return found / 2
         return found if scores.group is None else scores.group.sum_(found)

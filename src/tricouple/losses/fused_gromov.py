@@ -87,9 +87,8 @@ class FusedGromov(ContrastiveLoss):
         flipped = self.variant == "published"
         epsilon = 1.0 if flipped else batch.temperature
         check: Check = "full" if self.check == "full" and on_host(batch.anchors) else "shapes"
-        embedded = batch.origin or batch
-        assert embedded.references is not None
-        rows, columns = (cosines(x, x) for x in (embedded.anchors, embedded.references))
+        assert batch.references is not None
+        rows, columns = (cosines(x, x) for x in (batch.anchors, batch.references))
         cost = 1 - batch.similarity()
         mass = len(cost)  # so that rows sum to one
         plan = torch.softmax(batch.without_own(-cost / batch.temperature, -math.inf), 1)

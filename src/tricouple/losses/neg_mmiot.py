@@ -20,7 +20,6 @@ from tricouple.losses.base import (
     Memory,
 )
 from tricouple.losses.coupled import Part
-from tricouple.losses.diagnostics import extreme_margins
 from tricouple.numeric import inverse_product, on_host
 from tricouple.ot.forms import Linear
 from tricouple.ot.kernels import epsilon_of_factor, kernel_of
@@ -56,7 +55,8 @@ class NegMMIOT(ContrastiveLoss):
         shaping: ψ (docs/shaping.md). Fast are ``"linear"``, −t; ``"log_sigmoid"``, log(1 + e^{−t});
             ``tricouple.shaping.Hinge(margin)``, max(0, margin − t); ``"hinge"``, which is
             max(0, 1 − t) − t/100. ``"exponential"``, ``"squared_hinge"`` and every callable
-            (decreasing but for flat parts, differentiable, entry by entry) take O(N³) time.
+            (decreasing but for flat parts, differentiable, entry by entry) take O(N³) time, as
+            hinges do without the compiled module.
         margin: Of ``shaping="hinge"``, in units of t: the same as ``shaping=Hinge(margin)``.
         gradient: ``"unrolled"`` (exact for the sweeps done), ``"implicit"`` (exact at convergence:
             give it enough ``n_iters`` and a ``tol``) or ``"envelope"`` (no adjoint; exact at
@@ -121,6 +121,7 @@ class NegMMIOT(ContrastiveLoss):
         value, relation = super().compute(batch), batch.relation
         if self.shaping == "linear" or not isinstance(relation, ListedTriplets):
             return value
+        assert batch.references is not None
         # ⟨P̃, C⟩/ε, by autograd: the negative of a listed triplet depends on the positive.
         margins = relation.margins(batch.anchors, batch.references) * inverse_product(
             batch.temperature, 1.0
@@ -152,14 +153,3 @@ class NegMMIOT(ContrastiveLoss):
         weights = None if isinstance(relation, ListedTriplets) else target.weights
         matrices = 4.0 if isinstance(resolve(self.shaping), Hinge) else 1.0
         return [Part(masses, c, entropy, kernel, weights=weights, matrices=matrices)]
-
-    def _diagnose(self, batch: Batch) -> dict[str, float | str]:
-        found = super()._diagnose(batch)
-        margins = extreme_margins(batch) / float(batch.temperature)
-        lowest, highest = resolve(self.shaping)(margins).tolist()
-        if self.shaping != "linear" and lowest - highest <= 1e-12 * max(1.0, abs(lowest)):
-            found["note"] = (
-                "ψ is constant on all triplets of the batch: they are all satisfied, and hardly "
-                "any gradient is left"
-            )
-        return found

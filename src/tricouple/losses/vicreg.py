@@ -101,7 +101,7 @@ class VICReg(ContrastiveLoss):
             terms[2] = terms[2] + self.covariance * squares / centred.shape[1]
         return terms
 
-    def _diagnose(self, batch: Batch) -> dict[str, float | str]:
+    def _diagnose(self, batch: Batch) -> dict[str, float]:
         names = ("invariance", "variance", "covariance")
         return dict(zip(names, map(float, self._terms(_views(batch))), strict=True))
 

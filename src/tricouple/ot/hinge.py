@@ -7,33 +7,29 @@ In units of ε the margin of a triplet is t = x_ij − x_ik, x = c·s, and its k
 γ the margin of the hinge and δ its slope beyond. All that is needed is one trilinear form and its
 derivatives, T(A, f, g) = Σ_ijk A_i f_j g_k K_ijk. At the kink, t = γ within a few roundings of s, a
 triplet counts as not satisfied. Rows are sorted and summed in C (c/hinge.h), in doubles or where
-these have no room with numbers of any size; without the compiled module in hinge_torch.py.
+these have no room with numbers of any size; without the compiled module a hinge is as any ψ.
 """
 
-from collections.abc import Callable, Iterator
+from __future__ import annotations
+
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from tricouple.numeric import on_host
 from tricouple.ot import native
-from tricouple.ot.any_shaping import parts_of
+from tricouple.ot.any_shaping import AnyShaping, parts_of
 from tricouple.ot.forms import Form, Updated, log_scaling
-from tricouple.ot.hinge_torch import SortedRows
 from tricouple.ot.rows import Vectors, Weights
-from tricouple.ot.scores import Tiles
+from tricouple.ot.scores import Scores, Tiles
 from tricouple.shaping import Hinge
 
 # Roundings of s within which t is at the margin.
 _ROUNDINGS = 4.25
-# Entries of rows that PyTorch sorts and sums together, with about 20 matrices beside them.
-_BLOCK = 1 << 16
-_DEVICE_BLOCK = 1 << 22
 
 
-class CompiledRows:
+class Rows:
     """Sorted rows of some anchors, in C; see c/hinge.h."""
 
     def __init__(
@@ -42,10 +38,9 @@ class CompiledRows:
         own: Tensor,
         factor: float | Tensor,
         hinge: Hinge,
-        rounding: float,
         work: Tensor,
     ) -> None:
-        """Sort; x takes the place of s. For ``rounding`` see SortedRows; ``work`` is scratch."""
+        """Sort; x takes the place of s; ``work`` is scratch."""
         (n, m), threads = s.shape, native.threads(4 * s.numel())
         # Each row without its own entry: c·s less its median, and the columns that they came from;
         # the first negative that each does not satisfy; twice the largest |x|.
@@ -53,6 +48,7 @@ class CompiledRows:
         self.column, self.low = (native.empty_matrix(s, n, m, dtype=torch.int32) for _ in range(2))
         self.width = s.new_empty(n, dtype=torch.float64)
         self.work = work
+        rounding = _ROUNDINGS * torch.finfo(s.dtype).eps
         numbers = n, m, threads, hinge.margin, self.factor, rounding
         arrays = s, own, self.column, self.low, self.width, self.work
         native.call("hinge_sort", s, *numbers, *arrays)
@@ -95,7 +91,18 @@ class CompiledRows:
         native.call("hinge_rows", self.x, *numbers, *arrays, *vectors, *ends, self.work)
 
 
-Rows = CompiledRows | SortedRows
+def hinge_form(
+    scores: Scores, factor: float | Tensor, hinge: Hinge, budget: float
+) -> HingeForm | AnyShaping:
+    """The form of ``Hinge.over(ε)``: sorted rows in C, elsewhere as any ψ, in O(N³)."""
+    if native.in_c(scores.anchors):
+        return HingeForm(scores, factor, hinge)
+    rounding = _ROUNDINGS * torch.finfo(scores.dtype).eps
+
+    def psi(t: Tensor) -> Tensor:  # at the kink not satisfied
+        return torch.clamp(hinge.margin + factor * rounding - t, min=0.0) - hinge.slope * t
+
+    return AnyShaping(scores, factor, psi, 1.0, budget)
 
 
 @dataclass
@@ -139,16 +146,11 @@ class HingeForm(Form):
         return self._sorted(self.scores.tiles())
 
     def _sorted(self, tiles: Tiles) -> Iterator[tuple[slice, Rows]]:
-        """A tile of rows at a time in C, else as many as are summed together."""
+        """A tile of rows at a time."""
         like, m, height = self.scores.anchors, self.scores.shape[1], self.scores.height
-        rounding = _ROUNDINGS * torch.finfo(self.scores.dtype).eps
-        step = max(1, (_BLOCK if on_host(like) else _DEVICE_BLOCK) // max(1, m))
-        kind: Callable[..., Rows] = SortedRows.of
-        if native.in_c(like):
-            # Of a pass of any rows; fresh memory would cost a page fault every 4 KiB.
-            threads = native.threads(4 * height * m)
-            size = 6 * (1 + threads) * m + 27 * threads * (m + 32)
-            work = like.new_empty(size, dtype=torch.float64)
-            kind, step = partial(CompiledRows, work=work), height
-        for block, s in parts_of(tiles, step):
-            yield block, kind(s, self.scores.own[block], self.factor, self.hinge, rounding)
+        # Scratch of a pass of any rows; fresh memory would cost a page fault every 4 KiB.
+        threads = native.threads(4 * height * m)
+        size = 6 * (1 + threads) * m + 27 * threads * (m + 32)
+        work = like.new_empty(size, dtype=torch.float64)
+        for block, s in parts_of(tiles, height):
+            yield block, Rows(s, self.scores.own[block], self.factor, self.hinge, work)

@@ -10,7 +10,7 @@ from torch import Tensor
 from tricouple import checks
 from tricouple.ot.any_shaping import AnyShaping
 from tricouple.ot.forms import Linear
-from tricouple.ot.hinge import HingeForm
+from tricouple.ot.hinge import hinge_form
 from tricouple.ot.log_sigmoid import LARGEST_EPSILON, LogSigmoid
 from tricouple.ot.scores import Scores
 from tricouple.ot.solver import DEFAULT_BUDGET
@@ -51,7 +51,7 @@ def kernel_of(
     if shaping == "linear":
         return partial(Linear, sharpness=factor, axes=3)
     if isinstance(psi, Hinge):
-        return partial(HingeForm, factor=factor, hinge=psi.over(epsilon))
+        return partial(hinge_form, factor=factor, hinge=psi.over(epsilon), budget=memory_budget)
     if shaping == "log_sigmoid" and epsilon <= LARGEST_EPSILON:
         checks.positive_number("kernel_tol", kernel_tol)
         checks.quadrature_tolerance(kernel_tol, dtype)

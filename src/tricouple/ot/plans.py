@@ -293,8 +293,8 @@ def triplet_sinkhorn(
         temperature: τ > 0; a tensor receives its gradient.
         epsilon: ε > 0.
         shaping: ψ; ``"linear"``, ψ(t) = −t, takes O(N²) time, ``"log_sigmoid"``,
-            ψ(t) = log(1 + e^{−t}), a multiple of that, a ``Hinge`` O(N² log N); other names and
-            every callable, as in ``NegMMIOT``, take O(N³) time.
+            ψ(t) = log(1 + e^{−t}), a multiple of that, a ``Hinge`` in C O(N² log N); other names
+            and every callable, as in ``NegMMIOT``, take O(N³) time.
         n_iters: Sweeps (anchors, positives, negatives), at most.
         tol: Stop when the marginal error (L1) is below this.
         within: Anchors are the references, so i, j, k are distinct; otherwise only j ≠ k.

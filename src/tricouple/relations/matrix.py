@@ -77,14 +77,11 @@ class ListedTriplets(Relation):
         kept[1:] = keys[1:] != keys[:-1]
         return cls(keys // m**2, keys // m % m, keys % m, shape, own, kept)
 
-    def margins(self, anchors: Tensor, references: Tensor | None) -> Tensor:
-        """``s_ij − s_ik`` of each triplet, float64; without references of a given matrix s."""
-        wide = anchors.to(wide_dtype(anchors.device))
-        rows, near, far = self.anchors, self.positive_indices, self.negative_indices
-        if references is None:
-            return wide[rows, near] - wide[rows, far]
-        others = references.to(wide.dtype)
-        return (wide[rows] * (others[near] - others[far])).sum(1)
+    def margins(self, anchors: Tensor, references: Tensor) -> Tensor:
+        """``s_ij − s_ik`` of each triplet, float64."""
+        wide = wide_dtype(anchors.device)
+        near, far = (references[i].to(wide) for i in (self.positive_indices, self.negative_indices))
+        return (anchors[self.anchors].to(wide) * (near - far)).sum(1)
 
     @cached_property
     def weights(self) -> Tensor:
