@@ -184,8 +184,8 @@ class Kernel:
 def _range(scores: Scores) -> tuple[Tensor, Tensor]:
     """The smallest and the largest entry that is finite, on all processes."""
     ends = scores.anchors.new_full((2,), -torch.inf, dtype=scores.dtype)
-    for _, tile in scores.tiles():
-        low, high = torch.aminmax(tile)
+    for rows, tile in scores.tiles():
+        low, high = torch.aminmax(fill_own(tile, scores.own[rows], 0.0))
         if not on_host(tile) or not float(low) > -torch.inf:
             low = torch.where(tile > -torch.inf, tile, torch.inf).amin()
         ends = torch.maximum(ends, torch.stack([-low, high]))
@@ -229,12 +229,12 @@ class Scaling:
         self, masses: Vectors, start: Vectors, most: int, tol: float | None, later: bool
     ) -> tuple[FastSweeps | None, bool]:
         """As many sweeps, at most ``most``, as keep their digits; whether no more are needed."""
-        kernel, history = self.kernel, [scaling[None] for scaling in self.scalings(start)]
-        done = FastSweeps(self, masses, later, history)
+        kernel, scalings = self.kernel, self.scalings(start)
+        done = FastSweeps(self, masses, later, [])
         if not native.in_c(masses[0]):
             if tol is not None:  # is watched by rows
                 return None, False
-            kept = scaling_torch.solve(done, most)
+            kept = scaling_torch.solve(done, most, scalings)
             if not on_host(kept):
                 kernel.kept = kept if kernel.kept is None else kept & kernel.kept
                 return done, True
@@ -242,7 +242,7 @@ class Scaling:
         n, m = kernel.scores.shape
         sizes = (n, m, n) if self.form.axes == 2 else (n, m, m, n, n, m)
         done.history = [masses[0].new_empty(most + 1, size) for size in sizes]
-        for vectors, (first,) in zip(done.history, history, strict=False):
+        for vectors, first in zip(done.history, scalings, strict=False):
             vectors[0] = first
         reals = -1.0 if tol is None else tol, self.worst
         found = done.call("solve", most, reals, done.history)

@@ -23,13 +23,12 @@ Products = dict[int, list[Vectors]]
 """∂L/∂E (sign 1) and ∂L/∂E⁻ (−1): left, (N,), right, (M,), and of triplets left in column o."""
 
 
-def solve(done: FastSweeps, number: int) -> Tensor:
+def solve(done: FastSweeps, number: int, start: Vectors) -> Tensor:
     """So many sweeps, noted in ``done``; whether they kept their digits."""
-    k, pairs, divided = done.run.kernel, len(done.masses) == 2, list[Vectors]()
-    states = [[x[0] for x in done.history]]
+    k, pairs, divided, states = done.run.kernel, len(done.masses) == 2, list[Vectors](), [start]
     if not pairs:  # what is behind r⁺ and x is of sweeps
-        a, b, _ = states[0]
-        states[0] += [*_rows(k, 1, b), a, a, b]
+        a, b, _ = start
+        states = [[*start, *_rows(k, 1, b), a, a, b]]
     for _ in range(number):
         states.append((_pair_sweep if pairs else _triplet_sweep)(done, states[-1], divided))
     done.history = [torch.stack(vectors) for vectors in zip(*states, strict=True)]

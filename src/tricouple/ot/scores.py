@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tricouple.groups import Processes
-from tricouple.numeric import blocks, fill_own
+from tricouple.numeric import blocks
 from tricouple.ot.native import empty_matrix
 
 Tiles = Iterable[tuple[slice, Tensor]]
@@ -61,13 +61,13 @@ class Scores:
 
     @cached_property
     def matrix(self) -> Tensor:
-        """The one similarity product; 0 at own_i, so that it does not widen the range of s."""
+        """The one similarity product."""
         if self.there is not None:
             return self.there.matrix.T.contiguous()
         s = empty_matrix(self.anchors, *self.shape, dtype=self.dtype)
         for rows in [slice(0, len(s))] if self.anchors.dtype == self.dtype else self.blocks():
             self.tile(rows, s[rows])
-        return fill_own(s, self.own, 0.0)
+        return s
 
     def shared(self, values: Tensor) -> Tensor:
         """The sum over processes of what each has of its own rows, in place."""

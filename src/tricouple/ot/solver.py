@@ -130,7 +130,6 @@ def solve(form: Form, masses: Vectors, how: Sweeps, fast: Any = None) -> Run:
     """
     n_iters, tol, done = how.n_iters, how.tol if on_host(masses[0]) else None, 0
     run = Run(form, masses, [torch.zeros_like(mass) for mass in masses])
-    logs = [mass.log() for mass in masses]
     while done < n_iters:
         if fast is not None:
             # With a tolerance some sweeps at a time: there is no memory for needless ones.
@@ -144,6 +143,7 @@ def solve(form: Form, masses: Vectors, how: Sweeps, fast: Any = None) -> Run:
                 break
             if ended:
                 continue
+        logs = [mass.log() for mass in masses]
         after, error = form.sweep(run.potentials, logs, watch=tol is not None and done > 0)
         if tol is not None and error is not None and bool(error <= tol):
             if len(masses) == 2:
