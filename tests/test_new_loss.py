@@ -27,7 +27,8 @@ class Spread(ContrastiveLoss):
 
     def compute(self, batch: Batch) -> Tensor:
         """−⟨P̃¹² − P̃¹³, s⟩/τ."""
-        moved = batch.relation.triplets().contrast.times(batch.references)
+        contrast = batch.relation.triplets().contrast
+        moved, _ = contrast.products(batch.references, batch.anchors)
         return -(batch.anchors * moved).sum() / batch.temperature
 '''
 ROW = '    "spread": LossName("Spread", "tricouple.losses.spread.Spread"),\n'

@@ -213,8 +213,8 @@ class Sum:
         if scores.references is None:
             here, moved = scores.anchors.to(wide), target.dense()
         else:
-            here, moved = scores.anchors, target.times(scores.references)
-            received = target.transposed_times(here) if self.wanted else None
+            here = scores.anchors
+            moved, received = target.products(scores.references, here)
         self.value = self.value + (here * moved).sum(dtype=wide)
         for to, found in zip(self.to, (moved, received), strict=False):
             if found is not None:

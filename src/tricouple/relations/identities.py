@@ -50,18 +50,14 @@ class PairTarget:
         """The pairs that have mass, (N, M)."""
         return self.entries != 0
 
-    def times(self, values: Tensor) -> Tensor:
-        """``Σ_j P̃_ij values_j``, (M, d) → (N, d)."""
-        return torch.cat(
-            [self.dense(rows).to(values.dtype) @ values for rows in self.relation.blocks()]
-        )
-
-    def transposed_times(self, values: Tensor) -> Tensor:
-        """``Σ_i P̃_ij values_i``, (N, d) → (M, d)."""
-        out = values.new_zeros(self.relation.shape[1], values.shape[1])
+    def products(self, references: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        """``Σ_j P̃_ij references_j``, (N, d), and ``Σ_i P̃_ij anchors_i``, (M, d)."""
+        moved, received = [], torch.zeros_like(references)
         for rows in self.relation.blocks():
-            out.addmm_(self.dense(rows).to(values.dtype).T, values[rows])
-        return out
+            entries = self.dense(rows).to(references.dtype)
+            moved.append(entries @ references)
+            received.addmm_(entries.T, anchors[rows])
+        return torch.cat(moved), received
 
     @cached_property
     def columns(self) -> Tensor:
@@ -337,34 +333,23 @@ class GroupedPairs(PairTarget):
     relation: Identities
     weights: Tensor  # v of the references of each group, (K,)
 
-    def times(self, values: Tensor) -> Tensor:
-        """``Σ_j P̃_ij values_j``, (M, d) → (N, d), by sums over groups."""
-        groups, (near, same, other, weights) = self.relation, self._factors(values.dtype)
-        sums = groups.sums(groups.references, values)
-        out = sums[groups.anchors].mul_(near[:, None])
-        out.addr_(other, weights @ sums)
+    def products(self, references: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        """By sums over groups; ``near`` is ``same`` less what a group has as one of all."""
+        groups = self.relation
+        near = self.same - self.other * self.weights[groups.anchors]
+        factors = (near, self.same, self.other, self.weights)
+        near, same, other, weights = (part.to(references.dtype) for part in factors)
+        sums = groups.sums(groups.references, references)
+        moved = sums[groups.anchors].mul_(near[:, None]).addr_(other, weights @ sums)
+        received = groups.sums(groups.anchors, anchors * near[:, None])[groups.references]
+        received.addr_(weights[groups.references], other @ anchors)
         if not groups.apart:
+            own = references
             if not groups.within:
-                values = values[groups.own.clamp(min=0)] * (groups.own >= 0)[:, None]
-            out -= values * same[:, None]
-        return out
-
-    def transposed_times(self, values: Tensor) -> Tensor:
-        """``Σ_i P̃_ij values_i``, (N, d) → (M, d)."""
-        groups, (near, same, other, weights) = self.relation, self._factors(values.dtype)
-        out = groups.sums(groups.anchors, values * near[:, None])[groups.references]
-        out.addr_(weights[groups.references], other @ values)
-        if not groups.apart:
-            out -= self._to_own(values * same[:, None])
-        return out
-
-    def _factors(self, dtype: torch.dtype) -> list[Tensor]:
-        """``same`` less what a group has as one of all, ``same``, ``other`` and ``weights``."""
-        return [part.to(dtype) for part in (self._near, self.same, self.other, self.weights)]
-
-    @cached_property
-    def _near(self) -> Tensor:
-        return self.same - self.other * self.weights[self.relation.anchors]
+                own = references[groups.own.clamp(min=0)] * (groups.own >= 0)[:, None]
+            moved -= own * same[:, None]
+            received -= self._to_own(anchors * same[:, None])
+        return moved, received
 
     def _to_own(self, values: Tensor) -> Tensor:
         """Values (N, …) of anchors, added up at the references that they are, (M, …)."""
