@@ -41,6 +41,7 @@ html_css_files = ["site.css"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+mathjax3_config = {"chtml": {"matchFontHeight": False, "scale": 1.06}}  # beside sans serif text
 nb_execution_mode = "off"
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
