@@ -75,7 +75,7 @@ def open_elsewhere(
 
 def link_files(app: Any, page: str, source: list[str]) -> None:
     """Make links to Markdown files outside the site downloads, not links to missing pages."""
-    source[0] = re.sub(r"\]\((\.\./results/[^)#]*\.md)\)", r"](path:\1)", source[0])
+    source[0] = re.sub(r"\]\(((?:\.\./results|assets)/[^)#]*\.md)\)", r"](path:\1)", source[0])
 
 
 def show_arguments(app: Any, what: str, name: str, found: Any, *others: Any) -> Any:
