@@ -5,6 +5,7 @@
 
 import inspect
 import os
+import re
 from typing import Any
 
 import tricouple
@@ -21,7 +22,6 @@ extensions = [
     "sphinx-mathjax-offline",
 ]
 exclude_patterns = ["_build", "assets/*.md"]
-suppress_warnings = ["myst.xref_missing"]  # tables in assets are no pages; tests check all links
 
 html_theme = "pydata_sphinx_theme"
 html_title = "tricouple"
@@ -41,13 +41,16 @@ html_css_files = ["site.css"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+mathjax3_config = {"chtml": {"matchFontHeight": False, "scale": 1.06}}  # beside sans serif text
 nb_execution_mode = "off"
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 
 autosummary_generate = False
-autodoc_default_options = {"members": True, "show-inheritance": False}
+# Methods of losses that the library calls.
+internal = "extra_repr, of_call, run, one_product, compute, compute_both"
+autodoc_default_options = {"members": True, "show-inheritance": False, "exclude-members": internal}
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_class_signature = "mixed"
@@ -70,6 +73,11 @@ def open_elsewhere(
         context["body"] = f"<p>Open in {shown}</p>{context['body']}"
 
 
+def link_files(app: Any, page: str, source: list[str]) -> None:
+    """Make links to Markdown files outside the site downloads, not links to missing pages."""
+    source[0] = re.sub(r"\]\(((?:\.\./results|assets)/[^)#]*\.md)\)", r"](path:\1)", source[0])
+
+
 def show_arguments(app: Any, what: str, name: str, found: Any, *others: Any) -> Any:
     """Show the arguments of a loss, whose ``__new__`` takes any, so as to name wrong ones."""
     _, signature, returned = others
@@ -82,5 +90,6 @@ def show_arguments(app: Any, what: str, name: str, found: Any, *others: Any) -> 
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("source-read", link_files)
     app.connect("html-page-context", open_elsewhere)
     app.connect("autodoc-process-signature", show_arguments)

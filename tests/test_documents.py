@@ -128,7 +128,7 @@ SAME = {"loss__sharpness": 2.0}
 
 def setting_claims() -> Iterable[str]:
     assert set(final("synthetic")["steps"]) == {3000}
-    yield "10 sweeps, AdamW with learning rate 8e-4, 3000 steps"
+    yield "10 iterations, AdamW with learning rate 8e-4, 3000 steps"
     yield "c = 1/(τε) = 2"
     worst = pd.concat([synthetic("final", loss) for loss in LINEAR])["after/geometry/nc2_deviation"]
     assert len(worst) == 18
@@ -204,7 +204,7 @@ def map_claims() -> Iterable[str]:
 @pytest.mark.parametrize(
     ("page", "heading", "claims"),
     [
-        ("text", "## What the study found", text_claims),
+        ("results", "## Texts", text_claims),
         ("synthetic", "## At the paper's setting", setting_claims),
         ("synthetic", "## Where the methods differ", map_claims),
     ],

@@ -13,7 +13,7 @@ from tricouple.groups import Processes
 from tricouple.numeric import number_of, on_host, wide_dtype
 
 Labels = Tensor | Sequence[int] | Any
-"""Integer identities: a tensor, a list or a numpy array."""
+"""Integer labels: a tensor, a list or a numpy array."""
 
 
 @dataclass

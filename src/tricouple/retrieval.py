@@ -60,7 +60,7 @@ def debias(bank: Tensor, gallery: Tensor, sharpness: float = 20.0, n_iters: int 
         bank: Queries z, shape (B, d), like those to come; they need not be normalised.
         gallery: Items x, shape (M, d).
         sharpness: c; see ``choose_sharpness``.
-        n_iters: Sweeps, gallery first.
+        n_iters: Iterations, gallery first.
 
     Returns:
         What scores new queries, one or many: ``scores(queries)``, or ``scores.topk(queries, k)``.

@@ -177,7 +177,7 @@ def configure(parser: argparse.ArgumentParser, task: str) -> None:
     """Add options; the help of the settings comes from the tables and the schema."""
     from tricouple_lab.config.compose import settings_help
 
-    parser.epilog = settings_help(task).replace("%", "%%")
+    parser.epilog = settings_help(task)
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings, see below")
     one = parser.add_argument_group("one run").add_argument
     one("--resume", type=Path, metavar="FOLDER", help="continue the run in a folder, as configured")

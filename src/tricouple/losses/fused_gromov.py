@@ -24,7 +24,7 @@ class FusedGromov(ContrastiveLoss):
     by Sinkhorn, rows summing to 1 and columns to N/M (Shi et al., ICML 2024).
 
     At the public code's α, our default, and with one caption per image, the gradient is that of
-    ``IOT`` at the same ε up to a few per cent, for ``n_outer`` times the sweeps.
+    ``IOT`` at the same ε up to a few per cent, for ``n_outer`` times the iterations.
 
     It needs two sets: within one the identity is a trivial optimum. The loss is one direction, as
     in public code.
@@ -34,7 +34,7 @@ class FusedGromov(ContrastiveLoss):
         epsilon: ε instead; a number, or a tensor that receives its gradient; 0.01 in public code.
         alpha: α ≥ 0, weight of the geometry; 1e-4 in public code (its 0.01 · 0.01).
         n_outer: How often the cost is updated and the plan solved.
-        n_iters: Sinkhorn sweeps for each plan.
+        n_iters: Sinkhorn iterations for each plan.
         variant: ``"formula"``, −mean log P at the positives of the transport plan. Or
             ``"published"``: the public code uses ε for the first plan only, then solves with
             regularisation 1 and the kernel ``exp(+C)``, so that its plan is large where

@@ -21,7 +21,7 @@ class InfoNCE(ContrastiveLoss):
     then the mean over the anchors that have a positive (some public code counts the rest as zeros).
 
     This is SupCon for class labels, NT-Xent for two views, and across modalities one direction of
-    CLIP, with every reference of the anchor's identity as a positive. With explicit triplets the
+    CLIP, with every reference of the anchor's label as a positive. With explicit triplets the
     positives are the distinct listed (anchor, positive) pairs; the softmax is over all others.
 
     Args:
@@ -32,7 +32,7 @@ class InfoNCE(ContrastiveLoss):
         memory_budget: Bytes that the tiles may take.
         marginals: ``"uniform"``: every anchor counts the same. ``"classes"``: every class does, and
             its anchors share that evenly.
-        partition: ``"per_anchor"``, or ``"joint"``: the denominators of all samples of one identity
+        partition: ``"per_anchor"``, or ``"joint"``: the denominators of all samples of one label
             are added up, within one set. Of queries and their documents, ``pair_views(q, d)``, it
             is the loss of GTE (Li et al. 2023), ``mean_i [log(Z_q,i + Z_d,i) − s_ii/τ]``.
 
@@ -73,7 +73,7 @@ class InfoNCE(ContrastiveLoss):
         given = batch.relation
         if self.partition == "joint" and not (isinstance(given, Identities) and given.within):
             raise ValueError(
-                'partition="joint" adds up the denominators of one identity within one set: pass '
+                'partition="joint" adds up the denominators of one label within one set: pass '
                 "labels alone; of queries and documents criterion(*pair_views(queries, documents))"
             )
         return super()._needs(batch)

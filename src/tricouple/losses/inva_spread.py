@@ -18,7 +18,7 @@ class InvaSpread(ContrastiveLoss):
     With ``p_ij = softmax(s_i/τ)_j`` over all others, the loss of an anchor is
     ``−mean_{j positive} log p_ij − Σ_{k negative} log(1 − p_ik)``, averaged over the anchors that
     have a positive. For two views this is the published loss. No supervised form is published; ours
-    averages over the positives, which are all samples of the anchor's identity. With explicit
+    averages over the positives, which are all samples of the anchor's label. With explicit
     triplets positives and negatives are the listed ones; with ``pairs=`` the mean over positives is
     weighted.
 

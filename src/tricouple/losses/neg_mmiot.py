@@ -42,7 +42,7 @@ class NegMMIOT(ContrastiveLoss):
     anchor, positive and negative are then independent but for j ≠ k. With balanced classes, two
     views or one-to-one captions the loss is ``PushPull`` with ε₊ = ε₋ = ε, up to the effect of that
     exclusion, O(1/N) (mathematics §8); with any ψ that is not affine, such as log-sigmoid, it is
-    not. Sweeps of tree-structured costs, as that of a linear ψ, take O(N²) (Haasler, Singh, Zhang,
+    not. Iterations of tree costs, as that of a linear ψ, take O(N²) (Haasler, Singh, Zhang,
     Karlsson and Chen 2020; Altschuler and Boix-Adserà).
 
     Args:
@@ -50,7 +50,7 @@ class NegMMIOT(ContrastiveLoss):
             c = 100, with which SGD training can collapse (docs/sharpness.md).
         temperature: τ instead; a number, or a tensor or ``nn.Parameter`` that gets its gradient.
         epsilon: ε, the entropic regularisation.
-        n_iters: Sinkhorn sweeps, at most.
+        n_iters: Sinkhorn iterations (sweeps), at most.
         tol: Stop sweeping when the marginal error (L1) is below this.
         shaping: ψ (docs/shaping.md). Fast are ``"linear"``, −t; ``"log_sigmoid"``, log(1 + e^{−t});
             ``tricouple.shaping.Hinge(margin)``, max(0, margin − t); ``"hinge"``, which is

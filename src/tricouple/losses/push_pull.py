@@ -49,7 +49,7 @@ class PushPull(ContrastiveLoss):
         empty, check, group: As in ``ContrastiveLoss``; empty is a batch without a triplet.
         negatives: A⁻. ``"projected"``, as in the paper's Algorithm 1: the (anchor, negative) pairs
             of admissible triplets, so that an anchor without a positive repels no sample.
-            ``"all"``, as in its appendix: every pair of unequal identity. They differ only in
+            ``"all"``, as in its appendix: every pair of unequal label. They differ only in
             batches with such anchors; for explicit triplets both are the listed pairs.
 
     Example:

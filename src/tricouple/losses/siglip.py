@@ -21,7 +21,7 @@ class SigLIP(ContrastiveLoss):
     """The pairwise sigmoid loss (Zhai et al., ICCV 2023).
 
     ``1/N Σ_ij −log σ(±(c s_ij + b))`` over all anchors i and references j, + at positives, − at
-    negatives. Every reference of the anchor's identity is a positive; all N anchors count, also
+    negatives. Every reference of the anchor's label is a positive; all N anchors count, also
     those without a positive. With explicit triplets the pairs are the listed ones. ``pairs=`` are
     factors of the positives' terms, ``weights=`` replace 1/N.
 

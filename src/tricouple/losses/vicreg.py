@@ -20,10 +20,10 @@ class VICReg(ContrastiveLoss):
     ``invariance · mean (z − z′)²`` plus, of both views, ``variance · mean relu(1 − std)`` halved
     and ``covariance · Σ_{k≠l} cov_kl²/d``. Embeddings are not normalised.
 
-    The two views come from the identities. Within one set the samples of an identity are paired in
+    The two views come from the labels. Within one set the samples of a label are paired in
     batch order, first with second, third with fourth, without an odd last one:
     ``pair_views(view0, view1)`` gives the published loss, class labels the paper's synthetic study.
-    Across two sets the k-th anchor of an identity is paired with its k-th reference. Explicit
+    Across two sets the k-th anchor of a label is paired with its k-th reference. Explicit
     triplets, pairs and weights raise an error.
 
     Args:
@@ -118,7 +118,7 @@ class _Views(NamedTuple):
 
 
 def _views(batch: Batch) -> _Views:
-    """Samples of one place, which encodes identity and number, are a pair: neighbours if sorted."""
+    """Samples of one place, which encodes label and number, are a pair: neighbours if sorted."""
     groups = batch.relation
     assert isinstance(groups, Identities)
     assert batch.references is not None

@@ -1,6 +1,6 @@
 """Which samples are positives and negatives of which, and the target couplings.
 
-An identity per sample (its class, its source instance, its pair number) has the admissible triplets
+A label per sample (its class, its source instance, its pair number) has the admissible triplets
 A = {(i, j, k): id(i) = id(j), id(i) ≠ id(k)}, entries distinct within one set. Targets are uniform
 on A or on its projections, and are never built.
 """

@@ -1,6 +1,6 @@
-"""Target couplings of a relation, and the relation of samples that share an identity.
+"""Target couplings of a relation, and the relation of samples that share a label.
 
-Of identities everything is a sum over groups.
+Of labels everything is a sum over groups.
 """
 
 from collections.abc import Iterator
@@ -223,7 +223,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Identities(Relation):
-    """Positives share the anchor's identity, negatives do not; the anchor itself is neither."""
+    """Positives share the anchor's label, negatives do not; the anchor itself is neither."""
 
     anchors: Tensor  # group of each anchor, 0 … K−1, (N,)
     references: Tensor  # group of each reference, (M,)

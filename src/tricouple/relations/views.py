@@ -23,8 +23,8 @@ def pair_views(*views: Tensor | Sequence[Tensor], group: Group = None) -> tuple[
         Embeddings, shape (views·N, d), and the instance of each row, shape (views·N,).
 
     Example:
-        >>> embeddings, identities = pair_views(torch.zeros(2, 3), torch.ones(2, 3))
-        >>> identities
+        >>> embeddings, labels = pair_views(torch.zeros(2, 3), torch.ones(2, 3))
+        >>> labels
         tensor([0, 1, 0, 1])
     """
     processes = Processes.of(group)

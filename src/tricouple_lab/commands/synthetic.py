@@ -11,7 +11,7 @@ from tricouple_lab.names import UserError
 DEMO = """\
 Seven methods learn ten Gaussian classes with the same small network and the same number of steps:
 Neg-MMIOT, PushPull, IOT, InfoNCE at the temperature of the others and at their sharpness, BYOL and
-VICReg. Theory says where the losses with negatives end: every class in one point, the class means a
+VICReg. At the optimum of the first four every class is one point and the class means form a
 simplex (all angles equal, K−1 equal eigenvalues). The table and the page show how near each came.
 
 c is the sharpness of a loss: 1/(τε) for Neg-MMIOT and PushPull, 1/ε for IOT, 1/τ for InfoNCE.

@@ -43,7 +43,7 @@ class CaptionData:
     root: str = aside("", "table or folder of own images and captions")
     image_column: str = aside("image", "of an own table: paths of images")
     caption_column: str = aside("caption", "of an own table: captions")
-    identity: str = option("both", "what pairs share an identity", ("image", "caption", "both"))
+    identity: str = option("both", "which captions share a label", ("image", "caption", "both"))
     train_size: int | None = option(None, "number of training images to use; null: all")
     validation_size: int | None = option(None, "images held out; null: a tenth or the set's own")
     test_size: int | None = option(None, "number of test images to use; null: all")

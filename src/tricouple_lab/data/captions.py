@@ -108,9 +108,9 @@ def _hold_out(splits: dict[str, CaptionSplit], name: str, size: int, notes: list
 
 
 def caption_identities(split: CaptionSplit, kind: str) -> tuple[Tensor, str]:
-    """Return an identity for each caption (m,); pairs of one identity are never negatives.
+    """Return a label for each caption (m,); pairs of one label are never negatives.
 
-    ``image``: captions of one image share an identity; ``caption``: equal captions do; ``both``:
+    ``image``: captions of one image share a label; ``caption``: equal captions do; ``both``:
     what a chain of either connects. Returns also a note on captions that several images have.
     """
     codes = pd.factorize(np.array(split.captions, dtype=object))[0]
@@ -121,12 +121,12 @@ def caption_identities(split: CaptionSplit, kind: str) -> tuple[Tensor, str]:
         note = f"{captions}; they are negatives there (data.identity=image)"
         return split.image_index, captions and note
     if kind == "caption":
-        return torch.from_numpy(codes).long(), captions and f"{captions}; each is one identity"
+        return torch.from_numpy(codes).long(), captions and f"{captions}; they are positives"
     size = n + int(codes.max()) + 1
     graph = coo_array((np.ones(len(codes)), (index, n + codes)), shape=(size, size))
     groups = connected_components(graph, directed=False)[1][index]
     largest = pd.Series(index).groupby(groups).nunique().max()
-    note = f"{captions}; such images share an identity, up to {largest} images each"
+    note = f"{captions}; their images are positives of each other, up to {largest} images together"
     return torch.from_numpy(groups).long(), captions and note
 
 
