@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measure, table
+from benchmarks import measure
 from benchmarks.cases import ANCHORS, CLASSES, LOSS, N_ITERS, PAIR_PLAN, TRIPLET_PLAN, Case
 from benchmarks.worker import ROOT, Workers
 from tricouple_lab.names import UserError
@@ -29,9 +29,6 @@ EXAMPLES = """\
 examples:
   tricouple bench --quick                         seconds: does it run, what is installed
   tricouple bench                                 everything, many minutes; keep the machine quiet
-  tricouple bench --sizes 8192,32768 --only NegMMIOT --only '* streamed'   the price of streaming
-  tricouple bench --step                          whole training steps of a ResNet-18 (a minute)
-  tricouple bench --processes 2,4                 one batch over several processes
   tricouple bench --read results/bench/core.json --markdown docs/assets/bench-core.md
 """
 
@@ -86,9 +83,7 @@ SHARED = (  # all compare N×N pairs: N samples with themselves, or N pairs of t
 def common(name: str, description: str, epilog: str, out: str) -> argparse.ArgumentParser:
     """The options of ``tricouple bench`` and ``benchmarks.versions``."""
     shape = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        name, description=description, epilog=epilog, formatter_class=shape
-    )
+    parser = argparse.ArgumentParser(name, None, description, epilog, formatter_class=shape)
     add = parser.add_argument
     add("--sizes", type=numbers, metavar="N,…", help="batch sizes")
     add("--rounds", type=int, default=0, help="rounds in which contenders take turns (as many as "
@@ -124,21 +119,15 @@ def numbers(text: str) -> tuple[int, ...]:
 def main(words: list[str]) -> int:
     """Run the command."""
     args = parse(words)
-    run = table.read(args.read) if args.read else measured(args, words)
-    table.publish(run, args.markdown)
-    return 0
-
-
-def measured(args: argparse.Namespace, words: list[str]) -> table.Run:
-    """Measure what the command line asks for."""
     rows = steps(args) if args.step else rows_of(chosen(args), args)
     problem: dict[str, Any] = {"sharpness": args.sharpness}
     if args.step:
         problem |= {"backbones": args.step}
     else:
         problem |= {"dim": args.dim, "classes": CLASSES, "n_iters": N_ITERS}
-    about = {"problem": problem}
-    return measure.stored(about, "measurements", rows, args.out, "tricouple", "bench", *words)
+    command = ["tricouple", "bench", *words]
+    measure.publish(args, {"problem": problem}, "measurements", rows, command)
+    return 0
 
 
 def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -165,7 +154,7 @@ def chosen(args: argparse.Namespace) -> list[list[Case]]:
 
     def sized(case: Case, n: int, world: int) -> Case:
         weighed = not args.quick and n >= largest and (n >= WEIGHED or case.cubic)
-        limits = {"memory": None} if weighed else {}
+        limits = {"memory, N²": None} if weighed else {}
         return replace(case, n=n, d=args.dim, c=args.sharpness, world=world, limits=limits)
 
     return [

@@ -31,9 +31,8 @@ class Case:
     loss: str  # a name of tricouple, of FORMULAS, PEERS or CALLS
     n: int = 0
     d: int = 128
-    # What is wanted, and at most how much: "other" (time this/other), the name of another case of
-    # the group (time over it), "memory" (N×N matrices), "memory/other", "growth" (the power of N);
-    # None: no target.
+    # What is wanted, and at most how much: "time / other", "time over X" (a case of the group),
+    # "memory, N²" (N×N matrices), "memory / other", "growth, N^…"; None: no target.
     limits: dict[str, float | None] = field(default_factory=dict)
     c: float = 10.0  # sharpness
     batch: str = "easy"  # or "classes", "outlier", "collapsed", "duplicated"

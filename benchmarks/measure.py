@@ -1,5 +1,6 @@
 """How time and memory are measured: cases take turns, memory in a process of its own."""
 
+import argparse
 import json
 import os
 import shlex
@@ -8,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 import tricouple as tc
-from benchmarks import worker
+from benchmarks import table, worker
 from benchmarks.cases import CLASSES, Call, Case
 from tricouple_lab import files, names
 
 Row = dict[str, Any]  # what was measured of a case, or a note why not
+Key = tuple[str, str]  # name of a case, and version
 SECONDS = 3.0  # that the rounds of a case may take, unless their number is given
 LONG = 5.0  # a call of so many seconds is not repeated
 PEERS = "numpy", "pytorch-metric-learning", "jax", "ott-jax", "POT", "lightly", "open_clip_torch"
@@ -36,21 +37,16 @@ def say(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def measure(
-    cases: Sequence[Case], workers: worker.Workers, rounds: int
-) -> dict[tuple[str, str], Row]:
+def measure(cases: Sequence[Case], workers: worker.Workers, rounds: int) -> dict[Key, Row]:
     """Return a row per case and version; a case that fails, or needs too much, has a note.
 
     First comes the memory, where a limit is about it: of a call in a fresh process after a small
     one. A call that takes long is not repeated; of others the times of turns count.
     """
-    rows: dict[tuple[str, str], Row] = {}
-    turns: dict[tuple[str, str], Callable[[], list[float]]] = {}
+    rows: dict[Key, Row] = {}
+    turns: dict[Key, Callable[[], list[float]]] = {}
 
     def turn(version: str, case: Case) -> list[float]:
-        if version == "other" and "memory_budget" in case.options:
-            # 23ab974 keeps all of E or nothing, and exceeds such a budget: it streams.
-            case = replace(case, options={"memory": "streamed"})
         return workers.ask(version, "time", case)["seconds"]
 
     for case, name in [(one, name) for one in cases for name in one.versions]:
@@ -201,20 +197,34 @@ def training_step(
 # --- what is stored -------------------------------------------------------------------------------
 
 
-def stored(about: Row, key: str, rows: Iterable[Row], path: Path, *command: str) -> Row:
-    """Return a run with its rows; the file is written after each: an interrupted run keeps them."""
-    measured: list[Row] = []
-    run = {**about, key: measured, "provenance": circumstances(command)}
+def publish(
+    args: argparse.Namespace, about: Row, key: str, rows: Iterable[Row], command: Sequence[str]
+) -> None:
+    """Read a run, or measure its rows; print its tables, and write them as Markdown on request."""
+    if args.read:
+        run = table.read(args.read)
+    else:
+        run = {**about, key: [], "provenance": circumstances(command)}
+        store(run, key, rows, args.out)
+    for caption, found in table.tables(run).items():
+        print(f"{caption}\n{found.to_string(index=False)}\n")
+    print("\n".join(table.notes(run)))
+    if args.markdown:
+        files.write_text(args.markdown, table.markdown(run))
+        print(f"Tables: {args.markdown}")
+
+
+def store(run: Row, key: str, rows: Iterable[Row], path: Path) -> None:
+    """Write the file after every row: an interrupted run keeps what it has."""
     with files.written(path):  # before minutes of measuring
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()
     try:
         for row in rows:
-            measured.append(row)
+            run[key].append(row)
             files.write_text(path, json.dumps(run, indent=1) + "\n")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{path} has what was measured") from None
-    return run
 
 
 def circumstances(command: Sequence[str]) -> Row:

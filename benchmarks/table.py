@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.cases import LOSS, PAIR_PLAN, TRIPLET_PLAN
-from tricouple_lab.files import write_text
 from tricouple_lab.names import UserError
 
 Run = dict[str, Any]  # provenance; problem and measurements, or rows of versions
@@ -25,16 +24,6 @@ COLUMNS = (
     *("contender", "task", "size", "seconds", "median_seconds", "extra_bytes"),
     *("processes", "dim", "backbone", "ratio"),
 )
-
-
-def publish(run: Run, page: Path | None) -> None:
-    """Print all tables of a run, and write them as Markdown on request."""
-    for caption, found in tables(run).items():
-        print(f"{caption}\n{found.to_string(index=False)}\n")
-    print("\n".join(notes(run)))
-    if page:
-        write_text(page, markdown(run))
-        print(f"Tables: {page}")
 
 
 def markdown(run: Run) -> str:
@@ -129,7 +118,7 @@ def number(value: float) -> str:
     return f"{value:.0f}" if value >= 99.95 or value == int(value) else f"{value:#.3g}"
 
 
-# --- of all scripts -------------------------------------------------------------------------------
+# --- what all scripts share -----------------------------------------------------------------------
 
 
 def read(
@@ -142,14 +131,14 @@ def read(
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        raise UserError(f"{path}: not the file of {what}") from None
+        raise UserError(f"{path}: not {what}") from None
     return run
 
 
 def as_markdown(table: pd.DataFrame, digits: int = 3) -> str:
     """Return a table as Markdown; columns of what begins like a number are on the right."""
     texts = table.map(partial(cell, digits=digits))
-    right = [texts[name].str.match(r"[-−]?\d|–$").all() for name in texts]
+    right = [texts[name].str.match(r"\(?[-−]?\d|–$").all() for name in texts]
     lines = [texts.columns, ["--:" if side else "---" for side in right]]
     lines += texts.itertuples(index=False)
     return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in lines)

@@ -22,15 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import measure, table
+from benchmarks import measure
 from benchmarks.__main__ import common
 from benchmarks.cases import Case
 from benchmarks.targets import SECTIONS
 from benchmarks.worker import ROOT, Workers
 
 CACHE = Path("~/.cache/tricouple/versions")
-WORDS = {"other": "time / other", "memory": "memory, N²", "memory/other": "memory / other",
-         "growth": "growth, N^…"}  # fmt: skip
 
 
 def rows_of(section: str, cases: list[Case], found: dict[Any, measure.Row]) -> list[measure.Row]:
@@ -43,13 +41,14 @@ def rows_of(section: str, cases: list[Case], found: dict[Any, measure.Row]) -> l
         above = values.get((case.name, version))
         if above is None:
             return None
-        if key == "growth":  # the exponent of a power law, by least squares of logarithms
+        if key.startswith("growth"):  # the exponent of a power law, by least squares of logarithms
             sizes, own = [one.n for one in cases], [values[one.name, version] for one in cases]
             return float(np.polyfit(np.log(sizes), np.log(own), 1)[0])
-        if key == "memory":
+        if key == "memory, N²":
             return above / (4 * case.n**2)
-        below = values.get((key, version), values.get((key, "this")))  # a peer runs in this alone
-        if key.endswith("other"):
+        peer = key.removeprefix("time over ")
+        below = values.get((peer, version), values.get((peer, "this")))  # others run in this alone
+        if key.endswith("/ other"):
             below = values.get((case.name, "other")) if version == "this" else None
         return above / below if below else None
 
@@ -62,8 +61,7 @@ def rows_of(section: str, cases: list[Case], found: dict[Any, measure.Row]) -> l
         for key, limit in case.limits.items():
             value, other = (number(case, key, version) for version in Case.versions)
             met = None if value is None or limit is None else value <= limit
-            name = WORDS.get(key, f"time over {key}")
-            of_key = {"number": name, "value": value, "value of other": other}
+            of_key = {"number": key, "value": value, "value of other": other}
             rows.append(row | of_key | {"target": limit, "met": met})
         if not case.limits:
             rows.append(row)
@@ -112,30 +110,19 @@ def measured(args: argparse.Namespace) -> Iterator[measure.Row]:
         for version, tree in trees.items():
             found = workers.ask(version, "version", Case("", ""))
             if tree.resolve() not in Path(found["file"]).parents or not found["compiled"]:
-                build = f"cd {tree} && {sys.executable} setup.py build_ext --inplace"
-                raise SystemExit(f"{tree}: its compiled tricouple is not found ({found}): {build}")
+                raise SystemExit(f"{tree}: run setup.py build_ext --inplace there (found {found})")
         for section in args.only or SECTIONS:
             make, sizes = SECTIONS[section]
             for cases in make(args.sizes or sizes):
-                print(f"{section}: N = {cases[0].n}, {len(cases)} cases", flush=True)
                 rows = measure.measure(cases, workers, args.rounds)
                 if notes := {row["note"] for row in rows.values()} - {""}:
                     raise SystemExit("; ".join(notes))
                 yield from rows_of(section, cases, rows)
 
 
-def main() -> None:
-    """Run the command."""
-    args = options()
-    if args.read:
-        run = table.read(args.read)
-    else:
-        about = {"against": Path(args.against).name, "threads": args.threads}
-        about["clock"] = "CPU" if args.threads == 1 else "wall"
-        command = "python", "-m", "benchmarks.versions", *sys.argv[1:]
-        run = measure.stored(about, "rows", measured(args), args.out, *command)
-    table.publish(run, args.markdown)
-
-
 if __name__ == "__main__":
-    main()
+    args = options()
+    clock = "CPU" if args.threads == 1 else "wall"
+    about = {"against": Path(args.against).name, "threads": args.threads, "clock": clock}
+    command = ["python", "-m", "benchmarks.versions", *sys.argv[1:]]
+    measure.publish(args, about, "rows", measured(args), command)
