@@ -10,10 +10,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measure, table
-from benchmarks.cases import ANCHORS, CLASSES, N_ITERS, PAIR_PLAN, TRIPLET_PLAN, Case
+from benchmarks import measure
+from benchmarks.cases import ANCHORS, CLASSES, LOSS, N_ITERS, PAIR_PLAN, TRIPLET_PLAN, Case
 from benchmarks.worker import ROOT, Workers
-from tricouple_lab.files import written
 from tricouple_lab.names import UserError
 
 WEIGHED = 1024  # matrices of smaller batches are lost in the pages of an allocator
@@ -30,28 +29,27 @@ EXAMPLES = """\
 examples:
   tricouple bench --quick                         seconds: does it run, what is installed
   tricouple bench                                 everything, many minutes; keep the machine quiet
-  tricouple bench --sizes 8192,32768 --only NegMMIOT --only '* streamed'   the price of streaming
-  tricouple bench --step                          whole training steps of a ResNet-18 (a minute)
-  tricouple bench --processes 2,4                 one batch over several processes
   tricouple bench --read results/bench/core.json --markdown docs/assets/bench-core.md
 """
 
 
-def of(name: str, loss: str = "", **about: Any) -> Case:
+def of(name: str, loss: str = "", task: str = LOSS, *, sets: str = "one", cubic: bool = False,
+       matrices: float = 20.0, **options: Any) -> Case:  # fmt: skip
     """A case without its size and sharpness, which are those of the run."""
+    about = {"task": task, "sets": sets, "cubic": cubic, "matrices": matrices, "options": options}
     return Case(name, loss or name, batch="classes", versions=("this",), **about)
 
 
-STREAMED: dict[str, Any] = {"options": {"memory": "streamed"}, "matrices": 0.5}
+STREAMED: dict[str, Any] = {"memory": "streamed", "matrices": 0.5}
 CUBIC = 256  # the largest size of contenders with N×N×N tensors
 CONTENDERS = (  # and the sizes from and up to which they run
     (of("NegMMIOT"), 0, STORED),
-    (of("NegMMIOT implicit", "NegMMIOT", options={"gradient": "implicit"}), 0, STORED),
-    (of("NegMMIOT envelope", "NegMMIOT", options={"gradient": "envelope"}), 0, STORED),
+    (of("NegMMIOT implicit", "NegMMIOT", gradient="implicit"), 0, STORED),
+    (of("NegMMIOT envelope", "NegMMIOT", gradient="envelope"), 0, STORED),
     (of("NegMMIOT streamed", "NegMMIOT", **STREAMED), STORED, math.inf),
-    (of("NegMMIOT log-sigmoid", "NegMMIOT", options={"shaping": "log_sigmoid"}), 0, 2048),
-    (of("NegMMIOT hinge", "NegMMIOT", options={"shaping": "hinge"}), 0, 2048),
-    (of(f"NegMMIOT log-sigmoid, {ANCHORS}", "NegMMIOT", options={"shaping": ANCHORS}), 0, 512),
+    (of("NegMMIOT log-sigmoid", "NegMMIOT", shaping="log_sigmoid"), 0, 2048),
+    (of("NegMMIOT hinge", "NegMMIOT", shaping="hinge"), 0, 2048),
+    (of(f"NegMMIOT log-sigmoid, {ANCHORS}", "NegMMIOT", shaping=ANCHORS), 0, 512),
     (of("PushPull"), 0, STORED),
     (of("PushPull streamed", "PushPull", **STREAMED), STORED, math.inf),
     (of("IOT"), 0, STORED),
@@ -60,15 +58,15 @@ CONTENDERS = (  # and the sizes from and up to which they run
     (of("InfoNCE (plain PyTorch)", "plain_info_nce"), 0, STORED),
     (of("SupConLoss (PML)", "sup_con"), 0, STORED),
     (of("dense Neg-MMIOT (PyTorch)", "dense_neg_mmiot", cubic=True), 0, CUBIC),
-    (of("MMSinkhorn unrolled (OTT-JAX)", "unrolled", cubic=True), 0, CUBIC),
-    (of("MMSinkhorn Danskin (OTT-JAX)", "Danskin", cubic=True), 0, CUBIC),
+    (of("MMSinkhorn unrolled (OTT-JAX)", "ott", cubic=True, how="unrolled"), 0, CUBIC),
+    (of("MMSinkhorn Danskin (OTT-JAX)", "ott", cubic=True, how="danskin"), 0, CUBIC),
     (of("MultiModalIOT", sets="three"), 0, 2048),
     (of("MultiModalIOT, dense (PyTorch)", "dense_multi_modal", sets="three", cubic=True), 0, CUBIC),
-    (of("triplet_sinkhorn", "triplet_plan", task=TRIPLET_PLAN), 0, STORED),
-    (of("MMSinkhorn plan only (OTT-JAX)", "plan only", task=TRIPLET_PLAN, cubic=True), 0, CUBIC),
-    (of("sinkhorn", "pair_plan", task=PAIR_PLAN), 0, STORED),
-    (of("sinkhorn (POT)", "sinkhorn", task=PAIR_PLAN), 0, STORED),
-    (of("sinkhorn_log (POT)", "sinkhorn_log", task=PAIR_PLAN), 0, STORED),
+    (of("triplet_sinkhorn", "triplet_plan", TRIPLET_PLAN), 0, STORED),
+    (of("MMSinkhorn plan only (OTT-JAX)", "ott", TRIPLET_PLAN, cubic=True, how="plan"), 0, CUBIC),
+    (of("sinkhorn", "pair_plan", PAIR_PLAN), 0, STORED),
+    (of("sinkhorn (POT)", "pair_plan", PAIR_PLAN, method="sinkhorn"), 0, STORED),
+    (of("sinkhorn_log (POT)", "pair_plan", PAIR_PLAN, method="sinkhorn_log"), 0, STORED),
 )
 SHARED = (  # all compare N×N pairs: N samples with themselves, or N pairs of two sets
     of("NegMMIOT"),
@@ -85,9 +83,7 @@ SHARED = (  # all compare N×N pairs: N samples with themselves, or N pairs of t
 def common(name: str, description: str, epilog: str, out: str) -> argparse.ArgumentParser:
     """The options of ``tricouple bench`` and ``benchmarks.versions``."""
     shape = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        name, description=description, epilog=epilog, formatter_class=shape
-    )
+    parser = argparse.ArgumentParser(name, None, description, epilog, formatter_class=shape)
     add = parser.add_argument
     add("--sizes", type=numbers, metavar="N,…", help="batch sizes")
     add("--rounds", type=int, default=0, help="rounds in which contenders take turns (as many as "
@@ -108,7 +104,6 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("--dim", type=int, default=128, help="dimension of the embeddings (128)")
     add("--only", action="append", metavar="PATTERN",
         help="only contenders of such names, as 'NegMMIOT*'; may be repeated")  # fmt: skip
-    add("--no-memory", action="store_true", help="do not measure memory")
     add("--step", nargs="?", const="resnet18", metavar="BACKBONE,…", help="instead: whole training "
         "steps with each loss; backbones of tricouple train, or clip_small")  # fmt: skip
     add("--processes", type=numbers, metavar="R,…",
@@ -124,31 +119,15 @@ def numbers(text: str) -> tuple[int, ...]:
 def main(words: list[str]) -> int:
     """Run the command."""
     args = parse(words)
-    run = table.read(args.read) if args.read else measured(args, words)
-    table.publish(run, args.markdown)
-    return 0
-
-
-def measured(args: argparse.Namespace, words: list[str]) -> dict[str, Any]:
-    """Measure; the file is written after every row: an interrupted run keeps what it has."""
     rows = steps(args) if args.step else rows_of(chosen(args), args)
     problem: dict[str, Any] = {"sharpness": args.sharpness}
     if args.step:
         problem |= {"backbones": args.step}
     else:
         problem |= {"dim": args.dim, "classes": CLASSES, "n_iters": N_ITERS}
-    facts = measure.circumstances("tricouple bench", words)
-    run: dict[str, Any] = {"problem": problem, "measurements": [], "provenance": facts}
-    with written(args.out):  # before minutes of measuring
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.open("a").close()
-    try:
-        for row in rows:
-            run["measurements"].append(row)
-            measure.store(run, args.out)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"{args.out} has what was measured") from None
-    return run
+    command = ["tricouple", "bench", *words]
+    measure.publish(args, {"problem": problem}, "measurements", rows, command)
+    return 0
 
 
 def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -171,28 +150,25 @@ def chosen(args: argparse.Namespace) -> list[list[Case]]:
     if not wanted:
         every = ", ".join(case.name for case, *_ in known)
         raise UserError(f"--only {' '.join(args.only)}: matches none of {every}")
+    largest = max(sizes) if args.processes else 0  # of shared batches the largest is weighed
+
+    def sized(case: Case, n: int, world: int) -> Case:
+        weighed = not args.quick and n >= largest and (n >= WEIGHED or case.cubic)
+        limits = {"memory, N²": None} if weighed else {}
+        return replace(case, n=n, d=args.dim, c=args.sharpness, world=world, limits=limits)
+
     return [
-        [
-            replace(case, n=n, d=args.dim, c=args.sharpness, world=world)
-            for case, least, most in wanted
-            if least <= n <= most
-        ]
+        [sized(case, n, world) for case, least, most in wanted if least <= n <= most]
         for world in args.processes or (1,)
         for n in sizes
     ]
 
 
 def rows_of(groups: list[list[Case]], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Rows of groups as they are measured; memory of shared batches is that of the largest."""
-    largest = max(case.n for cases in groups for case in cases) if args.processes else 0
-
-    def weigh(case: Case) -> bool:
-        unwanted = args.no_memory or args.quick or case.n < largest
-        return not unwanted and (case.n >= WEIGHED or case.cubic)
-
+    """Rows of groups as they are measured."""
     with closing(Workers({"this": ROOT})) as workers:
         for cases in filter(None, groups):
-            found = measure.measure(cases, workers, args.rounds or 2 * args.quick, weigh)
+            found = measure.measure(cases, workers, args.rounds or 2 * args.quick)
             for case in cases:
                 row = {"contender": case.name, "task": case.task, "size": case.n}
                 row |= {"processes": case.world, "dim": case.d} if args.processes else {}

@@ -28,17 +28,16 @@ class Case:
     """One call: value and gradient of a loss, or a plan."""
 
     name: str
-    loss: str  # a name of tricouple, of PEERS or of CALLS
+    loss: str  # a name of tricouple, of FORMULAS, PEERS or CALLS
     n: int = 0
     d: int = 128
-    # What is wanted, and at most how much: "other" (time this/other), the name of another case of
-    # the group (time over it), "memory" (N×N matrices), "memory/other", "growth" (the power of N);
-    # None: no target.
+    # What is wanted, and at most how much: "time / other", "time over X" (a case of the group),
+    # "memory, N²" (N×N matrices), "memory / other", "growth, N^…"; None: no target.
     limits: dict[str, float | None] = field(default_factory=dict)
     c: float = 10.0  # sharpness
     batch: str = "easy"  # or "classes", "outlier", "collapsed", "duplicated"
     sets: str = "one"  # or "two" or "both": across two in one direction or in both; or "three"
-    options: dict[str, Any] = field(default_factory=dict)  # of the criterion
+    options: dict[str, Any] = field(default_factory=dict)  # of the criterion or the call
     versions: tuple[str, ...] = ("this", "other")
     world: int = 1  # processes that share the batch
     seed: int = 0
@@ -79,7 +78,7 @@ def prepare(case: Case, rank: int = 0) -> Call:
     """Do what is not measured (inputs, compilation), return the call that is."""
     sets, labels = batch(case)
     if case.loss in CALLS:
-        return CALLS[case.loss](case, *sets, labels)
+        return CALLS[case.loss](case, *sets, labels, **case.options)
     part = slice(rank * case.n // case.world, (rank + 1) * case.n // case.world)
     own = [rows[part].requires_grad_() for rows in sets]
     measured = criterion(case)
@@ -98,12 +97,14 @@ def criterion(case: Case) -> Criterion:
 
         declare_missing()  # some import torchvision
         return PEERS[case.loss](case)
+    if case.loss in FORMULAS:
+        return partial(FORMULAS[case.loss], case.c)
     options = dict(case.options)
     if options.get("shaping") == ANCHORS:
         options["shaping"] = tc.shaping.log_sigmoid
     if case.world > 1:
         options["group"] = "world"
-    found: Criterion = getattr(tc, case.loss)(sharpness=case.c, **options)
+    found = getattr(tc, case.loss)(sharpness=case.c, **options)
     if case.sets == "two":
         return lambda x, y, labels: found(x, labels, ref_emb=y, ref_labels=labels)
     if case.sets == "three":
@@ -128,47 +129,38 @@ def dense_divergence(log_kernel: Tensor, target: Tensor) -> Tensor:
     return -torch.tensor(float(len(chosen))).log() - chosen.mean()
 
 
-def dense_neg_mmiot(case: Case) -> Criterion:
+def dense_neg_mmiot(c: float, embeddings: Tensor, labels: Tensor) -> Tensor:
     """Neg-MMIOT as published, with the N×N×N kernel in memory."""
-
-    def loss(embeddings: Tensor, labels: Tensor) -> Tensor:
-        unit = normalize(embeddings, dim=1)
-        scores = case.c * unit @ unit.T
-        same, other = labels[:, None] == labels[None, :], ~torch.eye(len(labels), dtype=torch.bool)
-        distinct = other[:, :, None] & other[:, None, :] & other[None, :, :]
-        log_kernel = scores[:, :, None] - scores[:, None, :]  # −C_ijk/ε
-        log_kernel = log_kernel.masked_fill(~distinct, -torch.inf)
-        return dense_divergence(log_kernel, distinct & same[:, :, None] & ~same[:, None, :])
-
-    return loss
+    unit = normalize(embeddings, dim=1)
+    scores = c * unit @ unit.T
+    same, other = labels[:, None] == labels[None, :], ~torch.eye(len(labels), dtype=torch.bool)
+    distinct = other[:, :, None] & other[:, None, :] & other[None, :, :]
+    log_kernel = scores[:, :, None] - scores[:, None, :]  # −C_ijk/ε
+    log_kernel = log_kernel.masked_fill(~distinct, -torch.inf)
+    return dense_divergence(log_kernel, distinct & same[:, :, None] & ~same[:, None, :])
 
 
-def dense_multi_modal(case: Case) -> Criterion:
+def dense_multi_modal(c: float, *sets: Tensor) -> Tensor:
     """Three modalities likewise, of rows that belong together."""
-
-    def loss(*sets: Tensor) -> Tensor:
-        x, y, z = (normalize(rows, dim=1) for rows in sets[:3])
-        log_kernel = case.c * ((x @ y.T)[:, :, None] + (x @ z.T)[:, None, :] + y @ z.T)
-        itself = torch.eye(len(x), dtype=torch.bool)
-        return dense_divergence(log_kernel, itself[:, :, None] & itself[:, None, :])
-
-    return loss
+    x, y, z = (normalize(rows, dim=1) for rows in sets[:3])
+    log_kernel = c * ((x @ y.T)[:, :, None] + (x @ z.T)[:, None, :] + y @ z.T)
+    itself = torch.eye(len(x), dtype=torch.bool)
+    return dense_divergence(log_kernel, itself[:, :, None] & itself[:, None, :])
 
 
-def plain_info_nce(case: Case) -> Criterion:
+def plain_info_nce(c: float, embeddings: Tensor, labels: Tensor) -> Tensor:
     """InfoNCE with class labels, as one would write it in a training script."""
+    unit = normalize(embeddings, dim=1)
+    itself = torch.eye(len(labels), dtype=torch.bool)
+    logits = (unit @ unit.T * c).masked_fill(itself, -torch.inf)
+    positives = (labels[:, None] == labels[None, :]) & ~itself
+    log_probabilities = log_softmax(logits, dim=1).masked_fill(~positives, 0.0)
+    counts = positives.sum(1)
+    anchors = counts > 0
+    return -(log_probabilities.sum(1)[anchors] / counts[anchors]).mean()
 
-    def loss(embeddings: Tensor, labels: Tensor) -> Tensor:
-        unit = normalize(embeddings, dim=1)
-        itself = torch.eye(len(labels), dtype=torch.bool)
-        logits = (unit @ unit.T * case.c).masked_fill(itself, -torch.inf)
-        positives = (labels[:, None] == labels[None, :]) & ~itself
-        log_probabilities = log_softmax(logits, dim=1).masked_fill(~positives, 0.0)
-        counts = positives.sum(1)
-        anchors = counts > 0
-        return -(log_probabilities.sum(1)[anchors] / counts[anchors]).mean()
 
-    return loss
+FORMULAS = {one.__name__: one for one in (dense_neg_mmiot, dense_multi_modal, plain_info_nce)}
 
 
 def sup_con(case: Case) -> Criterion:
@@ -176,7 +168,7 @@ def sup_con(case: Case) -> Criterion:
     from pytorch_metric_learning.losses import SupConLoss
     from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 
-    loss: Criterion = SupConLoss(1 / case.c)
+    loss = SupConLoss(1 / case.c)
     return DistributedLossWrapper(loss) if case.world > 1 else loss
 
 
@@ -208,13 +200,7 @@ def ranking(case: Case) -> Criterion:
     return lambda x, y, labels: loss.compute_loss_from_embeddings([x, y], labels)
 
 
-PEERS: dict[str, Callable[[Case], Criterion]] = {
-    function.__name__: function
-    for function in (
-        *(dense_neg_mmiot, dense_multi_modal, plain_info_nce),
-        *(sup_con, clip_loss, nt_xent, ranking),
-    )
-}
+PEERS = {one.__name__: one for one in (sup_con, clip_loss, nt_xent, ranking)}
 
 # --- calls that are no losses of PyTorch ----------------------------------------------------------
 
@@ -236,17 +222,9 @@ def triplet_plan(case: Case, x: Tensor, _: Tensor) -> Call:
     return partial(tc.ot.triplet_sinkhorn, similarity, root, root, n_iters=N_ITERS)
 
 
-def ott(case: Case, x: Tensor, labels: Tensor, **how: Any) -> Call:
+def ott(case: Case, *batch: Tensor, how: str) -> Call:
     """MMSinkhorn of OTT-JAX."""
-    found: Call = import_module("benchmarks.ott_peer").prepare(case, x, labels, **how)
-    return found
+    return import_module("benchmarks.ott_peer").prepare(case, *batch, how)
 
 
-CALLS: dict[str, Callable[[Case, Tensor, Tensor], Call]] = {
-    "pair_plan": pair_plan,
-    "triplet_plan": triplet_plan,
-    **{how: partial(pair_plan, method=how) for how in ("sinkhorn", "sinkhorn_log")},
-    "unrolled": ott,
-    "Danskin": partial(ott, use_danskin=True),
-    "plan only": partial(ott, use_danskin=True, plan_only=True),
-}
+CALLS = {one.__name__: one for one in (pair_plan, triplet_plan, ott)}

@@ -1,31 +1,32 @@
 """How time and memory are measured: cases take turns, memory in a process of its own."""
 
+import argparse
 import json
 import os
 import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 import tricouple as tc
-from benchmarks import worker
+from benchmarks import table, worker
 from benchmarks.cases import CLASSES, Call, Case
 from tricouple_lab import files, names
 
-Key = TypeVar("Key")
 Row = dict[str, Any]  # what was measured of a case, or a note why not
+Key = tuple[str, str]  # name of a case, and version
 SECONDS = 3.0  # that the rounds of a case may take, unless their number is given
 LONG = 5.0  # a call of so many seconds is not repeated
 PEERS = "numpy", "pytorch-metric-learning", "jax", "ott-jax", "POT", "lightly", "open_clip_torch"
@@ -37,16 +38,14 @@ def say(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def measure(
-    cases: Sequence[Case], workers: worker.Workers, rounds: int, weigh: Callable[[Case], bool]
-) -> dict[tuple[str, str], Row]:
+def measure(cases: Sequence[Case], workers: worker.Workers, rounds: int) -> dict[Key, Row]:
     """Return a row per case and version; a case that fails, or needs too much, has a note.
 
-    First comes the memory of cases to ``weigh``: of a call in a fresh process after a small one.
-    A call that takes long is not repeated; of others the times of turns count.
+    First comes the memory, where a limit is about it: of a call in a fresh process after a small
+    one. A call that takes long is not repeated; of others the times of turns count.
     """
-    rows: dict[tuple[str, str], Row] = {}
-    turns: dict[tuple[str, str], Callable[[], list[float]]] = {}
+    rows: dict[Key, Row] = {}
+    turns: dict[Key, Callable[[], list[float]]] = {}
 
     def turn(version: str, case: Case) -> list[float]:
         if version == "other" and "memory_budget" in case.options:
@@ -62,8 +61,8 @@ def measure(
             row["note"] = f"skipped: may need {needed:.0f} GiB, {free:.0f} GiB are free"
             continue
         try:
-            if weigh(case):
-                found = workers.ask(name, "memory", case, fresh=True)
+            if any(key.startswith("memory") for key in case.limits):
+                found = workers.ask(name, "memory", case)
                 row |= {key: found[key] for key in ("peak_bytes", "extra_bytes")}
                 row |= timed(found["seconds"])
             if row.get("seconds", 0.0) < LONG:
@@ -80,14 +79,14 @@ def measure(
 
 
 def in_turns(
-    turns: Mapping[Key, Callable[[], list[float]]], rounds: int, seconds: float = 0.0
-) -> dict[Key, list[float]]:
+    turns: Mapping[Any, Callable[[], list[float]]], rounds: int, seconds: float = 0.0
+) -> dict[Any, list[float]]:
     """Collect the durations of turns, each taken once before, in interleaved rounds.
 
     There are so many rounds, and more while each has not had so many seconds on average. A slow
     minute of the machine hits all of them. The order rotates.
     """
-    durations: dict[Key, list[float]] = {name: [] for name in turns}
+    durations: dict[Any, list[float]] = {name: [] for name in turns}
     order, done, end = deque(turns), 0, time.monotonic() + seconds * len(turns)
     while turns and (done < rounds or time.monotonic() < end):
         for name in order:
@@ -117,15 +116,14 @@ STEP_LOSSES: dict[str, Mapping[str, Any]] = {
 
 
 def step_ratios(
-    backbones: Sequence[str], losses: Sequence[str] = tuple(STEP_LOSSES), *, setting: str = "scl",
-    batch_size: int = 0, image_size: int = 32, rounds: int = 40, sharpness: float = 10.0,
+    backbones: Sequence[str], losses: Sequence[str] = tuple(STEP_LOSSES), *, batch_size: int = 0,
+    image_size: int = 32, rounds: int = 40, sharpness: float = 10.0,
 ) -> pd.DataFrame:  # fmt: skip
     """Time whole training steps on random images, the losses of a backbone in turns.
 
     Args:
         backbones: Of ``tricouple train`` (``resnet18``), or ``clip_`` and a model (``clip_small``).
         losses: Of ``STEP_LOSSES``, or names of ``tricouple train``.
-        setting: ``scl``, random labels, or ``ucl``, two views per image; CLIP always has pairs.
         batch_size: By default 256, of CLIP 64.
         image_size: Width and height of the images; CLIP has its own.
         rounds: Steps of each.
@@ -140,7 +138,7 @@ def step_ratios(
     for backbone in backbones:
         torch.manual_seed(0)
         n = batch_size or (64 if backbone.startswith("clip_") else 256)
-        encoded = encoder(backbone, setting, n, image_size)
+        encoded = encoder(backbone, n, image_size)
         steps = {name: training_step(name, *encoded, sharpness) for name in losses}
         for step in steps.values():
             step()
@@ -159,9 +157,9 @@ def durations(step: Call) -> list[float]:
 
 
 def encoder(
-    backbone: str, setting: str, n: int, side: int
+    backbone: str, n: int, side: int
 ) -> tuple[torch.nn.Module, Callable[[], list[Tensor]], Tensor]:
-    """Return a model, what encodes a random batch of one set or two, and labels."""
+    """Return a model, what encodes a random batch of images or of pairs, and labels."""
     from tricouple_lab.config.schema import Backbone
     from tricouple_lab.models import backbones, clip
 
@@ -174,8 +172,7 @@ def encoder(
         return model, lambda: [tower(one) for tower, one in towers], torch.arange(n)
     names.choose("backbone", backbone, names.BACKBONES)
     network = backbones.build(Backbone(name=backbone, head_dim=CLASSES), 3, side, CLASSES)
-    labels = torch.randint(CLASSES, (n,)) if setting == "scl" else torch.arange(n).repeat(2)
-    images = torch.rand(len(labels), 3, side, side)
+    images, labels = torch.rand(n, 3, side, side), torch.randint(CLASSES, (n,))
     return network, lambda: [network(images)], labels
 
 
@@ -186,12 +183,9 @@ def training_step(
     """Return a step with a loss of ``STEP_LOSSES``, or of ``tricouple train`` as it is there."""
     from tricouple_lab.tasks.base import make_loss
 
-    if name in STEP_LOSSES:
-        settings = {**STEP_LOSSES[name], "sharpness": sharpness}
-    else:
-        row = names.LOSSES[names.choose("loss", name, names.LOSSES)]
-        settings = {"name": name, **row.defaults}
-    loss: Any = make_loss(settings)
+    known = {key: {"name": key, **row.defaults} for key, row in names.LOSSES.items()}
+    known |= {key: {**row, "sharpness": sharpness} for key, row in STEP_LOSSES.items()}
+    loss = make_loss(known[names.choose("loss", name, known)])
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
 
     def step() -> None:
@@ -207,19 +201,44 @@ def training_step(
 # --- what is stored -------------------------------------------------------------------------------
 
 
-def store(run: Mapping[str, Any], path: Path) -> None:
-    """Write what was measured so far."""
-    files.write_text(path, json.dumps(run, indent=1) + "\n")
+def publish(
+    args: argparse.Namespace, about: Row, key: str, rows: Iterable[Row], command: Sequence[str]
+) -> None:
+    """Read a run, or measure its rows; print its tables, and write them as Markdown on request."""
+    if args.read:
+        run = table.read(args.read)
+    else:
+        run = {**about, key: [], "provenance": circumstances(command)}
+        store(run, key, rows, args.out)
+    for caption, found in table.tables(run).items():
+        print(f"{caption}\n{found.to_string(index=False)}\n")
+    print("\n".join(table.notes(run)))
+    if args.markdown:
+        files.write_text(args.markdown, table.markdown(run))
+        print(f"Tables: {args.markdown}")
 
 
-def circumstances(command: str, words: Sequence[str]) -> dict[str, Any]:
+def store(run: Row, key: str, rows: Iterable[Row], path: Path) -> None:
+    """Write the file after every row: an interrupted run keeps what it has."""
+    with files.written(path):  # before minutes of measuring
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    try:
+        for row in rows:
+            run[key].append(row)
+            files.write_text(path, json.dumps(run, indent=1) + "\n")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{path} has what was measured") from None
+
+
+def circumstances(command: Sequence[str]) -> Row:
     """Return what is needed to judge or repeat a run that begins: sources, machine, load."""
     facts = files.provenance()
     for name in PEERS:
         with suppress(PackageNotFoundError):
             facts["versions"] = facts["versions"] | {name: version(name)}
     return facts | {
-        "command": f"{command} {shlex.join(words)}",
+        "command": shlex.join(command),
         "cpu": worker.linux("cpuinfo", r"model name\s*: (.*)", facts["machine"]),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),

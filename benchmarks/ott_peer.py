@@ -36,20 +36,16 @@ class DistinctPairCost(costs.CostFn):  # type: ignore[misc]
         return jnp.where(x[-1] == y[-1], FORBIDDEN, self.slope * jnp.vdot(x[:-1], y[:-1]))
 
 
-def prepare(
-    case: Case, x: Tensor, labels: Tensor, *, use_danskin: bool = False, plan_only: bool = False
-) -> Callable[[], Any]:
-    """Value and exact gradient of Neg-MMIOT, τ = ε, differentiated through MMSinkhorn's iterations.
+def prepare(case: Case, x: Tensor, labels: Tensor, how: str) -> Callable[[], Any]:
+    """Value and gradient of Neg-MMIOT, τ = ε.
 
-    With Danskin: the envelope gradient (P̃ − P)/ε, without unrolling. Its value is ⟨P̃, C⟩/ε minus
-    the regularised cost of the plan, our loss for batches whose target has uniform marginals.
-    ``plan_only``: the three potentials, without a gradient.
+    "unrolled": exact, differentiated through MMSinkhorn's iterations. "danskin": the envelope
+    gradient (P̃ − P)/ε. Its value is ⟨P̃, C⟩/ε minus the regularised cost of the plan, our loss for
+    batches whose target has uniform marginals. "plan": the three potentials, without a gradient.
     """
-    slope, n = case.c**0.5, N_ITERS
-    solver = MMSinkhorn(
-        threshold=0.0, inner_iterations=n, min_iterations=n, max_iterations=n,
-        use_danskin=use_danskin,
-    )  # fmt: skip
+    slope, danskin = case.c**0.5, how != "unrolled"
+    iterations = dict.fromkeys(("inner_iterations", "min_iterations", "max_iterations"), N_ITERS)
+    solver = MMSinkhorn(threshold=0.0, use_danskin=danskin, **iterations)
     pair_costs = (DistinctPairCost(-slope), DistinctPairCost(slope), DistinctPairCost(0.0))
     index = jnp.arange(len(labels), dtype=jnp.float32)
     same = (labels[:, None] == labels).numpy()
@@ -70,10 +66,11 @@ def prepare(
         f, g, h = plan.potentials
         target_cost = jnp.sum((p13 - p12) * (unit @ unit.T)) * slope
         dual = p12.sum(1) @ f + p12.sum(0) @ g + p13.sum(0) @ h
-        of_plan = plan.ent_reg_cost if use_danskin else dual
+        of_plan = plan.ent_reg_cost if danskin else dual
         return (target_cost - of_plan) * slope - jnp.log(n_triplets)
 
     embeddings = jnp.asarray(x.numpy())
-    function = (lambda rows: solve(rows)[1].potentials) if plan_only else jax.value_and_grad(loss)
+    potentials = how == "plan"
+    function = (lambda rows: solve(rows)[1].potentials) if potentials else jax.value_and_grad(loss)
     executable = jax.jit(function).lower(embeddings).compile()
     return lambda: jax.block_until_ready(executable(embeddings))

@@ -2,17 +2,16 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from benchmarks.cases import LOSS, PAIR_PLAN, TRIPLET_PLAN
-from tricouple_lab.files import write_text
 from tricouple_lab.names import UserError
 
 Run = dict[str, Any]  # provenance; problem and measurements, or rows of versions
@@ -27,43 +26,11 @@ COLUMNS = (
 )
 
 
-def read(path: Path) -> Run:
-    """Read the file of a run.
-
-    Raises:
-        UserError: If it is none.
-    """
-    try:
-        run: Run = json.loads(path.read_text(encoding="utf-8"))
-        markdown(run)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        raise UserError(f"{path}: is not the file of a run of tricouple bench") from None
-    return run
-
-
-def publish(run: Run, page: Path | None) -> None:
-    """Print all tables of a run, and write them as Markdown on request."""
-    for caption, found in tables(run).items():
-        print(f"{caption}\n{found.to_string(index=False)}\n")
-    print("\n".join(notes(run)))
-    if page:
-        write_text(page, markdown(run))
-        print(f"Tables: {page}")
-
-
 def markdown(run: Run) -> str:
     """Return the whole run as Markdown."""
-    parts = [f"{caption}:\n\n{as_markdown(table)}" for caption, table in tables(run).items()]
-    return "\n\n".join([*parts, *notes(run)]) + "\n"
-
-
-def as_markdown(table: pd.DataFrame) -> str:
-    """Return a table as Markdown, numbers to the right."""
-    lines = [table.columns, ["---", *["--:"] * (table.shape[1] - 1)]]
-    lines += table.replace("no", "**no**").itertuples(index=False)
-    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
+    shown = {caption: found.replace("no", "**no**") for caption, found in tables(run).items()}
+    parts = [f"{caption}:\n\n{as_markdown(found)}" for caption, found in shown.items()]
+    return "\n".join([*parts, *notes(run)]) + "\n"
 
 
 def tables(run: Run) -> dict[str, pd.DataFrame]:
@@ -103,11 +70,6 @@ def times(rows: pd.DataFrame, task: str) -> pd.DataFrame:
     cells = matrices.map(number) + weighed["size"].map(" N² at {}".format)
     table["extra memory"] = cells.astype(object)
     return table.fillna("–").rename_axis(index="N =", columns=None).reset_index()
-
-
-def power(sizes: Sequence[int], values: Sequence[float]) -> float:
-    """Return the exponent of a power law, by least squares of logarithms."""
-    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
 def step_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -154,3 +116,37 @@ def number(value: float) -> str:
     if math.isnan(value):
         return "–"
     return f"{value:.0f}" if value >= 99.95 or value == int(value) else f"{value:#.3g}"
+
+
+# --- what all scripts share -----------------------------------------------------------------------
+
+
+def read(
+    path: Path, show: Callable[[Run], str] = markdown, what: str = "a run of tricouple bench"
+) -> Run:
+    """Read the JSON of a run that can be shown."""
+    try:
+        run: Run = json.loads(path.read_text(encoding="utf-8"))
+        show(run)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise UserError(f"{path}: not {what}") from None
+    return run
+
+
+def as_markdown(table: pd.DataFrame, digits: int = 3) -> str:
+    """Return a table as Markdown; columns of what begins like a number are on the right."""
+    texts = table.map(partial(cell, digits=digits))
+    right = [texts[name].str.match(r"\(?[-−]?\d|–$").all() for name in texts]
+    lines = [texts.columns, ["--:" if side else "---" for side in right]]
+    lines += texts.itertuples(index=False)
+    return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in lines)
+
+
+def cell(value: object, digits: int = 3) -> str:
+    """Return a value as a text; −0 is 0, and a dash is for what is missing."""
+    if pd.isna(value):
+        return "–"
+    text = f"{value + 0.0:.{digits}g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|")

@@ -14,11 +14,11 @@ STREAMED: dict[str, Any] = {"options": {"memory": "streamed"}, "matrices": 0.5}
 def easy(sizes: Sequence[int]) -> Groups:
     """InfoNCE, IOT, PushPull, NegMMIOT on random batches, one set or two, over the other."""
     for n in sizes:
-        memory = {"memory/other": 1.3} if n >= 4096 else {}
-        limits = {"other": 1.3 if n <= 256 else 1.0 if n < 4096 else 1.4} | memory
+        memory = {"memory / other": 1.3} if n >= 4096 else {}
+        limits = {"time / other": 1.3 if n <= 256 else 1.0 if n < 4096 else 1.4} | memory
         yield [Case(name, name, n, limits=limits) for name in LOSSES]
         if 1024 <= n <= 4096:
-            limits = {"other": 1.0} | memory
+            limits = {"time / other": 1.0} | memory
             yield [Case(f"{name}, two sets", name, n, sets="two", limits=limits) for name in LOSSES]
 
 
@@ -27,7 +27,8 @@ def peers(sizes: Sequence[int]) -> Groups:
     plain, other = "InfoNCE (plain PyTorch)", "SupConLoss (PML)"
     for n in sizes:
         more = THIS | {"batch": "classes"}
-        limits = {plain: {256: 2.5, 1024: 1.5, 4096: 0.65}.get(n), other: 1.0}
+        limit = {256: 2.5, 1024: 1.5, 4096: 0.65}.get(n)
+        limits = {f"time over {plain}": limit, f"time over {other}": 1.0}
         yield [Case(plain, "plain_info_nce", n, **more), Case(other, "sup_con", n, **more),
                Case("NegMMIOT", "NegMMIOT", n, limits=limits, **more)]  # fmt: skip
 
@@ -36,7 +37,7 @@ def growth(sizes: Sequence[int]) -> Groups:
     """Times as a power of N, from the smallest size to the largest."""
     for name in LOSSES:
         group = [Case(f"{name}, N = {n}", name, n, **THIS) for n in sizes[:-1]]
-        yield [*group, Case(name, name, sizes[-1], limits={"growth": 2.1}, **THIS)]
+        yield [*group, Case(name, name, sizes[-1], limits={"growth, N^…": 2.1}, **THIS)]
 
 
 def clip(sizes: Sequence[int]) -> Groups:
@@ -44,7 +45,7 @@ def clip(sizes: Sequence[int]) -> Groups:
     for n in sizes:
         group = [Case("ClipLoss", "clip_loss", n, 512, sets="both", **THIS)]
         for name, target in {"InfoNCE": 0.9, "NegMMIOT": 1.1, "PushPull": 1.2}.items():
-            limits = {"ClipLoss": target, "other": None}
+            limits = {"time over ClipLoss": target, "time / other": None}
             group.append(Case(f"{name}, both directions", name, n, 512, limits, sets="both"))
         yield group
 
@@ -53,9 +54,9 @@ def streamed(sizes: Sequence[int]) -> Groups:
     """Nothing kept, and half of E kept by a budget, over the other version."""
     for n in sizes:
         # Beside E the budget has room for tiles, histories and embeddings.
-        budget = int((0.9 + 2500 / n) * 4 * n**2)
-        kept = {"limits": {"other": 1.0}, "options": {"memory_budget": budget}}
-        nothing = STREAMED | {"limits": {"other": 1.5, "memory": None}}
+        half = {"memory_budget": int((0.9 + 2500 / n) * 4 * n**2)}
+        kept = {"limits": {"time / other": 1.0}, "options": half}
+        nothing = STREAMED | {"limits": {"time / other": 1.5, "memory, N²": None}}
         ways = {"nothing kept": nothing, "half kept": kept}
         yield [Case(f"{x}, {way}", x, n, **how) for way, how in ways.items() for x in LOSSES[:1:-1]]
 
@@ -63,9 +64,9 @@ def streamed(sizes: Sequence[int]) -> Groups:
 def large(sizes: Sequence[int]) -> Groups:
     """Memory of streamed batches: 1.3 GiB within one set of 32768, 0.6 N×N across two of half."""
     for n in sizes:
-        more, limits = THIS | STREAMED, {"memory": 1.3 * 2**30 / (4 * n * n)}
+        more, limits = THIS | STREAMED, {"memory, N²": 1.3 * 2**30 / (4 * n * n)}
         yield [Case("NegMMIOT, streamed", "NegMMIOT", n, limits=limits, **more)]
-        limits = {"memory": 0.6}
+        limits = {"memory, N²": 0.6}
         yield [Case("NegMMIOT, two sets", "NegMMIOT", n // 2, 512, limits, sets="two", **more)]
 
 
@@ -77,7 +78,8 @@ def hard(sizes: Sequence[int]) -> Groups:
         group = [Case("easy", "NegMMIOT", n)]
         for batch, c in kinds:
             limit = 3.0 if batch == "outlier" else 12.0 if c == 1000 else None
-            about = {"limits": {"easy": limit, "other": None}, "c": c, "batch": batch}
+            limits = {"time over easy": limit, "time / other": None}
+            about = {"limits": limits, "c": c, "batch": batch}
             group.append(Case(f"{batch}, c = {c:g}", "NegMMIOT", n, **about))
         yield group
 
@@ -88,9 +90,9 @@ def shaped(sizes: Sequence[int]) -> Groups:
         group = [Case("linear", "NegMMIOT", n)]
         for name, limit in {"log_sigmoid": 20.0, "hinge": 10.0}.items():
             own = {"options": {"shaping": name}}
-            limits = {"linear": limit, "other": None}
+            limits = {"time over linear": limit, "time / other": None}
             group.append(Case(name, "NegMMIOT", n, limits=limits, **own))
-            own |= THIS | {"batch": "outlier", "limits": {name: 20.0}}
+            own |= THIS | {"batch": "outlier", "limits": {f"time over {name}": 20.0}}
             group += [Case(f"{name}, outlier, c = {c:g}", "NegMMIOT", n, c=c, **own)
                       for c in (100.0, 300.0, 1000.0)]  # fmt: skip
         yield group
@@ -99,9 +101,9 @@ def shaped(sizes: Sequence[int]) -> Groups:
 def processes(sizes: Sequence[int]) -> Groups:
     """2 processes with 1 thread each, group="world"; memory per rank of 4 processes."""
     for n in sizes:
-        more = {"world": 2, "limits": {"other": 1.4}}
+        more = {"world": 2, "limits": {"time / other": 1.4}}
         yield [Case(f"{x}, 2 processes", x, n, **more) for x in ("NegMMIOT", "InfoNCE")]
-    more = {"world": 4, "limits": {"memory": 0.4}}
+    more = {"world": 4, "limits": {"memory, N²": 0.4}}
     yield [Case("NegMMIOT, 4 processes", "NegMMIOT", max(sizes), **more)]
 
 

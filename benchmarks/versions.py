@@ -14,41 +14,42 @@ in N×N float32 matrices. "over X": time / time of X. Compare ratios within one 
 import argparse
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measure, table
+import numpy as np
+
+from benchmarks import measure
 from benchmarks.__main__ import common
 from benchmarks.cases import Case
 from benchmarks.targets import SECTIONS
 from benchmarks.worker import ROOT, Workers
 
 CACHE = Path("~/.cache/tricouple/versions")
-WORDS = {"other": "time / other", "memory": "memory, N²", "memory/other": "memory / other",
-         "growth": "growth, N^…"}  # fmt: skip
 
 
-def rows_of(section: str, cases: list[Case], found: dict[Any, measure.Row]) -> list[dict[str, Any]]:
+def rows_of(section: str, cases: list[Case], found: dict[Any, measure.Row]) -> list[measure.Row]:
     """What is stored of a group: one row per case and number."""
 
     def number(case: Case, key: str, version: str) -> float | None:
         """What ``limits`` names, of a version."""
         what = "extra_bytes" if key.startswith("memory") else "seconds"
         values = {at: row[what] for at, row in found.items() if what in row}
-        above, below = values.get((case.name, version)), None
+        above = values.get((case.name, version))
         if above is None:
             return None
-        if key == "memory":
-            return float(above / (4 * case.n**2))
-        if key == "growth":
-            own = [values[one.name, version] for one in cases]
-            return table.power([one.n for one in cases], own)
-        if not key.endswith("other"):  # a peer runs in the worker of this tree alone
-            below = values.get((key, version), values.get((key, "this")))
-        elif version == "this":
-            below = values.get((case.name, "other"))
+        if key.startswith("growth"):  # the exponent of a power law, by least squares of logarithms
+            sizes, own = [one.n for one in cases], [values[one.name, version] for one in cases]
+            return float(np.polyfit(np.log(sizes), np.log(own), 1)[0])
+        if key == "memory, N²":
+            return above / (4 * case.n**2)
+        peer = key.removeprefix("time over ")
+        below = values.get((peer, version), values.get((peer, "this")))  # others run in this alone
+        if key.endswith("/ other"):
+            below = values.get((case.name, "other")) if version == "this" else None
         return above / below if below else None
 
     rows = []
@@ -60,8 +61,7 @@ def rows_of(section: str, cases: list[Case], found: dict[Any, measure.Row]) -> l
         for key, limit in case.limits.items():
             value, other = (number(case, key, version) for version in Case.versions)
             met = None if value is None or limit is None else value <= limit
-            name = WORDS.get(key, f"time over {key}")
-            of_key = {"number": name, "value": value, "value of other": other}
+            of_key = {"number": key, "value": value, "value of other": other}
             rows.append(row | of_key | {"target": limit, "met": met})
         if not case.limits:
             rows.append(row)
@@ -72,7 +72,9 @@ def rows_of(section: str, cases: list[Case], found: dict[Any, measure.Row]) -> l
 
 
 def checkout(commit: str) -> Path:
-    """A work tree of a commit with its extension built, made on first use."""
+    """A work tree of a commit with its extension built, made on first use; or the given one."""
+    if Path(commit).is_dir():
+        return Path(commit)
     git = ["git", "-C", str(ROOT)]
     asked = [*git, "rev-parse", "--verify", f"{commit}^{{commit}}"]
     found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
@@ -94,43 +96,33 @@ def options() -> argparse.Namespace:
     epilog = "\n".join(["sections, each with the targets of the project:", *sections])
     parser = common("python -m benchmarks.versions", str(__doc__), epilog, "versions.json")
     add = parser.add_argument
-    add("--against", metavar="COMMIT", default="23ab974", help="the other version (23ab974)")
-    add("--other-tree", type=Path, help="a checkout of it that is already built")
+    add("--against", metavar="COMMIT", default="23ab974",
+        help="the other version (23ab974), or a folder in which it is built")  # fmt: skip
     add("--threads", type=int, default=2, help="threads per worker (2)")
     add("--only", action="append", choices=SECTIONS, help="a section; may be repeated (all)")
     return parser.parse_args()
 
 
-def measured(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure all cases; the file is written after every group."""
-    facts = measure.circumstances("python -m benchmarks.versions", sys.argv[1:])
-    run: dict[str, Any] = {"provenance": facts, "against": args.against, "rows": []}
-    run |= {"threads": args.threads, "clock": "CPU" if args.threads == 1 else "wall"}
-    trees = {"this": ROOT, "other": args.other_tree or checkout(args.against)}
+def measured(args: argparse.Namespace) -> Iterator[measure.Row]:
+    """Rows of all cases as they are measured."""
+    trees = {"this": ROOT, "other": checkout(args.against)}
     with closing(Workers(trees, args.threads)) as workers:
         for version, tree in trees.items():
-            found = workers.ask(version, "hello")
+            found = workers.ask(version, "version", Case("", ""))
             if tree.resolve() not in Path(found["file"]).parents or not found["compiled"]:
-                build = f"cd {tree} && {sys.executable} setup.py build_ext --inplace"
-                raise SystemExit(f"{tree}: its compiled tricouple is not found ({found}): {build}")
+                raise SystemExit(f"{tree}: run setup.py build_ext --inplace there (found {found})")
         for section in args.only or SECTIONS:
             make, sizes = SECTIONS[section]
             for cases in make(args.sizes or sizes):
-                print(f"{section}: N = {cases[0].n}, {len(cases)} cases", flush=True)
-                rows = measure.measure(cases, workers, args.rounds, weigh)
+                rows = measure.measure(cases, workers, args.rounds)
                 if notes := {row["note"] for row in rows.values()} - {""}:
                     raise SystemExit("; ".join(notes))
-                run["rows"] += rows_of(section, cases, rows)
-                measure.store(run, args.out)
-    return run
-
-
-def weigh(case: Case) -> bool:
-    """Whether a number of the case is memory."""
-    return any(key.startswith("memory") for key in case.limits)
+                yield from rows_of(section, cases, rows)
 
 
 if __name__ == "__main__":
-    arguments = options()
-    found = table.read(arguments.read) if arguments.read else measured(arguments)
-    table.publish(found, arguments.markdown)
+    args = options()
+    clock = "CPU" if args.threads == 1 else "wall"
+    about = {"against": Path(args.against).name, "threads": args.threads, "clock": clock}
+    command = ["python", "-m", "benchmarks.versions", *sys.argv[1:]]
+    measure.publish(args, about, "rows", measured(args), command)

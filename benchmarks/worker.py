@@ -58,18 +58,18 @@ class Workers:
             for rank in range(world)
         ]  # fmt: skip
 
-    def ask(self, version: str, what: str, case: Case | None = None, fresh: bool = False) -> Answer:
+    def ask(self, version: str, what: str, case: Case) -> Answer:
         """The answer of a version, of several processes the largest numbers.
 
-        A ``fresh`` process answers one question; the others go on until one fails.
+        The process of a question about memory is fresh; the others go on until one fails.
 
         Raises:
             RuntimeError: If it failed.
         """
-        key = version, case.world if case else 1
+        key, fresh = (version, case.world), what == "memory"
         processes = None if fresh else self.running.pop(key, None)
-        processes = processes or self.start(self.trees[version].resolve(), key[1])
-        question = json.dumps({"what": what, "case": asdict(case) if case else {}})
+        processes = processes or self.start(self.trees[version].resolve(), case.world)
+        question = json.dumps({"what": what, "case": asdict(case)})
         for process in processes:
             with suppress(BrokenPipeError):
                 print(question, file=process.stdin, flush=True)
@@ -81,12 +81,7 @@ class Workers:
             self.running[key] = processes
         if errors:  # gloo reports in the other processes that one has gone
             raise RuntimeError(min(errors, key=lambda error: "gloo" in error))
-        if len(answers) == 1:
-            return answers[0]
-        times = zip(*(found.pop("seconds") for found in answers), strict=True)
-        return {key: max(one[key] for one in answers) for key in answers[0]} | {
-            "seconds": [max(together) for together in times]
-        }
+        return {key: max(found[key] for found in answers) for key in answers[0]}
 
     def close(self) -> None:
         """End all."""
@@ -98,10 +93,7 @@ class Workers:
 def end(processes: list[subprocess.Popen[str]]) -> None:
     """End processes, which stop when there are no more questions."""
     for process in processes:
-        with suppress(BrokenPipeError):
-            process.stdin.close()
-        process.wait()
-        process.stdout.close()
+        process.communicate()
 
 
 # --- in the process ------------------------------------------------------------------------------
@@ -138,7 +130,7 @@ def serve(rank: int, world: int, meeting: str, cpu_time: bool) -> None:
         return clock() - began
 
     def answer(what: str, case: dict[str, Any]) -> Answer:
-        if what == "hello":
+        if what == "version":
             return {"file": tricouple.__file__, "compiled": tricouple.ot.compiled()}
         if what == "memory":
             known = Case(**case)
@@ -147,7 +139,7 @@ def serve(rank: int, world: int, meeting: str, cpu_time: bool) -> None:
             return peak_memory_of(lambda: seconds.append(timed(call))) | {"seconds": seconds}
         call, until = prepared(json.dumps(case)), time.perf_counter() + TURN
         seconds = [timed(call)]
-        while world == 1 and time.perf_counter() < until:
+        while world == 1 and time.perf_counter() < until:  # several processes take one call
             seconds.append(timed(call))
         return {"seconds": seconds}
 

@@ -4,9 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from benchmarks.table import as_markdown
+
 import tricouple_lab.runs  # noqa: F401 (lets torchvision be imported beside another torch)
 from reproduce.items import ITEMS, Item, plans
-from reproduce.tables import markdown, table_of
+from reproduce.tables import table_of
 from tricouple_lab.files import write_text
 from tricouple_lab.names import UserError, nearest
 from tricouple_lab.runs.sweep import sweep
@@ -39,7 +41,7 @@ def main(arguments: list[str]) -> int:
         for folder, plan in plans(item, options.scale).items():
             sweep(plan, out / folder, workers=options.workers)
             print(f"written: {out / folder / 'report.html'}")
-    text = markdown(table_of(item, options.read or out / item.kind))
+    text = as_markdown(table_of(item, options.read or out / item.kind), 4)
     print(f"{item.number}: {item.title}\n\n{text}", end="")
     if options.read is None:
         write_text(out / f"{item.name}.md", f"# {item.number}: {item.title}\n\n{text}")
@@ -55,7 +57,6 @@ def find(word: str) -> Item:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    from tricouple_lab.cli import main as command
+
+    sys.exit(command(["reproduce", *sys.argv[1:]]))

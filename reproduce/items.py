@@ -1,6 +1,6 @@
 """What the paper shows, one row of items.csv each, and the plans of runs behind it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from tricouple_lab.names import UserError
 from tricouple_lab.runs.sweep import Plan
 from tricouple_lab.tasks.base import task_of
 
-LOSSES = ("infonce", "invaspread", "iot", "pushpull", "neg_mmiot")  # of the paper's image tables
-FEW = ("infonce", "neg_mmiot")  # at scale=smoke
-COUPLED = ("iot", "pushpull", "neg_mmiot")
+NAMES = ("infonce", "invaspread", "iot", "pushpull", "neg_mmiot")  # of the paper's image tables
+LOSSES = tuple((f"loss={name}",) for name in NAMES)
+FEW, COUPLED = (LOSSES[0], LOSSES[-1]), LOSSES[2:]  # at scale=smoke, and with a plan
 QUIET = ("evaluation.figures=false", "evaluation.every=1000", "logger=csv", "progress=false")
 SMOKE = ("scale=smoke", "data=digits", "backbone=resnet10_small", "backbone.width=2",
          "data.train_size=96", "data.test_size=60", "training.epochs=1")  # fmt: skip
@@ -39,10 +39,6 @@ def plans(item: Item, scale: str) -> dict[str, Plan]:
     return dict(kinds[item.kind](item, scale))
 
 
-def _rows(losses: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    return tuple((f"loss={loss}",) for loss in losses)
-
-
 def _mixture(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
     smoke = scale == "smoke"
     rows = tuple(methods(item.shaping))[: 2 if smoke else None]
@@ -63,19 +59,20 @@ def _images(item: Item, scale: str) -> Iterator[tuple[str, Plan]]:
         if scale == "smoke":
             losses, seeds, own = FEW, (0,), SMOKE
         base = (*own, f"setting={setting}", *QUIET)
-        plan = Plan(task_of("images"), _rows(losses), base, seeds=seeds)
+        plan = Plan(task_of("images"), losses, base, seeds=seeds)
         yield f"images/{data}-{setting}-{backbone}", plan
         if scale == "smoke":
             return
 
 
 def _clip(_: Item, scale: str) -> Iterator[tuple[str, Plan]]:
-    losses, own = names.TABLES["clip"]["loss"], ("data=coco", "evaluation.zero_shot=cifar10")
+    losses = tuple((f"loss={name}",) for name in names.TABLES["clip"]["loss"])
+    own: tuple[str, ...] = ("data=coco", "evaluation.zero_shot=cifar10")
     if scale == "smoke":
         losses = FEW
         own = ("data=shapes", "training.epochs=1", "data.train_size=64", "data.test_size=32")
     base = (f"scale={scale}", *own, *QUIET)
-    yield "clip", Plan(task_of("clip"), _rows(losses), base, seeds=(0,))
+    yield "clip", Plan(task_of("clip"), losses, base, seeds=(0,))
 
 
 def _efficiency(_: Item, scale: str) -> Iterator[tuple[str, Plan]]:
@@ -83,4 +80,4 @@ def _efficiency(_: Item, scale: str) -> Iterator[tuple[str, Plan]]:
     cut = ("data.train_size=2560", "data.test_size=1000", "training.epochs=3") * (scale == "cpu")
     blocks = tuple((f"training.batch_size={size}",) for size in SIZES[scale])
     base = (*own, *cut, "setting=scl", *QUIET)
-    yield "efficiency", Plan(task_of("images"), _rows(COUPLED), base, blocks, seeds=(0,))
+    yield "efficiency", Plan(task_of("images"), COUPLED, base, blocks, seeds=(0,))

@@ -36,10 +36,20 @@ def table_of(item: Item, folder: Path) -> pd.DataFrame:
 
 
 def papers(name: str) -> pd.DataFrame:
-    """Numbers of the paper; of image-text they are texts, with the digits that it has."""
-    texts = tuple(CLIP) if name == "clip" else ()
-    file = Path(__file__).parent / f"paper_{name}.csv"
-    return pd.read_csv(file, dtype=dict.fromkeys(texts, "str"))
+    """Numbers of the paper, as texts with the digits that it has."""
+    found = pd.read_csv(Path(__file__).parent / f"paper_{name}.csv", dtype="str")
+    for key in [key for key in found if key.endswith("_std")]:
+        found[key.removesuffix("_std")] += " ± " + found.pop(key)
+    return found
+
+
+def beside(runs: pd.DataFrame, name: str, by: list[str], metrics: dict[str, str]) -> pd.DataFrame:
+    """A summary with the paper's numbers beside ours."""
+    ours = summary(runs, by, metrics)
+    paper = papers(name).rename(columns={key.removesuffix(".name"): key for key in by})
+    both = ours.merge(paper, how="left", on=by, suffixes=("", ", paper"))
+    shown = [title for key in metrics if key in ours for title in (key, f"{key}, paper")]
+    return both[[*by, *shown, "n", "steps"]]
 
 
 def summary(runs: pd.DataFrame, by: list[str], metrics: Mapping[str, str]) -> pd.DataFrame:
@@ -73,44 +83,22 @@ def images(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
     chosen &= runs["setting"].isin(item.settings.split())
     chosen &= runs["backbone.name"].isin([*item.backbones.split(), "resnet10_small"])
     metrics = {"linear": "after/features/linear", "knn": "after/features/knn"}
-    ours = summary(runs[chosen], by, metrics)
-    paper = papers("images").rename(columns={key.removesuffix(".name"): key for key in by})
-    for name in metrics:
-        pairs = zip(paper[name], paper[f"{name}_std"], strict=True)
-        paper[f"{name}, paper"] = [mean_std(*pair, share=True) for pair in pairs]
-    both = ours.merge(paper.drop(columns=list(metrics)), on=by, how="left")
-    both["steps, paper"] = both["data.name"].map(STEPS)
-    order = ["linear", "linear, paper", "knn", "knn, paper", "n", "steps", "steps, paper"]
-    return both[[*by, *order]]
+    both = beside(runs[chosen], "images", by, metrics)
+    return both.assign(**{"steps, paper": both["data.name"].map(STEPS)})
 
 
-def clip(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
+def clip(_: Item, runs: pd.DataFrame) -> pd.DataFrame:
     """Recall in batches and zero-shot accuracy."""
-    ours = summary(runs, ["loss.name"], CLIP)
-    both = ours.merge(papers("clip").rename(columns={"loss": "loss.name"}), on="loss.name",
-                      how="left", suffixes=("", ", paper"))  # fmt: skip
-    pairs = [(key, f"{key}, paper") for key in CLIP if key in ours]
-    return both[["loss.name", *(key for pair in pairs for key in pair), "n", "steps"]]
+    return beside(runs, "clip", ["loss.name"], CLIP)
 
 
-def efficiency(item: Item, runs: pd.DataFrame) -> pd.DataFrame:
+def efficiency(_: Item, runs: pd.DataFrame) -> pd.DataFrame:
     """Accuracy, time per step and, stored, memory; the paper has curves, no numbers."""
-    by, shown = ["loss", "batch_size"], ["linear (%)", "s per step", "MiB"]
-    if "after/linear" in runs:  # committed
-        names_of = dict(zip(["loss.name", "after/size"], by, strict=True))
-        keys = ["after/linear", "after/seconds", "after/mebibytes"]
-        runs = runs.rename(columns={**names_of, **dict(zip(keys, shown, strict=True))})
-    else:
-        runs = runs.rename(columns={"loss.name": "loss", "training.batch_size": "batch_size"})
+    by = {"loss.name": "loss", "training.batch_size": "batch_size"}
+    shown = {"linear": "linear (%)", "seconds": "s per step", "mebibytes": "MiB"}
+    if "after/linear" not in runs:  # as it is in the committed ones
         linear, seconds = 100 * runs["after/features/linear"], runs["seconds"] / runs["steps"]
-        runs = runs.assign(**{"linear (%)": linear, "s per step": seconds, "MiB": float("nan")})
-    return runs.groupby(by, sort=False)[shown].first().reset_index()
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """A table as Markdown; missing values are dashes."""
-    texts = table.map(
-        lambda x: "–" if pd.isna(x) else f"{x:.4g}" if isinstance(x, float) else str(x)
-    )
-    rows = [texts.columns, ["---"] * texts.shape[1], *texts.itertuples(index=False)]
-    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
+        found = {"after/linear": linear, "after/seconds": seconds, "after/mebibytes": float("nan")}
+        runs = runs.assign(**found)
+    runs = runs.rename(columns=by | {f"after/{key}": title for key, title in shown.items()})
+    return runs.groupby([*by.values()], sort=False)[[*shown.values()]].first().reset_index()

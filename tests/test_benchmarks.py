@@ -120,7 +120,7 @@ def test_memory_is_measured_in_a_process_of_its_own():
     ballast = torch.ones(2**28)  # 1 GiB in this process must not be seen by the other
     case = replace(CASES["InfoNCE (plain PyTorch)"], n=1024)
     with closing(worker.Workers({"this": ROOT})) as workers:
-        found = workers.ask("this", "memory", case, fresh=True)
+        found = workers.ask("this", "memory", case)
     del ballast
     assert 2 < found["extra_bytes"] / (4 * 1024**2) < 20
     assert found["peak_bytes"] < 2**30
@@ -131,7 +131,7 @@ def test_missing_failing_and_too_large_contenders_are_rows(monkeypatch):
     cases.append(replace(CASES["dense Neg-MMIOT (PyTorch)"], n=256))
     monkeypatch.setattr(worker, "available", lambda: 2**30)
     workers = worker.Workers({"this": ROOT})
-    broken, ours, large = measure.measure(cases, workers, 1, lambda case: False).values()
+    broken, ours, large = measure.measure(cases, workers, 1).values()
     assert ours["seconds"] > 0  # of the worker after the one that failed
     assert broken["note"].startswith("failed: ValueError: n_iters must be")
     assert large["note"] == "skipped: may need 5 GiB, 1 GiB are free"
@@ -142,7 +142,7 @@ def test_missing_failing_and_too_large_contenders_are_rows(monkeypatch):
 
 def test_step_ratios_are_those_of_best_steps_to_infonce():
     losses = ["neg_mmiot", "infonce", "NegMMIOT hinge"]
-    small = {"batch_size": 8, "image_size": 8, "rounds": 2, "setting": "ucl"}
+    small = {"batch_size": 8, "image_size": 8, "rounds": 2}
     found = measure.step_ratios(["resnet10_small", "clip_tiny"], losses, **small)
     assert list(found["loss"]) == losses * 2
     for _, own in found.groupby("backbone"):
@@ -152,7 +152,7 @@ def test_step_ratios_are_those_of_best_steps_to_infonce():
 
 @pytest.mark.parametrize("backbone", ["clip_tiny", "resnet10_small"])
 def test_a_step_trains_the_whole_encoder(backbone):
-    model, encode, labels = measure.encoder(backbone, "scl", 8, 8)
+    model, encode, labels = measure.encoder(backbone, 8, 8)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     step = measure.training_step("PushPull", model, encode, labels)
     step()

@@ -50,7 +50,7 @@ def test_each_number_is_what_its_section_says(section, case, number, value, targ
 def test_a_tree_is_compared_with_itself_and_the_run_can_be_read_again(tmp_path):
     stored, page = tmp_path / "run.json", tmp_path / "page.md"
     chosen = ["--only", "easy", "--sizes", 64, "--rounds", 1]
-    printed = versions("--other-tree", ROOT, "--threads", 1, "--out", stored, *chosen)
+    printed = versions("--against", ROOT, "--threads", 1, "--out", stored, *chosen)
     report = json.loads(stored.read_text())
     assert (report["threads"], report["clock"]) == (1, "CPU")
     assert {"commit", "cpu", "load", "versions", "command"} <= set(report["provenance"])

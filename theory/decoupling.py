@@ -1,19 +1,16 @@
-"""Which losses are one loss: with linear ψ the triplet plan is two pairwise plans (mathematics §8).
-
-And what the other ψ do instead.
-"""
+"""Which losses are one: with linear ψ the triplet plan is two pairwise plans (mathematics §8)."""
 
 from itertools import pairwise, product
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import kl_div
 
 from theory import setting
 from theory.setting import NOT, Measured, Row, Setting, gradient_of, statement, worst
-from tricouple import DBOT, FusedGromov, ot
-from tricouple.shaping import Hinge, linear, resolve
+from tricouple import DBOT, FusedGromov
+from tricouple.shaping import linear
 from tricouple_lab.report.figures import Series
 
 IDENTITY_SIZES = ((3, 3, 3), (2, 2, 2, 2), (4, 3, 2), (6, 2, 2))
@@ -40,12 +37,11 @@ def divergences(
     different = setting.distinct(len(similarity), 2)  # i ≠ j
     allowed = different[:, :, None] & different[:, None, :]
     cost = setting.triplet_cost(similarity, linear)
-    whole = setting.divergence(target, setting.log_plan(cost, epsilon, target, kind, allowed))
-    parts = []
-    for own, pair_cost in ((target.sum(2), -similarity), (target.sum(1), similarity)):
-        parts.append(setting.divergence(own, setting.log_plan(pair_cost, epsilon, own, kind)))
+    whole = setting.divergence(cost, epsilon, target, kind, allowed)
+    pairs = (-similarity, target.sum(2)), (similarity, target.sum(1))
+    parts = [setting.divergence(cost, epsilon, own, kind) for cost, own in pairs]
     anchors = setting.marginals(target, kind)[0]
-    parts.append(setting.divergence(target.sum((1, 2)), anchors.log()))
+    parts.append(kl_div(anchors.log(), target.sum((1, 2)), reduction="sum"))
     return float(whole), [float(part) for part in parts]
 
 
@@ -144,77 +140,3 @@ def coincidences(given: Setting) -> Measured:
             difference, cosine = compare(pair, anchors, ids, **across)
             row = {"losses": name, "N": n, "c": sharpness}
             yield row | {"relative difference": difference, "cosine": cosine}
-
-
-# Which ψ does what
-
-TEMPERATURE, EPSILON = 0.1, 0.3
-MARGIN = 0.2  # of the hinge, in cosine
-GRID = (0.05, 0.1, 0.3, 1.0)  # of τ and ε
-
-
-def forces(name: str, similarity: Tensor, identities: Tensor) -> Tensor:
-    """∂L/∂s, positive where a pair is pushed apart."""
-    s = similarity.clone().requires_grad_()
-    if name == "InfoNCE":  # at the same sharpness
-        logits = (s / (TEMPERATURE * EPSILON)).fill_diagonal_(-torch.inf)
-        loss = cross_entropy(logits, torch.arange(len(s)).roll(len(s) // 2))
-    else:
-        psi: Any = Hinge(MARGIN / TEMPERATURE) if name == "hinge" else name
-        potentials = ot.triplet_sinkhorn(s, TEMPERATURE, EPSILON, shaping=psi).potentials
-        cost = setting.triplet_cost(s / TEMPERATURE, resolve(psi))
-        spent = (setting.triplet_target(identities) * cost).sum()
-        # KL(P̃‖P) but for a constant; all marginals are uniform
-        loss = (spent - sum(u.mean() for u in potentials)) / EPSILON
-    return torch.autograd.grad(loss, s)[0]
-
-
-@statement(NOT, "largest share of the repulsion that falls on false negatives", None,
-           "repulsion on false negatives")  # fmt: skip
-def shaping_forces(given: Setting) -> Measured:
-    """Which negatives does each ψ push, and which does it pull?"""
-    generator = given.generator("shaping forces")
-    samples, classes = around(setting.class_labels((8,) * 8), 0.15, generator)
-    noise = torch.randn(samples.shape, generator=generator, dtype=torch.float64)
-    similarity = setting.gram(torch.cat([samples, samples + 0.08 * noise]))
-    identities, classes = torch.arange(len(samples)).repeat(2), classes.repeat(2)
-    negative = identities[:, None] != identities
-    cosines = similarity[negative]
-    false = (classes[:, None] == classes)[negative]
-    bounds = torch.linspace(float(cosines.min()), float(cosines.max()), 13).tolist()
-    hard = cosines >= cosines.quantile(0.9)
-    for name in ("InfoNCE", "linear", "log_sigmoid", "hinge"):
-        force = forces(name, similarity, identities)[negative]
-        push = force.clamp_min(0.0)
-        attracted = (force < -1e-3 * push.mean()).double().mean()
-        row = {"loss": name if name == "InfoNCE" else f"Neg-MMIOT, {name}"}
-        row["repulsion on the hardest tenth"] = float(push[hard].sum() / push.sum())
-        row["repulsion on false negatives"] = float(push[false].sum() / push.sum())
-        row["negatives that are attracted"] = float(attracted)
-        yield row | {"attraction, relative to repulsion": float((push - force).sum() / push.sum())}
-        bins = {
-            (low + high) / 2: force[(cosines >= low) & (cosines <= high)]
-            for low, high in pairwise(bounds)
-        }
-        means = {x: float(own.mean() / push.mean()) for x, own in bins.items() if len(own)}
-        yield Series(name, [*means], [*means.values()])
-
-
-@statement(NOT, "largest cosine of a ψ that is not affine", None,
-           lambda rows: worst(row["cosine"] for row in rows if row["ψ"] != "linear"))  # fmt: skip
-def shaping_three_way(given: Setting) -> Measured:
-    """How far is each ψ's gradient from that of two pairwise plans?
-
-    Of PushPull with ψ(t) = −t, which a linear Neg-MMIOT is, at the same τ and ε.
-    """
-    z, labels = batch_of("two views", 64, given.generator("shaping three-way"))
-    for name in ("linear", "log_sigmoid", "hinge"):
-        for temperature in (0.1,) if name == "linear" else GRID:
-            psi = Hinge(MARGIN / temperature) if name == "hinge" else name
-            cosines = []
-            for epsilon in GRID:
-                how = {"temperature": temperature, "epsilon": epsilon, **SWEEPS["10"]}
-                losses = given.triplets(1.0, shaping=psi, **how), given.pairs(1.0, **how)
-                cosines.append(compare(losses, z, labels)[1])
-                yield {"ψ": name, "τ": temperature, "ε": epsilon, "cosine": cosines[-1]}
-            yield Series(f"{name}, τ = {temperature:g}", GRID, cosines)

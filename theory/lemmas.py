@@ -5,14 +5,14 @@ And what becomes of the first two with unbalanced classes, which the paper leave
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor
 
 from theory import setting
-from theory.setting import NOT, SHAPINGS, Measured, Row, Setting, statement, worst, worst_of
+from theory.setting import NOT, SHAPINGS, Measured, Row, Setting, statement, worst
 from tricouple.ot import dense
 from tricouple.shaping import Shaping, log_sigmoid, resolve
 
@@ -41,8 +41,7 @@ def random_gram(n: int, generator: torch.Generator) -> Tensor:
 def dense_value(labels: Tensor, kind: str = "uniform") -> Value:
     """C ↦ g(C) by the dense solver."""
     target = setting.triplet_target(labels)
-    plan = partial(setting.log_plan, epsilon=EPSILON, target=target, kind=kind)
-    return lambda cost: float(setting.divergence(target, plan(cost)))
+    return lambda cost: float(setting.divergence(cost, EPSILON, target, kind))
 
 
 def chord_excess(value: Value, start: Tensor, end: Tensor) -> float:
@@ -110,17 +109,25 @@ def increase(value: Value, drawn: Iterable[Tensor], labels: Tensor, **how: bool)
     return worst(value(average(one, labels, **how)) - value(one) for one in drawn)
 
 
-@lru_cache(maxsize=1)  # two statements are about the same costs
-def balanced(given: Setting) -> list[Row]:
-    """How g and the loss behave on segments between random costs, and when costs are averaged."""
-    generator, rows = given.generator("balanced"), []
+@statement("Lemma 3.1",
+           "largest excess over a chord, −curvature, or distance of the loss from dense", 1e-10,
+           "excess, dense", "excess, loss", "negative curvature", DISTANCE, name="convexity",
+           claim="The loss g(C) = KL(P̃ ‖ P^C) is convex in the cost C")  # fmt: skip
+@statement("Lemma 3.2", "largest increase, or distance of the loss from dense", 1e-10,
+           *(f"increase, {of}" for of in ("random costs", "log-sigmoid costs", "loss")), DISTANCE,
+           name="symmetrisation",
+           claim="The average C̄ over class-preserving permutations has g(C̄) ≤ g(C)")  # fmt: skip
+def balanced(given: Setting) -> Measured:
+    """How g and the loss behave on segments between random costs, and when costs are averaged.
+
+    g((1 − t)C + tC') ≤ (1 − t)g(C) + t g(C') on segments, ∂²g/∂C² ≥ 0, and g(C̄) ≤ g(C).
+    """
+    generator = given.generator("balanced")
     for n_classes, per_class in SIZES:
         labels = setting.class_labels((per_class,) * n_classes)
         exact, loss = dense_value(labels), setting.loss_value(given.triplets(SHARPNESS), labels)
-        costs, grams = (
-            [draw(len(labels), generator) for _ in range(DRAWS)]
-            for draw in (random_cost, random_gram)
-        )
+        costs = [random_cost(len(labels), generator) for _ in range(DRAWS)]
+        grams = [random_gram(len(labels), generator) for _ in range(DRAWS)]
         shaped = [setting.triplet_cost(one, log_sigmoid) for one in grams]
         # Random segments hardly meet the directions of small curvature: look at all directions.
         lowest = (lowest_curvature(cost, labels, "uniform")[0] for cost in costs[:2])
@@ -131,27 +138,7 @@ def balanced(given: Setting) -> list[Row]:
         row["increase, loss"] = increase(loss, grams, labels)
         # Other convex losses fail this.
         plain = setting.loss_value(partial(dense.neg_mmiot, epsilon=EPSILON, **PLAIN), labels)
-        rows.append(row | {DISTANCE: worst(abs(loss(one) - plain(one)) for one in grams)})
-    return rows
-
-
-@statement("Lemma 3.1",
-           "largest excess over a chord, −curvature, or distance of the loss from dense", 1e-10,
-           "excess, dense", "excess, loss", "negative curvature", DISTANCE)  # fmt: skip
-def convexity(given: Setting) -> Measured:
-    """The loss g(C) = KL(P̃ ‖ P^C) is convex in the cost C.
-
-    So g((1 − t)C + tC') ≤ (1 − t)g(C) + t g(C') on random segments, and ∂²g/∂C² ≥ 0.
-    """
-    return balanced(given)
-
-
-@statement("Lemma 3.2", "largest increase, or distance of the loss from dense", 1e-10,
-           *(f"increase, {of}" for of in ("random costs", "log-sigmoid costs", "loss")), DISTANCE
-           )  # fmt: skip
-def symmetrisation(given: Setting) -> Measured:
-    """The average C̄ over class-preserving permutations has g(C̄) ≤ g(C)."""
-    return balanced(given)
+        yield row | {DISTANCE: worst(abs(loss(one) - plain(one)) for one in grams)}
 
 
 # Unbalanced classes
@@ -209,18 +196,26 @@ def exact_losses(size: tuple[int, int], gaps: Tensor, shaping: Shaping, sharpnes
     admissible = n * (per_class - 1) * (n - per_class)
     rest = n * (n - 1) * (n - 2) - 2 * admissible
     margins = torch.stack([gaps, -gaps, torch.zeros_like(gaps)], 1)
-    logs = torch.tensor([admissible, admissible, rest]).double().log() - sharpness * shaping(
-        margins
-    )
+    counts = torch.tensor([admissible, admissible, rest], dtype=torch.float64)
+    logs = counts.log() - sharpness * shaping(margins)
     return torch.logsumexp(logs, 1) - logs[:, 0]
 
 
-@lru_cache(maxsize=1)  # two statements are about the same path
-def walk(given: Setting) -> list[Row]:
-    """For each ψ, size and c the largest error of the closed form and the largest step in Δ."""
+@statement("Lemma C.1", "largest error", 1e-10, "largest error", name="closed-form",
+           claim="At two distances the loss is a closed form in Δ = α − β, for every ψ"
+           )  # fmt: skip
+@statement("Lemma C.1", "largest step at c = 2, which must be downwards, plus the largest error",
+           -1e-6, lambda rows: sum(worst(row[key] for row in rows if row["c"] == SHARPNESS)
+                                   for key in ("largest step", "largest error")),
+           name="monotonicity",
+           claim="That loss strictly decreases in Δ for every strictly decreasing ψ")  # fmt: skip
+def walk(given: Setting) -> Measured:
+    """For each ψ, size and c the largest error of the closed form and the largest step in Δ.
+
+    At a larger sharpness the loss is 0 to machine precision at the upper end.
+    """
     linear = product(["linear"], LINEAR_SIZES, SHARPNESSES)
     others = product([*SHAPINGS][1:], SHAPED_SIZES, [SHARPNESS])
-    rows = []
     for name, size, sharpness in (*linear, *others):
         psi, labels = SHAPINGS[name], setting.class_labels((size[1],) * size[0])
         value = setting.loss_value(given.triplets(sharpness, shaping=psi), labels)
@@ -230,25 +225,7 @@ def walk(given: Setting) -> list[Row]:
         errors = (found - exact).abs() / exact.clamp_min(1.0)  # absolute below 1
         row = {"ψ": name, "K": size[0], "b": size[1], "c": sharpness}
         row["largest error"] = float(errors.max())
-        rows.append(row | {"largest step": float(found[:STEPS].diff().max())})
-    return rows
-
-
-@statement("Lemma C.1", "largest error", 1e-10, "largest error")
-def closed_form(given: Setting) -> Measured:
-    """At two distances the loss is a closed form in Δ = α − β, for every ψ."""
-    return walk(given)
-
-
-@statement("Lemma C.1", "largest step, which must be downwards, plus the largest error", -1e-6,
-           lambda rows: worst_of(rows, "largest step") + worst_of(rows, "largest error")
-           )  # fmt: skip
-def monotonicity(given: Setting) -> Measured:
-    """That loss strictly decreases in Δ for every strictly decreasing ψ.
-
-    At a larger sharpness it is 0 to machine precision at the upper end.
-    """
-    return [row for row in walk(given) if row["c"] == SHARPNESS]
+        yield row | {"largest step": float(found[:STEPS].diff().max())}
 
 
 # Gradients: the simplex ETF is stationary, and the envelope identity on which the proof rests
@@ -273,10 +250,8 @@ def stationarity(given: Setting) -> Measured:
         for name, psi in {**SHAPINGS, "sine, dense": torch.sin}.items():
             triplets = partial(dense.neg_mmiot, epsilon=EPSILON, shaping=psi, **PLAIN)
             pairs = partial(dense.push_pull, **both_epsilons, shaping=psi, **PLAIN)
-            for loss, exact, make in (
-                ("Neg-MMIOT", triplets, given.triplets),
-                ("PushPull", pairs, given.pairs),
-            ):
+            losses = ("Neg-MMIOT", triplets, given.triplets), ("PushPull", pairs, given.pairs)
+            for loss, exact, make in losses:
                 one = make(SHARPNESS, shaping=psi) if name in SHAPINGS else exact
                 both = (setting.gradient_of(each, random, labels) for each in (one, exact))
                 row = {"loss": loss, "ψ": name, "K": n_classes, "b": per_class}
@@ -291,9 +266,8 @@ def envelope_errors(
     labels = setting.class_labels(sizes)
     n, target = len(labels), setting.triplet_target(labels)
     cost = random_cost(n, generator).requires_grad_()
-    plan = setting.log_plan(cost, EPSILON, target, kind)
-    (exact,) = torch.autograd.grad(setting.divergence(target, plan), cost)
-    identity = (target - plan.detach().exp()) / EPSILON
+    (exact,) = torch.autograd.grad(setting.divergence(cost, EPSILON, target, kind), cost)
+    identity = (target - setting.log_plan(cost.detach(), EPSILON, target, kind).exp()) / EPSILON
     row = {"class sizes": f"{sizes}"[1:-1], "marginals": kind}
     row |= {IDENTITY: setting.relative_error(identity, exact)}
     embeddings = setting.random_unit(n, 4, generator)

@@ -1,20 +1,16 @@
-"""How exact the log-sigmoid kernel's quadrature is, from one kernel entry to a whole loss."""
+"""How exact the quadrature of the log-sigmoid kernel is."""
 
 import math
-from itertools import product
 
 import torch
-from torch import Tensor
 
-from theory import setting
-from theory.setting import NOT, Measured, Row, Setting, relative_error, statement, worst
-from tricouple.ot.quadrature import cost_splits, pair_costs, rule_of, trapezoid_error
+from theory.setting import NOT, Measured, Row, Setting, statement, worst
+from tricouple.ot.quadrature import rule_of, trapezoid_error
 from tricouple.shaping import log_sigmoid
 from tricouple_lab.report.figures import Series
 
 EPSILONS = (1.0, 0.5, 0.2, 0.1, 0.05)
 TOLERANCES = [10.0**-power for power in range(1, 13)]
-FLOOR = 1e-6  # the mean cost has a step of its own, whatever the tolerance of the kernel
 
 
 def kernel_errors(temperature: float, epsilon: float, tolerance: float) -> Row:
@@ -75,50 +71,3 @@ def quadrature_poisson(_: Setting) -> Measured:
                 sums = torch.exp(power * v - torch.exp(v) - math.lgamma(power)).sum(1)
                 found = float((step * sums - 1).abs().max())
                 yield {"ε": epsilon, "step": step, "predicted": predicted, "measured": found}
-
-
-def of_gradient(rows: list[Row]) -> float:
-    """Error of the gradient over the tolerance of the kernel, if there is one, or over 1e-6."""
-    return worst(row["of its gradient"] / max(row.get("kernel_tol", FLOOR), FLOOR) for row in rows)
-
-
-def batch(given: Setting) -> tuple[Tensor, Tensor]:
-    """48 random vectors of 6 classes."""
-    generator = torch.Generator().manual_seed(given.seed)
-    z = torch.randn(48, 8, generator=generator, dtype=torch.float64)
-    return z.requires_grad_(), torch.arange(48) % 6
-
-
-@statement(NOT, "largest relative error of its gradient over 1e-6", 1.0, of_gradient)
-def quadrature_cost(given: Setting) -> Measured:
-    """The mean cost by Frullani's integral is that of the triplets."""
-    z, labels = batch(given)
-    target = setting.triplet_target(labels)
-    positives, negatives = target.sum(2), (target.sum(1) > 0).double()
-    positives /= negatives.sum(1, keepdim=True)
-    for temperature in (1.0, 0.1, 0.05):
-        scores = setting.gram(z) / temperature
-        sums, slopes = pair_costs(scores.detach(), positives, negatives, cost_splits(1.0, FLOOR))
-        exact = (target * setting.triplet_cost(scores, log_sigmoid)).sum()
-        quick = torch.autograd.grad(scores, z, slopes, retain_graph=True)
-        slope = torch.autograd.grad(exact, z)
-        row = {"τ": temperature, "error of the mean": relative_error(sums.sum(), exact)}
-        yield row | {"of its gradient": relative_error(*quick, *slope)}
-
-
-@statement(NOT, "largest relative error of its gradient over the tolerance, or over 1e-6", 1.0,
-           of_gradient)  # fmt: skip
-def quadrature_loss(given: Setting) -> Measured:
-    """The loss with log-sigmoid ψ inherits the kernel's tolerance.
-
-    The same ψ as a function takes the exact way.
-    """
-    z, labels = batch(given)
-    for epsilon, tolerance in product((0.5, 0.1), (1e-2, 1e-4, 1e-6, 1e-8)):
-        how = {"temperature": 0.1, "epsilon": epsilon}
-        quick = given.neg_mmiot(shaping="log_sigmoid", kernel_tol=tolerance, **how)
-        losses = quick, given.neg_mmiot(shaping=log_sigmoid, **how)
-        value = relative_error(*(loss(z, labels) for loss in losses))
-        slope = relative_error(*(setting.gradient_of(loss, z, labels) for loss in losses))
-        row = {"ε": epsilon, "kernel_tol": tolerance, "error of the loss": value}
-        yield row | {"of its gradient": slope}

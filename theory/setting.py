@@ -8,11 +8,12 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import kl_div, normalize
 
 from tricouple import IOT, InfoNCE, NegMMIOT, PushPull
 from tricouple.ot import dense
@@ -22,7 +23,8 @@ from tricouple_lab.report.figures import Series
 Criterion = Callable[..., Tensor]  # embeddings (N, d), labels (N,) ↦ loss
 Row = dict[str, Any]
 Measured = Iterable[Row | Series]  # rows of a table, and lines of a figure
-Statement = Callable[["Setting"], Row]  # its test; ``about`` is what is known before
+Experiment = Callable[["Setting"], Measured]  # with ``tests`` of the statements about it
+Test = Callable[["Setting"], Row]  # ``about`` is what is known before
 
 NOT = "not in the paper"
 MARGINALS = ("uniform", "target")
@@ -74,45 +76,51 @@ class Setting:
 
 
 def statement(
-    paper: str, measured: str, bound: float | None, *judged: Any
-) -> Callable[[Callable[[Setting], Measured]], Statement]:
-    """Turn an experiment into its test, which returns what theory.json has of the statement.
+    paper: str, measured: str, bound: float | None, *judged: Any, name: str = "", claim: str = ""
+) -> Callable[[Experiment], Experiment]:
+    """Append to what an experiment is about a test, which returns what theory.json has of it.
 
     `judged` are columns, whose largest number is `measured`, or one function of the rows. Without a
-    bound it is an observation. The docstring of the experiment begins with the claim.
+    bound it is an observation. Without a name and a claim of its own a statement has the name of
+    the experiment and claims what the docstring begins with.
     """
 
-    def made(experiment: Callable[[Setting], Measured]) -> Statement:
-        name = experiment.__name__.replace("_", "-")
-        claim = str(experiment.__doc__).partition("\n")[0].removesuffix(".")
-        about = {"name": name, "claim": claim, "paper": paper, "measured": measured, "bound": bound}
+    def add(experiment: Experiment) -> Experiment:
+        about = {"name": name or experiment.__name__.replace("_", "-")}
+        about["claim"] = claim or str(experiment.__doc__).partition("\n")[0].removesuffix(".")
+        about |= {"paper": paper, "measured": measured, "bound": bound}
 
         def test(given: Setting) -> Row:
             try:
-                found = list(experiment(given))
+                found = results(experiment, given)
             except FloatingPointError:  # a loss was no number
                 found = []
             rows = [one for one in found if isinstance(one, dict)]
             curves = [one._asdict() for one in found if isinstance(one, Series)]
-            value = judged[0](rows) if callable(judged[0]) else worst_of(rows, *judged)
+            if callable(judged[0]):
+                value = judged[0](rows)
+            else:
+                value = worst(row[name] for row in rows for name in judged)
             verdict = "observed" if bound is None else "holds" if value <= bound else "fails"
             return {**about, "value": value, "verdict": verdict, "rows": rows, "curves": curves}
 
         test.about = about
-        return test
+        experiment.tests = [test, *getattr(experiment, "tests", [])]
+        return experiment
 
-    return made
+    return add
+
+
+@lru_cache(maxsize=1)  # statements that follow each other may be about one experiment
+def results(experiment: Experiment, given: Setting) -> list[Row | Series]:
+    """What an experiment measures."""
+    return list(experiment(given))
 
 
 def worst(values: Iterable[float]) -> float:
     """Return the largest value; infinity if one is not finite, or if there is none at all."""
     measured = list(values)  # max overlooks a NaN that is not the first value
     return max(measured) if measured and all(map(math.isfinite, measured)) else math.inf
-
-
-def worst_of(rows: Iterable[Row], *columns: str) -> float:
-    """Return the largest number in some columns of a table."""
-    return worst(row[name] for row in rows for name in columns)
 
 
 # Labels, vectors and Gram matrices
@@ -213,10 +221,10 @@ def marginals(target: Tensor, kind: str = "target") -> list[Tensor]:
 def log_plan(
     cost: Tensor, epsilon: float, target: Tensor, kind: str, allowed: Tensor | None = None
 ) -> Tensor:
-    """Log P^C by dense Sinkhorn sweeps that autograd can follow; −∞ where not `allowed`."""
+    """Log P^C by dense Sinkhorn sweeps that autograd can follow; −10³⁰/ε where not `allowed`."""
     imposed = marginals(target, kind)
     allowed = distinct(len(cost), cost.dim()) if allowed is None else allowed
-    barred = cost.masked_fill(~allowed, math.inf)
+    barred = cost.masked_fill(~allowed, 1e30)
     for n_iters in SWEEPS:
         potentials = dense.sinkhorn(barred, epsilon, imposed, n_iters)
         plan = (sum(torch.meshgrid(*potentials, indexing="ij")) - barred) / epsilon
@@ -226,7 +234,6 @@ def log_plan(
     raise ValueError(f"no convergence in {n_iters} sweeps: use a larger epsilon")
 
 
-def divergence(target: Tensor, log_plan: Tensor) -> Tensor:
-    """KL(P̃ ‖ P) from the logarithm of P."""
-    support = target > 0
-    return (target[support] * (target[support].log() - log_plan[support])).sum()
+def divergence(cost: Tensor, epsilon: float, target: Tensor, *how: Any) -> Tensor:
+    """g(C) = KL(P̃ ‖ P^C) of the plan of ``log_plan``."""
+    return kl_div(log_plan(cost, epsilon, target, *how), target, reduction="sum")

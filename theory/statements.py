@@ -1,22 +1,22 @@
-"""The statements by name, observations last: each is a function of another file."""
+"""The statements by name, observations last: each is about a function of another file."""
 
 from collections.abc import Iterable, Iterator
 
 from theory import decoupling, frames, lemmas, quadrature
-from theory.setting import Row, Setting, Statement
+from theory.setting import Row, Setting, Test
 from tricouple_lab.names import UserError, nearest
 
 FOUND = [
-    one
+    test
     for module in (lemmas, frames, decoupling, quadrature)
-    for one in vars(module).values()
-    if hasattr(one, "about")
+    for experiment in vars(module).values()
+    for test in getattr(experiment, "tests", ())
 ]
 FOUND.sort(key=lambda one: one.about["bound"] is None)  # observations last
-BY_NAME: dict[str, Statement] = {one.about["name"]: one for one in FOUND}
+BY_NAME: dict[str, Test] = {one.about["name"]: one for one in FOUND}
 
 
-def select(names: Iterable[str]) -> dict[str, Statement]:
+def select(names: Iterable[str]) -> dict[str, Test]:
     """Return the statements of these names, in the order of the list; all if there are none.
 
     A name also stands for those that it begins: ``quadrature`` for all about the quadrature.
