@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
+from torch.optim.lr_scheduler import LambdaLR
 
 import tricouple as tc
 from studies import features
 from studies.linear import descend, whitening
-from studies.study import Measure, Plan, Runs, Stage, run_rows
+from studies.study import Config, Measure, Plan, Runs, Stage
 
 NAMES, EDGES = ("image", "text", "audio"), ((0, 1), (0, 2), (1, 2))
 ANCHORS = ((0, 1, 2), (1, 0, 2), (2, 0, 1))
@@ -219,37 +220,34 @@ def ten_sweeps(z: Unit, c: float) -> dict[str, float]:
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def run(plan: Plan, runs: Runs) -> None:
-    """C of each loss and of each way of scoring on validation triples, then the seeds."""
+def prepare(runs: Runs, name: str, cell: Any) -> Measure:
+    """Train encoders on the triples of a cell, and score those of validation or test."""
+    plan, fixed, runs.data = runs.plan, None, "generated"
+    if name == "Flickr8k":
+        fixed, runs.data = flickr8k(plan["sizes"]["test"])
 
-    def prepare(cell: str, content: Any) -> Measure:
-        fixed, runs.data = (None, "generated")
-        if cell == "Flickr8k":
-            fixed, runs.data = flickr8k(plan["sizes"]["test"])
+    def measure(config: Config, part: str) -> dict[str, float]:
+        row, c, seed = config["row"], config["c"], config["seed"]
+        splits = fixed or generated(name, seed, plan["sizes"])
+        heads = train(splits["train"], row, c, seed, plan)
+        split = splits["test" if part == "final" else "validation"]
+        z = [normalize(x @ head, dim=1) for x, head in zip(split.x, heads, strict=True)]
+        ways = {way: config[way] for way in plan["ways"] if way in config}
+        found = by_cosine(z, split.labels, row)
+        found |= {way: scored(z, split.labels, way, own) for way, own in ways.items()}
+        if part == "final" and [name, row] == plan["sweeps"]:
+            found |= ten_sweeps(z, 10) | ten_sweeps(z, 30)
+        return found
 
-        def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
-            row, c, seed = config["row"], config["c"], config["seed"]
-            splits = fixed or generated(cell, seed, plan["sizes"])
-            heads = train(splits["train"], row, c, seed, plan)
-            split = splits["test" if part == "final" else "validation"]
-            z = [normalize(x @ head, dim=1) for x, head in zip(split.x, heads, strict=True)]
-            ways = {way: config[way] for way in plan["ways"] if way in config}
-            found = by_cosine(z, split.labels, row)
-            found |= {way: scored(z, split.labels, way, own) for way, own in ways.items()}
-            if part == "final" and [cell, row] == plan["sweeps"]:
-                found |= ten_sweeps(z, 10) | ten_sweeps(z, 30)
-            return found
+    return measure
 
-        return measure
 
-    def stages(row: str, cell: Any) -> list[Stage]:
-        ways = plan["ways"] if row == plan["scored"] else ()
-        return [
-            Stage({"c": plan["grids"].get(row, plan["grids"]["all"])}, "both"),
-            *(Stage({way: plan["constants"]}, way, {"scored": way}) for way in ways),
-        ]
-
-    run_rows(plan, runs, prepare, stages)
+def stages(runs: Runs, row: str, cell: Any) -> list[Stage]:
+    """The c of a loss, then that of each way of scoring."""
+    plan = runs.plan
+    first = Stage({"c": plan["grids"].get(row, plan["grids"]["all"])}, "both")
+    ways = plan["ways"] if row == plan["scored"] else ()
+    return [first, *(Stage({way: plan["constants"]}, way, {"scored": way}) for way in ways)]
 
 
 def train(split: Split, row: str, c: float, seed: int, used: Plan) -> list[Tensor]:
@@ -263,5 +261,6 @@ def train(split: Split, row: str, c: float, seed: int, used: Plan) -> list[Tenso
         parts = zip(split.x, heads, strict=True)
         return LOSSES[row]([normalize(x[rows] @ head, dim=1) for x, head in parts], c)
 
-    descend(heads, used["steps"], used["learning_rate"], loss, cosine_schedule=False)
+    optimizer = torch.optim.Adam(heads, used["learning_rate"])
+    descend(optimizer, used["steps"], loss, LambdaLR(optimizer, lambda step: 1.0))
     return [head.detach() for head in heads]

@@ -3,7 +3,7 @@
 Accuracy by the nearest class mean, after centring; balanced over classes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,28 +17,24 @@ import tricouple as tc
 from studies import features
 from studies.features import Labelled
 from studies.linear import descend
-from studies.study import Measure, Plan, Runs, Stage, run_rows
+from studies.study import Config, Measure, Runs, Stage
 from tricouple_lab.evaluation.probe import knn_predictions, nearest_mean
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def run(plan: Plan, runs: Runs) -> None:
-    """All cells: settings of each row on a fifth of the cut set, then the final seeds."""
-
-    def prepare(name: str, cell: Mapping[str, Any]) -> Measure:
-        data, runs.data = getattr(features, cell["data"])()
-        return partial(measured, data, cell)
-
-    def stages(row: str, cell: Any) -> list[Stage]:
-        return [Stage(plan["grids"].get(row.split(": ")[0], {}), "balanced")]
-
-    run_rows(plan, runs, prepare, stages)
+def prepare(runs: Runs, name: str, cell: Config) -> Measure:
+    """Cut the data of a cell, mislabel them, and classify."""
+    data, runs.data = getattr(features, cell["data"])()
+    return partial(measured, data, cell)
 
 
-def measured(
-    data: Labelled, cell: Mapping[str, Any], config: Mapping[str, Any], part: str
-) -> dict[str, float]:
+def stages(runs: Runs, row: str, cell: Config) -> list[Stage]:
+    """Settings by balanced accuracy on a fifth of the cut set."""
+    return [Stage(runs.plan["grids"].get(row.split(": ")[0], {}), "balanced")]
+
+
+def measured(data: Labelled, cell: Config, config: Config, part: str) -> dict[str, float]:
     """Balanced accuracy in percent, also of classes with > 50, 20 to 50, < 20 training samples."""
     kept = long_tail(data.y, cell["imbalance"], config["seed"], cell.get("largest"))
     x, y, test = data.x[kept], data.y[kept], (data.test_x, data.test_y)
@@ -47,7 +43,7 @@ def measured(
     if part == "pilot":
         rest, held = features.held_out(y, 0.2, config["seed"])
         test, x, y = (x[held], y[held]), x[rest], y[rest]
-    own = Labelled(x, y, *test)
+    own = Labelled(x, test[0], y, test[1])
     counts = y.bincount(minlength=int(data.y.max()) + 1)
     kind, _, loss = config["row"].partition(": ")
     if kind in LINEAR:
@@ -162,7 +158,7 @@ LINEAR = {"ridge": ridge, "logit-adjusted softmax": logit_adjusted}
 
 
 def trained(
-    part: Labelled, counts: Tensor, kind: str, loss: str, config: Mapping[str, Any]
+    part: Labelled, counts: Tensor, kind: str, loss: str, config: Config
 ) -> tuple[Tensor, Tensor]:
     """Embeddings of training and test samples by a head that is trained."""
     torch.manual_seed(config["seed"])
@@ -191,7 +187,8 @@ def trained(
             return bcl(embeddings, labels, head(means), known, config["c"])
         return objective(embeddings, labels)
 
-    descend(layer.parameters(), config["steps"], 1e-3, of_batch, config["decay"])
+    optimizer = torch.optim.AdamW(layer.parameters(), 1e-3, weight_decay=config["decay"])
+    descend(optimizer, config["steps"], of_batch)
     with torch.no_grad():
         return head(x), head(test)
 
