@@ -23,7 +23,7 @@ from torch.nn.functional import normalize, pad
 import tricouple as tc
 from studies import features
 from studies.linear import cca, cosine, descend, recall, whitening
-from studies.study import Config, Measure, Runs, Stage, choose
+from studies.study import Config, Measure, Plan, Runs, Stage, choose
 
 UNTRAINED, CHOSEN_BY = "known pairs only", "validation recall@1"
 Maps = tuple[Tensor, Tensor]
@@ -52,22 +52,17 @@ class Bags(NamedTuple):
 
 def prepare(runs: Runs, name: str, cell: Config) -> Measure:
     """Fit maps to the bags of a cell, in closed form or by training, and measure them."""
-    plan = runs.plan
-    pairs, settings = load(runs, cell.get("data") or plan["use"])
-    if "steps" in plan:
-        lengths = {"steps": plan["steps"], "samples": plan["bag_samples"]}
-        return partial(measured, pairs, cell, partial(train, settings=settings, **lengths))
-    fit = partial(alternate, settings=settings, rounds=plan["rounds"])
-    return partial(measured, pairs, cell, fit)
+    pairs, settings = load(runs, cell.get("data") or runs.plan["use"])
+    return partial(measured, runs.plan, cell, pairs, settings)
 
 
 def stages(runs: Runs, row: str, cell: Config) -> list[Stage]:
     """c, and the learning rate of trained heads, by validation recall@1."""
-    plan, without = runs.plan, (UNTRAINED, "Hungarian", "true pairs")
-    grid = {"c": cell.get("sharpness", plan["sharpness"])}
-    if "steps" in plan:
-        grid["learning_rate"], without = plan["learning_rates"], (UNTRAINED,)
-    return [Stage({} if row in without else grid, CHOSEN_BY)]
+    plan, closed = runs.plan, "rounds" in runs.plan
+    if row == UNTRAINED or (closed and row in ("Hungarian", "true pairs")):
+        return [Stage({})]
+    c = {"c": cell.get("sharpness", plan["sharpness"])}
+    return [Stage(c if closed else {**c, "learning_rate": plan["learning_rates"]}, CHOSEN_BY)]
 
 
 @lru_cache(1)
@@ -87,8 +82,7 @@ def load(runs: Runs, name: str) -> tuple[Pairs, dict[str, Any]]:
     place, cell = next(one for one in plan["cells"].items() if one[1].get("data", name) == name)
 
     def measure(config: Config, part: str) -> dict[str, float]:
-        fit = partial(alternate, settings=config, rounds=plan["rounds"])
-        return measured(whitened(config), cell, fit, config, part)
+        return measured(plan, cell, whitened(config), config, config, part)
 
     base = {"cell": place, "row": "dual softmax", "c": 7.5}
     best = choose(runs, base, Stage(plan["data"][name], CHOSEN_BY), measure)
@@ -131,27 +125,21 @@ def of_classes(data: features.Labelled, names: Tensor, settings: Config) -> Pair
 
 
 def measured(
-    pairs: Pairs,
-    cell: Config,
-    fit: Callable[[Pairs, Bags, Config], Maps],
-    config: Config,
-    part: str,
+    plan: Plan, cell: Config, pairs: Pairs, settings: Config, config: Config, part: str
 ) -> dict[str, float]:
-    """Pairs recovered and recall of the maps that ``fit`` finds, in percent.
-
-    Test data are read in the part "final" alone.
-    """
+    """Pairs recovered, and recall on validation or test data, in percent."""
     bags = draw_bags(pairs, cell, config["seed"])
-    maps = fit(pairs, bags, config)
-    s = similarities(pairs, bags, maps)
+    if "rounds" in plan:
+        maps = alternate(pairs, bags, config, settings, plan["rounds"])
+    else:
+        maps = train(pairs, bags, config, settings, plan)
+    s, name = similarities(pairs, bags, maps), "test" if part == "final" else "validation"
     own = posterior(config["row"], s, config.get("c", 1.0), bags.true())
-    found = {
+    return {
         "pairs": recovered(own, bags.true()),
         "pairs, matching": recovered(matching(s), bags.true()),
+        f"{name} recall@1": pairs.score(maps, name),
     }
-    for name in ("validation", "test") if part == "final" else ("validation",):
-        found[f"{name} recall@1"] = pairs.score(maps, name)
-    return found
 
 
 def draw_bags(pairs: Pairs, cell: Config, seed: int) -> Bags:
@@ -251,17 +239,15 @@ def recovered(q: Tensor, true: Tensor) -> float:
 # --- trained heads --------------------------------------------------------------------------------
 
 
-def train(
-    pairs: Pairs, bags: Bags, config: Config, settings: Config, steps: int, samples: int
-) -> Maps:
-    """Heads after some steps: ``samples`` images in bags and 64 known pairs a step."""
+def train(pairs: Pairs, bags: Bags, config: Config, settings: Config, plan: Plan) -> Maps:
+    """Heads after the plan's steps of some images in bags and 64 known pairs."""
     maps, row = start(pairs, bags, settings)[1], config["row"]
     if row == UNTRAINED:
         return maps
     c, size = config["c"], bags.images.shape[1]
     generator = torch.Generator().manual_seed(config["seed"])
     heads, criterion = [nn.Parameter(part) for part in maps], tc.InfoNCE(sharpness=c)
-    n_bags = 0 if row == "known pairs, trained" else max(1, samples // size)
+    n_bags = 0 if row == "known pairs, trained" else max(1, plan["bag_samples"] // size)
 
     def loss() -> Tensor:
         chosen = torch.randperm(len(bags.images), generator=generator)[:n_bags]
@@ -272,7 +258,7 @@ def train(
         to_texts: Tensor = criterion(x, ref_emb=y, pairs=there)
         return (to_texts + criterion(y, ref_emb=x, pairs=back)) / 2
 
-    descend(torch.optim.Adam(heads, config["learning_rate"]), steps, loss)
+    descend(torch.optim.Adam(heads, config["learning_rate"]), plan["steps"], loss)
     return heads[0].detach(), heads[1].detach()
 
 
@@ -287,9 +273,7 @@ def targets(row: str, x: Tensor, y: Tensor, true: Tensor, c: float) -> tuple[Ten
         of_bag = torch.arange(n_bags).repeat_interleave(size)
         there[:inside, :inside] = tc.match_bags(x[:inside], y[:inside], of_bag, sharpness=c)
         return there, there.T
-    shape = n_bags, size, -1
-    s = cosine(x[:inside].view(shape), y[:inside].view(shape))
-    q, r = posterior(row, s, c, true), posterior(row, s.mT, c, true.mT)
-    there[:inside, :inside] = torch.block_diag(*q)
-    back[:inside, :inside] = torch.block_diag(*r)
+    s = cosine(x[:inside].view(n_bags, size, -1), y[:inside].view(n_bags, size, -1))
+    there[:inside, :inside] = torch.block_diag(*posterior(row, s, c, true))
+    back[:inside, :inside] = torch.block_diag(*posterior(row, s.mT, c, true.mT))
     return there, back

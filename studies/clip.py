@@ -102,16 +102,17 @@ def train(data: Split, weight: Tensor, config: Config, steps: int) -> tuple[Tens
     heads = [nn.Parameter(start) for start in starts]
     criterion = LOSSES[row.removesuffix(LEARNABLE).removesuffix(RANDOM)](sharpness=config["c"])
     objective = tc.BothDirections(criterion, learn=row.endswith(LEARNABLE))
-    groups = [{"params": heads}, {"params": [*objective.parameters()], "lr": 1e-2}]
+    groups: Any = [{"params": heads}, {"params": [*objective.parameters()], "lr": 1e-2}]
 
     def loss() -> Tensor:
         rows = torch.randperm(len(data.images))[:256]
         caption = torch.randint(data.texts.shape[1], (len(rows),))
         texts = data.texts[rows, caption] @ heads[1]
-        return objective(data.images[rows] @ heads[0], texts, rows)  # type: ignore[no-any-return]
+        return objective(data.images[rows] @ heads[0], texts, rows)
 
     descend(torch.optim.Adam(groups, config["learning_rate"]), steps, loss)
-    return heads[0].detach(), heads[1].detach(), float(objective.sharpness)
+    c: Any = objective.sharpness
+    return heads[0].detach(), heads[1].detach(), float(c)
 
 
 # --- scores at query time -------------------------------------------------------------------------

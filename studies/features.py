@@ -66,8 +66,8 @@ def clinc150() -> tuple[Labelled, str]:
     """The imbalanced part, 25 to 100 texts per intent; its digest."""
     found = load_texts(TextData(name="clinc150_imbalanced"), 0)
     train, test = found.splits["train"], found.splits["test"]
-    x = _sentences(train.texts, test.texts)
-    data = Labelled(*x, train.labels, test.labels, found.classes)
+    x, test_x = _sentences(train.texts, test.texts)
+    data = Labelled(x, test_x, train.labels, test.labels, found.classes)
     return data, digest(*data[:4])
 
 

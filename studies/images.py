@@ -57,8 +57,8 @@ def pilot(runs: Runs, setting: str) -> dict[tuple[bool, str], float]:
     plan, best = runs.plan, {}
     for data in (data for kind, data in plan["pilot"] if kind == setting):
         train, _, n_classes = load(runs, data)
-        parts = map(train.rows, hold_out(train.labels.numpy(), 0.2))
-        measure = partial(measured, *parts, n_classes, {"data": data, "setting": setting})
+        rest, held = map(train.rows, hold_out(train.labels.numpy(), 0.2))
+        measure = partial(measured, rest, held, n_classes, {"data": data, "setting": setting})
         for row in plan["rows"]:
             if row in LOSSES and row != FIXED:
                 base = {"cell": f"{data}, {setting}", "row": row, "steps": plan["pilot_steps"]}
@@ -126,7 +126,7 @@ def trained(train: ImageSplit, n_classes: int, cell: Config, config: Config) -> 
             shown = pad_crop(images, cell["data"] not in NO_FLIP, generator)
         with torch.autocast("cpu", torch.bfloat16):
             out = encoder(shown)
-        return objective(out.float(), labels)  # type: ignore[no-any-return]
+        return objective(out.float(), labels)
 
     descend(optimizer, steps, loss, schedule)
     return encoder

@@ -182,39 +182,35 @@ def by_cosine(z: Unit, labels: Tensor, row: str) -> dict[str, float]:
 
 def scored(z: Unit, labels: Tensor, way: str, c: float) -> float:
     """Recall by a plan of the whole gallery (transductive)."""
-    if way == "Sinkhorn 1→1":
-        return one_to_one(lambda x, y: log_plan(c * z[x] @ z[y].T), labels)
-    if way == "Sinkhorn 2→1":
-        return two_to_one(lambda x, y: log_plan(c * added(z, x, y)), labels)
-    if way == "bridge 1→1":
-        return one_to_one(lambda x, y: log_plan(bridge(z, x, y, c)), labels)
-    found = tc.ot.multimodal_sinkhorn(dict(zip(NAMES, z, strict=True)), c, n_iters=10)
-    if way == "triangle 1→1":
-        return one_to_one(lambda x, y: found.pair_marginal(NAMES[x], NAMES[y]), labels)
-    return two_to_one(
-        lambda x, y: found.conditional((NAMES[x], NAMES[y]), NAMES[3 - x - y]), labels
-    )
+    kind, _, mean = way.partition(" ")
+    named = dict(zip(NAMES, z, strict=True))
+    plan = tc.ot.multimodal_sinkhorn(named, c, n_iters=10) if kind == "triangle" else None
+
+    def scores(x: int, y: int) -> Tensor:
+        if kind == "bridge":
+            return log_plan(bridge(z, x, y, c))
+        if plan is None:
+            return log_plan(c * z[x] @ z[y].T if mean == "1→1" else c * added(z, x, y))
+        if mean == "1→1":
+            return plan.pair_marginal(NAMES[x], NAMES[y])
+        return plan.conditional((NAMES[x], NAMES[y]), NAMES[3 - x - y])
+
+    return one_to_one(scores, labels) if mean == "1→1" else two_to_one(scores, labels)
 
 
 def ten_sweeps(z: Unit, c: float) -> dict[str, float]:
     """Marginal error after ten sweeps, cosine of their gradient with that of the converged plan."""
     rows = {name: part[:64].double() for name, part in zip(NAMES, z, strict=True)}
-    gradients = []
-    until = {"n_iters": 400, "inner": 20, "tol": 1e-4}
-    for how in ({}, {**until, "gradient": "envelope"}):
+
+    def gradient(**how: Any) -> Tensor:
         leaves = {name: part.clone().requires_grad_() for name, part in rows.items()}
-        tc.MultiModalIOT(c, **how)(leaves).backward()  # type: ignore[arg-type]
-        gradients.append(torch.cat([leaf.grad.flatten() for leaf in leaves.values()]))  # type: ignore[union-attr]
-    similar = cosine_similarity(gradients[0], gradients[1], dim=0).item()
-    plans = [
-        tc.ot.multimodal_sinkhorn(rows, c, **how) for how in ({"n_iters": 10, "inner": 1}, until)
-    ]
-    ten, converged = (plan.marginal_error for plan in plans)
-    return {
-        f"gradient, c = {c}": similar,
-        f"marginal error, c = {c}": ten,
-        f"converged error, c = {c}": converged,
-    }
+        loss = tc.MultiModalIOT(c, **how)(leaves)
+        return torch.cat([part.flatten() for part in torch.autograd.grad(loss, [*leaves.values()])])
+
+    converged = gradient(n_iters=400, inner=20, tol=1e-4, gradient="envelope")
+    error = tc.ot.multimodal_sinkhorn(rows, c, n_iters=10, inner=1).marginal_error
+    similar = cosine_similarity(gradient(), converged, dim=0).item()
+    return {f"gradient, c = {c}": similar, f"marginal error, c = {c}": error}
 
 
 # --- runs -----------------------------------------------------------------------------------------

@@ -36,15 +36,15 @@ def stages(runs: Runs, row: str, cell: Config) -> list[Stage]:
 
 def measured(data: Labelled, cell: Config, config: Config, part: str) -> dict[str, float]:
     """Balanced accuracy in percent, also of classes with > 50, 20 to 50, < 20 training samples."""
-    kept = long_tail(data.y, cell["imbalance"], config["seed"], cell.get("largest"))
-    x, y, test = data.x[kept], data.y[kept], (data.test_x, data.test_y)
+    seed = config["seed"]
+    kept = long_tail(data.y, cell["imbalance"], seed, cell.get("largest"))
+    x, test_x, y, test_y = data.x[kept], data.test_x, data.y[kept], data.test_y
     if "wrong" in cell:
-        y = mislabelled(x, y, cell["wrong"], cell.get("among"), config["seed"])
+        y = mislabelled(x, y, cell["wrong"], cell.get("among"), seed)
     if part == "pilot":
-        rest, held = features.held_out(y, 0.2, config["seed"])
-        test, x, y = (x[held], y[held]), x[rest], y[rest]
-    own = Labelled(x, test[0], y, test[1])
-    counts = y.bincount(minlength=int(data.y.max()) + 1)
+        rest, held = features.held_out(y, 0.2, seed)
+        x, test_x, y, test_y = x[rest], x[held], y[rest], y[held]
+    own, counts = Labelled(x, test_x, y, test_y), y.bincount(minlength=int(data.y.max()) + 1)
     kind, _, loss = config["row"].partition(": ")
     if kind in LINEAR:
         return balanced(LINEAR[kind](own, config["decay"]), own.test_y, counts)
@@ -80,8 +80,6 @@ def long_tail(labels: Tensor, ratio: float, seed: int, largest: int | None = Non
         >>> sorted(labels[long_tail(labels, 4, 0)].bincount().tolist())
         [4, 8, 16]
     """
-    if ratio == 1 and largest is None:
-        return torch.arange(len(labels))
     generator, found = np.random.default_rng(seed + 104_729), labels.numpy()
     classes = np.unique(found)
     places = generator.permutation(len(classes)) / max(1, len(classes) - 1)
@@ -164,8 +162,8 @@ def trained(
     torch.manual_seed(config["seed"])
     x, test, width = part.x, part.test_x, part.x.shape[1]
     layer: nn.Module = nn.Sequential(nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 64))
-    head: Callable[[Tensor], Tensor] = layer
-    if kind == "identity head":  # starts as 256 principal directions
+    identity = kind == "identity head"
+    if identity:  # starts as 256 principal directions
         mean = x.mean(0)
         _, _, directions = torch.svd_lowrank(x - mean, q=min(256, *x.shape), niter=4)
         scale = ((x - mean) @ directions).norm(dim=1).mean()
@@ -173,8 +171,8 @@ def trained(
         layer = nn.Linear(x.shape[1], x.shape[1], bias=False)
         nn.init.zeros_(layer.weight)
 
-        def head(rows: Tensor) -> Tensor:
-            return rows + layer(rows)  # type: ignore[no-any-return]
+    def head(rows: Tensor) -> Tensor:
+        return rows + layer(rows) if identity else layer(rows)  # type: ignore[no-any-return]
 
     known = part.y.unique()
     means = torch.stack([x[part.y == label].mean(0) for label in known])
