@@ -50,12 +50,9 @@ def generated(kind: str, seed: int, sizes: Mapping[str, int]) -> Splits:
         if kind == "class":
             common = means[labels] + 0.3 * common
         latents = [common] * 3
-        if kind == "ring":
+        if kind == "ring":  # EDGES are also the pairs that the first modality has, the second, …
             pairs = torch.randn(3, n, LATENT // 2, generator=draw)
-            latents = [
-                torch.cat([p for p, e in zip(pairs, EDGES, strict=True) if m in e], 1)
-                for m in range(3)
-            ]
+            latents = [torch.cat([pairs[first], pairs[second]], 1) for first, second in EDGES]
         noise = torch.randn(3, n, WIDTH, generator=draw)
         x = [
             torch.cat([latent, 1.5 * part], 1) @ mix + more

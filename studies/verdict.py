@@ -51,7 +51,7 @@ def _judged(rule: Mapping[str, Any], plan: Plan, scores: pd.DataFrame) -> Verdic
     wanted = [(cell, a, b) for cell in rule["cells"] for a, b in rule["compare"]]
     metrics = rule["metric"] if isinstance(rule["metric"], list) else [rule["metric"]] * 2
     kind, margin, name = rule["rule"], rule["margin"], rule["name"]
-    level = 1 - LEVEL / len(wanted) if kind == "above" else 1 - LEVEL
+    level = 1 - LEVEL / len(wanted) if kind == "above" else 0.95
     if kind == "at most":
         found = [_range(scores, cell, a, metrics[0]) for cell, a, _ in wanted]
     else:
@@ -79,12 +79,7 @@ def _range(scores: pd.DataFrame, cell: str, row: str, metric: str) -> Difference
 
 
 def difference(
-    scores: pd.DataFrame,
-    cell: str,
-    a: str,
-    b: str,
-    metrics: Sequence[str],
-    level: float = 1 - LEVEL,
+    scores: pd.DataFrame, cell: str, a: str, b: str, metrics: Sequence[str], level: float = 0.95
 ) -> Difference:
     """Row a minus row b in a cell, paired by seed; a row without seeds is the same for all.
 
@@ -96,11 +91,10 @@ def difference(
     elif second.index.hasnans:
         second = pd.Series(second.iloc[0], first.index)
     gap = (first - second).dropna()
-    mean, low, high, p = t_test(gap, level)
-    return Difference(cell, f"{a} − {b}", len(gap), mean, low, high, p)
+    return Difference(cell, f"{a} − {b}", len(gap), *t_test(gap, level))
 
 
-def t_test(values: pd.Series, level: float = 1 - LEVEL) -> tuple[float, float, float, float]:
+def t_test(values: pd.Series, level: float = 0.95) -> tuple[float, float, float, float]:
     """The mean, the ends of its t-interval and p; nan where there are too few values."""
     mean, n = float(values.mean()), len(values)
     if n < 2 or np.ptp(values) == 0:
