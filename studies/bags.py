@@ -23,10 +23,9 @@ from torch.nn.functional import normalize, pad
 import tricouple as tc
 from studies import features
 from studies.linear import cca, cosine, descend, recall, whitening
-from studies.study import Measure, Plan, Runs, Stage, choose, run_rows
+from studies.study import Config, Measure, Plan, Runs, Stage, choose
 
 UNTRAINED, CHOSEN_BY = "known pairs only", "validation recall@1"
-WITHOUT_C = (UNTRAINED, "Hungarian", "true pairs")
 Maps = tuple[Tensor, Tensor]
 
 
@@ -51,54 +50,46 @@ class Bags(NamedTuple):
         return self.images[:, :, None] == self.texts[:, None, :]
 
 
-def run(plan: Plan, runs: Runs) -> None:
-    """All cells: settings of each row by validation recall@1, then the final seeds."""
-    trained = "steps" in plan
-    loaded = lru_cache(1)(partial(load, plan=plan, runs=runs))
-
-    def prepare(name: str, cell: Mapping[str, Any]) -> Measure:
-        pairs, settings = loaded(cell.get("data") or plan["use"])
-        if trained:
-            lengths = {"steps": plan["steps"], "samples": plan["bag_samples"]}
-            return measure_of(pairs, cell, partial(train, settings=settings, **lengths))
-        return measure_of(pairs, cell, partial(alternate, settings=settings, rounds=plan["rounds"]))
-
-    def stages(row: str, cell: Mapping[str, Any]) -> list[Stage]:
-        grid = {"c": cell.get("sharpness", plan["sharpness"])}
-        if trained:
-            grid["learning_rate"] = plan["learning_rates"]
-        return [Stage({} if row in WITHOUT_C[: 1 if trained else None] else grid, CHOSEN_BY)]
-
-    run_rows(plan, runs, prepare, stages)
+def prepare(runs: Runs, name: str, cell: Config) -> Measure:
+    """Fit maps to the bags of a cell, in closed form or by training, and measure them."""
+    pairs, settings = load(runs, cell.get("data") or runs.plan["use"])
+    return partial(measured, runs.plan, cell, pairs, settings)
 
 
-def load(name: str, plan: Plan, runs: Runs) -> tuple[Pairs, dict[str, Any]]:
+def stages(runs: Runs, row: str, cell: Config) -> list[Stage]:
+    """c, and the learning rate of trained heads, by validation recall@1."""
+    plan, closed = runs.plan, "rounds" in runs.plan
+    if row == UNTRAINED or (closed and row in ("Hungarian", "true pairs")):
+        return [Stage({})]
+    c = {"c": cell.get("sharpness", plan["sharpness"])}
+    return [Stage(c if closed else {**c, "learning_rate": plan["learning_rates"]}, CHOSEN_BY)]
+
+
+@lru_cache(1)
+def load(runs: Runs, name: str) -> tuple[Pairs, dict[str, Any]]:
     """Whitened features and the settings of CCA; no pairing is used for the whitening.
 
     Where the plan has several settings, those with the highest validation recall@1 of the dual
     softmax, in the first cell of the data, are taken for all rows and cells.
     """
+    plan = runs.plan
     if name == "cifar100":
         data, runs.data = features.cifar100()
         whitened = partial(of_classes, data, features.class_names(data.names))
     else:
         splits, runs.data = features.PAIRS[name]()
         whitened = partial(of_captions, splits)
-    place, cell = next(
-        (one for one in plan["cells"].items() if one[1].get("data") == name), ("", {})
-    )
+    place, cell = next(one for one in plan["cells"].items() if one[1].get("data", name) == name)
 
-    def measure(config: Mapping[str, Any], part: str) -> Mapping[str, float]:
-        fit = partial(alternate, settings=config, rounds=plan["rounds"])
-        return measure_of(whitened(config), cell, fit)(config, part)
+    def measure(config: Config, part: str) -> dict[str, float]:
+        return measured(plan, cell, whitened(config), config, config, part)
 
     base = {"cell": place, "row": "dual softmax", "c": 7.5}
-    grid = Stage(plan["data"][name], CHOSEN_BY)
-    best = choose(runs, base, grid, measure, plan["pilot_seeds"])
+    best = choose(runs, base, Stage(plan["data"][name], CHOSEN_BY), measure)
     return whitened(best), best
 
 
-def of_captions(splits: Mapping[str, features.Split], settings: Mapping[str, Any]) -> Pairs:
+def of_captions(splits: Mapping[str, features.Split], settings: Config) -> Pairs:
     """Images and their first captions; validation and test have all captions."""
     wx = whitening(splits["train"].images, settings["ridge_image"], settings["keep"])
     wy = whitening(splits["train"].texts[:, 0], settings["ridge_text"])
@@ -112,7 +103,7 @@ def of_captions(splits: Mapping[str, features.Split], settings: Mapping[str, Any
     return Pairs(white["train"].images, white["train"].texts[:, 0], None, score)
 
 
-def of_classes(data: features.Labelled, names: Tensor, settings: Mapping[str, Any]) -> Pairs:
+def of_classes(data: features.Labelled, names: Tensor, settings: Config) -> Pairs:
     """Images whose captions are the names of their classes; a fifth validates.
 
     recall@1 is the accuracy of the nearest name.
@@ -133,31 +124,25 @@ def of_classes(data: features.Labelled, names: Tensor, settings: Mapping[str, An
     return Pairs(wx(data.x[rest]), text[data.y[rest]], data.y[rest], score)
 
 
-def measure_of(
-    pairs: Pairs, cell: Mapping[str, Any], fit: Callable[[Pairs, Bags, Mapping[str, Any]], Maps]
-) -> Measure:
-    """Pairs recovered and recall of the maps that ``fit`` finds, in percent.
-
-    Test data are read in the part "final" alone.
-    """
-
-    def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
-        bags = draw_bags(pairs, cell, config["seed"])
-        maps = fit(pairs, bags, config)
-        s = similarities(pairs, bags, maps)
-        own = posterior(config["row"], s, config.get("c", 1.0), bags.true())
-        found = {
-            "pairs": recovered(own, bags.true()),
-            "pairs, matching": recovered(matching(s), bags.true()),
-        }
-        for name in ("validation", "test") if part == "final" else ("validation",):
-            found[f"{name} recall@1"] = pairs.score(maps, name)
-        return found
-
-    return measure
+def measured(
+    plan: Plan, cell: Config, pairs: Pairs, settings: Config, config: Config, part: str
+) -> dict[str, float]:
+    """Pairs recovered, and recall on validation or test data, in percent."""
+    bags = draw_bags(pairs, cell, config["seed"])
+    if "rounds" in plan:
+        maps = alternate(pairs, bags, config, settings, plan["rounds"])
+    else:
+        maps = train(pairs, bags, config, settings, plan)
+    s, name = similarities(pairs, bags, maps), "test" if part == "final" else "validation"
+    own = posterior(config["row"], s, config.get("c", 1.0), bags.true())
+    return {
+        "pairs": recovered(own, bags.true()),
+        "pairs, matching": recovered(matching(s), bags.true()),
+        f"{name} recall@1": pairs.score(maps, name),
+    }
 
 
-def draw_bags(pairs: Pairs, cell: Mapping[str, Any], seed: int) -> Bags:
+def draw_bags(pairs: Pairs, cell: Config, seed: int) -> Bags:
     """Cut the training pairs into known pairs and bags; a share of the captions become orphans.
 
     With classes, a bag has images of different classes: its size divides their number.
@@ -185,24 +170,20 @@ def similarities(pairs: Pairs, bags: Bags, maps: Maps) -> Tensor:
     return cosine(pairs.x[bags.images] @ maps[0], pairs.y[bags.texts] @ maps[1])
 
 
-def start(pairs: Pairs, bags: Bags, settings: Mapping[str, Any]) -> tuple[Tensor, Maps]:
+def start(pairs: Pairs, bags: Bags, settings: Config) -> tuple[Tensor, Maps]:
     """The cross-covariance of the known pairs, and its CCA."""
     known = pairs.x[bags.known].T @ pairs.y[bags.known]
     return known, cca(known, settings["rank"], settings["power"])
 
 
-def alternate(
-    pairs: Pairs, bags: Bags, config: Mapping[str, Any], settings: Mapping[str, Any], rounds: int
-) -> Maps:
+def alternate(pairs: Pairs, bags: Bags, config: Config, settings: Config, rounds: int) -> Maps:
     """The maps after some rounds of posterior and CCA."""
     known, maps = start(pairs, bags, settings)
     row, c = config["row"], config.get("c", 1.0)
     x, y = pairs.x[bags.images.flatten()], pairs.y[bags.texts]
     for _ in range(0 if row == UNTRAINED else rounds):
-        expected = (
-            posterior(row, similarities(pairs, bags, maps), c, bags.true()) @ y
-        )  # Σ_j q_ij y_j
-        cross = known + x.T @ expected.flatten(0, 1)
+        q = posterior(row, similarities(pairs, bags, maps), c, bags.true())
+        cross = known + x.T @ (q @ y).flatten(0, 1)
         maps = cca(cross, settings["rank"], settings["power"])
     return maps
 
@@ -215,9 +196,9 @@ def posterior(name: str, s: Tensor, c: float, true: Tensor) -> Tensor:
     if name == "dual softmax":
         return normalize(rows * columns, p=1, dim=2)
     if name == "plan":
-        return sinkhorn(s, c, torch.ones(s.shape[1]))
+        return plan_of(s, c)
     if name.startswith("partial plan, "):  # and the share of orphans
-        return partial_plan(s, c, float(name.removeprefix("partial plan, ")))
+        return plan_of(s, c, float(name.removeprefix("partial plan, ")))
     if name == "Hungarian":
         return matching(s)
     if name == "true pairs":
@@ -225,30 +206,20 @@ def posterior(name: str, s: Tensor, c: float, true: Tensor) -> Tensor:
     raise ValueError(f"no such posterior: {name}")
 
 
-def sinkhorn(s: Tensor, c: float, masses: Tensor, n_iters: int = 30) -> Tensor:
-    """The plans exp(c s + f + g) of bags s (G, B, B) whose rows and columns sum to masses (B,).
+def plan_of(s: Tensor, c: float, orphans: float = 0.0) -> Tensor:
+    """Plans (G, B, B) of bags with unit masses, 30 sweeps.
 
-    For unit masses: the blocks of ``tc.match_bags``, after 30 sweeps.
-    """
-    kernel, log_masses = c * s, masses.log()
-    g = torch.zeros_like(kernel[:, :1, :])
-    for _ in range(n_iters):
-        f = log_masses[:, None] - torch.logsumexp(kernel + g, dim=2, keepdim=True)
-        g = log_masses[None, :] - torch.logsumexp(kernel + f, dim=1, keepdim=True)
-    return (kernel + f + g).exp()
-
-
-def partial_plan(s: Tensor, c: float, orphans: float) -> Tensor:
-    """Plans (G, B, B) that leave a share of the rows and columns without a partner.
-
-    A dummy row and a dummy column take mass orphans · B each. Their common corner is forbidden, so
-    the similarity of the dummies, a constant, cancels.
+    With orphans a dummy row and a dummy column take mass orphans · B each. Their common corner is
+    forbidden, so the similarity of the dummies, a constant, cancels.
     """
     size = s.shape[1]
-    padded = pad(s, (0, 1, 0, 1))
-    padded[:, -1, -1] = -torch.inf
-    masses = torch.tensor([1.0] * size + [orphans * size])
-    return sinkhorn(padded, c, masses)[:, :size, :size]
+    masses = torch.ones(s.shape[:2])
+    if orphans:
+        s, masses = pad(s, (0, 1, 0, 1)), pad(masses, (0, 1), value=orphans * size)
+        s[:, -1, -1] = -torch.inf
+    shares = masses / masses.sum(1, keepdim=True)
+    found = tc.ot.sinkhorn(-s, 1 / c, row_marginal=shares, column_marginal=shares, n_iters=30)
+    return (1 + orphans) * size * found.dense()[:, :size, :size]
 
 
 def matching(s: Tensor) -> Tensor:
@@ -268,22 +239,15 @@ def recovered(q: Tensor, true: Tensor) -> float:
 # --- trained heads --------------------------------------------------------------------------------
 
 
-def train(
-    pairs: Pairs,
-    bags: Bags,
-    config: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    steps: int,
-    samples: int,
-) -> Maps:
-    """Heads after some steps: ``samples`` images in bags and 64 known pairs a step."""
+def train(pairs: Pairs, bags: Bags, config: Config, settings: Config, plan: Plan) -> Maps:
+    """Heads after the plan's steps of some images in bags and 64 known pairs."""
     maps, row = start(pairs, bags, settings)[1], config["row"]
     if row == UNTRAINED:
         return maps
     c, size = config["c"], bags.images.shape[1]
     generator = torch.Generator().manual_seed(config["seed"])
-    heads, criterion = [nn.Parameter(part.clone()) for part in maps], tc.InfoNCE(sharpness=c)
-    n_bags = 0 if row == "known pairs, trained" else max(1, samples // size)
+    heads, criterion = [nn.Parameter(part) for part in maps], tc.InfoNCE(sharpness=c)
+    n_bags = 0 if row == "known pairs, trained" else max(1, plan["bag_samples"] // size)
 
     def loss() -> Tensor:
         chosen = torch.randperm(len(bags.images), generator=generator)[:n_bags]
@@ -294,7 +258,7 @@ def train(
         to_texts: Tensor = criterion(x, ref_emb=y, pairs=there)
         return (to_texts + criterion(y, ref_emb=x, pairs=back)) / 2
 
-    descend(heads, steps, config["learning_rate"], loss)
+    descend(torch.optim.Adam(heads, config["learning_rate"]), plan["steps"], loss)
     return heads[0].detach(), heads[1].detach()
 
 
@@ -309,9 +273,7 @@ def targets(row: str, x: Tensor, y: Tensor, true: Tensor, c: float) -> tuple[Ten
         of_bag = torch.arange(n_bags).repeat_interleave(size)
         there[:inside, :inside] = tc.match_bags(x[:inside], y[:inside], of_bag, sharpness=c)
         return there, there.T
-    shape = n_bags, size, -1
-    s = cosine(x[:inside].view(shape), y[:inside].view(shape))
-    q, r = posterior(row, s, c, true), posterior(row, s.mT, c, true.mT)
-    there[:inside, :inside] = torch.block_diag(*q)
-    back[:inside, :inside] = torch.block_diag(*r)
+    s = cosine(x[:inside].view(n_bags, size, -1), y[:inside].view(n_bags, size, -1))
+    there[:inside, :inside] = torch.block_diag(*posterior(row, s, c, true))
+    back[:inside, :inside] = torch.block_diag(*posterior(row, s.mT, c, true.mT))
     return there, back

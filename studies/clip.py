@@ -7,7 +7,7 @@ Regularised CCA is a row and the start of the heads. Each row is scored four way
     NNN       s_ij − w · the mean of the k largest similarities of j with training queries
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import tricouple as tc
 from studies import features
 from studies.features import Split
 from studies.linear import cca, cosine, descend, recall, whitening
-from studies.study import Measure, Plan, Runs, Stage, choose, run_rows
+from studies.study import Config, Measure, Runs, Stage, choose
 
 Splits = dict[str, Split]
 WAYS = ("Sinkhorn", "bank", "NNN")
@@ -34,74 +34,58 @@ LOSSES: dict[str, Callable[..., Any]] = {
 }
 
 
-def run(plan: Plan, runs: Runs) -> None:
-    """CCA and its settings; c and learning rate of each loss; then fixed and learnable c."""
+def prepare(runs: Runs, name: str, cell: Any) -> Measure:
+    """Choose the settings of CCA, from which heads start."""
+    plan = runs.plan
     data, runs.data = features.PAIRS["generated" if plan.get("generated") else "flickr8k"]()
-    whitened = lru_cache(1)(partial(whiten, data))
+    coordinates = lru_cache(1)(partial(canonical, data))
 
-    @lru_cache(1)
-    def canonical(*ridges: float, rank: int, power: float) -> tuple[Splits, Tensor]:
-        return in_cca(whitened(*ridges), rank, power)
+    @lru_cache(1)  # several constants score the same heads
+    def embedded(**config: Any) -> tuple[Splits, dict[str, float]]:
+        own = config if config["row"] == "CCA" else best
+        splits, weight = coordinates(**{key: own[key] for key in plan["cca"]})
+        if config["row"] == "CCA":
+            return embed(splits, torch.diag(weight), torch.diag(weight)), {}
+        left, right, c = train(splits["train"], weight, config, plan["steps"])
+        return embed(splits, left, right), {"sharpness": c}
 
-    def prepare(name: str, cell: Any) -> Measure:
-        @lru_cache(1)  # several constants score the same heads
-        def embedded(items: tuple[tuple[str, Any], ...]) -> tuple[Splits, dict[str, float]]:
-            config = dict(items)
-            own = config if config["row"] == "CCA" else best
-            ridges = own["ridge_image"], own["ridge_text"]
-            splits, weight = canonical(*ridges, rank=own["rank"], power=own["power"])
-            if config["row"] == "CCA":
-                return embed(splits, torch.diag(weight), torch.diag(weight)), {}
-            left, right, c = train(splits["train"], weight, config, plan["steps"])
-            return embed(splits, left, right), {"sharpness": c}
+    def measure(config: Config, part: str) -> dict[str, float]:
+        constants = {way: config[way] for way in WAYS if way in config}
+        kept = {key: v for key, v in config.items() if key not in (*WAYS, "scored")}
+        splits, last = embedded(**kept)
+        found = measured(splits, "test" if part == "final" else "validation", constants)
+        if "scored" in config:
+            return {"recall@1": found[f"{config['scored']} recall@1"]}
+        return found | last
 
-        def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
-            constants = {way: config[way] for way in WAYS if way in config}
-            kept = ((key, v) for key, v in config.items() if key not in (*WAYS, "scored"))
-            splits, last = embedded(tuple(kept))
-            if part == "final":
-                return {**measured(splits, "test", constants), **last}
-            found = measured(splits, "validation", constants)
-            way = f"{config['scored']} " if "scored" in config else ""
-            return {"recall@1": found[f"{way}recall@1"]}
-
-        row = {"cell": name, "row": "CCA"}
-        grid = Stage(plan["cca"], "recall@1")
-        best = choose(runs, row, grid, measure, plan["pilot_seeds"][:1])
-        return measure
-
-    def stages(row: str, cell: Any) -> list[Stage]:
-        values = plan["grids"].get(loss_of(row), plan["grids"]["all"])
-        grid = dict(zip(("c", "learning_rate"), values, strict=True))
-        fixed = {"row": row.removesuffix(LEARNABLE)}  # a learnable c starts at the chosen one
-        first = Stage(plan["cca"] if row == "CCA" else grid, "recall@1", fixed)
-        ways = plan["constants"].items()
-        return [first, *(Stage({way: all_}, "recall@1", {"scored": way}) for way, all_ in ways)]
-
-    run_rows(plan, runs, prepare, stages, seedless="CCA")
+    best = choose(runs, {"cell": name, "row": "CCA"}, Stage(plan["cca"], "recall@1"), measure)
+    return measure
 
 
-def loss_of(row: str) -> str:
-    """The loss of a row."""
-    return row.removesuffix(LEARNABLE).removesuffix(RANDOM)
+def stages(runs: Runs, row: str, cell: Any) -> list[Stage]:
+    """Settings of CCA, or c and learning rate of a loss; then the constant of each score."""
+    plan, fixed = runs.plan, row.removesuffix(LEARNABLE)  # a learnable c starts at the chosen one
+    values = plan["grids"].get(fixed, plan["grids"]["all"])
+    grid = plan["cca"] if row == "CCA" else dict(zip(("c", "learning_rate"), values, strict=True))
+    ways = plan["constants"].items()
+    first = Stage(grid, "recall@1", {"row": fixed})
+    return [first, *(Stage({way: every}, "recall@1", {"scored": way}) for way, every in ways)]
 
 
 # --- heads ----------------------------------------------------------------------------------------
 
 
-def whiten(data: Splits, ridge_image: float, ridge_text: float) -> Splits:
-    """Features in whitened coordinates."""
-    wx = whitening(data["train"].images, ridge_image)
-    wy = whitening(data["train"].texts.flatten(0, 1), ridge_text)
-    return features.mapped(data, wx, wy)
-
-
-def in_cca(splits: Splits, rank: int, power: float) -> tuple[Splits, Tensor]:
-    """Canonical coordinates, and the weight ρ^power of each."""
-    cross = splits["train"].images.T @ splits["train"].texts.mean(1)
+def canonical(
+    data: Splits, ridge_image: float, ridge_text: float, rank: int, power: float
+) -> tuple[Splits, Tensor]:
+    """Canonical coordinates of whitened features, and the weight ρ^power of each."""
+    of_images = whitening(data["train"].images, ridge_image)
+    of_texts = whitening(data["train"].texts.flatten(0, 1), ridge_text)
+    white = features.mapped(data, of_images, of_texts)
+    cross = white["train"].images.T @ white["train"].texts.mean(1)
     left, right = cca(cross, rank, 0)
     weight = cca(cross, rank, power)[1].norm(dim=0)
-    return features.mapped(splits, lambda x: x @ left, lambda y: y @ right), weight
+    return features.mapped(white, lambda x: x @ left, lambda y: y @ right), weight
 
 
 def embed(splits: Splits, left: Tensor, right: Tensor) -> Splits:
@@ -110,30 +94,23 @@ def embed(splits: Splits, left: Tensor, right: Tensor) -> Splits:
     return features.mapped(splits, lambda x: unit(x @ left), lambda y: unit(y @ right))
 
 
-def train(
-    data: Split, weight: Tensor, config: Mapping[str, Any], steps: int
-) -> tuple[Tensor, Tensor, float]:
+def train(data: Split, weight: Tensor, config: Config, steps: int) -> tuple[Tensor, Tensor, float]:
     """Linear heads (k, k) from CCA, or from random numbers; 256 pairs a step; the last c."""
     torch.manual_seed(config["seed"])
     row, k = config["row"], len(weight)
-    random = row.removesuffix(LEARNABLE).endswith(RANDOM)
-    starts = [torch.randn(k, k) / k**0.5 if random else torch.diag(weight) for _ in range(2)]
+    starts = [torch.randn(k, k) / k**0.5 if RANDOM in row else torch.diag(weight) for _ in range(2)]
     heads = [nn.Parameter(start) for start in starts]
-    criterion = LOSSES[loss_of(row)](sharpness=config["c"])
+    criterion = LOSSES[row.removesuffix(LEARNABLE).removesuffix(RANDOM)](sharpness=config["c"])
     objective = tc.BothDirections(criterion, learn=row.endswith(LEARNABLE))
-    groups: list[dict[str, Any]] = [
-        {"params": heads},
-        {"params": [*objective.parameters()], "lr": 1e-2},
-    ]
+    groups: Any = [{"params": heads}, {"params": [*objective.parameters()], "lr": 1e-2}]
 
     def loss() -> Tensor:
         rows = torch.randperm(len(data.images))[:256]
         caption = torch.randint(data.texts.shape[1], (len(rows),))
         texts = data.texts[rows, caption] @ heads[1]
-        found: Tensor = objective(data.images[rows] @ heads[0], texts, rows)
-        return found
+        return objective(data.images[rows] @ heads[0], texts, rows)
 
-    descend(groups, steps, config["learning_rate"], loss)
+    descend(torch.optim.Adam(groups, config["learning_rate"]), steps, loss)
     c: Any = objective.sharpness
     return heads[0].detach(), heads[1].detach(), float(c)
 
@@ -161,7 +138,7 @@ def scores(
     return s + g, s + f[:, None]
 
 
-def measured(splits: Splits, name: str, constants: Mapping[str, float]) -> dict[str, float]:
+def measured(splits: Splits, name: str, constants: Config) -> dict[str, float]:
     """Recall on validation or test data by cosine, and scored each way."""
     split, bank = splits[name], splits["train"]
     found = recall(*scores(split, bank))

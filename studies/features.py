@@ -1,10 +1,9 @@
 """Frozen features of the studies, cached by the digest of what they are computed from."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +17,6 @@ from tricouple_lab.models import backbones, sentences
 IMAGES = Backbone(name="efficientnet_lite0", train="head")
 TEXTS = TextModel(name="minilm")
 SIDE = 128
-
-
 Map = Callable[[Tensor], Tensor]
 
 
@@ -34,8 +31,8 @@ class Labelled(NamedTuple):
     """Samples with classes, as features; both parts of one data set."""
 
     x: Tensor  # (N, D)
-    y: Tensor  # int64 (N,)
     test_x: Tensor
+    y: Tensor  # int64 (N,)
     test_y: Tensor
     names: tuple[str, ...] = ()  # of the classes
 
@@ -47,44 +44,41 @@ def flickr8k() -> tuple[dict[str, Split], str]:
         name: ImageSplit(split.pixels, split.index, torch.zeros(len(split), dtype=torch.int64))
         for name, split in found.items()
     }
-    images, _ = backbones.frozen_features(IMAGES, SIDE, pixels)
-    texts, _ = _sentences([split.captions for split in found.values()])
-    splits = {}
-    for (name, split), own in zip(found.items(), texts, strict=True):
-        captions = own.view(len(split), 5, -1)  # Flickr8k has five of every image
-        splits[name] = Split(images[name].pixels.float(), captions.float())
+    images = backbones.frozen_features(IMAGES, SIDE, pixels)[0]
+    texts = _sentences(*(split.captions for split in found.values()))
+    splits = {  # five captions of every image
+        name: Split(images[name].pixels, own.unflatten(0, (-1, 5)))
+        for name, own in zip(found, texts, strict=True)
+    }
     return splits, digest(*(part for split in splits.values() for part in split))
 
 
 def cifar100() -> tuple[Labelled, str]:
     """All images of the folder, and the names of the classes; their digest."""
-    data = ImageData(name="cifar100", image_size=SIDE, validation_share=0.0)
-    found = load_images(data)
+    found = load_images(ImageData(name="cifar100", image_size=SIDE, validation_share=0.0))
     parts = {name: found.splits[name] for name in ("train", "test")}
-    features, _ = backbones.frozen_features(IMAGES, SIDE, parts)
-    train, test = (features[name].pixels.float() for name in parts)
-    labels, truth = (parts[name].labels for name in parts)
-    return Labelled(train, labels, test, truth, found.classes), digest(train, test, labels, truth)
+    train, test = backbones.frozen_features(IMAGES, SIDE, parts)[0].values()
+    data = Labelled(train.pixels, test.pixels, train.labels, test.labels, found.classes)
+    return data, digest(*data[:4])
 
 
 def clinc150() -> tuple[Labelled, str]:
     """The imbalanced part, 25 to 100 texts per intent; its digest."""
     found = load_texts(TextData(name="clinc150_imbalanced"), 0)
-    parts = [found.splits[name] for name in ("train", "test")]
-    (train, test), _ = _sentences([part.texts for part in parts])
-    labels, truth = (part.labels for part in parts)
-    return Labelled(train, labels, test, truth, found.classes), digest(train, test, labels, truth)
+    train, test = found.splits["train"], found.splits["test"]
+    x, test_x = _sentences(train.texts, test.texts)
+    data = Labelled(x, test_x, train.labels, test.labels, found.classes)
+    return data, digest(*data[:4])
 
 
 def class_names(names: tuple[str, ...]) -> Tensor:
     """Features (classes, E) of "a photo of a NAME"."""
-    prompts = [f"a photo of a {name.replace('_', ' ')}" for name in names]
-    return _sentences([prompts])[0][0].float()
+    return _sentences([f"a photo of a {name.replace('_', ' ')}" for name in names])[0]
 
 
-def _sentences(columns: list) -> tuple[list[Tensor], int]:  # type: ignore[type-arg]
+def _sentences(*columns: Sequence[str]) -> list[Tensor]:
     weights = sentences.folder_digest(sentences.model_folder(TEXTS))
-    return sentences.frozen_features(columns, TEXTS, weights)
+    return sentences.frozen_features(columns, TEXTS, weights)[0]
 
 
 def generated_pairs(n: int = 240, captions: int = 2) -> tuple[dict[str, Split], str]:
@@ -114,19 +108,18 @@ def generated_classes(n_classes: int = 5, size: int = 40) -> tuple[Labelled, str
     means = 0.6 * torch.randn(n_classes, 16, generator=generator)
     y = torch.arange(n_classes).repeat(size)
     x, test = (means[y] + torch.randn(len(y), 16, generator=generator) for _ in range(2))
-    names = tuple(f"class {number}" for number in range(n_classes))
-    return Labelled(x, y, test, y, names), digest(x, test, y)
+    return Labelled(x, test, y, y), digest(x, test, y)
 
 
 def held_out(y: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """Indices by class: the rest, and a share of each class."""
-    parts = hold_out(y.numpy(), share, seed)
-    return torch.from_numpy(parts[0]), torch.from_numpy(parts[1])
+    rest, held = hold_out(y.numpy(), share, seed)
+    return torch.from_numpy(rest), torch.from_numpy(held)
 
 
 def digest(*tensors: Tensor) -> str:
     """The first digits of a sha256 of tensors."""
     content = hashlib.sha256()
     for tensor in tensors:
-        content.update(np.ascontiguousarray(tensor.numpy()).tobytes())
+        content.update(tensor.numpy().tobytes())
     return content.hexdigest()[:12]

@@ -1,18 +1,20 @@
 """The paper's image tables, small: does its order of the losses hold at equal budget?"""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import update_bn
 
 import tricouple as tc
 import tricouple_lab.runs  # noqa: F401 (lets torchvision be imported beside another torch)
 from studies.features import digest
-from studies.study import Plan, Runs, Stage, choose, rows_of
+from studies.linear import descend
+from studies.study import Config, Measure, Runs, Stage, choose
 from tricouple_lab.config.schema import Backbone, ImageData
 from tricouple_lab.data.augment import COLOUR, DIGITS, random_view
 from tricouple_lab.data.sources import GREY, ImageSplit, hold_out, load_images
@@ -21,6 +23,7 @@ from tricouple_lab.files import derived_seed
 from tricouple_lab.models import backbones
 
 NO_FLIP = ("mnist", "svhn", "digits")  # a mirrored digit is another sign
+FIXED = "Neg-MMIOT, c = 100"  # nothing is chosen
 LOSSES: dict[str, Callable[..., nn.Module]] = {
     "InfoNCE": tc.InfoNCE,
     "InvaSpread": tc.InvaSpread,
@@ -29,88 +32,61 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "Neg-MMIOT": tc.NegMMIOT,
     # ε = 1 and τ = 1/c: the largest slope of ψ over ε is c
     "Neg-MMIOT, log-sigmoid": partial(tc.NegMMIOT, epsilon=1.0, shaping="log_sigmoid"),
-    "Neg-MMIOT, c = 100": tc.NegMMIOT,
+    FIXED: tc.NegMMIOT,
 }
 
 
-def run(plan: Plan, runs: Runs) -> None:
-    """With labels first, then without: the pilot on two data sets, then all cells seed by seed."""
-    for setting in ("scl", "ucl"):
-        best: dict[tuple[bool, str], float] = {}  # c, of digits or not, by row
-        for data in (data for kind, data in plan["pilot"] if kind == setting):
-            pilot(plan, runs, setting, data, best)
-        for seed in plan["seeds"]:
-            for name, cell in plan["cells"].items():
-                if cell["setting"] == setting:
-                    finals(plan, runs, name, cell, seed, best)
+def prepare(runs: Runs, name: str, cell: Config) -> Measure:
+    """First the pilot of the cell's setting, then what a run of the cell measures."""
+    pilot(runs, cell["setting"])
+    return partial(measured, *load(runs, cell["data"]), cell)
 
 
-def pilot(
-    plan: Plan, runs: Runs, setting: str, data: str, best: dict[tuple[bool, str], float]
-) -> None:
-    """Choose c of each loss on a fifth of the training images."""
-    train, _, classes = load(data, plan, runs)
-
-    def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
-        kept, held = hold_out(train.labels.numpy(), 0.2)
-        return measured(train.rows(kept), train.rows(held), classes, data, setting, config)
-
-    for row in plan["rows"]:
-        if row in LOSSES and row != "Neg-MMIOT, c = 100":
-            base = {"cell": f"{data}, {setting}", "row": row, "steps": plan["pilot_steps"]}
-            stage = Stage({"c": plan["sharpness"]}, "probe")
-            best[data in GREY, row] = choose(runs, base, stage, measure, plan["pilot_seeds"])["c"]
+def stages(runs: Runs, row: str, cell: Config) -> list[Stage]:
+    """The c of the pilot, on images of digits or on others."""
+    settings = {"steps": 0 if row == "untrained" else runs.plan["steps"][cell["setting"]]}
+    if row in LOSSES:
+        digits = cell["data"] in (*GREY, "svhn")
+        settings["c"] = 100.0 if row == FIXED else pilot(runs, cell["setting"])[digits, row]
+    return [Stage(settings)]
 
 
-def finals(
-    plan: Plan, runs: Runs, name: str, cell: Mapping[str, Any], seed: int,
-    best: Mapping[tuple[bool, str], float],
-) -> None:  # fmt: skip
-    """All rows of a cell with one seed."""
-    data, setting = cell["data"], cell["setting"]
-    images = load(data, plan, runs)
-    for row in rows_of(plan, cell):
-        steps = 0 if row == "untrained" else plan["steps"][setting]
-        config: dict[str, Any] = {"cell": name, "row": row, "steps": steps}
-        if row in LOSSES:
-            digits = data in (*GREY, "svhn")
-            config["c"] = 100.0 if row == "Neg-MMIOT, c = 100" else best[digits, row]
-        config["seed"] = seed
-        runs("final", config, lambda: measured(*images, data, setting, config))
+@lru_cache
+def pilot(runs: Runs, setting: str) -> dict[tuple[bool, str], float]:
+    """Choose c of each loss on a fifth of the training images of two data sets."""
+    plan, best = runs.plan, {}
+    for data in (data for kind, data in plan["pilot"] if kind == setting):
+        train, _, n_classes = load(runs, data)
+        rest, held = map(train.rows, hold_out(train.labels.numpy(), 0.2))
+        measure = partial(measured, rest, held, n_classes, {"data": data, "setting": setting})
+        for row in plan["rows"]:
+            if row in LOSSES and row != FIXED:
+                base = {"cell": f"{data}, {setting}", "row": row, "steps": plan["pilot_steps"]}
+                stage = Stage({"c": plan["sharpness"]}, "probe")
+                best[data in GREY, row] = choose(runs, base, stage, measure)["c"]
+    return best
 
 
-def load(data: str, plan: Plan, runs: Runs) -> tuple[ImageSplit, ImageSplit, int]:
+def load(runs: Runs, data: str) -> tuple[ImageSplit, ImageSplit, int]:
     """The training images, at most the plan's number, the test images, the number of classes."""
-    side = {"mnist": 28, "digits": 8}.get(data, 32)
-    size = plan["train"].get(data)
-    found = load_images(
-        ImageData(name=data, image_size=side, train_size=size, validation_share=0.0)
-    )
+    side, size = {"mnist": 28, "digits": 8}.get(data, 32), runs.plan["train"].get(data)
+    config = ImageData(name=data, image_size=side, train_size=size, validation_share=0.0)
+    found = load_images(config)
     train, test = found.splits["train"], found.splits["test"]
     runs.data = digest(train.index, train.labels, test.labels, next(train.batches(256)))
     return train, test, len(found.classes)
 
 
 def measured(
-    train: ImageSplit,
-    test: ImageSplit,
-    n_classes: int,
-    data: str,
-    setting: str,
-    config: Mapping[str, Any],
+    train: ImageSplit, test: ImageSplit, n_classes: int, cell: Config, config: Config, part: str
 ) -> dict[str, float]:
     """Train; linear probe and k-NN of the features, k-NN of the embedding, in percent."""
-    encoder = trained(train, n_classes, data, setting, config)
-    for norm in encoder.modules():  # statistics of unchanged images, for the untrained one as well
-        if isinstance(norm, nn.BatchNorm2d):
-            norm.reset_running_stats()
-            norm.momentum = None
+    encoder = trained(train, n_classes, cell, config)
     generator = torch.Generator().manual_seed(0)
-    some = torch.randperm(len(train), generator=generator)[:2048]
-    with torch.no_grad():
-        for part in some.split(256):
-            encoder.train()(train.pixels[train.index[part]])
-    bank, found = probe.encoded(encoder.eval(), train), probe.encoded(encoder.eval(), test)
+    some = torch.randperm(len(train), generator=generator)[:2048].split(256)
+    # Statistics of unchanged images, for the untrained one as well.
+    update_bn((train.pixels[train.index[rows]] for rows in some), encoder)
+    bank, found = (probe.encoded(encoder.eval(), split) for split in (train, test))
     labels, truth = train.labels.numpy(), test.labels.numpy()
     linear = probe.linear_predictions(bank["features"], labels, found["features"], 1e-3)
     shares = {"probe": linear == truth}
@@ -119,46 +95,40 @@ def measured(
     return {name: 100 * float(share.mean()) for name, share in shares.items()}
 
 
-def trained(
-    train: ImageSplit, n_classes: int, data: str, setting: str, config: Mapping[str, Any]
-) -> backbones.Encoder:
+def trained(train: ImageSplit, n_classes: int, cell: Config, config: Config) -> backbones.Encoder:
     """ResNet-10 of width 16 after some steps of 256 images: AdamW, warm-up, cosine, bfloat16."""
-    torch.manual_seed(config["seed"])
-    side, channels = train.pixels.shape[-1], train.pixels.shape[1]
+    seed, steps, row = config["seed"], config["steps"], config["row"]
+    torch.manual_seed(seed)
+    _, channels, side, _ = train.pixels.shape
     network = Backbone(name="resnet10_small", width=16, head_dim=n_classes)
-    encoder, steps, row = (
-        backbones.build(network, channels, side, n_classes),
-        config["steps"],
-        config["row"],
-    )
+    encoder = backbones.build(network, channels, side, n_classes)
     if steps == 0:
         return encoder
     objective = LOSSES[row](sharpness=config["c"], empty="zero") if row in LOSSES else cross_entropy
     groups = [{"params": [p for p in encoder.parameters() if (p.ndim > 1) == matrix],
                "weight_decay": 0.05 * matrix} for matrix in (True, False)]  # fmt: skip
     optimizer = torch.optim.AdamW(groups, lr=3e-3, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(  # warm-up over a twentieth, then a cosine
+    schedule = LambdaLR(  # warm-up over a twentieth, then a cosine
         optimizer, lambda t: min((t + 1) * 20 / steps, (1 + math.cos(math.pi * t / steps)) / 2)
     )
-    generator = torch.Generator().manual_seed(config["seed"])
-    recipe = DIGITS if data in GREY else COLOUR
-    for step, chosen in zip(range(steps), batches(len(train), 256, generator), strict=False):
+    generator = torch.Generator().manual_seed(seed)
+    drawn = enumerate(batches(len(train), 256, generator))
+    recipe = DIGITS if cell["data"] in GREY else COLOUR
+
+    def loss() -> Tensor:
+        step, chosen = next(drawn)
         images, labels = train.__getitems__(chosen.tolist())
-        if setting == "ucl" and row in LOSSES:
-            seeds = [derived_seed(config["seed"], step, view) for view in range(2)]
-            shown = torch.cat([random_view(images, seed, recipe, side) for seed in seeds])
+        if cell["setting"] == "ucl" and row in LOSSES:
+            seeds = [derived_seed(seed, step, view) for view in range(2)]
+            shown = torch.cat([random_view(images, one, recipe, side) for one in seeds])
             labels = torch.arange(len(chosen)).repeat(2)
         else:
-            shown = pad_crop(images, data not in NO_FLIP, generator)
+            shown = pad_crop(images, cell["data"] not in NO_FLIP, generator)
         with torch.autocast("cpu", torch.bfloat16):
             out = encoder(shown)
-        loss = objective(out.float(), labels)
-        if not bool(loss.isfinite()):
-            raise FloatingPointError(f"step {step} of {dict(config)}: the loss is {float(loss)}")
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+        return objective(out.float(), labels)
+
+    descend(optimizer, steps, loss, schedule)
     return encoder
 
 

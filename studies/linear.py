@@ -1,11 +1,13 @@
 """Features of two sets: whitening, CCA, cosine similarities, recall; training of small heads."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 
 def whitening(
@@ -59,20 +61,15 @@ def recall(to_texts: Tensor, to_images: Tensor) -> dict[str, float]:
 
 
 def descend(
-    parameters: Iterable[nn.Parameter] | list[dict[str, Any]],
-    steps: int,
-    learning_rate: float,
-    loss: Callable[[], Tensor],
-    decay: float = 0.0,
-    cosine_schedule: bool = True,
+    optimizer: Optimizer, steps: int, loss: Callable[[], Tensor], schedule: Any = None
 ) -> None:
-    """Steps of AdamW; ``loss()`` is that of the next batch."""
-    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, steps, 0.0 if cosine_schedule else learning_rate
-    )
-    for _ in range(steps):
+    """Steps on ``loss()``, that of the next batch; a cosine schedule unless another is given."""
+    schedule = schedule or CosineAnnealingLR(optimizer, steps)
+    for step in range(steps):
+        found = loss()
+        if not bool(found.isfinite()):
+            raise FloatingPointError(f"step {step} of {steps}: the loss is {float(found)}")
         optimizer.zero_grad()
-        loss().backward()
+        found.backward()
         optimizer.step()
         schedule.step()

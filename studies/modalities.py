@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
+from torch.optim.lr_scheduler import LambdaLR
 
 import tricouple as tc
 from studies import features
 from studies.linear import descend, whitening
-from studies.study import Measure, Plan, Runs, Stage, run_rows
+from studies.study import Config, Measure, Plan, Runs, Stage
 
 NAMES, EDGES = ("image", "text", "audio"), ((0, 1), (0, 2), (1, 2))
 ANCHORS = ((0, 1, 2), (1, 0, 2), (2, 0, 1))
@@ -49,12 +50,9 @@ def generated(kind: str, seed: int, sizes: Mapping[str, int]) -> Splits:
         if kind == "class":
             common = means[labels] + 0.3 * common
         latents = [common] * 3
-        if kind == "ring":
+        if kind == "ring":  # EDGES are also the pairs that the first modality has, the second, …
             pairs = torch.randn(3, n, LATENT // 2, generator=draw)
-            latents = [
-                torch.cat([p for p, e in zip(pairs, EDGES, strict=True) if m in e], 1)
-                for m in range(3)
-            ]
+            latents = [torch.cat([pairs[first], pairs[second]], 1) for first, second in EDGES]
         noise = torch.randn(3, n, WIDTH, generator=draw)
         x = [
             torch.cat([latent, 1.5 * part], 1) @ mix + more
@@ -181,75 +179,68 @@ def by_cosine(z: Unit, labels: Tensor, row: str) -> dict[str, float]:
 
 def scored(z: Unit, labels: Tensor, way: str, c: float) -> float:
     """Recall by a plan of the whole gallery (transductive)."""
-    if way == "Sinkhorn 1→1":
-        return one_to_one(lambda x, y: log_plan(c * z[x] @ z[y].T), labels)
-    if way == "Sinkhorn 2→1":
-        return two_to_one(lambda x, y: log_plan(c * added(z, x, y)), labels)
-    if way == "bridge 1→1":
-        return one_to_one(lambda x, y: log_plan(bridge(z, x, y, c)), labels)
-    found = tc.ot.multimodal_sinkhorn(dict(zip(NAMES, z, strict=True)), c, n_iters=10)
-    if way == "triangle 1→1":
-        return one_to_one(lambda x, y: found.pair_marginal(NAMES[x], NAMES[y]), labels)
-    return two_to_one(
-        lambda x, y: found.conditional((NAMES[x], NAMES[y]), NAMES[3 - x - y]), labels
-    )
+    kind, _, mean = way.partition(" ")
+    named = dict(zip(NAMES, z, strict=True))
+    plan = tc.ot.multimodal_sinkhorn(named, c, n_iters=10) if kind == "triangle" else None
+
+    def scores(x: int, y: int) -> Tensor:
+        if kind == "bridge":
+            return log_plan(bridge(z, x, y, c))
+        if plan is None:
+            return log_plan(c * z[x] @ z[y].T if mean == "1→1" else c * added(z, x, y))
+        if mean == "1→1":
+            return plan.pair_marginal(NAMES[x], NAMES[y])
+        return plan.conditional((NAMES[x], NAMES[y]), NAMES[3 - x - y])
+
+    return one_to_one(scores, labels) if mean == "1→1" else two_to_one(scores, labels)
 
 
 def ten_sweeps(z: Unit, c: float) -> dict[str, float]:
     """Marginal error after ten sweeps, cosine of their gradient with that of the converged plan."""
     rows = {name: part[:64].double() for name, part in zip(NAMES, z, strict=True)}
-    gradients = []
-    until = {"n_iters": 400, "inner": 20, "tol": 1e-4}
-    for how in ({}, {**until, "gradient": "envelope"}):
+
+    def gradient(**how: Any) -> Tensor:
         leaves = {name: part.clone().requires_grad_() for name, part in rows.items()}
-        tc.MultiModalIOT(c, **how)(leaves).backward()  # type: ignore[arg-type]
-        gradients.append(torch.cat([leaf.grad.flatten() for leaf in leaves.values()]))  # type: ignore[union-attr]
-    similar = cosine_similarity(gradients[0], gradients[1], dim=0).item()
-    plans = [
-        tc.ot.multimodal_sinkhorn(rows, c, **how) for how in ({"n_iters": 10, "inner": 1}, until)
-    ]
-    ten, converged = (plan.marginal_error for plan in plans)
-    return {
-        f"gradient, c = {c}": similar,
-        f"marginal error, c = {c}": ten,
-        f"converged error, c = {c}": converged,
-    }
+        loss = tc.MultiModalIOT(c, **how)(leaves)
+        return torch.cat([part.flatten() for part in torch.autograd.grad(loss, [*leaves.values()])])
+
+    converged = gradient(n_iters=400, inner=20, tol=1e-4, gradient="envelope")
+    error = tc.ot.multimodal_sinkhorn(rows, c, n_iters=10, inner=1).marginal_error
+    similar = cosine_similarity(gradient(), converged, dim=0).item()
+    return {f"gradient, c = {c}": similar, f"marginal error, c = {c}": error}
 
 
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def run(plan: Plan, runs: Runs) -> None:
-    """C of each loss and of each way of scoring on validation triples, then the seeds."""
+def prepare(runs: Runs, name: str, cell: Any) -> Measure:
+    """Train encoders on the triples of a cell, and score those of validation or test."""
+    plan, fixed, runs.data = runs.plan, None, "generated"
+    if name == "Flickr8k":
+        fixed, runs.data = flickr8k(plan["sizes"]["test"])
 
-    def prepare(cell: str, content: Any) -> Measure:
-        fixed, runs.data = (None, "generated")
-        if cell == "Flickr8k":
-            fixed, runs.data = flickr8k(plan["sizes"]["test"])
+    def measure(config: Config, part: str) -> dict[str, float]:
+        row, c, seed = config["row"], config["c"], config["seed"]
+        splits = fixed or generated(name, seed, plan["sizes"])
+        heads = train(splits["train"], row, c, seed, plan)
+        split = splits["test" if part == "final" else "validation"]
+        z = [normalize(x @ head, dim=1) for x, head in zip(split.x, heads, strict=True)]
+        ways = {way: config[way] for way in plan["ways"] if way in config}
+        found = by_cosine(z, split.labels, row)
+        found |= {way: scored(z, split.labels, way, own) for way, own in ways.items()}
+        if part == "final" and [name, row] == plan["sweeps"]:
+            found |= ten_sweeps(z, 10) | ten_sweeps(z, 30)
+        return found
 
-        def measure(config: Mapping[str, Any], part: str) -> dict[str, float]:
-            row, c, seed = config["row"], config["c"], config["seed"]
-            splits = fixed or generated(cell, seed, plan["sizes"])
-            heads = train(splits["train"], row, c, seed, plan)
-            split = splits["test" if part == "final" else "validation"]
-            z = [normalize(x @ head, dim=1) for x, head in zip(split.x, heads, strict=True)]
-            ways = {way: config[way] for way in plan["ways"] if way in config}
-            found = by_cosine(z, split.labels, row)
-            found |= {way: scored(z, split.labels, way, own) for way, own in ways.items()}
-            if part == "final" and [cell, row] == plan["sweeps"]:
-                found |= ten_sweeps(z, 10) | ten_sweeps(z, 30)
-            return found
+    return measure
 
-        return measure
 
-    def stages(row: str, cell: Any) -> list[Stage]:
-        ways = plan["ways"] if row == plan["scored"] else ()
-        return [
-            Stage({"c": plan["grids"].get(row, plan["grids"]["all"])}, "both"),
-            *(Stage({way: plan["constants"]}, way, {"scored": way}) for way in ways),
-        ]
-
-    run_rows(plan, runs, prepare, stages)
+def stages(runs: Runs, row: str, cell: Any) -> list[Stage]:
+    """The c of a loss, then that of each way of scoring."""
+    plan = runs.plan
+    first = Stage({"c": plan["grids"].get(row, plan["grids"]["all"])}, "both")
+    ways = plan["ways"] if row == plan["scored"] else ()
+    return [first, *(Stage({way: plan["constants"]}, way, {"scored": way}) for way in ways)]
 
 
 def train(split: Split, row: str, c: float, seed: int, used: Plan) -> list[Tensor]:
@@ -263,5 +254,6 @@ def train(split: Split, row: str, c: float, seed: int, used: Plan) -> list[Tenso
         parts = zip(split.x, heads, strict=True)
         return LOSSES[row]([normalize(x[rows] @ head, dim=1) for x, head in parts], c)
 
-    descend(heads, used["steps"], used["learning_rate"], loss, cosine_schedule=False)
+    optimizer = torch.optim.Adam(heads, used["learning_rate"])
+    descend(optimizer, used["steps"], loss, LambdaLR(optimizer, lambda step: 1.0))
     return [head.detach() for head in heads]

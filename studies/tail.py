@@ -3,7 +3,7 @@
 Accuracy by the nearest class mean, after centring; balanced over classes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,38 +17,34 @@ import tricouple as tc
 from studies import features
 from studies.features import Labelled
 from studies.linear import descend
-from studies.study import Measure, Plan, Runs, Stage, run_rows
+from studies.study import Config, Measure, Runs, Stage
 from tricouple_lab.evaluation.probe import knn_predictions, nearest_mean
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def run(plan: Plan, runs: Runs) -> None:
-    """All cells: settings of each row on a fifth of the cut set, then the final seeds."""
-
-    def prepare(name: str, cell: Mapping[str, Any]) -> Measure:
-        data, runs.data = getattr(features, cell["data"])()
-        return partial(measured, data, cell)
-
-    def stages(row: str, cell: Any) -> list[Stage]:
-        return [Stage(plan["grids"].get(row.split(": ")[0], {}), "balanced")]
-
-    run_rows(plan, runs, prepare, stages)
+def prepare(runs: Runs, name: str, cell: Config) -> Measure:
+    """Cut the data of a cell, mislabel them, and classify."""
+    data, runs.data = getattr(features, cell["data"])()
+    return partial(measured, data, cell)
 
 
-def measured(
-    data: Labelled, cell: Mapping[str, Any], config: Mapping[str, Any], part: str
-) -> dict[str, float]:
+def stages(runs: Runs, row: str, cell: Config) -> list[Stage]:
+    """Settings by balanced accuracy on a fifth of the cut set."""
+    return [Stage(runs.plan["grids"].get(row.split(": ")[0], {}), "balanced")]
+
+
+def measured(data: Labelled, cell: Config, config: Config, part: str) -> dict[str, float]:
     """Balanced accuracy in percent, also of classes with > 50, 20 to 50, < 20 training samples."""
-    kept = long_tail(data.y, cell["imbalance"], config["seed"], cell.get("largest"))
-    x, y, test = data.x[kept], data.y[kept], (data.test_x, data.test_y)
+    seed = config["seed"]
+    kept = long_tail(data.y, cell["imbalance"], seed, cell.get("largest"))
+    x, test_x, y, test_y = data.x[kept], data.test_x, data.y[kept], data.test_y
     if "wrong" in cell:
-        y = mislabelled(x, y, cell["wrong"], cell.get("among"), config["seed"])
+        y = mislabelled(x, y, cell["wrong"], cell.get("among"), seed)
     if part == "pilot":
-        rest, held = features.held_out(y, 0.2, config["seed"])
-        test, x, y = (x[held], y[held]), x[rest], y[rest]
-    own = Labelled(x, y, *test)
-    counts = y.bincount(minlength=int(data.y.max()) + 1)
+        rest, held = features.held_out(y, 0.2, seed)
+        x, test_x, y, test_y = x[rest], x[held], y[rest], y[held]
+    own, counts = Labelled(x, test_x, y, test_y), y.bincount(minlength=int(data.y.max()) + 1)
     kind, _, loss = config["row"].partition(": ")
     if kind in LINEAR:
         return balanced(LINEAR[kind](own, config["decay"]), own.test_y, counts)
@@ -84,8 +80,6 @@ def long_tail(labels: Tensor, ratio: float, seed: int, largest: int | None = Non
         >>> sorted(labels[long_tail(labels, 4, 0)].bincount().tolist())
         [4, 8, 16]
     """
-    if ratio == 1 and largest is None:
-        return torch.arange(len(labels))
     generator, found = np.random.default_rng(seed + 104_729), labels.numpy()
     classes = np.unique(found)
     places = generator.permutation(len(classes)) / max(1, len(classes) - 1)
@@ -162,14 +156,14 @@ LINEAR = {"ridge": ridge, "logit-adjusted softmax": logit_adjusted}
 
 
 def trained(
-    part: Labelled, counts: Tensor, kind: str, loss: str, config: Mapping[str, Any]
+    part: Labelled, counts: Tensor, kind: str, loss: str, config: Config
 ) -> tuple[Tensor, Tensor]:
     """Embeddings of training and test samples by a head that is trained."""
     torch.manual_seed(config["seed"])
     x, test, width = part.x, part.test_x, part.x.shape[1]
     layer: nn.Module = nn.Sequential(nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 64))
-    head: Callable[[Tensor], Tensor] = layer
-    if kind == "identity head":  # starts as 256 principal directions
+    identity = kind == "identity head"
+    if identity:  # starts as 256 principal directions
         mean = x.mean(0)
         _, _, directions = torch.svd_lowrank(x - mean, q=min(256, *x.shape), niter=4)
         scale = ((x - mean) @ directions).norm(dim=1).mean()
@@ -177,8 +171,8 @@ def trained(
         layer = nn.Linear(x.shape[1], x.shape[1], bias=False)
         nn.init.zeros_(layer.weight)
 
-        def head(rows: Tensor) -> Tensor:
-            return rows + layer(rows)  # type: ignore[no-any-return]
+    def head(rows: Tensor) -> Tensor:
+        return rows + layer(rows) if identity else layer(rows)  # type: ignore[no-any-return]
 
     known = part.y.unique()
     means = torch.stack([x[part.y == label].mean(0) for label in known])
@@ -191,7 +185,8 @@ def trained(
             return bcl(embeddings, labels, head(means), known, config["c"])
         return objective(embeddings, labels)
 
-    descend(layer.parameters(), config["steps"], 1e-3, of_batch, config["decay"])
+    optimizer = torch.optim.AdamW(layer.parameters(), 1e-3, weight_decay=config["decay"])
+    descend(optimizer, config["steps"], of_batch)
     with torch.no_grad():
         return head(x), head(test)
 

@@ -1,7 +1,6 @@
 """The verdict of a study: tables and paired differences, from its plan and its runs alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +11,8 @@ from studies.study import Plan
 from tricouple_lab.report.stats import LEVEL, holm
 
 LEAST = 5  # seeds; with fewer there are intervals, but no test
-HEAD = ("cell", "difference", "n", "mean")
 SHOWN = ("cell", "row", "seed")  # of a configuration, what is no setting
+Line = Mapping[str, Any]  # of runs.jsonl
 
 
 class Difference(NamedTuple):
@@ -28,8 +27,7 @@ class Difference(NamedTuple):
     p: float  # of the paired t-test, corrected by Holm's method; nan with fewer than five seeds
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What the rule of a hypothesis makes of its differences."""
 
     name: str
@@ -38,7 +36,7 @@ class Verdict:
     differences: list[Difference]
 
 
-def judge(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+def judge(plan: Plan, lines: Sequence[Line]) -> list[Verdict]:
     """Apply the rule of each hypothesis of a plan.
 
     The rules are ``above``: the lower end of the interval (Bonferroni over the comparisons of the
@@ -53,9 +51,9 @@ def _judged(rule: Mapping[str, Any], plan: Plan, scores: pd.DataFrame) -> Verdic
     wanted = [(cell, a, b) for cell in rule["cells"] for a, b in rule["compare"]]
     metrics = rule["metric"] if isinstance(rule["metric"], list) else [rule["metric"]] * 2
     kind, margin, name = rule["rule"], rule["margin"], rule["name"]
-    level = 1 - LEVEL / len(wanted) if kind == "above" else 1 - LEVEL
+    level = 1 - LEVEL / len(wanted) if kind == "above" else 0.95
     if kind == "at most":
-        found = [_largest(scores, cell, a, metrics[0]) for cell, a, _ in wanted]
+        found = [_range(scores, cell, a, metrics[0]) for cell, a, _ in wanted]
     else:
         found = [difference(scores, *one, metrics, level) for one in wanted]
     corrected = holm([one.p for one in found])
@@ -74,31 +72,14 @@ def _judged(rule: Mapping[str, Any], plan: Plan, scores: pd.DataFrame) -> Verdic
     return Verdict(name, word, level, found)
 
 
-def _largest(scores: pd.DataFrame, cell: str, row: str, metric: str) -> Difference:
-    """The mean and the ends of a metric over the seeds, as a difference from nothing."""
-    own, nan = values_of(scores, cell, row, metric), float("nan")
-    if not len(own):
-        return Difference(cell, row, 0, nan, nan, nan, nan)
-    return Difference(cell, row, len(own), own.mean(), own.min(), own.max(), nan)
-
-
-def final_scores(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The metrics of the final runs, indexed by cell, row and seed."""
-    rows = [
-        {**{key: line["config"].get(key) for key in SHOWN}, **line["metrics"]}
-        for line in lines
-        if line["part"] == "final"
-    ]
-    return pd.DataFrame(rows, columns=None if rows else [*SHOWN]).set_index([*SHOWN]).sort_index()
+def _range(scores: pd.DataFrame, cell: str, row: str, metric: str) -> Difference:
+    """Mean, least and largest value of a metric over the seeds."""
+    own = values_of(scores, cell, row, metric)
+    return Difference(cell, row, len(own), own.mean(), own.min(), own.max(), np.nan)
 
 
 def difference(
-    scores: pd.DataFrame,
-    cell: str,
-    a: str,
-    b: str,
-    metrics: Sequence[str],
-    level: float = 1 - LEVEL,
+    scores: pd.DataFrame, cell: str, a: str, b: str, metrics: Sequence[str], level: float = 0.95
 ) -> Difference:
     """Row a minus row b in a cell, paired by seed; a row without seeds is the same for all.
 
@@ -109,13 +90,28 @@ def difference(
         first = pd.Series(first.iloc[0], second.index)
     elif second.index.hasnans:
         second = pd.Series(second.iloc[0], first.index)
-    gap, nan, name = (first - second).dropna(), float("nan"), f"{a} − {b}"
-    if len(gap) < 2 or np.ptp(gap) == 0:
-        return Difference(cell, name, len(gap), float(gap.mean()), nan, nan, nan)
-    test = stats.ttest_1samp(gap, 0.0)
-    low, high = map(float, test.confidence_interval(level))
-    p = float(test.pvalue) if len(gap) >= LEAST else nan
-    return Difference(cell, name, len(gap), float(gap.mean()), low, high, p)
+    gap = (first - second).dropna()
+    return Difference(cell, f"{a} − {b}", len(gap), *t_test(gap, level))
+
+
+def t_test(values: pd.Series, level: float = 0.95) -> tuple[float, float, float, float]:
+    """The mean, the ends of its t-interval and p; nan where there are too few values."""
+    mean, n = float(values.mean()), len(values)
+    if n < 2 or np.ptp(values) == 0:
+        return mean, np.nan, np.nan, np.nan
+    test = stats.ttest_1samp(values, 0.0)
+    low, high = test.confidence_interval(level)
+    return mean, float(low), float(high), float(test.pvalue) if n >= LEAST else np.nan
+
+
+def final_scores(lines: Sequence[Line]) -> pd.DataFrame:
+    """The metrics of the final runs, indexed by cell, row and seed."""
+    rows = [
+        {**{key: line["config"].get(key) for key in SHOWN}, **line["metrics"]}
+        for line in lines
+        if line["part"] == "final"
+    ]
+    return pd.DataFrame(rows, columns=None if rows else [*SHOWN]).set_index([*SHOWN]).sort_index()
 
 
 def values_of(scores: pd.DataFrame, cell: str, row: str, metric: str) -> pd.Series:
@@ -126,15 +122,16 @@ def values_of(scores: pd.DataFrame, cell: str, row: str, metric: str) -> pd.Seri
     return found
 
 
-def markdown(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> str:
+def markdown(plan: Plan, lines: Sequence[Line]) -> str:
     """Question, hypotheses with their verdicts, and a table per cell."""
     parts = [f"# {plan['title']}", plan["question"], f"{plan['about']} Plan {plan.digest}."]
     for rule, verdict in zip(plan["hypotheses"], judge(plan, lines), strict=True):
+        interval = f"{100 * verdict.level:.5g} % interval"
         parts += [
             f"## {verdict.name}: {verdict.word}",
             f"Hypothesis: {rule['says']}",
             f"Refuted if: {rule['refuted_if']}",
-            table([*HEAD, f"{100 * verdict.level:.5g} % interval", "p (Holm)"],
+            table(["cell", "difference", "n", "mean", interval, "p (Holm)"],
                   [_shown(one) for one in verdict.differences]),
         ]  # fmt: skip
     parts += ["## All rows", "Mean over n seeds, ± half of its 95 % t-interval."]
@@ -149,36 +146,32 @@ def _shown(one: Difference) -> list[str]:
     return [one.cell, one.rows, str(one.n), mean, interval, p]
 
 
-def _cell(plan: Plan, lines: Sequence[Mapping[str, Any]], cell: str) -> Iterator[str]:
+def _cell(plan: Plan, lines: Sequence[Line], cell: str) -> Iterator[str]:
     final = [line for line in lines if line["part"] == "final" and line["config"]["cell"] == cell]
     scores, rows = final_scores(final), []
     for row in plan["rows"]:
         own = [line["config"] for line in final if line["config"]["row"] == row]
-        if not own:
-            continue
-        settings = {key: value for key, value in own[0].items() if key not in SHOWN}
-        chosen = ", ".join(f"{key} {value:g}" for key, value in settings.items())
-        values = [values_of(scores, cell, row, metric) for metric in plan["show"]]
-        rows.append([row, chosen or "–", str(len(own)), *map(mean_and_half, values)])
+        if own:
+            chosen = [f"{key} {value:g}" for key, value in own[0].items() if key not in SHOWN]
+            values = [values_of(scores, cell, row, metric) for metric in plan["show"]]
+            shown = map(mean_and_half, values)
+            rows.append([row, ", ".join(chosen) or "–", str(len(own)), *shown])
     if rows:
         yield f"{cell}:"
         yield table(["row", "settings", "n", *plan["show"].values()], rows)
 
 
-def mean_and_half(values: Sequence[float]) -> str:
+def mean_and_half(values: pd.Series) -> str:
     """A mean and half of its 95 % t-interval.
 
     Example:
-        >>> mean_and_half([1.0, 2.0, 3.0])
+        >>> mean_and_half(pd.Series([1.0, 2.0, 3.0]))
         '2.00 ± 2.48'
     """
-    n = len(values)
-    if n == 0:
+    mean, low, high, _ = t_test(values)
+    if not len(values):
         return "–"
-    if n == 1 or np.ptp(values) == 0:
-        return f"{np.mean(values):.2f}"
-    half = stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5
-    return f"{np.mean(values):.2f} ± {half:.2f}"
+    return f"{mean:.2f}" if np.isnan(low) else f"{mean:.2f} ± {(high - low) / 2:.2f}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -5,6 +5,7 @@ import re
 import subprocess
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -136,7 +137,7 @@ def test_missing_runs_leave_a_hypothesis_open_and_few_seeds_give_no_p():
 # --- what is refused, and what continues ----------------------------------------------------------
 
 
-SMALL = '{"seeds": [%s], "show": {"score": ""}, "hypotheses": []}'
+SMALL = '{"seeds": [%s], "show": {"score": ""}, "hypotheses": [], "cells": ["x"], "rows": ["a"]}'
 
 
 @pytest.fixture
@@ -158,16 +159,12 @@ def commit(folder):
     git(*who, "commit", "-q", "-m", "test", cwd=folder)
 
 
-class Small:
-    """A study of one run."""
-
-    @staticmethod
-    def run(plan, runs):
-        runs("final", {"cell": "x", "row": "a", "seed": 0}, lambda: {"score": 1.23456, "x": 2})
-
-
 def run_small(clone):
-    study.run(Small, study.read_plan("small"), clone / "results/small", smoke=False)
+    program = SimpleNamespace(
+        prepare=lambda runs, name, cell: lambda config, part: {"score": 1.23456, "x": 2},
+        stages=lambda runs, row, cell: [study.Stage({})],
+    )
+    study.run(program, study.read_plan("small"), clone / "results/small", smoke=False)
     return study.read_lines(clone / "results/small/runs.jsonl")
 
 
@@ -221,7 +218,7 @@ def test_a_first_look_has_all_rows_and_no_verdict(name, tmp_path, capsys):
     lines = study.read_lines(tmp_path / "runs.jsonl")
     final = [line for line in lines if line["part"] == "final"]
     plan = study.read_plan(name).smoke()
-    rows = {row for _, cell in study.cells_of(plan) for row in study.rows_of(plan, cell)}
+    rows = {row for _, _, rows in study.cells_of(plan) for row in rows}
     assert {line["config"]["row"] for line in final} == rows
     assert all(np.isfinite([*line["metrics"].values()]).all() for line in lines)
     assert {line["commit"] for line in lines} == {"smoke"}
@@ -325,7 +322,7 @@ def test_mil_nce_has_the_gradient_of_info_nce_on_the_row_softmax():
 @pytest.mark.parametrize("loss", clip.LOSSES)
 def test_heads_learn_from_every_loss_of_pairs(loss):
     splits, _ = features.generated_pairs()
-    data, weight = clip.in_cca(clip.whiten(splits, 0.1, 0.1), 8, 0.5)
+    data, weight = clip.canonical(splits, 0.1, 0.1, 8, 0.5)
     row, settings = f"{loss}, random start, learnable c", {"c": 5.0, "learning_rate": 0.03}
     config = {"row": row, **settings, "seed": 0}
     heads = (clip.train(data["train"], weight, config, steps)[:2] for steps in (0, 60))
