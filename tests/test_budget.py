@@ -13,10 +13,10 @@ PACKAGE = str(Path(tricouple.__file__).parent)
 
 # Lines of some files, and of those below some folders.
 LIMITS = {
-    (("src/tricouple",), (".py",)): 9_120,
+    (("src/tricouple",), (".py",)): 9_101,
     (("src/tricouple",), (".c", ".h")): 1_600,
     (("src/tricouple_lab",), (".py",)): 7_500,
-    (("theory", "benchmarks", "studies", "reproduce"), (".py",)): 4_903,
+    (("theory", "benchmarks", "studies", "reproduce"), (".py",)): 4_500,
     (("tests",), (".py",)): 15_000,
 }
 # What a newcomer reads from a linear loss to the primitive, on every device; it is to be 1,500.
@@ -24,7 +24,7 @@ STORY = (
     *("losses/neg_mmiot.py", "losses/coupled.py", "ot/solver.py", "ot/forms.py"),
     *("ot/rows.py", "ot/scaling.py", "ot/scaling_torch.py", "ot/scores.py"),
 )
-LIMITS[tuple(f"src/tricouple/{file}" for file in STORY), (".py",)] = 1_670
+LIMITS[tuple(f"src/tricouple/{file}" for file in STORY), (".py",)] = 1_665
 
 
 def lines(folders: tuple[str, ...], endings: tuple[str, ...]) -> int:
