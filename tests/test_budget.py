@@ -24,7 +24,7 @@ STORY = (
     *("losses/neg_mmiot.py", "losses/coupled.py", "ot/solver.py", "ot/forms.py"),
     *("ot/rows.py", "ot/scaling.py", "ot/scaling_torch.py", "ot/scores.py"),
 )
-LIMITS[tuple(f"src/tricouple/{file}" for file in STORY), (".py",)] = 1_665
+LIMITS[tuple(f"src/tricouple/{file}" for file in STORY), (".py",)] = 1_668
 
 
 def lines(folders: tuple[str, ...], endings: tuple[str, ...]) -> int:
