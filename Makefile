@@ -62,8 +62,8 @@ docs: $(VENV)/.docs  ## build the documentation site into docs/_build (EXECUTE=f
 	$(BIN)/python -m sphinx -W --keep-going -b html -D nb_execution_mode=$(EXECUTE) docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-release: $(STAMP)  ## VERSION=1.2.3: write it, check everything, build, commit and tag
-	$(BIN)/python .ci/release.py $(VERSION)
+release: $(STAMP)  ## VERSION=1.2.3 [ADDRESS=https://…]: write them, check everything, build, commit and tag
+	$(BIN)/python .ci/release.py "$(VERSION)" "$(ADDRESS)"
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""``make release VERSION=1.2.3``: write the version, check everything, build, commit and tag.
+"""``make release VERSION=1.2.3 [ADDRESS=https://…]``: write both, check all, build, commit, tag.
 
 Nothing leaves the machine: it ends with the commands that publish what it made.
 """
@@ -12,10 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ADDRESS = (
-    "README.md: replace URL by the address of the repository; likewise in docs/quickstart.md and "
-    "docs/notebooks/index.md, and add it to pyproject.toml ([project.urls]) and CITATION.cff"
-)
+UNKNOWN = "git clone URL"  # in the pages that say how to install
 # The one place of the version, and what surrounds it.
 PACKAGE, VERSION = "src/tricouple/__init__.py", r'(?m)^(__version__ = ")(.*)(")$'
 
@@ -43,6 +40,29 @@ def prepare(root: Path, version: str, date: str) -> None:
     log.write_text(f"{head}{title}\n## [{version}] - {date}\n\n{news.strip()}\n{older}")
 
 
+def publish_at(root: Path, address: str) -> None:
+    """Write the public address: into install commands, ``[project.urls]`` and the citation.
+
+    Raises:
+        SystemExit: If it is needed and is none.
+    """
+    pages = [root / "README.md", root / "docs/quickstart.md"]
+    missing = [page for page in pages if UNKNOWN in page.read_text()]
+    if missing and not re.fullmatch(r"https://[^/\s]+/\S*[^/\s]", address):
+        raise SystemExit(
+            f"ADDRESS={address}: {missing[0].name} has no address of the repository yet: give it "
+            "once, ADDRESS=https://HOST/OWNER/tricouple"
+        )
+    for page in missing:
+        page.write_text(page.read_text().replace(UNKNOWN, f"git clone {address}"))
+    if missing:
+        project, citation = root / "pyproject.toml", root / "CITATION.cff"
+        urls = f'[project.urls]\nRepository = "{address}"\nIssues = "{address}/issues"\n'
+        before, scripts, after = project.read_text().partition("[project.scripts]")
+        project.write_text(f"{before}{urls}\n{scripts}{after}")
+        citation.write_text(f'{citation.read_text()}repository-code: "{address}"\n')
+
+
 def numbers(version: str) -> list[int]:
     """A version that can be compared."""
     return [int(part) for part in version.split(".")]
@@ -55,14 +75,13 @@ def call(*command: str) -> str:
     return done.stdout or ""
 
 
-def main(version: str) -> None:
+def main(version: str, address: str) -> None:
     """All steps; what fails leaves no commit and no tag."""
     if call("git", "status", "--porcelain"):
         raise SystemExit("commit your changes first: a release is made of a commit")
-    if "git clone URL" in (ROOT / "README.md").read_text():
-        raise SystemExit(ADDRESS)
-    prepare(ROOT, version, datetime.date.today().isoformat())
     try:
+        publish_at(ROOT, address)
+        prepare(ROOT, version, datetime.date.today().isoformat())
         call("make", "lint", "test", "docs", "wheels")
     except BaseException:
         call("git", "checkout", "--", ".")
@@ -74,4 +93,4 @@ def main(version: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    main(*[*sys.argv[1:], "", ""][:2])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -111,20 +112,38 @@ def release(tmp_path):
     for name in ("src/tricouple/__init__.py", "CHANGELOG.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    return lambda version: module.prepare(tmp_path, version, "2030-01-02")
+    return module
 
 
 def test_a_release_writes_its_version_and_begins_a_new_changelog(release, tmp_path):
     news = (ROOT / "CHANGELOG.md").read_text().partition("## [Unreleased]")[2].split("\n## [")[0]
-    release("9.1.0")
+    release.prepare(tmp_path, "9.1.0", "2030-01-02")
     assert '__version__ = "9.1.0"\n' in (tmp_path / "src/tricouple/__init__.py").read_text()
     log = (tmp_path / "CHANGELOG.md").read_text()
     assert f"## [Unreleased]\n\n## [9.1.0] - 2030-01-02\n\n{news.strip()}" in log
     for version, complaint in {"9.1": "three numbers", "9.0.9": "last one is 9.1.0"}.items():
         with pytest.raises(SystemExit, match=complaint):
-            release(version)
+            release.prepare(tmp_path, version, "2030-01-02")
     with pytest.raises(SystemExit, match="nothing under Unreleased"):
-        release("9.2.0")
+        release.prepare(tmp_path, "9.2.0", "2030-01-02")
+
+
+def test_the_first_release_writes_the_address(release, tmp_path):
+    install = "# in the folder: git clone URL && cd tricouple\n"
+    project = '[project]\nname = "tricouple"\n\n[project.scripts]\n'
+    (tmp_path / "docs").mkdir()
+    for name, text in {"README.md": install, "docs/quickstart.md": install, "CITATION.cff": "",
+                       "pyproject.toml": project}.items():  # fmt: skip
+        (tmp_path / name).write_text(text)
+    for address in ("", "example.org/tricouple", "https://example.org/a b"):
+        with pytest.raises(SystemExit, match="has no address of the repository yet"):
+            release.publish_at(tmp_path, address)
+    for _ in range(2):  # once is enough
+        release.publish_at(tmp_path, address := "https://example.org/owner/tricouple")
+    assert f"git clone {address} && cd tricouple" in (tmp_path / "README.md").read_text()
+    urls = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["urls"]
+    assert urls == {"Repository": address, "Issues": f"{address}/issues"}
+    assert (tmp_path / "CITATION.cff").read_text().count(address) == 1
 
 
 def test_a_free_threaded_python_gets_a_wheel_of_its_own(clone, monkeypatch):
