@@ -51,14 +51,14 @@ class NegMMIOT(ContrastiveLoss):
         temperature: τ instead; a number, or a tensor or ``nn.Parameter`` that gets its gradient.
         epsilon: ε, the entropic regularisation.
         n_iters: Sinkhorn iterations (sweeps), at most.
-        tol: Stop sweeping when the marginal error (L1) is below this.
+        tol: Stop when the marginal error (L1) is below this.
         shaping: ψ (docs/shaping.md). Fast are ``"linear"``, −t; ``"log_sigmoid"``, log(1 + e^{−t});
             ``tricouple.shaping.Hinge(margin)``, max(0, margin − t); ``"hinge"``, which is
             max(0, 1 − t) − t/100. ``"exponential"``, ``"squared_hinge"`` and every callable
             (decreasing but for flat parts, differentiable, entry by entry) take O(N³) time, as
             hinges do without the compiled module.
         margin: Of ``shaping="hinge"``, in units of t: the same as ``shaping=Hinge(margin)``.
-        gradient: ``"unrolled"`` (exact for the sweeps done), ``"implicit"`` (exact at convergence:
+        gradient: ``"unrolled"`` (exact for the iterations done), ``"implicit"`` (exact at convergence:
             give it enough ``n_iters`` and a ``tol``) or ``"envelope"`` (no adjoint; exact at
             convergence in balanced batches).
         marginals: ``"uniform"`` as in the paper; ``"target"``: those of P̃, so that samples without

@@ -73,7 +73,7 @@ def push_pull(
     """Neg-IOT-CL-PushPull: KL(P̃₊‖P₊) + KL(P̃₋‖P₋), plans for C_ij = ψ(s_ij/τ) and −C_ij.
 
     Arguments are those of ``neg_mmiot``, and ``negatives``: A⁻ is ``"projected"``, the pairs (i, k)
-    of admissible triplets, or ``"all"`` pairs of unequal identity.
+    of admissible triplets, or ``"all"`` pairs of unequal label.
 
     Example:
         >>> z, y = torch.eye(3), torch.tensor([0, 0, 1])
