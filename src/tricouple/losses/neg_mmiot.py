@@ -58,7 +58,7 @@ class NegMMIOT(ContrastiveLoss):
             (decreasing but for flat parts, differentiable, entry by entry) take O(N³) time, as
             hinges do without the compiled module.
         margin: Of ``shaping="hinge"``, in units of t: the same as ``shaping=Hinge(margin)``.
-        gradient: ``"unrolled"`` (exact for the iterations done), ``"implicit"`` (exact at convergence:
+        gradient: ``"unrolled"`` (exact for what was done), ``"implicit"`` (exact at convergence:
             give it enough ``n_iters`` and a ``tol``) or ``"envelope"`` (no adjoint; exact at
             convergence in balanced batches).
         marginals: ``"uniform"`` as in the paper; ``"target"``: those of P̃, so that samples without
