@@ -219,12 +219,11 @@ def test_a_logger_of_another_package_is_used_by_its_class(tmp_path):
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_logger_that_is_not_installed_is_named_with_its_package(tmp_path, name, monkeypatch):
-    from tricouple_lab.training import trainer
-
     monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(trainer.LOGGERS, name, (f"{name}.Logger", lambda folder: {}))
+    task = Tiny()
     with pytest.raises(UserError, match=rf"logger={name}: is not installed \(pip install {name}\)"):
-        make_loggers(["csv", name], tmp_path)
+        trained(tmp_path, f"logger=csv,{name}", task=task)
+    assert task.calls == []  # before the data are read
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -31,7 +31,6 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     folders = [Path(word) for word in words if word not in changes]
     if not folders:
         raise UserError("name the folder of a run, such as tricouple evaluate runs/NAME")
-    from tricouple_lab.report.run_page import run_table
     from tricouple_lab.runs import execute
     from tricouple_lab.runs.folder import read_config, read_records
     from tricouple_lab.tasks.base import task_of
@@ -44,6 +43,8 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
         if data.digest != record.data["digest"]:
             print("note: other data than those of the run")
         measured, _ = execute.measure(task, config, data, folder, record, options.which)
+        from tricouple_lab.report.run_page import run_table
+
         print(f"{folder.name}, {config.evaluation.split} split (%)")
         print(run_table(measured).to_string(float_format="{:.1f}".format))
     return 0

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+SMALLEST_BATCH = 4
+
 
 def option(default: Any, help: str, choices: tuple[str, ...] = (), identity: bool = True) -> Any:
     """A dataclass field with a line of help; without choices any value of the type is allowed.

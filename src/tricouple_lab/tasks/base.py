@@ -5,6 +5,7 @@ A task holds no state: ``execute`` calls ``load``, ``build``, ``loss`` and ``eva
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -61,6 +62,11 @@ class Share(NamedTuple):
     def rows(self) -> slice:
         """The rows of this process in what is drawn for the whole batch."""
         return slice(self.rank, None, self.world)
+
+
+def rank() -> int:
+    """Return the number of this process, also before they are connected; 0 if there is one."""
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
 
 
 class Header(NamedTuple):
