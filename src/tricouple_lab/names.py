@@ -119,8 +119,7 @@ SETTINGS = {
     "scl": "samples of one class are positives",
     "ucl": "two views of one sample are positives",
 }
-# Class and arguments of each logger, by the name of its package; that of mlflow writes to
-# MLFLOW_TRACKING_URI. Folder and name are those of the run.
+# Class and arguments of each logger, by its package; mlflow writes to MLFLOW_TRACKING_URI.
 LOGGERS = {
     "tensorboard": (
         "lightning.pytorch.loggers.TensorBoardLogger",
@@ -157,13 +156,6 @@ OTHER_NAMES = {
     "mmiot": "neg_mmiot",
     "push_pull": "pushpull",
 }
-
-
-def add_loss(name: str, row: LossName) -> None:
-    """Make a loss of other code, such as that of the studies, a choice of its tasks."""
-    LOSSES[name] = row
-    for task in row.tasks:
-        TABLES[task]["loss"] = {**TABLES[task]["loss"], name: row}
 
 
 def choose(kind: str, name: str, table: Mapping[str, Any]) -> str:

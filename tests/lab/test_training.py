@@ -10,8 +10,9 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from tiny_task import Points, Tiny, tiny, trained
+from tricouple_lab.evaluation.probe import collapse_note
 from tricouple_lab.names import UserError
-from tricouple_lab.tasks.base import Model, Share, collapse_note
+from tricouple_lab.tasks.base import Model, Share
 from tricouple_lab.training.module import (
     SharedBatches,
     TrainingModule,

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from tricouple_lab.commands import WHICH
 from tricouple_lab.names import UserError
 
 DESCRIPTION = """\
@@ -20,9 +21,7 @@ def configure(parser: argparse.ArgumentParser, _: str) -> None:
     """Add options."""
     parser.description = DESCRIPTION
     parser.add_argument("words", nargs="+", metavar="RUN | KEY=VALUE")
-    parser.add_argument(
-        "--which", choices=("last", "best"), default="last", help="weights of which epoch"
-    )
+    parser.add_argument("--which", **WHICH)
 
 
 def run(options: argparse.Namespace, words: Sequence[str]) -> int:
@@ -31,6 +30,7 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     folders = [Path(word) for word in words if word not in changes]
     if not folders:
         raise UserError("name the folder of a run, such as tricouple evaluate runs/NAME")
+    from tricouple_lab.report.run_page import run_table
     from tricouple_lab.runs import execute
     from tricouple_lab.runs.folder import read_config, read_records
     from tricouple_lab.tasks.base import task_of
@@ -43,8 +43,6 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
         if data.digest != record.data["digest"]:
             print("note: other data than those of the run")
         measured, _ = execute.measure(task, config, data, folder, record, options.which)
-        from tricouple_lab.report.run_page import run_table
-
         print(f"{folder.name}, {config.evaluation.split} split (%)")
         print(run_table(measured).to_string(float_format="{:.1f}".format))
     return 0

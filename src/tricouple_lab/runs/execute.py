@@ -13,38 +13,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 
-from tricouple_lab.config.schema import SMALLEST_BATCH
+from tricouple_lab.evaluation.probe import collapse_note
 from tricouple_lab.files import derived_seed, locked, provenance, write_arrays, write_text
 from tricouple_lab.names import UserError, check_loggers
 from tricouple_lab.runs.folder import Record, RunFolder, load_weights, read_config
-from tricouple_lab.tasks.base import (
-    Data,
-    Evaluation,
-    Model,
-    Task,
-    collapse_note,
-    make_loss,
-    rank,
-    task_of,
-)
-
-SMALLEST = {
-    "training.epochs": 1,
-    "training.batch_size": SMALLEST_BATCH,
-    "training.warmup_steps": 0,
-    "evaluation.every": 1,
-    "evaluation.knn_k": 1,
-    "evaluation.probe_weight_decay": 0,
-}
-
-LATER = ("lightning", "timm", "matplotlib", "sklearn")  # packages that are needed after the data
+from tricouple_lab.tasks.base import Data, Evaluation, Model, Task, make_loss, rank, task_of
 
 Say = Callable[[str], object]
 
@@ -111,19 +90,14 @@ def resume(folder: Path, words: Sequence[str] = (), **options: Any) -> Record:
 def check(config: Any) -> None:
     """Raise for values that no run can have, before anything is read."""
     training = config.training
-    for key, smallest in SMALLEST.items():
-        value = attrgetter(key)(config)
-        if value < smallest:
-            raise UserError(f"{key}={value}: must be at least {smallest}")
     if not training.learning_rate > 0:
         raise UserError(f"training.learning_rate={training.learning_rate}: must be above 0")
-    size = training.chunk_size
-    if size is not None and (size < 1 or config.loss["name"] == "byol"):
-        reason = "must be at least 1, or null" if size < 1 else "loss=byol takes no chunks"
-        raise UserError(f"training.chunk_size={size}: {reason}")
+    if training.chunk_size is not None and config.loss["name"] == "byol":
+        raise UserError(f"training.chunk_size={training.chunk_size}: loss=byol takes no chunks")
     check_loggers(config.logger)
-    if missing := [package for package in LATER if not find_spec(package)]:
-        raise ModuleNotFoundError(name=missing[0])
+    for package in ("lightning", "timm", "matplotlib", "sklearn"):  # imported after the data
+        if not find_spec(package):
+            raise ModuleNotFoundError(name=package)
     if config.trainer:
         from tricouple_lab.training.trainer import check_flags
 
@@ -160,16 +134,16 @@ def _train(
         data={"name": config.data.name, "digest": data.digest, "sizes": sizes}
         | {"classes": list(data.classes), "notes": list(data.notes)},
         metric=data.about.get("metric", task.metric),
-        chance=after.chance,
-        before=before.metrics,
-        after=after.metrics,
+        **_scores(before, after, data.classes),
         validation=history.rows[-1].get(history.metric),
         curves=history.rows,
-        per_class=accuracy_per_class(after, data.classes),
         steps=history.rows[-1]["step"],
         seconds=round(history.seconds, 3),
         provenance={**provenance(), **(origin or {})},
     )
+    best = max(history.rows, key=lambda row: row.get(history.metric) or 0.0)
+    if record.validation is not None and best[history.metric] > record.validation:
+        say(f"note: best on validation data after {best['epoch']} epochs; --which best takes that")
     for key in {"embedding", "image", "text"} & after.arrays.keys():
         if note := collapse_note(after.arrays[key], len(data.classes)):
             say(f"warning: {note}")
@@ -197,14 +171,14 @@ def finish(config: Any, folder: RunFolder, record: Record, after: Evaluation, sa
     say(f"page: {folder.path / 'report.html'}")
 
 
-def accuracy_per_class(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, float]:
-    """Return the share of correct predictions for each class that occurs; empty without classes."""
-    arrays = evaluation.arrays
-    if not {"labels", "predicted"} <= arrays.keys() or not classes:
-        return {}
-    right = pd.Series(arrays["predicted"] == arrays["labels"])
-    shares = right.groupby(arrays["labels"]).mean()
-    return {classes[label]: share for label, share in shares.items()}
+def _scores(before: Evaluation, after: Evaluation, classes: Sequence[str]) -> dict[str, Any]:
+    """Return fields of a record; ``per_class``: the share of correct predictions, if known."""
+    arrays, shares = after.arrays, {}
+    if {"labels", "predicted"} <= arrays.keys() and classes:
+        right = pd.Series(arrays["predicted"] == arrays["labels"])
+        shares = right.groupby(arrays["labels"]).mean().rename(index=dict(enumerate(classes)))
+    measured = {"chance": after.chance, "before": before.metrics, "after": after.metrics}
+    return {**measured, "per_class": dict(shares)}
 
 
 def measure(
@@ -220,10 +194,7 @@ def measure(
     measured = replace(
         record,
         config={**record.config, "evaluation": asdict(config.evaluation)},
-        chance=after.chance,
-        before=before.metrics,
-        after=after.metrics,
-        per_class=accuracy_per_class(after, data.classes),
+        **_scores(before, after, data.classes),
         provenance={**record.provenance, "evaluated": provenance()["date"]},
     )
     return measured, after

@@ -24,10 +24,7 @@ import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies.launchers import (
-    _MultiProcessingLauncher,
-    _SubprocessScriptLauncher,
-)
+from lightning.pytorch.strategies import launchers
 from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
@@ -108,7 +105,8 @@ def prepare(
             model.encoder.compile()  # in place: names in the state dict stay as they are
         module = TrainingModule(task, config, model, data.train, batch_size)
         run_trainer(trainer, module, folder.checkpoint)
-        if not history.rows or isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+        forked = isinstance(trainer.strategy.launcher, launchers._MultiProcessingLauncher)
+        if forked or not history.rows:
             state = load_checkpoint(folder.checkpoint)
             history.load_state_dict(state["callbacks"][history.state_key])
 
@@ -139,10 +137,9 @@ def make_loggers(chosen: Sequence[str], folder: Path) -> list[Logger]:
         module, _, class_name = path.rpartition(".")
         try:
             kind = getattr(importlib.import_module(module), class_name)
-            known = inspect.signature(kind).parameters
-            given = {key: options[key] for key in options.keys() & known}
-            places = {"folder": folder, "name": folder.name}
-            found.append(kind(**{key: text.format(**places) for key, text in given.items()}))
+            given = options.keys() & inspect.signature(kind).parameters
+            texts = {key: options[key].format(folder=folder, name=folder.name) for key in given}
+            found.append(kind(**texts))
         except Exception as error:  # of a package that we do not know
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"logger={name}: cannot be used ({reason})") from None
@@ -245,7 +242,7 @@ def share_batches(model: nn.Module, trainer: L.Trainer, batch_size: int, sweep: 
     if world > batch_size:
         why = f"{world} processes share each batch of {batch_size}; use fewer devices"
         raise UserError(f"trainer.devices: {why} or a larger training.batch_size")
-    if sweep and isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
+    if sweep and isinstance(trainer.strategy.launcher, launchers._SubprocessScriptLauncher):
         why = "a sweep cannot train each run in several processes so; use ddp_fork or --workers"
         raise UserError(f"trainer.strategy=ddp: {why}")
     for part in model.modules():
@@ -265,7 +262,7 @@ def share_batches(model: nn.Module, trainer: L.Trainer, batch_size: int, sweep: 
 
 def cause(trainer: L.Trainer, error: Exception) -> Exception:
     """Return the error of a training, as one sentence if another process ended or raised it."""
-    if isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
+    if isinstance(trainer.strategy.launcher, launchers._SubprocessScriptLauncher):
         # Otherwise Lightning's observer kills this process before it has printed the error.
         trainer.strategy.launcher.procs.clear()
     text = str(error).strip()
