@@ -202,7 +202,6 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     if options.study is not None or options.multirun:
         return run_many(options, words)
     config = None if options.resume else compose(task, words)  # an error here is a fast one
-    from tricouple_lab.report.run_page import run_table
     from tricouple_lab.runs.execute import execute, resume
     from tricouple_lab.tasks.base import task_of
 
@@ -210,6 +209,8 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
         record = resume(options.resume, words, restart=options.restart)
     else:
         record = execute(task_of(task), config, restart=options.restart)
+    from tricouple_lab.report.run_page import run_table
+
     print(f"{record.config['evaluation']['split']} split (%)")
     print(run_table(record).to_string(float_format="{:.1f}".format))
     return 0

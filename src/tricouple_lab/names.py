@@ -4,6 +4,7 @@ Nothing heavy is imported, so that ``--help`` and error messages are fast.
 """
 
 import difflib
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -118,6 +119,21 @@ SETTINGS = {
     "scl": "samples of one class are positives",
     "ucl": "two views of one sample are positives",
 }
+# Class and arguments of each logger, by its package; mlflow writes to MLFLOW_TRACKING_URI.
+LOGGERS = {
+    "tensorboard": (
+        "lightning.pytorch.loggers.TensorBoardLogger",
+        {"save_dir": "{folder}", "name": "", "version": "tensorboard"},
+    ),
+    "wandb": (
+        "lightning.pytorch.loggers.WandbLogger",
+        {"name": "{name}", "save_dir": "{folder}", "project": "tricouple"},
+    ),
+    "mlflow": (
+        "lightning.pytorch.loggers.MLFlowLogger",
+        {"experiment_name": "tricouple", "run_name": "{name}"},
+    ),
+}
 # Of each task, what each word ``key=`` chooses from.
 TABLES: dict[str, dict[str, Mapping[str, Any]]] = {
     "images": {"data": IMAGES, "loss": LOSSES, "backbone": BACKBONES, "setting": SETTINGS},
@@ -142,13 +158,6 @@ OTHER_NAMES = {
 }
 
 
-def add_loss(name: str, row: LossName) -> None:
-    """Make a loss of other code, such as that of the studies, a choice of its tasks."""
-    LOSSES[name] = row
-    for task in row.tasks:
-        TABLES[task]["loss"] = {**TABLES[task]["loss"], name: row}
-
-
 def choose(kind: str, name: str, table: Mapping[str, Any]) -> str:
     """Return ``name`` if the table has it, else raise one sentence with the nearest names."""
     if name in table:
@@ -166,6 +175,17 @@ def missing_wheel(backbone: str) -> str | None:
     """Return the package that a pretrained backbone needs and that is not installed."""
     module = WHEELS[backbone][0] if backbone in WHEELS else ""
     return None if not module or find_spec(module) else module.replace("_", "-")
+
+
+def check_loggers(chosen: Iterable[str]) -> None:
+    """Raise for loggers that do not exist or are not installed; csv needs no package."""
+    for name in chosen:
+        package = name.partition(".")[0]
+        if name not in ("csv", *LOGGERS) and package == name:
+            known = f"csv, {', '.join(LOGGERS)}, module.Class or none"
+            raise UserError(f"logger={name}: choices are {known}")
+        if name != "csv" and not (sys.modules.get(package) or find_spec(package)):
+            raise UserError(f"logger={name}: is not installed (pip install {package})")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

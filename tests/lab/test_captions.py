@@ -133,8 +133,6 @@ def test_images_may_lie_in_a_folder_beside_the_table(tmp_path):
     for file in tmp_path.glob("*.png"):
         file.rename(tmp_path / "images" / file.name)
     assert load_captions(CaptionData(name="csv", root=root), 8).digest() == before.digest()
-    with pytest.raises(UserError, match=r"data.validation_size=-1: must be at least 0"):
-        load_captions(CaptionData(name="csv", root=root, validation_size=-1), 8)
 
 
 def test_missing_images_and_empty_captions_are_left_out_and_counted(tmp_path):

@@ -87,14 +87,3 @@ def test_ctrl_c_is_one_line_and_exit_code_130(kind, monkeypatch, capsys):
     monkeypatch.setattr(cli, "dispatch", pressed)
     assert cli.main(["train"]) == 130
     assert capsys.readouterr().err == "interrupted: the same command continues\n"
-
-
-def test_a_full_disk_is_one_line_and_exit_code_1(monkeypatch, capsys):
-    def full(*_):
-        raise OSError("runs/a: cannot be written (No space left on device)")
-
-    monkeypatch.setattr(cli, "dispatch", full)
-    assert cli.main(["train"]) == 1
-    assert capsys.readouterr().err == (
-        "error: runs/a: cannot be written (No space left on device)\n"
-    )

@@ -132,8 +132,8 @@ def test_a_helping_process_only_loads_builds_and_fits(tmp_path, monkeypatch, cap
     def prepare(task, config, data, model, folder, **options):
         return None, lambda: fitted.append(folder.path)
 
-    monkeypatch.setattr(runs, "prepare", prepare)
-    monkeypatch.setattr(lightning, "rank", lambda: 1)
+    monkeypatch.setattr(lightning, "prepare", prepare)
+    monkeypatch.setattr(runs, "rank", lambda: 1)
     task = Tiny()
     with pytest.raises(SystemExit) as end:
         runs.execute(task, tiny(tmp_path / "run"))

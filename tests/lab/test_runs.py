@@ -1,5 +1,6 @@
 """What a run promises: its files, its identity, continuing, measuring again, errors."""
 
+import inspect
 import json
 import multiprocessing
 import os
@@ -8,14 +9,17 @@ import re
 import resource
 import signal
 import subprocess
+import sys
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
 from tiny_task import Evil, Tiny, tiny, trained
-from tricouple_lab import files
+from tricouple_lab import cli, files
 from tricouple_lab.cli import main
 from tricouple_lab.config.compose import compose
 from tricouple_lab.names import UserError
@@ -30,8 +34,7 @@ NUMBERS = ("history.csv", "encoder.safetensors", "best.safetensors")
 def test_a_run_has_its_files_and_each_step_is_taken_once(tmp_path):
     task = Tiny()
     record, said = trained(tmp_path, "evaluation.figures=true", task=task)
-    assert task.calls[:2] == ["load", "build"]
-    assert task.calls.count("load") == task.calls.count("build") == 1
+    assert [call for call in task.calls if call in ("load", "build")] == ["load", "build"]
     assert [call for call in task.calls if "test" in call] == ["evaluate test True"] * 2
     assert task.calls.count("evaluate validation False") == 5
     expected = {
@@ -109,8 +112,30 @@ DIGITS = (
 )  # fmt: skip
 
 
-def test_train_prints_epochs_and_scores(tmp_path, capsys):
-    assert main(["train", *DIGITS, f"run={tmp_path}"]) == 0
+ONCE = (
+    "compose.compose", "execute.execute", "execute.check", "images.Images.load", "sources.read",
+    "folder.RunFolder.of", "folder.RunFolder.check", "folder.RunFolder.record", "execute.build",
+    "images.Images.build", "backbones.network", "trainer.run_trainer", "files.provenance",
+)  # fmt: skip
+
+
+def test_train_prints_epochs_and_scores_in_16_files_and_nothing_is_done_twice(tmp_path, capsys):
+    files, calls = set(), Counter()
+
+    def note(frame, event, _):
+        code, path = frame.f_code, Path(frame.f_code.co_filename)
+        own = str(path).startswith(str(Path(cli.__file__).parent))
+        if own and event == "call" and code.co_flags & inspect.CO_OPTIMIZED:  # no body of a class
+            files.add(path)
+            calls[f"{path.stem}.{code.co_qualname}"] += 1
+
+    sys.setprofile(note)
+    try:
+        assert main(["train", *DIGITS, f"run={tmp_path}"]) == 0
+    finally:
+        sys.setprofile(None)
+    assert len(files) <= 16, sorted(files)  # with the template of the page
+    assert {name: calls[name] for name in ONCE} == dict.fromkeys(ONCE, 1)
     said = capsys.readouterr().out
     assert re.search("epoch   2/2 .*knn.*chance.*before training.*after training", said, re.DOTALL)
 
@@ -255,11 +280,11 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
         trained(tmp_path, task=Tiny(change_loss=diverging))
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
+def test_a_place_that_cannot_be_written_is_one_line_and_exit_code_1(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"cannot be written \(Not a directory") as error:
-        trained(tmp_path / "file" / "run")
-    assert "\n" not in str(error.value)
+    assert main(["train", *DIGITS, f"run={tmp_path / 'file' / 'run'}"]) == 1
+    line = rf"error: {re.escape(str(tmp_path))}.*: cannot be written \(Not a directory.*\n"
+    assert re.fullmatch(line, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("limit", [1_000, 5_000], ids=["config", "checkpoint"])

@@ -143,7 +143,6 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path):
         assert "\n" not in str(error.value)
 
     fails("expected a table, or a folder", "")
-    fails(r"data.train_size=0: must be at least 1", "", train_size=0)
     fails("expected a table, or a folder", tmp_path)
     root = write_table(tmp_path / "own.csv", ROWS, ("sentence", "intent"))
     fails("no column text .data.text_column. and no column label .*: sentence, intent", root)

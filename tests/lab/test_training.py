@@ -10,8 +10,9 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from tiny_task import Points, Tiny, tiny, trained
+from tricouple_lab.evaluation.probe import collapse_note
 from tricouple_lab.names import UserError
-from tricouple_lab.tasks.base import Model, Share, collapse_note
+from tricouple_lab.tasks.base import Model, Share
 from tricouple_lab.training.module import (
     SharedBatches,
     TrainingModule,
@@ -219,12 +220,11 @@ def test_a_logger_of_another_package_is_used_by_its_class(tmp_path):
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_logger_that_is_not_installed_is_named_with_its_package(tmp_path, name, monkeypatch):
-    from tricouple_lab.training import trainer
-
     monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(trainer.LOGGERS, name, (f"{name}.Logger", lambda folder: {}))
+    task = Tiny()
     with pytest.raises(UserError, match=rf"logger={name}: is not installed \(pip install {name}\)"):
-        make_loggers(["csv", name], tmp_path)
+        trained(tmp_path, f"logger=csv,{name}", task=task)
+    assert task.calls == []  # before the data are read
 
 
 @pytest.mark.parametrize("terminal", [True, False])

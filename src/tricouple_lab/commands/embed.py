@@ -25,7 +25,8 @@ def configure(parser: argparse.ArgumentParser, _: str) -> None:
     add("folder", type=Path, metavar="FOLDER|FILE", help="images at any depth, or a file of texts")
     add("--out", type=Path, metavar="FILE", help=f"{', '.join(SUFFIXES)}; NAME-embeddings.npz")
     add("--neighbours", type=int, default=0, metavar="K", help="find the K nearest of each item")
-    add("--which", choices=("last", "best"), default="best", help="which weights")
+    best = "weights of the epoch that is best on validation data (default), or of the last one"
+    add("--which", choices=("last", "best"), default="best", help=best)
 
 
 def run(options: argparse.Namespace, words: Sequence[str]) -> int:
@@ -34,8 +35,8 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     if out.suffix not in SUFFIXES:
         raise UserError(f"--out {out}: expected a name that ends in {', '.join(SUFFIXES)}")
     names, items = read_items(options.folder)
+    from tricouple_lab.evaluation.probe import collapse_note
     from tricouple_lab.runs.encoder import load_encoder
-    from tricouple_lab.tasks.base import collapse_note
 
     embedding = load_encoder(options.run_folder, options.which).embed(items)
     note = collapse_note(embedding)

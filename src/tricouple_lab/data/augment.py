@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import affine_grid, grid_sample, interpolate, pad
+from torch.nn.functional import affine_grid, grid_sample, pad
 
+from tricouple_lab.data.sources import unit_range
 from tricouple_lab.tasks.base import Share
 
 Range = tuple[float, float]
@@ -44,14 +45,6 @@ class Recipe:
 COLOUR = Recipe()
 # The paper ("SCL and UCL setups") does not give the scale of MNIST's crops: as for the others.
 DIGITS = replace(COLOUR, rotation=15.0, flip=0.0, jitter=0.0, grayscale=0.0, blur=0.0)
-
-
-def unit_range(images: Tensor, size: int) -> Tensor:
-    """Return images as float32 in [0, 1] of shape (n, c, size, size); 8-bit ones are scaled."""
-    found = images.float() / 255 if images.dtype == torch.uint8 else images
-    if found.shape[-2:] == (size, size):
-        return found
-    return interpolate(found, (size, size), mode="bilinear", antialias=True)
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from tricouple_lab.config.schema import CaptionData
 from tricouple_lab.data.hub import load_tables
 from tricouple_lab.data.images import decoded, decoded_files
 from tricouple_lab.data.shapes import draw_shapes
-from tricouple_lab.data.sources import Sets, check_sizes, data_folder, reduce, stratified
+from tricouple_lab.data.sources import Sets, data_folder, reduce, stratified
 from tricouple_lab.data.tables import clean, read_table, require_columns, tables_of
 from tricouple_lab.names import CAPTIONS, UserError
 
@@ -75,7 +75,6 @@ def load_captions(config: CaptionData, side: int) -> Sets:
 
     The held-out images are the same for every seed. Images are squares of ``side`` pixels.
     """
-    check_sizes(config)
     notes: list[str] = []
     if config.name == "shapes":
         splits = _shapes(config, side)

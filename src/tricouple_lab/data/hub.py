@@ -5,13 +5,13 @@ import logging
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tricouple_lab.names import UserError
 
-PATIENCE = 5.0  # seconds to wait for an answer
+PATIENCE = 4.0  # seconds to wait for an answer
 
 
 @contextlib.contextmanager
@@ -20,11 +20,13 @@ def hub() -> Iterator[bool]:
 
     Its client retries for minutes without a network. Yields whether the hub answers.
     """
-    import datasets
     from huggingface_hub import constants
 
+    answers = _ask(constants.ENDPOINT) if not constants.HF_HUB_OFFLINE else bool
+    import datasets  # while the hub thinks
+
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    online = not constants.HF_HUB_OFFLINE and _answers(constants.ENDPOINT)
+    online = answers()
     logging.getLogger("datasets.load").setLevel(logging.ERROR)  # "Using the latest cached version"
     try:
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = not online
@@ -39,13 +41,10 @@ def load_tables(name: str, place: Path, row: str, looked_for: str, instead: str)
     ``row`` is ``owner/name`` or ``owner/name:config`` on the hub, empty if it is not there. An
     error names what was ``looked_for`` as well, and what to use ``instead``.
     """
-    import datasets
-
-    datasets.disable_progress_bars()
     failures = OSError, ValueError, RuntimeError  # what its libraries raise
     if any(place.rglob("*.parquet")):
         try:
-            return datasets.load_dataset(str(place))
+            return _loaded(str(place))
         except failures as error:
             reason = " ".join(str(error).split())[:150]
             raise UserError(f"{place}: datasets cannot read it ({reason}); replace it") from None
@@ -54,7 +53,7 @@ def load_tables(name: str, place: Path, row: str, looked_for: str, instead: str)
         owner, _, config = row.partition(":")
         with hub() as online:
             try:
-                return datasets.load_dataset(owner, config or None)
+                return _loaded(owner, config or None)
             except failures as error:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:150]
                 reason = reason if online else "the hub cannot be reached"
@@ -62,8 +61,18 @@ def load_tables(name: str, place: Path, row: str, looked_for: str, instead: str)
     raise UserError(f"{found}; set TRICOUPLE_DATA to the folder that has it, or use {instead}")
 
 
-def _answers(address: str) -> bool:
-    """Whether a server answers at all; a resolver may wait for longer than any timeout."""
+def _loaded(*place: str | None) -> Any:
+    import datasets
+
+    datasets.disable_progress_bars()
+    return datasets.load_dataset(*place)
+
+
+def _ask(address: str) -> Callable[[], bool]:
+    """Ask a server; return a function that waits for the answer, and says whether there is one.
+
+    The resolver of names may take longer than any timeout.
+    """
     found: list[bool] = []
 
     def ask() -> None:
@@ -73,7 +82,10 @@ def _answers(address: str) -> bool:
                 urllib.request.urlopen(request, timeout=PATIENCE).close()
             found.append(True)
 
+    def answers() -> bool:
+        thread.join(PATIENCE)
+        return bool(found)
+
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(PATIENCE + 1)
-    return bool(found)
+    return answers

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from tricouple_lab.config.schema import ImageData
-from tricouple_lab.names import UserError
 
 GREY = ("digits", "mnist")  # sets of one channel; all others have three
 
@@ -88,7 +87,6 @@ class Sets:
 
 def load_images(config: ImageData) -> Sets:
     """Read the data set, hold out test (if it has none) and validation images, and cut to size."""
-    check_sizes(config)
     found = read(config)
     splits, notes = dict(found.splits), list(found.notes)
     for name, share in (("test", 0.2), ("validation", config.validation_share)):
@@ -108,24 +106,15 @@ def load_images(config: ImageData) -> Sets:
     )
     if train & test:
         notes.append(f"{len(train & test)} of the test images also occur in the training images")
-    if found.classes:
-        counts = torch.bincount(splits["train"].labels, minlength=len(found.classes))
-        single = [found.classes[index] for index in (counts == 1).nonzero().flatten().tolist()]
-        if single:
-            others = f" and {len(single) - 1} more classes" if len(single) > 1 else ""
-            notes.append(f"class {single[0]}{others}: one training image, no positive in scl")
+    notes += lone(splits["train"].labels, found.classes, "image")
     return Sets(splits, found.classes, tuple(notes))
 
 
-def check_sizes(config: Any) -> None:
-    """Raise for sizes that no data set can have."""
-    for key in ("image_size", "train_size", "validation_size", "test_size", "shots"):
-        value, least = getattr(config, key, None), int(key != "validation_size")
-        if value is not None and value < least:
-            raise UserError(f"data.{key}={value}: must be at least {least}")
-    share = getattr(config, "validation_share", 0.0)
-    if not 0 <= share < 1:
-        raise UserError(f"data.validation_share={share}: must be at least 0 and less than 1")
+def lone(labels: Tensor, classes: Sequence[str], what: str) -> list[str]:
+    """Return a note if classes have one training sample, which has no positive."""
+    counts = torch.bincount(labels[labels >= 0], minlength=len(classes))
+    found = [name for name, count in zip(classes, counts.tolist(), strict=False) if count == 1]
+    return [f"one training {what}, so no positive: {', '.join(found[:5])}"] if found else []
 
 
 def reduce(splits: dict[str, Any], config: Any, what: str) -> list[str]:
@@ -179,6 +168,14 @@ def shrunk(pixels: Tensor, side: int) -> Tensor:
         for part in pixels.split(4096)
     ]
     return torch.cat(parts)
+
+
+def unit_range(images: Tensor, size: int) -> Tensor:
+    """Return images as float32 in [0, 1] of shape (n, c, size, size); 8-bit ones are scaled."""
+    found = images.float() / 255 if images.dtype == torch.uint8 else images
+    if found.shape[-2:] == (size, size):
+        return found
+    return interpolate(found, (size, size), mode="bilinear", antialias=True)
 
 
 def hold_out(labels: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

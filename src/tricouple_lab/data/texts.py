@@ -15,7 +15,7 @@ from torch import Tensor
 from tricouple_lab import names
 from tricouple_lab.config.schema import TextData
 from tricouple_lab.data.hub import load_tables
-from tricouple_lab.data.sources import Sets, check_sizes, data_folder, hold_out, reduce
+from tricouple_lab.data.sources import Sets, data_folder, hold_out, lone, reduce
 from tricouple_lab.data.tables import clean, read_table, require_columns, tables_of
 from tricouple_lab.names import UserError
 
@@ -50,7 +50,6 @@ def load_texts(config: TextData, seed: int) -> Sets:
 
     Held-out texts are the same for every seed; the seed draws the ``shots`` of each class.
     """
-    check_sizes(config)
     notes: list[str] = []
     if config.name == "phrases":
         frames = phrases()
@@ -70,6 +69,7 @@ def load_texts(config: TextData, seed: int) -> Sets:
     notes += reduce(splits, config, "texts")
     if config.shots is not None:
         splits["train"] = _shots(splits["train"], classes, config.shots, seed)
+    notes += lone(splits["train"].labels, classes, "text")
     repeated = len(set(splits["test"].texts) & set(splits["train"].texts))
     if repeated:
         notes.append(f"{repeated} test texts also occur in the training texts")

@@ -183,6 +183,25 @@ def geometry(
     return found, collapse.spectrum.numpy()
 
 
+def collapse_note(embedding: np.ndarray, n_classes: int = 0) -> str | None:
+    """Return a warning if embeddings, shape (n, d), nearly all point in the same direction.
+
+    Their median cosine is 0.99 or more, or their effective rank below 1.05, except for two classes.
+    """
+    rows = torch.from_numpy(np.asarray(embedding[:1000], dtype=np.float32))
+    if len(rows) < 3:
+        return None
+    unit = torch.nn.functional.normalize(rows, dim=1)
+    cosines = (unit @ unit.T)[tuple(torch.triu_indices(len(unit), len(unit), 1))]
+    median, rank = float(cosines.median()), tc.geometry.effective_rank(rows)
+    if median < 0.99 and (rank >= 1.05 or n_classes == 2):
+        return None
+    return (
+        f"the embeddings have collapsed: the median cosine of two of them is {median:.3f}, their "
+        f"effective rank {rank:.1f}; train longer, lower the learning rate or raise loss.sharpness"
+    )
+
+
 def _unit(rows: np.ndarray) -> np.ndarray:
     found: np.ndarray = rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
     return found

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from tricouple_lab import names
 from tricouple_lab.config.schema import Backbone
-from tricouple_lab.data.augment import unit_range
-from tricouple_lab.data.sources import ImageSplit, Sets
+from tricouple_lab.data.sources import ImageSplit, Sets, unit_range
 from tricouple_lab.files import cached, reported
 from tricouple_lab.names import UserError
 
@@ -104,8 +103,6 @@ def make_head(settings: Backbone, dimension: int, n_classes: int) -> nn.Module:
     embedding is the features.
     """
     width = settings.head_dim
-    if width is not None and width < 0:
-        raise UserError(f"backbone.head_dim={width}: must be at least 1, 0 or null")
     if width is None and is_pretrained(settings) and settings.head == "linear":
         head = nn.Linear(dimension, dimension)
         nn.init.eye_(head.weight)
@@ -156,8 +153,6 @@ def small_resnet(name: str, width: int, channels: int) -> tuple[nn.Module, int]:
     """
     from torchvision.models.resnet import BasicBlock
 
-    if width < 1:
-        raise UserError(f"backbone.width={width}: must be at least 1")
     layers: list[nn.Module] = [
         nn.Conv2d(channels, width, 3, 1, 1, bias=False),
         nn.BatchNorm2d(width),

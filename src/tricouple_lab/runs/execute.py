@@ -3,55 +3,27 @@
 check → load → folder → lock → finished? → config.yaml → build → evaluate → fit
 → encoder.safetensors → evaluate → metrics.json → report.html
 
-Of several processes the first does all of it, the others only load, build and fit.
+Of several processes the first does all of it, the others only load, build and fit. Lightning and
+matplotlib, which take seconds to import, are imported when they are used: a wrong setting or a
+missing file is said before.
 """
 
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from operator import attrgetter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
-from tricouple_lab.files import (
-    derived_seed,
-    load_checkpoint,
-    locked,
-    provenance,
-    write_arrays,
-    write_text,
-)
-from tricouple_lab.names import UserError
-from tricouple_lab.report.run_page import run_page
+from tricouple_lab.evaluation.probe import collapse_note
+from tricouple_lab.files import derived_seed, locked, provenance, write_arrays, write_text
+from tricouple_lab.names import UserError, check_loggers
 from tricouple_lab.runs.folder import Record, RunFolder, load_weights, read_config
-from tricouple_lab.tasks.base import (
-    Data,
-    Evaluation,
-    Model,
-    Task,
-    collapse_note,
-    make_loss,
-    task_of,
-)
-from tricouple_lab.training import trainer as lightning
-from tricouple_lab.training.module import History, TrainingModule
-
-SMALLEST_BATCH = 4
-SMALLEST = {
-    "training.epochs": 1,
-    "training.batch_size": SMALLEST_BATCH,
-    "training.warmup_steps": 0,
-    "evaluation.every": 1,
-    "evaluation.knn_k": 1,
-    "evaluation.probe_weight_decay": 0,
-}
-FEW_STEPS = 50
+from tricouple_lab.tasks.base import Data, Evaluation, Model, Task, make_loss, rank, task_of
 
 Say = Callable[[str], object]
 
@@ -61,7 +33,7 @@ def execute(
     config: Any,
     *,
     say: Say = print,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Any] = (),
     origin: Mapping[str, Any] | None = None,
     restart: bool = False,
 ) -> Record:
@@ -73,7 +45,7 @@ def execute(
     the first one ends here. Ctrl-C raises a ``KeyboardInterrupt`` whose text says how to continue.
     """
     check(config)
-    if lightning.rank():
+    if rank():
         _help(task, config, callbacks)
     data = task.load(config)
     for note in data.notes:
@@ -118,17 +90,18 @@ def resume(folder: Path, words: Sequence[str] = (), **options: Any) -> Record:
 def check(config: Any) -> None:
     """Raise for values that no run can have, before anything is read."""
     training = config.training
-    for key, smallest in SMALLEST.items():
-        value = attrgetter(key)(config)
-        if value < smallest:
-            raise UserError(f"{key}={value}: must be at least {smallest}")
     if not training.learning_rate > 0:
         raise UserError(f"training.learning_rate={training.learning_rate}: must be above 0")
-    size = training.chunk_size
-    if size is not None and (size < 1 or config.loss["name"] == "byol"):
-        reason = "must be at least 1, or null" if size < 1 else "loss=byol takes no chunks"
-        raise UserError(f"training.chunk_size={size}: {reason}")
-    lightning.check_flags(config.trainer, config.logger)
+    if training.chunk_size is not None and config.loss["name"] == "byol":
+        raise UserError(f"training.chunk_size={training.chunk_size}: loss=byol takes no chunks")
+    check_loggers(config.logger)
+    for package in ("lightning", "timm", "matplotlib", "sklearn"):  # imported after the data
+        if not find_spec(package):
+            raise ModuleNotFoundError(name=package)
+    if config.trainer:
+        from tricouple_lab.training.trainer import check_flags
+
+        check_flags(config.trainer)
     make_loss(config.loss)
 
 
@@ -138,12 +111,14 @@ def _train(
     data: Data,
     folder: RunFolder,
     say: Say,
-    callbacks: Sequence[Callback],
+    callbacks: Sequence[Any],
     origin: Mapping[str, Any] | None,
 ) -> Record:
     split = config.evaluation.split
     _check_split(data, split)
     model = build(task, config, data)
+    from tricouple_lab.training.trainer import prepare
+
     history, train = prepare(task, config, data, model, folder, say, callbacks, origin is not None)
     before = task.evaluate(config, data, model.encoder.eval(), split, full=True)
     train()
@@ -159,16 +134,16 @@ def _train(
         data={"name": config.data.name, "digest": data.digest, "sizes": sizes}
         | {"classes": list(data.classes), "notes": list(data.notes)},
         metric=data.about.get("metric", task.metric),
-        chance=after.chance,
-        before=before.metrics,
-        after=after.metrics,
+        **_scores(before, after, data.classes),
         validation=history.rows[-1].get(history.metric),
         curves=history.rows,
-        per_class=accuracy_per_class(after, data.classes),
         steps=history.rows[-1]["step"],
         seconds=round(history.seconds, 3),
         provenance={**provenance(), **(origin or {})},
     )
+    best = max(history.rows, key=lambda row: row.get(history.metric) or 0.0)
+    if record.validation is not None and best[history.metric] > record.validation:
+        say(f"note: best on validation data after {best['epoch']} epochs; --which best takes that")
     for key in {"embedding", "image", "text"} & after.arrays.keys():
         if note := collapse_note(after.arrays[key], len(data.classes)):
             say(f"warning: {note}")
@@ -184,52 +159,10 @@ def build(task: Task[Any], config: Any, data: Data) -> Model:
     return task.build(config, data)
 
 
-def prepare(
-    task: Task[Any],
-    config: Any,
-    data: Data,
-    model: Model,
-    folder: RunFolder,
-    say: Say = lambda line: None,
-    callbacks: Sequence[Callback] = (),
-    sweep: bool = False,
-) -> tuple[History, Callable[[], None]]:
-    """Return the history of a run, and a function that trains the model in place.
-
-    The encoder is moved to the device of the training.
-    """
-    n_samples = len(data.train)
-    batch_size = min(config.training.batch_size, n_samples)
-    if batch_size < SMALLEST_BATCH:
-        raise UserError(f"{n_samples} training samples: at least {SMALLEST_BATCH} are needed")
-    if batch_size < config.training.batch_size:
-        say(f"note: a batch has {batch_size} samples, all there are")
-    history = History(task, config, data, folder, say)
-    trainer = lightning.make_trainer(config, folder.path, [history, *callbacks])
-    note = lightning.share_batches(model, trainer, batch_size, sweep)
-    steps = config.training.epochs * (getattr(data.train, "epoch_size", n_samples) // batch_size)
-    say(f"training: {config.training.epochs} epochs, {steps} steps of {batch_size} samples")
-    if steps < FEW_STEPS:
-        say(f"note: few steps to learn from ({steps}); raise training.epochs")
-    if note:
-        say(f"note: {note}")
-    model.encoder.to(trainer.strategy.root_device)
-
-    def train() -> None:
-        model.train()  # Lightning keeps the mode it finds, and an evaluation leaves eval()
-        if config.training.compile:
-            model.encoder.compile()  # in place: names in the state dict stay as they are
-        module = TrainingModule(task, config, model, data.train, batch_size)
-        lightning.run_trainer(trainer, module, folder.checkpoint)
-        if not history.rows or isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
-            state = load_checkpoint(folder.checkpoint)
-            history.load_state_dict(state["callbacks"][history.state_key])
-
-    return history, train
-
-
 def finish(config: Any, folder: RunFolder, record: Record, after: Evaluation, say: Say) -> None:
     """Write ``examples.npz``, the page, and last ``metrics.json``, which says that it is done."""
+    from tricouple_lab.report.run_page import run_page
+
     arrays = after.arrays if config.evaluation.figures else {}
     if arrays:
         write_arrays(folder.path / "examples.npz", arrays)
@@ -238,14 +171,14 @@ def finish(config: Any, folder: RunFolder, record: Record, after: Evaluation, sa
     say(f"page: {folder.path / 'report.html'}")
 
 
-def accuracy_per_class(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, float]:
-    """Return the share of correct predictions for each class that occurs; empty without classes."""
-    arrays = evaluation.arrays
-    if not {"labels", "predicted"} <= arrays.keys() or not classes:
-        return {}
-    right = pd.Series(arrays["predicted"] == arrays["labels"])
-    shares = right.groupby(arrays["labels"]).mean()
-    return {classes[label]: share for label, share in shares.items()}
+def _scores(before: Evaluation, after: Evaluation, classes: Sequence[str]) -> dict[str, Any]:
+    """Return fields of a record; ``per_class``: the share of correct predictions, if known."""
+    arrays, shares = after.arrays, {}
+    if {"labels", "predicted"} <= arrays.keys() and classes:
+        right = pd.Series(arrays["predicted"] == arrays["labels"])
+        shares = right.groupby(arrays["labels"]).mean().rename(index=dict(enumerate(classes)))
+    measured = {"chance": after.chance, "before": before.metrics, "after": after.metrics}
+    return {**measured, "per_class": dict(shares)}
 
 
 def measure(
@@ -261,22 +194,21 @@ def measure(
     measured = replace(
         record,
         config={**record.config, "evaluation": asdict(config.evaluation)},
-        chance=after.chance,
-        before=before.metrics,
-        after=after.metrics,
-        per_class=accuracy_per_class(after, data.classes),
+        **_scores(before, after, data.classes),
         provenance={**record.provenance, "evaluated": provenance()["date"]},
     )
     return measured, after
 
 
-def _help(task: Task[Any], config: Any, callbacks: Sequence[Callback]) -> None:
+def _help(task: Task[Any], config: Any, callbacks: Sequence[Any]) -> None:
     """Load, build and fit in a process other than the first, quietly; then end the process."""
     with contextlib.suppress(UserError):  # the first process prints the same
         data = task.load(config)
         folder = RunFolder.of(task.name, config, data.digest)
         if folder.record() is None:
             model = build(task, config, data)
+            from tricouple_lab.training.trainer import prepare
+
             prepare(task, config, data, model, folder, callbacks=callbacks)[1]()
     sys.exit(0)
 

@@ -5,13 +5,13 @@ A task holds no state: ``execute`` calls ``load``, ``build``, ``loss`` and ``eva
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 import tricouple as tc
@@ -61,6 +61,11 @@ class Share(NamedTuple):
     def rows(self) -> slice:
         """The rows of this process in what is drawn for the whole batch."""
         return slice(self.rank, None, self.world)
+
+
+def rank() -> int:
+    """Return the number of this process, also before they are connected; 0 if there is one."""
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
 
 
 class Header(NamedTuple):
@@ -124,25 +129,6 @@ class Task(Protocol[Config]):
 def task_of(name: str) -> Any:
     """Return the task of a name; its module is imported when it is asked for."""
     return getattr(import_module(f"tricouple_lab.tasks.{name}"), name.capitalize())()
-
-
-def collapse_note(embedding: np.ndarray, n_classes: int = 0) -> str | None:
-    """Return a warning if embeddings, shape (n, d), nearly all point in the same direction.
-
-    Their median cosine is 0.99 or more, or their effective rank below 1.05, except for two classes.
-    """
-    rows = torch.from_numpy(np.asarray(embedding[:1000], dtype=np.float32))
-    if len(rows) < 3:
-        return None
-    unit = torch.nn.functional.normalize(rows, dim=1)
-    cosines = (unit @ unit.T)[tuple(torch.triu_indices(len(unit), len(unit), 1))]
-    median, rank = float(cosines.median()), tc.geometry.effective_rank(rows)
-    if median < 0.99 and (rank >= 1.05 or n_classes == 2):
-        return None
-    return (
-        f"the embeddings have collapsed: the median cosine of two of them is {median:.3f}, their "
-        f"effective rank {rank:.1f}; train longer, lower the learning rate or raise loss.sharpness"
-    )
 
 
 def make_loss(arguments: Mapping[str, object]) -> nn.Module:

@@ -150,15 +150,13 @@ class Text:
         rows = TextRows((texts,), none, TextSplit(texts, none))
         return embedded(encoder, rows)["embedding"]
 
-    def export(self, config: schema.Text, encoder: Any, folder: Path) -> bool:
+    def export(self, config: schema.Text, encoder: Any, folder: Path) -> None:
         """Save the encoder with its head as a folder of sentence-transformers, if it is one."""
-        if config.model.name == "words":
-            return False
         backbone = encoder.backbone
         if isinstance(backbone, nn.Identity):
             backbone = sentences.build_backbone(config.model)
-        sentences.save(backbone, encoder.head, folder)
-        return True
+        if config.model.name != "words":
+            sentences.save(backbone, encoder.head, folder)
 
 
 def _check(config: schema.Text, train: TextSplit, classes: Sequence[str]) -> None:

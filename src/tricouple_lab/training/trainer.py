@@ -24,14 +24,18 @@ import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.strategies import launchers
 from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from tricouple_lab.config.compose import check_arguments
-from tricouple_lab.names import UserError
-from tricouple_lab.training.module import AtomicCheckpoints, TrainingModule
+from tricouple_lab.config.schema import SMALLEST_BATCH
+from tricouple_lab.files import load_checkpoint
+from tricouple_lab.names import LOGGERS, UserError
+from tricouple_lab.runs.folder import RunFolder
+from tricouple_lab.tasks.base import Data, Model, Task, rank
+from tricouple_lab.training.module import AtomicCheckpoints, History, TrainingModule
 
 # Flags that a run sets itself, and what to set instead.
 OWN = {
@@ -53,6 +57,7 @@ ALLOWED = {
     "precision": ("32-true", "32", "16-mixed", "bf16-mixed"),
     "strategy": ("auto", "ddp", "ddp_fork", "ddp_notebook", "ddp_find_unused_parameters_true"),
 }
+FEW_STEPS = 50
 
 
 class Bar(RichProgressBar):
@@ -63,25 +68,53 @@ class Bar(RichProgressBar):
         return {k: v for k, v in super().get_metrics(*args).items() if k == "loss_step"}
 
 
-# Class and arguments of each logger by name; that of mlflow writes to MLFLOW_TRACKING_URI.
-LOGGERS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
-    "tensorboard": (
-        "lightning.pytorch.loggers.TensorBoardLogger",
-        lambda folder: {"save_dir": folder, "name": "", "version": "tensorboard"},
-    ),
-    "wandb": (
-        "lightning.pytorch.loggers.WandbLogger",
-        lambda folder: {"name": folder.name, "save_dir": folder, "project": "tricouple"},
-    ),
-    "mlflow": (
-        "lightning.pytorch.loggers.MLFlowLogger",
-        lambda folder: {"experiment_name": "tricouple", "run_name": folder.name},
-    ),
-}
+def prepare(
+    task: Task[Any],
+    config: Any,
+    data: Data,
+    model: Model,
+    folder: RunFolder,
+    say: Callable[[str], object] = lambda line: None,
+    callbacks: Sequence[Callback] = (),
+    sweep: bool = False,
+) -> tuple[History, Callable[[], None]]:
+    """Return the history of a run, and a function that trains the model in place.
+
+    The encoder is moved to the device of the training.
+    """
+    n_samples = len(data.train)
+    batch_size = min(config.training.batch_size, n_samples)
+    if batch_size < SMALLEST_BATCH:
+        raise UserError(f"{n_samples} training samples: at least {SMALLEST_BATCH} are needed")
+    if batch_size < config.training.batch_size:
+        say(f"note: a batch has {batch_size} samples, all there are")
+    history = History(task, config, data, folder, say)
+    trainer = make_trainer(config, folder.path, [history, *callbacks])
+    note = share_batches(model, trainer, batch_size, sweep)
+    steps = config.training.epochs * (getattr(data.train, "epoch_size", n_samples) // batch_size)
+    say(f"training: {config.training.epochs} epochs, {steps} steps of {batch_size} samples")
+    if steps < FEW_STEPS:
+        say(f"note: few steps to learn from ({steps}); raise training.epochs")
+    if note:
+        say(f"note: {note}")
+    model.encoder.to(trainer.strategy.root_device)
+
+    def train() -> None:
+        model.train()  # Lightning keeps the mode it finds, and an evaluation leaves eval()
+        if config.training.compile:
+            model.encoder.compile()  # in place: names in the state dict stay as they are
+        module = TrainingModule(task, config, model, data.train, batch_size)
+        run_trainer(trainer, module, folder.checkpoint)
+        forked = isinstance(trainer.strategy.launcher, launchers._MultiProcessingLauncher)
+        if forked or not history.rows:
+            state = load_checkpoint(folder.checkpoint)
+            history.load_state_dict(state["callbacks"][history.state_key])
+
+    return history, train
 
 
-def check_flags(flags: Mapping[str, Any], loggers: Sequence[str]) -> None:
-    """Raise for flags and loggers that no run can have."""
+def check_flags(flags: Mapping[str, Any]) -> None:
+    """Raise for flags that no run can have."""
     for name, value in flags.items():
         if name in OWN:
             raise UserError(f"trainer.{name}={value}: cannot be set; {OWN[name]}")
@@ -91,29 +124,22 @@ def check_flags(flags: Mapping[str, Any], loggers: Sequence[str]) -> None:
             raise UserError(f"trainer.{name}={flags[name]}: choices are {', '.join(choices)}")
     if flags.get("limit_train_batches", 1) in (0, 0.0):
         raise UserError("trainer.limit_train_batches=0: nothing would be trained")
-    for name in loggers:
-        if name not in ("csv", *LOGGERS) and "." not in name:
-            known = f"csv, {', '.join(LOGGERS)}, module.Class or none"
-            raise UserError(f"logger={name}: choices are {known}")
 
 
-def make_loggers(names: Sequence[str], folder: Path) -> list[Logger]:
+def make_loggers(chosen: Sequence[str], folder: Path) -> list[Logger]:
     """Return Lightning's loggers; ``csv`` is written by ``History``.
 
     ``module.Class`` is imported, so the names must come from a command line.
     """
     found: list[Logger] = []
-    for name in (name for name in names if name != "csv"):
-        path, options = LOGGERS.get(name, (name, lambda folder: {"save_dir": folder}))
+    for name in (name for name in chosen if name != "csv"):
+        path, options = LOGGERS.get(name, (name, {"save_dir": "{folder}"}))
         module, _, class_name = path.rpartition(".")
         try:
             kind = getattr(importlib.import_module(module), class_name)
-            known = inspect.signature(kind).parameters
-            given = {key: value for key, value in options(folder).items() if key in known}
-            found.append(kind(**given))
-        except ModuleNotFoundError as error:
-            package = name if name in LOGGERS else error.name
-            raise UserError(f"logger={name}: is not installed (pip install {package})") from None
+            given = options.keys() & inspect.signature(kind).parameters
+            texts = {key: options[key].format(folder=folder, name=folder.name) for key in given}
+            found.append(kind(**texts))
         except Exception as error:  # of a package that we do not know
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"logger={name}: cannot be used ({reason})") from None
@@ -205,11 +231,6 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def rank() -> int:
-    """Return the number of this process, also before they are connected; 0 if there is one."""
-    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
-
-
 def share_batches(model: nn.Module, trainer: L.Trainer, batch_size: int, sweep: bool) -> str | None:
     """Prepare a model for several processes: the losses are those of the batch of all.
 
@@ -221,7 +242,7 @@ def share_batches(model: nn.Module, trainer: L.Trainer, batch_size: int, sweep: 
     if world > batch_size:
         why = f"{world} processes share each batch of {batch_size}; use fewer devices"
         raise UserError(f"trainer.devices: {why} or a larger training.batch_size")
-    if sweep and isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
+    if sweep and isinstance(trainer.strategy.launcher, launchers._SubprocessScriptLauncher):
         why = "a sweep cannot train each run in several processes so; use ddp_fork or --workers"
         raise UserError(f"trainer.strategy=ddp: {why}")
     for part in model.modules():
@@ -241,7 +262,7 @@ def share_batches(model: nn.Module, trainer: L.Trainer, batch_size: int, sweep: 
 
 def cause(trainer: L.Trainer, error: Exception) -> Exception:
     """Return the error of a training, as one sentence if another process ended or raised it."""
-    if isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
+    if isinstance(trainer.strategy.launcher, launchers._SubprocessScriptLauncher):
         # Otherwise Lightning's observer kills this process before it has printed the error.
         trainer.strategy.launcher.procs.clear()
     text = str(error).strip()
