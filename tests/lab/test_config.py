@@ -27,6 +27,7 @@ MISTAKES = {
     "data.train_size=0": "must be at least 1",
     "data.validation_share=1": "must be at least 0 and less than 1",
     "backbone.head_dim=-1": "must be at least 0",
+    "backbone.width=0": "must be at least 1",
 }
 
 

@@ -130,8 +130,6 @@ def test_bf16_and_channels_last_give_nearly_the_same():
 
 MISTAKES = {
     "train": ({"name": "resnet10_small", "train": "head"}, "no pretrained weights"),
-    "width": ({"width": 0}, "backbone.width=0"),
-    "head_dim": ({"head_dim": -1}, "backbone.head_dim=-1"),
     "hub": (
         {"name": "resnet18", "train": "all"},
         "on the hub .cannot be reached.*efficientnet_lite2",

@@ -5,7 +5,7 @@ check → load → folder → lock → finished? → config.yaml → build → e
 
 Of several processes the first does all of it, the others only load, build and fit. Lightning and
 matplotlib, which take seconds to import, are imported when they are used: a wrong setting or a
-missing file is said before.
+missing file is reported before.
 """
 
 import contextlib
