@@ -103,11 +103,6 @@ class Batch:
     _products: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False)
 
     @property
-    def own(self) -> Tensor:
-        """The reference that each anchor is, −1 for none, (N,)."""
-        return self.relation.own
-
-    @property
     def within(self) -> bool:
         """Whether anchors and references are the same samples."""
         return self.references is self.anchors
@@ -119,7 +114,7 @@ class Batch:
 
     def scores(self) -> Scores:
         """Similarities of this process's anchors with all references."""
-        anchors, own, group = self.anchors, self.own, None
+        anchors, own, group = self.anchors, self.relation.own, None
         if self.gathered is not None:
             anchors, own, group = anchors[self.rows], own[self.rows], self.gathered.processes
         return Scores(anchors, self.references, own, self.entries, group)
@@ -138,7 +133,7 @@ class Batch:
     def without_own(self, scores: Tensor, value: float) -> Tensor:
         """``value`` at the entries of anchors with themselves, (N, M)."""
         columns = torch.arange(scores.shape[1], device=scores.device)
-        return scores.masked_fill(self.own[:, None] == columns, value)
+        return scores.masked_fill(self.relation.own[:, None] == columns, value)
 
     def mirrored(self) -> Self:
         """With anchors for references, of two sets with identities."""
@@ -153,8 +148,8 @@ class Batch:
             there=self,
         )
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """With a function applied to embeddings and temperature."""
+    def changed(self, change: Callable[[Tensor], Tensor], **others: Any) -> Self:
+        """With a function applied to embeddings and temperature, and other fields replaced."""
         temperature = self.temperature
         if isinstance(temperature, Tensor):
             temperature = change(temperature)
@@ -162,7 +157,8 @@ class Batch:
         references = self.references
         if references is not None:
             references = anchors if references is self.anchors else change(references)
-        return replace(self, anchors=anchors, references=references, temperature=temperature)
+        others |= {"anchors": anchors, "references": references, "temperature": temperature}
+        return replace(self, **others)
 
     def similarity(self, dtype: torch.dtype | None = None) -> Tensor:
         """Cosines, (N, M), by autograd; in another dtype for what cancels against potentials."""

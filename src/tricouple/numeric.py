@@ -42,11 +42,6 @@ def divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(denominator > 0, numerator / denominator, 0.0)
 
 
-def weighed(numbers: Tensor, weights: Tensor | None) -> Tensor:
-    """Numbers times weights, if there are any."""
-    return numbers if weights is None else numbers * weights
-
-
 def blocks(n: int, step: int) -> Iterator[slice]:
     """Rows in parts of at most so many, at least one."""
     step = max(1, step)
@@ -87,8 +82,8 @@ def inverse_product(
 
 @contextmanager
 def ieee_products(device: torch.device) -> Iterator[None]:
-    """Matrix products without TF32: an error of 1e-3 in s is one of c·1e-3 in an exponent."""
-    if device.type == "cpu":
+    """Without autocast and TF32: an error of 1e-3 in s is one of c·1e-3 in an exponent."""
+    if device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
         yield
         return
     products = torch.backends.cuda.matmul
@@ -98,7 +93,8 @@ def ieee_products(device: torch.device) -> Iterator[None]:
     before = getattr(products, name)
     setattr(products, name, exact)
     try:
-        yield
+        with torch.autocast(device.type, enabled=False):
+            yield
     finally:
         setattr(products, name, before)
 
@@ -110,10 +106,7 @@ def full_precision(backward: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         gradient = args[1]  # after the context
         assert isinstance(gradient, Tensor)
-        device = gradient.device.type
-        if device == "cpu" and not torch.is_autocast_enabled(device):
-            return backward(*args, **kwargs)
-        with torch.autocast(device, enabled=False), ieee_products(gradient.device):
+        with ieee_products(gradient.device):
             return backward(*args, **kwargs)
 
     return call

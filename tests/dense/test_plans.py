@@ -123,7 +123,7 @@ def test_triplet_potentials(shaping, temperature, within, kind, balanced, dtype,
     weights = cotangents((n, m, m), balanced)
     leaf = similarity.clone().requires_grad_()
     cost = triplet_cost(leaf, temperature, within, shaping)
-    potentials = dense.triplet_sinkhorn(cost, epsilon, imposed, 5)
+    potentials = dense.sinkhorn(cost, epsilon, imposed, 5)
     wanted = pulled(potentials, weights, imposed, leaf)
     own = {"kernel_tol": 1e-9 if dtype == torch.float64 else 1e-6}
     options = {"shaping": shaping, "within": within, "n_iters": 5, "marginals": tuple(imposed)}
@@ -159,7 +159,7 @@ def test_converged_triplet_potentials(gradient, shaping):
         weights = [part + 0.2 for part in cotangents((6, 6, 6), balanced=True)]  # equal totals
     leaf = similarity.clone().requires_grad_()
     cost = triplet_cost(leaf, 1.0, True, shaping)
-    potentials = dense.triplet_sinkhorn(cost, epsilon, imposed, 60)
+    potentials = dense.sinkhorn(cost, epsilon, imposed, 60)
     wanted = pulled(potentials, weights, imposed, leaf)
     leaf = similarity.clone().requires_grad_()
     options = {"shaping": shaping, "n_iters": 60, "gradient": gradient, "kernel_tol": 1e-10}

@@ -142,7 +142,7 @@ def test_three_axes_are_scaled_in_turn():
         a = p / torch.einsum("ijk,j,k->i", kernel, b, c)
         b = q / torch.einsum("ijk,i,k->j", kernel, a, c)
         c = r / torch.einsum("ijk,i,j->k", kernel, a, b)
-    f, g, h = dense.triplet_sinkhorn(cost, 0.2, masses, 5)
+    f, g, h = dense.sinkhorn(cost, 0.2, masses, 5)
     plan = ((f[:, None, None] + g[:, None] + h - cost) / 0.2).exp()
     wanted = torch.einsum("ijk,i,j,k->ijk", kernel, a, b, c)
     torch.testing.assert_close(plan, wanted, rtol=1e-12, atol=1e-15)

@@ -256,7 +256,7 @@ class ContrastiveLoss(nn.Module):
         held = isinstance(scale, Tensor) and not on_host(scale)
         known = self._known if held else number_of(scale)
         # Half precision cannot hold a plan: the loss is computed in float32 also under autocast.
-        with torch.autocast(device.type, enabled=False), ieee_products(device):
+        with ieee_products(device):
             batch = check_batch(
                 call,
                 scale,
@@ -279,7 +279,7 @@ class ContrastiveLoss(nn.Module):
             else:
                 loss, seen = self._on_device(compute, batch, needs, later)
         if seen is not None:
-            seen = replace(seen.changed(Tensor.detach), gathered=None, flags=[])
+            seen = seen.changed(Tensor.detach, gathered=None, flags=[])
         self.__dict__["_last"] = seen
         return loss
 
@@ -411,7 +411,7 @@ class ContrastiveLoss(nn.Module):
                 "diagnostics() is about the last call, and there was none with something to learn"
             )
         device = self._last.anchors.device
-        with torch.autocast(device.type, enabled=False), ieee_products(device), torch.no_grad():
+        with ieee_products(device), torch.no_grad():
             return self._diagnose(self._last)
 
     def _diagnose(self, batch: Batch) -> dict[str, float]:

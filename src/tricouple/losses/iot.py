@@ -91,7 +91,7 @@ class IOT(ContrastiveLoss):
         target = batch.relation.with_marginals(self.sweeps.marginals).positives()
         factor = inverse_product(batch.temperature, 1.0)
         imposed, scores = self.sweeps.imposed(target.marginals), batch.similarity()
-        found = potentials(scores, batch.own, factor, imposed, self.sweeps)
+        found = potentials(scores, batch.relation.own, factor, imposed, self.sweeps)
         log_plan = scores * factor + found[0][:, None] + found[1]
         positives = target.pairs.dense()
         inside = torch.where(positives == 0, 0.0, positives * log_plan).sum()

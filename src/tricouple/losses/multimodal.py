@@ -112,7 +112,7 @@ class MultiModalIOT(nn.Module):
             raise ValueError("the batch has no complete triple: no id is in all three modalities")
         c = c[[[*map(sum, edges)].index(sum(edge)) for edge in plans.EDGES]]
         loss, device = _joint if self.edges == "joint" else self._triangle, rows[0].device
-        with torch.autocast(device.type, enabled=False), ieee_products(device):
+        with ieee_products(device):
             value = loss(plans.unit_vectors(embeddings, c), labels, c.to(device))
         return value.to(max((compute_dtype(x.dtype) for x in rows), key=lambda d: d.itemsize))
 

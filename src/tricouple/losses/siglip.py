@@ -122,5 +122,5 @@ class SigLIP(ContrastiveLoss):
 
 def _masses(batch: Batch) -> Tensor:
     """Of each anchor, 1/N or in proportion to its weight, (N,)."""
-    ones = torch.ones_like(batch.own, dtype=wide_dtype(batch.own.device))
-    return batch.relation.masses(ones)
+    own = batch.relation.own
+    return batch.relation.masses(torch.ones_like(own, dtype=wide_dtype(own.device)))

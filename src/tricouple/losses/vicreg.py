@@ -65,7 +65,7 @@ class VICReg(ContrastiveLoss):
     def _needs(self, batch: Batch) -> Iterator[Need]:
         relation = batch.relation
         views = isinstance(relation, Identities) and (relation.within or relation.apart)
-        if not views or relation.anchor_weights is not None:
+        if not views or isinstance(relation.anchor_weights, Tensor):
             raise ValueError(
                 "pairs, weights, indices_tuple and ref_index have no meaning for VICReg, which "
                 "compares two views: pass labels, or pair_views(view0, view1)"

@@ -20,7 +20,6 @@ __all__ = [
     "neg_mmiot",
     "push_pull",
     "sinkhorn",
-    "triplet_sinkhorn",
 ]
 
 Number = float | Tensor
@@ -175,10 +174,6 @@ def sinkhorn(
             total = torch.logsumexp(sum((grids[k] for k in others), start=kernel), others)
             scalings[axis] = torch.where(mass > 0, mass.double().log() - total, NONE)
     return tuple(scaling * epsilon for scaling in scalings)
-
-
-triplet_sinkhorn = sinkhorn
-"""Potentials of P_ijk = exp((f_i + g_j + h_k − C_ijk)/ε), as ``sinkhorn`` with three axes."""
 
 
 class _Batch:

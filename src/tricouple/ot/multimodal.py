@@ -307,7 +307,7 @@ class _Potentials(torch.autograd.Function):
     @never_compiled
     def forward(ctx: Any, sharpness: Tensor, *rest: Any) -> tuple[Any, ...]:
         *units, how = rest
-        with torch.autocast(sharpness.device.type, enabled=False), ieee_products(sharpness.device):
+        with ieee_products(sharpness.device):
             f, steps = _solve(_Scores(sharpness, units), how)
         ctx.save_for_backward(sharpness, *units)
         ctx.steps, ctx.rule = steps, how.gradient

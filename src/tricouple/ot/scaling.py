@@ -290,7 +290,7 @@ class FastSweeps:
             parts, factors = scaling_torch.adjoint(self, cotangents)
         else:
             (n, m), t = kernel.scores.shape, len(self.history[0]) - 1
-            parts = [part.clone() for part in cotangents]
+            parts = list(cotangents)  # overwritten
             rank, signs = (2 * t, [sign]) if len(parts) == 2 else (2 * t + 2, [1, -1])
             factors = {which: [zeros(rank, n), zeros(rank, m)] for which in signs}
             rests = zeros(2, rank - 1, n) if len(parts) == 3 else ()  # of column o

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.special import xlogy
 
-from tricouple.numeric import blocks, divide_or_zero, fill_own, on_host, weighed, wide_dtype
+from tricouple.numeric import blocks, divide_or_zero, fill_own, on_host, wide_dtype
 
 _ENTRIES = 1 << 20  # of rows of P̃ that are computed together
 
@@ -116,7 +116,7 @@ class Relation:
 
     shape: tuple[int, int]  # (N, M)
     own: Tensor  # the reference that each anchor is, −1 for none, (N,)
-    anchor_weights: Tensor | None  # factors of the anchors' masses in all targets, (N,)
+    anchor_weights: Tensor | float  # factors of the anchors' masses in all targets, (N,)
 
     @cached_property
     def partners(self) -> tuple[Tensor, Tensor]:
@@ -131,7 +131,7 @@ class Relation:
     def totals(self) -> tuple[Tensor, Tensor]:
         """Σ_i a_i n⁺_i and Σ_i a_i n⁺_i n⁻_i: 0 without positives, or without triplets."""
         positives, negatives = self.partners
-        positives = weighed(positives, self.anchor_weights)
+        positives = positives * self.anchor_weights
         return positives.sum(), torch.dot(positives, negatives)
 
     def blocks(self) -> Iterator[slice]:
@@ -163,7 +163,7 @@ class Relation:
 
     def masses(self, number: Tensor) -> Tensor:
         """p_i, proportional to these numbers, (N,), times the anchors' weights."""
-        number = weighed(number, self.anchor_weights)
+        number = number * self.anchor_weights
         return number / number.sum()
 
     def references_of(self, number: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -213,7 +213,7 @@ class Relation:
         """For ``"classes"`` with class marginals: every class the same mass (mathematics §11)."""
         if marginals != "classes":
             return self
-        if isinstance(self, Identities) and self.anchor_weights is None:
+        if isinstance(self, Identities) and not isinstance(self.anchor_weights, Tensor):
             return replace(self, classes=True)
         raise ValueError(
             'marginals="classes" needs classes: pass labels without weights; triplets, pairs and '
@@ -232,7 +232,7 @@ class Identities(Relation):
     within: bool  # whether anchor i is reference i, for all
     apart: bool  # whether no anchor is a reference
     classes: bool = False  # whether every class has the same mass, or every triplet (or pair)
-    anchor_weights: Tensor | None = None
+    anchor_weights: Tensor | float = 1.0
 
     @classmethod
     def of(

@@ -22,7 +22,7 @@ class PairMatrix(Relation):
 
     matrix: Tensor  # W, (N, M), of any real dtype
     own: Tensor  # the reference that each anchor is, −1 for none, (N,)
-    anchor_weights: Tensor | None = None
+    anchor_weights: Tensor | float = 1.0
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -62,7 +62,7 @@ class ListedTriplets(Relation):
     shape: tuple[int, int]  # (N, M)
     own: Tensor  # the reference that each anchor is, −1 for none, (N,)
     kept: Tensor  # 1 for each, 0 for repeated ones, which stay for a device's sake
-    anchor_weights: Tensor | None = None
+    anchor_weights: Tensor | float = 1.0
     most: float = 1.0  # how often a pair of several triplets counts, at most
 
     @classmethod
@@ -87,7 +87,7 @@ class ListedTriplets(Relation):
     def weights(self) -> Tensor:
         """Of each triplet, that of its anchor."""
         each = self.anchor_weights
-        return self.kept if each is None else self.kept * each[self.anchors]
+        return self.kept * (each[self.anchors] if isinstance(each, Tensor) else each)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of a value of each triplet."""
