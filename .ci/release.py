@@ -75,7 +75,7 @@ def call(*command: str) -> str:
     return done.stdout or ""
 
 
-def main(version: str, address: str) -> None:
+def main(version: str = "", address: str = "") -> None:
     """All steps; what fails leaves no commit and no tag."""
     if call("git", "status", "--porcelain"):
         raise SystemExit("commit your changes first: a release is made of a commit")
@@ -93,4 +93,4 @@ def main(version: str, address: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*[*sys.argv[1:], "", ""][:2])
+    main(*sys.argv[1:])

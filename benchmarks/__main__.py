@@ -15,7 +15,7 @@ from benchmarks.cases import ANCHORS, CLASSES, LOSS, N_ITERS, PAIR_PLAN, TRIPLET
 from benchmarks.worker import ROOT, Workers
 from tricouple_lab.names import UserError
 
-WEIGHED = 1024  # matrices of smaller batches are lost in the pages of an allocator
+SHOWN = 1024  # matrices of smaller batches are lost in the pages of an allocator
 STORED = 8192  # above, N×N matrices take gigabytes
 DESCRIPTION = """\
 Time and memory of the losses beside the dense N^3 algorithm, InfoNCE in plain PyTorch, SupConLoss
@@ -150,11 +150,11 @@ def chosen(args: argparse.Namespace) -> list[list[Case]]:
     if not wanted:
         every = ", ".join(case.name for case, *_ in known)
         raise UserError(f"--only {' '.join(args.only)}: matches none of {every}")
-    largest = max(sizes) if args.processes else 0  # of shared batches the largest is weighed
+    largest = max(sizes) if args.processes else 0  # memory of shared batches is measured there
 
     def sized(case: Case, n: int, world: int) -> Case:
-        weighed = not args.quick and n >= largest and (n >= WEIGHED or case.cubic)
-        limits = {"memory, N²": None} if weighed else {}
+        measured = not args.quick and n >= largest and (n >= SHOWN or case.cubic)
+        limits = {"memory, N²": None} if measured else {}
         return replace(case, n=n, d=args.dim, c=args.sharpness, world=world, limits=limits)
 
     return [

@@ -8,6 +8,7 @@ import torch
 
 from tricouple_lab import files
 from tricouple_lab.files import load_checkpoint, write_atomically, write_text
+from tricouple_lab.names import UserError
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path):
@@ -38,3 +39,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_part(tmp_path, monkeypatc
         write_atomically(path, save)
     assert torch.equal(load_checkpoint(path)["weights"], torch.ones(1000))
     assert os.listdir(tmp_path) == ["last.ckpt"]
+
+
+def test_a_missing_checkpoint_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"last\.ckpt: cannot be continued, there is no such file"):
+        load_checkpoint(tmp_path / "last.ckpt")

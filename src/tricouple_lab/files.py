@@ -156,6 +156,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         reason = "it is damaged"
     except pickle.UnpicklingError:  # its message tells how to run the code
         reason = "it holds more than tensors and plain values"
+    except FileNotFoundError:
+        reason = "there is no such file"
     except Exception as error:  # zip, zlib, pickle, struct: a damaged file can raise anything
         reason = f"it is damaged: {' '.join(str(error).split())[:100]}"
     raise UserError(f"{path}: cannot be continued, {reason}; --restart begins the run again")

@@ -4,6 +4,7 @@ from operator import attrgetter
 
 import pytest
 
+from processes import python
 from tricouple_lab import names
 from tricouple_lab.config.compose import compose, expand, settings, settings_help
 from tricouple_lab.config.schema import SCHEMAS
@@ -88,3 +89,11 @@ def test_comma_lists_are_multiplied_and_texts_are_not_split():
     combinations = expand(words)
     assert len(combinations) == 6
     assert combinations[1] == ("loss=iot", "seed=1", "data.root=a, b", "logger=[csv,tensorboard]")
+
+
+def test_names_and_settings_are_read_without_torch():
+    code = (
+        "import sys; from tricouple_lab.config.compose import compose; compose('images', []);"
+        "import tricouple_lab.cli; print('torch' in sys.modules)"
+    )
+    assert python("-c", code).stdout.strip() == "False"

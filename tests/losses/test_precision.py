@@ -70,3 +70,13 @@ def test_a_sharpness_beyond_the_dtype_is_named(module, tensor):
     with pytest.raises(ValueError, match=r"temperature 1e-39 .* too large for torch\.float32"):
         module(tiny)(x, LABELS)
     assert module(tiny)(x.double(), LABELS).isfinite()
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_large_gradients_fit_bfloat16(name):
+    # Small embeddings have large gradients.
+    x, references = ((draw(80, seed) * 1e-4).bfloat16().requires_grad_() for seed in (0, 1))
+    across = {"ref_emb": references, "ref_labels": LABELS.flip(0)}
+    (CRITERIA[name]()(x, LABELS, **across) * (1e9 if name == "vicreg" else 1e5)).backward()
+    assert x.grad.isfinite().all()
+    assert references.grad.isfinite().all()

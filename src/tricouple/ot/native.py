@@ -1,6 +1,6 @@
 """The compiled module, called by addresses: loading, threads, large matrices.
 
-Everything that it computes has a twin in PyTorch.
+PyTorch code computes the same where there is no compiled module.
 """
 
 import importlib

@@ -23,7 +23,7 @@ def hub() -> Iterator[bool]:
     from huggingface_hub import constants
 
     answers = _ask(constants.ENDPOINT) if not constants.HF_HUB_OFFLINE else bool
-    import datasets  # while the hub thinks
+    import datasets  # takes as long as the answer
 
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     online = answers()

